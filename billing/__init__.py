@@ -1,0 +1,1 @@
+"""Money: prices, holds, usage events. Knows nothing of HTTP, models or KV."""

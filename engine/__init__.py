@@ -1,0 +1,1 @@
+"""One replica: a served model on one or more devices. Knows tokens; never tenants, money or HTTP."""

@@ -1,0 +1,1 @@
+"""The API: what a tenant or an admin can ask for."""

@@ -1,0 +1,1 @@
+"""What is cached, for whom, where and for how long."""

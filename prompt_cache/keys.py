@@ -1,0 +1,74 @@
+"""Scope roots, block keys and prefix keys: who may read a block follows from what its key was made of.
+
+A block key is a SHA-256 chain: model context → scope root → parent → token ids. The scope root is a secret derived from
+a server secret and the cache domain, so keys of two domains can neither collide nor be guessed, in any tier. Every hash
+names its purpose and length-prefixes each field, so that two different tuples of fields never hash the same bytes.
+
+Where a prompt narrows its scope inside a block, the block belongs to the narrower scope: the one of its last token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from array import array
+from collections.abc import Iterable, Sequence
+
+BLOCK_TOKENS = 64
+KEY_BYTES = 32
+
+
+def _digest(purpose: bytes, *fields: bytes) -> bytes:
+    parts = [len(purpose).to_bytes(8, "big"), purpose]
+    for field in fields:
+        parts += (len(field).to_bytes(8, "big"), field)
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def _token_bytes(tokens: Sequence[int]) -> bytes:
+    return array("I", tokens).tobytes()
+
+
+def scope_root(secret: bytes, domain: Sequence[str]) -> bytes:
+    """The root of a cache domain such as `("project", tenant_id, project_id)`: HMAC-SHA256(server secret, domain).
+
+    Only the gateway holds the secret; the engine is given the root.
+    """
+    fields = [len(part.encode()).to_bytes(8, "big") + part.encode() for part in domain]
+    return hmac.new(secret, b"turnpike/scope/v1" + b"".join(fields), hashlib.sha256).digest()
+
+
+def model_root(model_digest: str, adapter_digest: str = "", media_digests: Iterable[str] = ()) -> bytes:
+    """Where every chain of a served model begins: the model, the adapter and the media that its KV depends on."""
+    media = b"".join(_digest(b"turnpike/media/v1", digest.encode()) for digest in media_digests)
+    return _digest(b"turnpike/model/v1", model_digest.encode(), adapter_digest.encode(), media)
+
+
+def block_key(root: bytes, parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The key of a whole block of `BLOCK_TOKENS` tokens in the scope with this root, after the block `parent`."""
+    return _digest(b"turnpike/block/v1", root, parent, _token_bytes(tokens))
+
+
+def prefix_key(root: bytes, parent: bytes, rest: Sequence[int]) -> bytes:
+    """The key of a prefix that ends inside a block: the chain up to `parent`, continued over the remaining tokens."""
+    return _digest(b"turnpike/prefix/v1", root, parent, _token_bytes(rest))
+
+
+def chain(
+    model: bytes, segments: Sequence[tuple[int, bytes]], tokens: Sequence[int], *, known: Sequence[bytes] = ()
+) -> list[bytes]:
+    """The keys of all whole blocks of `tokens`.
+
+    `segments` are (until, scope root) in order, the last reaching `len(tokens)` or beyond; `known` are the keys of
+    the first blocks, computed before, so that a growing sequence hashes only its new blocks.
+    """
+    keys = list(known)
+    parent = keys[-1] if keys else model
+    segment = 0
+    for start in range(len(keys) * BLOCK_TOKENS, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        end = start + BLOCK_TOKENS
+        while segments[segment][0] < end and segment + 1 < len(segments):
+            segment += 1
+        parent = block_key(segments[segment][1], parent, tokens[start:end])
+        keys.append(parent)
+    return keys

@@ -1,0 +1,1 @@
+"""The door: puts the rooms together."""
