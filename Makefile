@@ -1,0 +1,74 @@
+# The five commands: make serve, check, test, test-fast, lock. `make help` lists all.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Extra words for installing torch, such as: TORCH_INDEX="--index-url https://download.pytorch.org/whl/cpu"
+TORCH_INDEX ?=
+# Flags for `turnpike serve`, such as: ARGS="--port 9000"
+ARGS ?=
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: help serve install install-dev check test test-fast test-long format lock docs clean
+
+help: ## This list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+serve: install ## Install, set up and start everything on this machine
+	@exec $(BIN)/turnpike serve $(ARGS)
+
+install: $(VENV)/.installed ## Make .venv with the locked versions
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "turnpike: Python 3.11 or newer is needed; set PYTHON=…" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+		{ echo "turnpike: $(PYTHON) has no venv module; install it, on Debian: apt install python3-venv" >&2; exit 1; }
+	@echo "turnpike: making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: requirements/base.txt requirements/torch.txt pyproject.toml | $(BIN)/python
+	@echo "turnpike: installing (the first time takes a few minutes)"
+	@$(PIP) install --quiet --require-hashes -r requirements/base.txt
+	@$(PIP) install --quiet $(TORCH_INDEX) -r requirements/torch.txt
+	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+install-dev: $(VENV)/.installed-dev ## … with what the checks and tests need
+
+$(VENV)/.installed-dev: requirements/dev.txt $(VENV)/.installed
+	@$(PIP) install --quiet --require-hashes -r requirements/dev.txt
+	@touch $@
+
+check: install-dev ## Format, lint, types, architecture, compose file
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+	$(BIN)/python -m pytest tests/test_architecture.py
+
+test: install-dev ## All tests, on SQLite and PostgreSQL
+	$(BIN)/python -m tests.servers --install
+	$(BIN)/python -m pytest
+
+test-fast: install-dev ## The tests that take no real processes or long runs
+	$(BIN)/python -m tests.servers --install
+	$(BIN)/python -m pytest -m "not slow and not e2e"
+
+test-gpu: install-dev ## The tests that need a GPU
+	$(BIN)/python -m pytest -m gpu tests/gpu
+
+format: install-dev ## Format and mend what can be mended
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: install-dev ## Regenerate the generated pages of docs/
+	$(BIN)/turnpike settings --markdown > docs/settings.md
+
+lock: | $(BIN)/python ## Lock the newest versions that requirements/*.in allow
+	$(PIP) install --quiet uv
+	cd requirements && for name in base dev; do ../$(BIN)/uv pip compile --quiet --upgrade --universal \
+		--python-version 3.11 --generate-hashes --no-header --no-annotate $$name.in -o $$name.txt || exit; done
+
+clean: ## Remove what the targets above made, except data
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -1,0 +1,202 @@
+"""Settings: each is a flag, an environment variable `TURNPIKE_…`, or a key of one optional TOML file, in that order.
+
+One struct is the whole reference: its fields' types, defaults and descriptions make the flags, the checks and
+`docs/settings.md`. A value that does not fit raises `SettingError`, which names the setting and where it came from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+ENVIRONMENT_PREFIX = "TURNPIKE_"
+CHECKOUT = Path(__file__).resolve().parent.parent
+DEMO_MODEL = CHECKOUT / "models" / "stdlib-qa"
+
+SERVE, GATEWAY, ENGINE, WORKER, ADMIN = "serve", "gateway", "engine", "worker", "admin"
+ALL = (SERVE, GATEWAY, ENGINE, WORKER, ADMIN)
+
+
+class SettingError(Exception):
+    """A setting has no usable value; the message names it, its source and what would be accepted."""
+
+
+def _about(text: str, *roles: str, at_least: float | None = None) -> Meta:
+    return Meta(description=text, ge=at_least, extra={"roles": roles})
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that can be set from outside. `roles` in a field's metadata: the commands that take it as a flag."""
+
+    data_dir: Annotated[str, _about("folder for the database, spools, journals and secrets", *ALL)] = "turnpike-data"
+    config: Annotated[str, _about("TOML file with any of these settings", *ALL)] = ""
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], _about("least severe message that is logged", *ALL)
+    ] = "info"
+    log_format: Annotated[
+        Literal["auto", "json", "console"], _about("auto: readable on a terminal, JSON elsewhere", *ALL)
+    ] = "auto"
+    secrets_file: Annotated[
+        str, _about("file with the server's secrets, mode 0600; default: DATA_DIR/secrets.json", *ALL)
+    ] = ""
+
+    database_url: Annotated[
+        str,
+        _about("sqlite:///PATH or postgresql://…; default: DATA_DIR/turnpike.db", SERVE, GATEWAY, WORKER, ADMIN),
+    ] = ""
+    redis_url: Annotated[
+        str, _about("redis://…; empty: counters and revocations stay in the process", SERVE, GATEWAY, WORKER, ADMIN)
+    ] = ""
+    model: Annotated[
+        str, _about("model folder; a gateway takes several, separated by commas", SERVE, GATEWAY, ENGINE, ADMIN)
+    ] = ""
+
+    host: Annotated[str, _about("address to listen on", SERVE, GATEWAY)] = "127.0.0.1"
+    port: Annotated[int, _about("port to listen on", SERVE, GATEWAY, at_least=0)] = 8080
+    replicas: Annotated[str, _about("replicas, separated by commas: unix:PATH or tcp:HOST:PORT", GATEWAY, ADMIN)] = ""
+    gateway_name: Annotated[
+        str, _about("name of this gateway, the same after a restart; default: the host's name", SERVE, GATEWAY)
+    ] = ""
+    workers: Annotated[int, _about("gateway processes", GATEWAY, at_least=1)] = 1
+    body_limit: Annotated[int, _about("largest request body, bytes", SERVE, GATEWAY, at_least=1024)] = 8 * 1024 * 1024
+    request_timeout: Annotated[
+        float, _about("longest time that a request may run, seconds", SERVE, GATEWAY, at_least=1)
+    ] = 600.0
+    drain_timeout: Annotated[
+        float, _about("how long running streams may finish at a stop, seconds", SERVE, GATEWAY, at_least=0)
+    ] = 30.0
+
+    listen: Annotated[str, _about("unix:PATH or tcp:HOST:PORT to listen on", ENGINE)] = ""
+    replica_name: Annotated[str, _about("name of this replica, the same after a restart", ENGINE)] = ""
+    device: Annotated[Literal["auto", "cpu", "cuda"], _about("where the model runs", SERVE, ENGINE)] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        _about("type of weights and KV; auto: float32 on the CPU, bfloat16 on a GPU", SERVE, ENGINE),
+    ] = "auto"
+    kv_memory: Annotated[int, _about("bytes for KV blocks; 0: from what is free", SERVE, ENGINE, at_least=0)] = 0
+    max_running: Annotated[int, _about("requests in one batch", SERVE, ENGINE, at_least=1)] = 64
+    token_budget: Annotated[int, _about("tokens computed in one step", SERVE, ENGINE, at_least=64)] = 512
+    context: Annotated[int, _about("context in tokens; 0: the model's own", SERVE, ENGINE, at_least=0)] = 0
+
+    @property
+    def data(self) -> Path:
+        """The data folder."""
+        return Path(self.data_dir)
+
+    @property
+    def database(self) -> str:
+        """The database URL, the embedded database when none was set."""
+        return self.database_url or f"sqlite:///{(self.data / 'turnpike.db').absolute()}"
+
+    @property
+    def secrets(self) -> Path:
+        """The secrets file."""
+        return Path(self.secrets_file) if self.secrets_file else self.data / "secrets.json"
+
+    @property
+    def model_folders(self) -> list[Path]:
+        """The model folders, the demo model when none was set."""
+        return [Path(part.strip()) for part in self.model.split(",") if part.strip()] or [DEMO_MODEL]
+
+    @property
+    def replica_addresses(self) -> list[str]:
+        """Where the replicas listen; the one that `serve` starts when none was set."""
+        return [part.strip() for part in self.replicas.split(",") if part.strip()] or [self.own_replica_address]
+
+    @property
+    def own_replica_address(self) -> str:
+        """Where the replica that `serve` starts listens."""
+        return f"unix:{(self.data / 'run' / 'replica-0.sock').absolute()}"
+
+
+_HINTS = get_type_hints(Settings, include_extras=True)
+_NAMES = Settings.__struct_fields__
+
+
+def describe(name: str) -> Meta:
+    """The description, bounds and roles of a setting."""
+    meta: Meta = _HINTS[name].__metadata__[0]
+    return meta
+
+
+def environment_name(name: str) -> str:
+    """The setting's environment variable."""
+    return ENVIRONMENT_PREFIX + name.upper()
+
+
+def flag_name(name: str) -> str:
+    """The setting's flag."""
+    return "--" + name.replace("_", "-")
+
+
+def add_flags(parser: argparse.ArgumentParser, role: str) -> None:
+    """Add the flags of the settings that a role takes."""
+    group = parser.add_argument_group("settings (each also as an environment variable)")
+    for name in _NAMES:
+        meta = describe(name)
+        if role in (meta.extra or {})["roles"]:
+            text = f"{meta.description} [{environment_name(name)}]"
+            group.add_argument(flag_name(name), dest=name, metavar=name.upper(), default=None, help=text)
+
+
+def _convert(name: str, value: object, source: str) -> object:
+    try:
+        return msgspec.convert(value, _HINTS[name], strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingError(f"{name} (from {source}): {error}") from error
+
+
+def _from_file(path: str) -> dict[str, object]:
+    try:
+        values: dict[str, object] = tomllib.loads(Path(path).read_text())
+    except OSError as error:
+        raise SettingError(f"config: cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingError(f"config: {path} is not TOML: {error}") from error
+    if unknown := sorted(set(values) - set(_NAMES)):
+        raise SettingError(f"{unknown[0]} (from {path}): there is no such setting")
+    return values
+
+
+def load(flags: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Settings:
+    """The settings from flags (None: not given), environment and the TOML file, checked. Raises SettingError."""
+    environment = os.environ if environment is None else environment
+    given: dict[str, tuple[object, str]] = {}
+    config = flags.get("config") or environment.get(environment_name("config"))
+    if config:
+        given |= {name: (value, str(config)) for name, value in _from_file(str(config)).items()}
+    for name in _NAMES:
+        if (value := environment.get(environment_name(name))) is not None:
+            given[name] = (value, environment_name(name))
+        if (flag := flags.get(name)) is not None:
+            given[name] = (flag, flag_name(name))
+    return Settings(**{name: _convert(name, value, source) for name, (value, source) in given.items()})  # type: ignore[arg-type]  # each value was converted to its field's type
+
+
+def reference() -> str:
+    """The settings as a Markdown table: what `docs/settings.md` holds."""
+    rows = [
+        "# Settings",
+        "",
+        "Made by `turnpike settings --markdown > docs/settings.md`; a test compares. A flag wins over the environment,",
+        "the environment over the TOML file named by `--config`.",
+        "",
+        "| flag | environment | default | commands | what |",
+        "|---|---|---|---|---|",
+    ]
+    for field in msgspec.structs.fields(Settings):
+        meta = describe(field.name)
+        roles = ", ".join((meta.extra or {})["roles"])
+        default = f"`{field.default}`" if field.default != "" else ""
+        rows.append(
+            f"| `{flag_name(field.name)}` | `{environment_name(field.name)}` | {default} | {roles} "
+            f"| {meta.description} |"
+        )
+    return "\n".join(rows) + "\n"
