@@ -1,0 +1,177 @@
+"""The house's rules, held: who may import whom, what each module is for, tenancy in every query, no float in money."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = {
+    "turnpike": {"gateway", "engine", "prompt_cache", "billing", "storage", "migrations"},
+    "gateway": {"prompt_cache", "billing", "storage", "engine.protocol"},
+    "engine": {"prompt_cache.keys", "prompt_cache.blocks", "prompt_cache.model_digest"},
+    "prompt_cache": {"storage"},
+    "billing": {"storage"},
+    "storage": set[str](),
+    "migrations": {"storage", "billing.tables", "gateway.tenancy.tables"},
+}
+HEAVY = {"torch", "triton", "transformers", "numpy"}
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
+# Where a query may be written. Elsewhere in the gateway, rows come from a repository or from billing.
+QUERY_MODULES = ("storage/", "billing/", "migrations/", "gateway/tenancy/repositories.py")
+TENANT_TABLES = ("usage_event", "hold", "balance", "grant", "project", "api_key")
+
+
+def modules(room: str = "") -> Iterator[Path]:
+    for name in [room] if room else ROOMS:
+        yield from sorted((ROOT / name).rglob("*.py"))
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{relative(path)}:{node.lineno} imports relatively; name the room"
+            for alias in node.names:
+                yield node.lineno, f"{node.module}.{alias.name}"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_import_only_along_the_arrows(room: str) -> None:
+    wrong = []
+    for path in modules(room):
+        for line, name in imports(path):
+            top = name.split(".")[0]
+            if top not in ROOMS or top == room:
+                continue
+            if not any(name == allowed or name.startswith(allowed + ".") for allowed in ROOMS[room]):
+                wrong.append(f"{relative(path)}:{line} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_the_engine_imports_the_heavy_libraries() -> None:
+    wrong = [
+        f"{relative(path)}:{line} imports {name}"
+        for path in modules()
+        if not relative(path).startswith("engine/")
+        for line, name in imports(path)
+        if name.split(".")[0] in HEAVY
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_module_is_named_for_nothing() -> None:
+    wrong = [relative(path) for path in modules() if FORBIDDEN_NAMES & set(path.with_suffix("").parts)]
+    assert not wrong, wrong
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    wrong = [relative(p) for p in modules() if p.stat().st_size and not ast.get_docstring(ast.parse(p.read_text()))]
+    assert not wrong, wrong
+
+
+def test_structure_page_lists_every_module_and_no_other() -> None:
+    listed = set(re.findall(r"^\| `([\w/]+\.py)` \|", (ROOT / "docs" / "structure.md").read_text(), re.M))
+    present = {relative(p) for p in modules() if p.name != "__init__.py" and "versions" not in p.parts}
+    assert listed - present == set(), "listed, but gone"
+    assert present - listed == set(), "not listed"
+
+
+def test_billing_has_no_float() -> None:
+    wrong = []
+    for path in modules("billing"):
+        source = path.read_text()
+        lines = source.splitlines()
+        for node in ast.walk(ast.parse(source)):
+            is_float = (isinstance(node, ast.Constant) and isinstance(node.value, float)) or (
+                isinstance(node, ast.Name) and node.id == "float"
+            )
+            # A path may be divided by a name; money may not be divided by anything but //.
+            divides = (
+                isinstance(node, ast.BinOp)
+                and isinstance(node.op, ast.Div)
+                and not isinstance(node.right, ast.Constant | ast.JoinedStr)
+            )
+            if (is_float or divides) and "# not money" not in lines[node.lineno - 1]:
+                wrong.append(f"{relative(path)}:{node.lineno} {lines[node.lineno - 1].strip()}")
+    assert not wrong, "\n".join(wrong)
+
+
+def functions(path: Path) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:
+    source = path.read_text()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node, ast.get_source_segment(source, node) or ""
+
+
+def is_query(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    name = (
+        node.func.id
+        if isinstance(node.func, ast.Name)
+        else node.func.attr
+        if isinstance(node.func, ast.Attribute)
+        else ""
+    )
+    return name in {"select", "text", "execute", "scalars", "scalar"}
+
+
+def test_queries_are_written_where_tenancy_is_applied() -> None:
+    wrong = [
+        f"{relative(path)}:{node.lineno}"
+        for path in modules()
+        if not relative(path).startswith(QUERY_MODULES)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if is_query(node) and isinstance(node, ast.Call) and ast.unparse(node.func) in {"select", "text", "sa.text"}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_queries_name_the_tenant() -> None:
+    """A function that reads or writes a tenant's rows names the tenant, or says `# all tenants:` and why."""
+    wrong = []
+    for path in modules():
+        if not relative(path).startswith(QUERY_MODULES) or relative(path).startswith("migrations/"):
+            continue
+        for node, source in functions(path):
+            touches = any(
+                re.search(rf"\b(from|join|into|update)\s+\"?{table}\b", source, re.I) for table in TENANT_TABLES
+            )
+            if touches and "tenant" not in source:
+                wrong.append(f"{relative(path)}:{node.lineno} {node.name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_sql_is_never_formatted_from_values() -> None:
+    """`text(f"…")` is how a value becomes SQL: every text() takes a constant."""
+    wrong = [
+        f"{relative(path)}:{node.lineno}"
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in {"text", "sa.text", "sqlalchemy.text"}
+        and any(isinstance(argument, ast.JoinedStr | ast.BinOp) for argument in node.args)
+        and relative(path).split("/")[0] != "migrations"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_of_the_workplace_is_named() -> None:
+    wrong = [
+        f"{relative(path)}:{number}"
+        for path in modules()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(r"/(work|root|home)/", line)
+    ]
+    assert not wrong, wrong

@@ -1,0 +1,88 @@
+"""Child processes that are kept running: restarted with back-off when they die, stopped when we stop or die."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+import structlog
+
+EXIT_UNUSABLE = 2
+"""A child that exits with this status would fail the same way again: it is not restarted."""
+_PR_SET_PDEATHSIG = 1
+_BACKOFF_FIRST = 0.5
+_BACKOFF_LAST = 15.0
+_STABLE_SECONDS = 30.0
+
+logger = structlog.get_logger(__name__)
+
+
+class ChildFailed(Exception):
+    """A child ended in a way that a restart cannot mend."""
+
+
+def stop_with_parent(parent: int) -> None:
+    """In a child: ask the kernel for SIGTERM when the parent (process id `parent`) dies; exit if it already has."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit(0)
+
+
+class Child:
+    """One command of this program, run as a child in its own session, so that a terminal's Ctrl-C reaches only us."""
+
+    def __init__(self, name: str, arguments: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
+        self.name = name
+        self.restarts = 0
+        self._command = [sys.executable, "-m", "turnpike.cli", *arguments, "--parent-pid", str(os.getpid())]
+        self._pass_fds = tuple(pass_fds)
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = asyncio.Event()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id while it runs."""
+        return self._process.pid if self._process and self._process.returncode is None else None
+
+    async def run(self) -> None:
+        """Keep the child running until `stop`. Raises ChildFailed when a restart would not help."""
+        backoff = _BACKOFF_FIRST
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True, pass_fds=self._pass_fds
+            )
+            status = await self._process.wait()
+            if self._stopping.is_set():
+                return
+            if status == EXIT_UNUSABLE:
+                raise ChildFailed(f"{self.name} cannot start; its message stands above")
+            if time.monotonic() - started > _STABLE_SECONDS:
+                backoff = _BACKOFF_FIRST
+            self.restarts += 1
+            logger.error("child died", child=self.name, status=status, restart_in_s=backoff)
+            await asyncio.sleep(backoff)
+            backoff = min(backoff * 2, _BACKOFF_LAST)
+
+    async def stop(self, patience: float) -> None:
+        """SIGTERM, then after `patience` seconds SIGKILL."""
+        self._stopping.set()
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), patience)
+        except TimeoutError:
+            logger.error("child does not stop, killing it", child=self.name, patience_s=patience)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
