@@ -1,0 +1,41 @@
+"""One running Turnpike for the end-to-end tests of a module, with its key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from openai import OpenAI
+
+from tests.e2e.processes import Process, free_port, process
+
+
+class Running(msgspec.Struct):
+    """A `turnpike serve` that is ready."""
+
+    process: Process
+    base: str
+    key: str
+    data: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"TURNPIKE_DATA_DIR": str(self.data)}
+
+    def client(self, key: str | None = None) -> OpenAI:
+        return OpenAI(base_url=self.base + "/v1", api_key=key or self.key, max_retries=0, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("serve")
+    port, data = free_port(), folder / "data"
+    with process(folder, "serve", "--port", str(port), "--data-dir", str(data)) as running:
+        key = running.wait_for_output(r"(tp_live_\w+)").group(1)
+        base = re.search(r"http://127\.0\.0\.1:\d+", running.output)
+        assert base is not None
+        yield Running(running, base.group(0), key, data)
+        assert running.stop() == 0, running.errors

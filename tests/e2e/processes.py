@@ -1,0 +1,144 @@
+"""Real processes of ours for end-to-end tests: started, waited for, killed, and never left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO_MODEL = ROOT / "models" / "stdlib-qa"
+START_SECONDS = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def run(*arguments: str, env: dict[str, str] | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """One command of ours, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "turnpike.cli", *arguments],
+        env=os.environ | (env or {}),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+class Process:
+    """One long-running command of ours, its output in files."""
+
+    def __init__(self, folder: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.out, self.err = folder / "stdout", folder / "stderr"
+        with self.out.open("ab") as out, self.err.open("ab") as err:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "turnpike.cli", *arguments],
+                env=os.environ | (env or {}),
+                stdout=out,
+                stderr=err,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return self.out.read_text()
+
+    @property
+    def errors(self) -> str:
+        return self.err.read_text()
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.popen.pid).children(recursive=True)
+
+    def wait_for_output(self, pattern: str, seconds: float = START_SECONDS) -> re.Match[str]:
+        """Wait until stdout has the pattern."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if match := re.search(pattern, self.output):
+                return match
+            assert self.popen.poll() is None, f"exited with {self.popen.returncode}:\n{self.output}\n{self.errors}"
+            time.sleep(0.05)
+        raise AssertionError(f"no {pattern!r} after {seconds} s:\n{self.output}\n{self.errors}")
+
+    def kill(self) -> None:
+        """kill -9, of this process alone."""
+        self.popen.kill()
+        self.popen.wait()
+
+    def stop(self, seconds: float = 45) -> int:
+        """SIGTERM; returns the exit status."""
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGTERM)
+        return self.popen.wait(seconds)
+
+    def clean_up(self) -> None:
+        left = self.children() if self.popen.poll() is None else []
+        for process in [*left, psutil.Process(self.popen.pid)] if self.popen.poll() is None else left:
+            process.kill()
+        self.popen.wait()
+
+
+@contextmanager
+def process(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> Iterator[Process]:
+    running = Process(folder, *arguments, env=env)
+    try:
+        yield running
+    finally:
+        running.clean_up()
+
+
+def get(url: str, key: str | None = None, timeout: float = 5) -> tuple[int, bytes]:
+    """Status and body of a GET; status 0 when nobody listens."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+    except OSError:
+        return 0, b""
+
+
+def wait_ready(base: str, processes: Sequence[Process] = (), seconds: float = START_SECONDS) -> None:
+    """Wait until /readyz answers 200."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if get(base + "/readyz")[0] == 200:
+            return
+        for running in processes:
+            assert running.popen.poll() is None, f"exited:\n{running.output}\n{running.errors}"
+        time.sleep(0.1)
+    raise AssertionError("not ready:\n" + "\n".join(p.errors[-3000:] for p in processes))
+
+
+def usage(month: str, env: dict[str, str] | None = None, *arguments: str) -> list[dict[str, object]]:
+    """What `turnpike usage` says of a month."""
+    answer = run("usage", "--month", month, "--format", "json", *arguments, env=env)
+    assert answer.returncode == 0, answer.stderr
+    rows: list[dict[str, object]] = json.loads(answer.stdout)["rows"]
+    return rows
+
+
+def this_month() -> str:
+    return time.strftime("%Y-%m", time.gmtime())

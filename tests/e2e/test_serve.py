@@ -1,0 +1,117 @@
+"""`turnpike serve`: from nothing to an answer, and every way in which it can refuse to start."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.processes import free_port, get, process, run, this_month, usage
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+def curl_line(output: str) -> str:
+    match = re.search(r"^\s*(curl .*(?:\\\n.*)*)$", output, re.M)
+    assert match is not None, output
+    return match.group(1)
+
+
+def test_first_start_prints_a_curl_line_that_works_and_the_second_is_quick(tmp_path: Path) -> None:
+    port, data = free_port(), tmp_path / "data"
+    arguments = ("serve", "--port", str(port), "--data-dir", str(data))
+    with process(tmp_path / "first", *arguments) as first:
+        first.wait_for_output(r"curl ")
+        assert re.search(r"tp_live_\w+", first.output)
+        pasted = subprocess.run(
+            ["bash", "-c", curl_line(first.output)], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert "indent" in pasted.stdout or "whitespace" in pasted.stdout, pasted.stdout
+        children = first.children()
+        assert children, "no replica"
+        assert first.stop() == 0, first.errors
+        _, alive = psutil.wait_procs(children, 5)
+        assert not alive
+    rows = usage(this_month(), {"TURNPIKE_DATA_DIR": str(data)})
+    assert [row["requests"] for row in rows] == [1]
+
+    started = time.monotonic()
+    with process(tmp_path / "second", *arguments) as second:
+        second.wait_for_output(r"curl ")
+        assert time.monotonic() - started < 10
+        assert not re.search(r"tp_live_\w{20}", second.output), "a key is shown once"
+        key = run("keys", "create", "--tenant", "demo", "--project", "default", "--data-dir", str(data)).stdout.strip()
+        assert re.fullmatch(r"tp_live_\w+", key)
+        line = curl_line(second.output)
+        pasted = subprocess.run(
+            ["bash", "-c", line],
+            env=os.environ | {"TURNPIKE_API_KEY": key},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert '"choices"' in pasted.stdout, pasted.stdout
+        second.popen.send_signal(signal.SIGINT)
+        assert second.popen.wait(30) == 0
+
+
+def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        answer = run("serve", "--port", str(taken.getsockname()[1]), "--data-dir", str(tmp_path / "data"))
+    assert answer.returncode != 0
+    assert len(answer.stderr.strip().splitlines()) == 1
+    assert "port" in answer.stderr
+    assert "in use" in answer.stderr
+
+
+def test_an_unwritable_folder_is_one_clear_line() -> None:
+    answer = run("serve", "--data-dir", "/proc/turnpike")
+    assert answer.returncode != 0
+    assert len(answer.stderr.strip().splitlines()) == 1
+    assert "/proc/turnpike" in answer.stderr
+
+
+def test_a_missing_model_is_one_clear_line(tmp_path: Path) -> None:
+    answer = run("serve", "--port", "0", "--data-dir", str(tmp_path / "data"), "--model", str(tmp_path / "nothing"))
+    assert answer.returncode != 0
+    assert len(answer.stderr.strip().splitlines()) == 1
+    assert str(tmp_path / "nothing") in answer.stderr
+
+
+def test_two_serves_do_not_share_a_data_folder(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with process(tmp_path, "serve", "--port", str(free_port()), "--data-dir", str(data)) as first:
+        first.wait_for_output(r"curl ")
+        answer = run("serve", "--port", str(free_port()), "--data-dir", str(data))
+        assert answer.returncode != 0
+        assert len(answer.stderr.strip().splitlines()) == 1
+        assert str(data) in answer.stderr
+
+
+def test_killing_serve_leaves_no_replica(tmp_path: Path) -> None:
+    port = free_port()
+    with process(tmp_path, "serve", "--port", str(port), "--data-dir", str(tmp_path / "data")) as running:
+        running.wait_for_output(r"curl ")
+        children = running.children()
+        running.kill()
+        _, alive = psutil.wait_procs(children, 10)
+        assert not alive
+    assert get(f"http://127.0.0.1:{port}/healthz")[0] == 0
+
+
+def test_a_make_target_stands_behind_each_command_of_the_readme() -> None:
+    text = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    targets = (Path(__file__).resolve().parents[2] / "Makefile").read_text()
+    for command in re.findall(r"\bmake ([a-z-]+)", text):
+        assert re.search(rf"^{shlex.quote(command)}:", targets, re.M), command

@@ -1,0 +1,195 @@
+"""`turnpike …`: parse the command line, load the settings, run one command, turn known failures into one clear line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from turnpike import logs, settings
+from turnpike.children import EXIT_UNUSABLE, ChildFailed, stop_with_parent
+from turnpike.settings import ADMIN, ENGINE, GATEWAY, SERVE, WORKER, SettingError, Settings
+
+Command = Callable[[Settings, argparse.Namespace], int]
+
+
+class CommandError(Exception):
+    """A command cannot do what was asked; the message says why and what to do."""
+
+
+def _serve(given: Settings, arguments: argparse.Namespace) -> int:
+    from turnpike import supervisor  # noqa: PLC0415  # each role imports only what it runs
+
+    return supervisor.serve(given)
+
+
+def _gateway(given: Settings, arguments: argparse.Namespace) -> int:
+    from turnpike import roles  # noqa: PLC0415
+
+    return roles.gateway(given, listen_fd=arguments.listen_fd)
+
+
+def _engine(given: Settings, arguments: argparse.Namespace) -> int:
+    from turnpike import roles  # noqa: PLC0415
+
+    return roles.probe(given) if arguments.health else roles.engine(given, parent=arguments.parent_pid)
+
+
+def _worker(given: Settings, arguments: argparse.Namespace) -> int:
+    from turnpike import roles  # noqa: PLC0415
+
+    return roles.worker(given)
+
+
+def _administration(name: str) -> Command:
+    def command(given: Settings, arguments: argparse.Namespace) -> int:
+        from turnpike import administration  # noqa: PLC0415
+
+        run: Command = getattr(administration, name)
+        return run(given, arguments)
+
+    return command
+
+
+def _settings(given: Settings, arguments: argparse.Namespace) -> int:
+    if arguments.markdown:
+        print(settings.reference(), end="")
+        return 0
+    for name in Settings.__struct_fields__:
+        print(f"{name} = {getattr(given, name)!r}")
+    return 0
+
+
+class _Parser:
+    """Builds the tree of commands; every leaf has its settings, its help and its function."""
+
+    def __init__(self) -> None:
+        self.root = argparse.ArgumentParser(
+            prog="turnpike",
+            description="A multi-tenant inference gateway with prompt caching and exact billing.",
+            epilog="Start with `turnpike serve`: it needs nothing set up.",
+        )
+        self.commands = self.root.add_subparsers(metavar="COMMAND", required=True)
+
+    def group(self, name: str, text: str) -> argparse._SubParsersAction[argparse.ArgumentParser]:
+        parser = self.commands.add_parser(name, help=text, description=text)
+        return parser.add_subparsers(metavar="ACTION", required=True)
+
+    def leaf(
+        self,
+        parent: argparse._SubParsersAction[argparse.ArgumentParser],
+        name: str,
+        text: str,
+        role: str,
+        run: Command,
+    ) -> argparse.ArgumentParser:
+        parser = parent.add_parser(name, help=text, description=text)
+        parser.set_defaults(run=run, parent_pid=None)
+        parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
+        settings.add_flags(parser, role)
+        return parser
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    tree = _Parser()
+    top = tree.commands
+
+    tree.leaf(top, "serve", "everything on this machine, with nothing to set up", SERVE, _serve)
+    gateway = tree.leaf(top, "gateway", "the API processes of a deployment", GATEWAY, _gateway)
+    gateway.add_argument("--listen-fd", type=int, default=None, help=argparse.SUPPRESS)
+    engine = tree.leaf(top, "engine", "one replica of a served model", ENGINE, _engine)
+    engine.add_argument("--health", action="store_true", help="probe the replica at --listen and exit 0 if it is well")
+    tree.leaf(top, "worker", "billing jobs", WORKER, _worker)
+    tree.leaf(top, "migrate", "bring the database to this version", ADMIN, _administration("migrate"))
+    models = tree.leaf(
+        top, "models", "served models: digest, context, price, replicas", ADMIN, _administration("models")
+    )
+    models.add_argument("--format", choices=["table", "json"], default="table")
+
+    keys = tree.group("keys", "API keys")
+    create = tree.leaf(keys, "create", "make a key; stdout has the key alone", ADMIN, _administration("create_key"))
+    create.add_argument("--tenant", required=True)
+    create.add_argument("--project", help="the key's project; made if it does not exist")
+    create.add_argument("--admin", action="store_true", help="a key for the tenant's reports, not for inference")
+    create.add_argument("--name", default="", help="what the key is for")
+    revoke = tree.leaf(keys, "revoke", "stop a key, everywhere within a second", ADMIN, _administration("revoke_key"))
+    revoke.add_argument("key", help="its public id, the part after tp_live_ (the whole key works too)")
+    listing = tree.leaf(
+        keys, "list", "keys by tenant and project, without secrets", ADMIN, _administration("list_keys")
+    )
+    listing.add_argument("--tenant")
+
+    tenants = tree.group("tenants", "customers: who has money and projects")
+    tree.leaf(tenants, "create", "make a tenant", ADMIN, _administration("create_tenant")).add_argument("tenant")
+    credit = tree.leaf(tenants, "credit", "put money into a tenant's balance", ADMIN, _administration("credit_tenant"))
+    credit.add_argument("tenant")
+    credit.add_argument("amount", help="in the currency's units, such as 25.00")
+    credit.add_argument("--reason", default="manual payment")
+    tree.leaf(tenants, "list", "tenants with their balances", ADMIN, _administration("list_tenants"))
+
+    prices = tree.group("prices", "what a model's tokens cost")
+    put = tree.leaf(prices, "set", "add a price version, USD per million tokens", ADMIN, _administration("set_prices"))
+    put.add_argument("--from-model-folder", action="store_true", help="take the prices of the folder's turnpike.toml")
+    put.add_argument("--served-model", required=False, help="name of the served model; default: the folder's")
+    put.add_argument("--dry-run", action="store_true", help="check and print, write nothing")
+    for meter, text in (
+        ("uncached", "prompt tokens that were computed"),
+        ("read", "prompt tokens that were cached"),
+        ("output", "output tokens"),
+        ("write-5m", "prompt tokens written for 5 minutes"),
+        ("write-30m", "… for 30 minutes"),
+        ("write-1h", "… for an hour"),
+        ("write-12h", "… for 12 hours"),
+        ("write-24h", "… for 24 hours"),
+    ):
+        put.add_argument(f"--{meter}", metavar="USD", help=text)
+    tree.leaf(prices, "list", "the prices in force", ADMIN, _administration("list_prices"))
+
+    usage = tree.leaf(
+        top, "usage", "tokens by class and exact cost, by project and model", ADMIN, _administration("usage")
+    )
+    usage.add_argument("--month", help="such as 2026-11; default: this month (UTC)")
+    usage.add_argument("--tenant", help="one tenant alone")
+    usage.add_argument("--format", choices=["table", "csv", "json"], default="table")
+
+    audit = tree.group("audit", "checks of what is promised")
+    tree.leaf(audit, "money", "re-check the books; exits 1 on any finding", ADMIN, _administration("audit_money"))
+
+    secret = tree.group("secrets", "the server's secrets file")
+    make = tree.leaf(secret, "create", "make a secrets file", ADMIN, _administration("create_secrets"))
+    make.add_argument("file")
+    tree.leaf(secret, "rotate-pepper", "add a new current pepper for keys", ADMIN, _administration("rotate_pepper"))
+
+    listing = tree.leaf(top, "settings", "the settings in force", ADMIN, _settings)
+    listing.add_argument("--markdown", action="store_true", help="print the reference instead")
+    return tree.root
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status. 2: the command line or a setting is wrong, or the role cannot start."""
+    parsed = build_parser().parse_args(arguments)
+    try:
+        given = settings.load(vars(parsed))
+    except SettingError as error:
+        print(f"turnpike: {error}", file=sys.stderr)
+        return EXIT_UNUSABLE
+    logs.configure(given.log_level, given.log_format)
+    if parsed.parent_pid is not None:
+        stop_with_parent(parsed.parent_pid)
+    from turnpike.failures import KNOWN  # noqa: PLC0415  # knowing every room's errors imports the rooms
+
+    run: Command = parsed.run
+    try:
+        return run(given, parsed)
+    except (CommandError, ChildFailed, *KNOWN) as error:
+        print(f"turnpike: {error}", file=sys.stderr)
+        return EXIT_UNUSABLE
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 141
+
+
+if __name__ == "__main__":
+    sys.exit(main())
