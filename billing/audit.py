@@ -1,0 +1,118 @@
+"""Checking money against itself: what the balances say, what grants, events and holds add up to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import select
+
+from billing.prices import PriceBook, PriceMissing, PriceVersion, UnknownPriceVersion
+from billing.tables import balance, grant, hold, refused_settlement, usage_event
+from billing.usage import METERS, Usage
+from storage.database import Database
+
+_CHUNK = 5000
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that is not as it must be; `what` names the invariant, `subject` the tenant or request."""
+
+    what: str
+    subject: UUID
+    detail: str
+
+
+async def check(database: Database) -> list[Finding]:
+    """Everything that is wrong, in one snapshot. Running requests are not. Raises DatabaseUnavailable."""
+    book = PriceBook(database)
+    versions: dict[int, PriceVersion | None] = {}
+    async with database.reading() as session:
+        for version in await session.scalars(select(usage_event.c.price_version).distinct()):
+            versions[version] = await _version(book, version)
+        findings = await _refused(session)
+        debits = await _events(session, versions, findings)
+        credits_, held = await _grants(session), await _open_holds(session)
+        await _balances(session, findings, credits_, debits, held)
+        await _ended(session, findings)
+    return findings
+
+
+async def _version(book: PriceBook, version: int) -> PriceVersion | None:
+    try:
+        return await book.version(version)
+    except UnknownPriceVersion:
+        return None
+
+
+async def _refused(session: Any) -> list[Finding]:
+    rows = await session.execute(select(refused_settlement.c.request_id, refused_settlement.c.cause))
+    return [Finding("a record was refused", request, cause) for request, cause in rows]
+
+
+async def _events(session: Any, versions: dict[int, PriceVersion | None], findings: list[Finding]) -> dict[UUID, int]:
+    """Check that each event's cost recomputes; return what each tenant's events cost."""
+    debits: dict[UUID, int] = defaultdict(int)
+    columns = [usage_event.c[name] for name in ("id", "tenant_id", "price_version", "cost_pico", *METERS)]
+    rows = await session.stream(select(*columns).execution_options(yield_per=_CHUNK))
+    async for row in rows:
+        debits[row.tenant_id] += row.cost_pico
+        usage = Usage.from_meters(dict(zip(METERS, row[4:], strict=True)))
+        version = versions.get(row.price_version)
+        try:
+            cost = None if version is None else version.cost(usage)
+        except PriceMissing:
+            cost = None
+        if cost != row.cost_pico:
+            detail = f"it says {row.cost_pico}, its usage and price version {row.price_version} say {cost}"
+            findings.append(Finding("an event's cost does not recompute", row.id, detail))
+    return debits
+
+
+async def _grants(session: Any) -> dict[UUID, int]:
+    sums: dict[UUID, int] = defaultdict(int)
+    async for tenant, amount in await session.stream(select(grant.c.tenant_id, grant.c.amount_pico)):
+        sums[tenant] += amount
+    return sums
+
+
+async def _open_holds(session: Any) -> dict[UUID, int]:
+    sums: dict[UUID, int] = defaultdict(int)
+    query = select(hold.c.tenant_id, hold.c.amount_pico).where(hold.c.state == "open")
+    async for tenant, amount in await session.stream(query):
+        sums[tenant] += amount
+    return sums
+
+
+async def _balances(
+    session: Any,
+    findings: list[Finding],
+    credits_: dict[UUID, int],
+    debits: dict[UUID, int],
+    held: dict[UUID, int],
+) -> None:
+    rows = {row.tenant_id: row for row in await session.execute(select(balance))}
+    for tenant in sorted(rows.keys() | credits_.keys() | debits.keys() | held.keys()):
+        row = rows.get(tenant)
+        sides = (("credit", "grants", credits_), ("debit", "usage events", debits), ("held", "open holds", held))
+        for side, name, sums in sides:
+            found = 0 if row is None else getattr(row, side)
+            if found != sums.get(tenant, 0):
+                detail = f"{side} is {found}, the {name} add up to {sums.get(tenant, 0)}"
+                findings.append(Finding("a balance is not the sum of its entries", tenant, detail))
+        if row is not None and row.overdraft != max(0, row.debit + row.held - row.credit):
+            findings.append(Finding("a balance's overdraft is wrong", tenant, f"it is {row.overdraft}"))
+
+
+async def _ended(session: Any, findings: list[Finding]) -> None:
+    events_and_holds = usage_event.outerjoin(hold, hold.c.request_id == usage_event.c.id)
+    query = select(usage_event.c.id, hold.c.state).select_from(events_and_holds)
+    for request, state in await session.execute(query.where((hold.c.state == "open") | hold.c.state.is_(None))):
+        detail = "its hold is still open" if state else "it never had a hold"
+        findings.append(Finding("an event's hold did not end", request, detail))
+    holds_and_events = hold.outerjoin(usage_event, hold.c.request_id == usage_event.c.id)
+    query = select(hold.c.request_id).select_from(holds_and_events)
+    for (request,) in await session.execute(query.where(hold.c.state == "settled", usage_event.c.id.is_(None))):
+        findings.append(Finding("a settled hold has no event", request, "it ended as settled"))

@@ -1,0 +1,223 @@
+"""Money reserved at admission: all that is queued in one transaction, and no tenant can pass its balance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import insert, select, update
+
+from billing import balances
+from billing.balances import Balance, Change, CurrencyMismatch
+from billing.money import MAX_PICO, InvalidMoney, format_pico
+from billing.prices import UnknownPriceVersion
+from billing.tables import hold, price_version
+from billing.usage import period_of
+from storage.batcher import MicroBatcher
+from storage.bulk import one_of
+from storage.database import Database
+
+State = Literal["open", "settled", "released", "expired"]
+
+_MAX_BATCH = 500
+_SWEEP = 1000
+
+
+class InsufficientFunds(Exception):
+    """The hold does not fit: `scope` says whose money is short (the tenant's), amounts are in pico-units."""
+
+    def __init__(self, scope: str, needed_pico: int, affordable_pico: int, currency: str) -> None:
+        super().__init__(
+            f"the request may cost {format_pico(needed_pico)} {currency}, "
+            f"and the {scope} has {format_pico(affordable_pico)} {currency} left"
+        )
+        self.scope = scope
+        self.needed_pico = needed_pico
+        self.affordable_pico = affordable_pico
+        self.currency = currency
+
+
+class DuplicateRequest(ValueError):
+    """A request of this id was admitted before, as another request or one that has ended."""
+
+    def __init__(self, request_id: UUID) -> None:
+        super().__init__(f"request {request_id} was admitted before")
+        self.request_id = request_id
+
+
+class HoldRequest(msgspec.Struct, frozen=True):
+    """Reserve `amount_pico` for a request, for at most `lifetime_s`. Raises InvalidMoney.
+
+    `gateway` is the name of the gateway worker that runs the request. `terms` is for the gateway alone: what it needs
+    to make usage of a journal's counts later.
+    """
+
+    request_id: UUID
+    tenant_id: UUID
+    project_id: UUID
+    key_id: UUID
+    model: str
+    lane: str
+    price_version: int
+    amount_pico: int
+    lifetime_s: int
+    gateway: str
+    terms: bytes
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.amount_pico <= MAX_PICO:
+            raise InvalidMoney(f"a hold of {self.amount_pico} pico-units")
+        if self.lifetime_s <= 0:
+            raise InvalidMoney(f"a hold for {self.lifetime_s} seconds")
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """A reservation as the database has it. Its billing period was fixed by the database's clock at admission."""
+
+    request_id: UUID
+    tenant_id: UUID
+    project_id: UUID
+    key_id: UUID
+    model: str
+    lane: str
+    price_version: int
+    amount_pico: int
+    gateway: str
+    terms: bytes
+    admitted_at: int
+    period: str
+    expires_at: int
+    state: State
+
+
+class Holds:
+    """Reserving and expiring. Settling and releasing are the settler's."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._batcher: MicroBatcher[HoldRequest, Hold] = MicroBatcher(self._reserve, _MAX_BATCH)
+        self._currencies: dict[int, str] = {}
+
+    async def reserve(self, request: HoldRequest) -> Hold:
+        """Reserve the amount, whole or not at all. A repeated request gets the hold that it has.
+
+        Raises InsufficientFunds, CurrencyMismatch, UnknownPriceVersion, DuplicateRequest, DatabaseUnavailable; after
+        the last, or when the caller is cancelled, the hold may exist: release it or let it expire.
+        """
+        return await self._batcher.submit(request)
+
+    async def get(self, request_id: UUID) -> Hold | None:
+        """The hold of a request, in whatever state."""
+        async with self._database.reading() as session:
+            row = (await session.execute(select(hold).where(hold.c.request_id == request_id))).one_or_none()
+        return None if row is None else Hold(*row)
+
+    async def sweep(self, now: int | None = None) -> int:
+        """Expire open holds whose time had passed at `now` (the database's clock if absent); return how many."""
+        instant = await self._database.now() if now is None else now
+        expired = 0
+        while True:
+            candidates, ended = await self._sweep_some(instant)
+            expired += ended
+            if candidates < _SWEEP:
+                return expired
+
+    async def close(self) -> None:
+        """Wait for what is being reserved; take nothing more."""
+        await self._batcher.close()
+
+    async def _reserve(self, requests: list[HoldRequest]) -> list[Hold | Exception]:
+        database = self._database
+        async with database.transaction() as session:
+            await self._learn_currencies(session, {request.price_version for request in requests})
+            owners = await balances.lock(database, session, {request.tenant_id for request in requests})
+            ids = {request.request_id for request in requests}
+            query = select(hold).where(one_of(database, hold.c.request_id, ids))
+            known = {row.request_id: Hold(*row) for row in await session.execute(query)}
+            now = (await session.execute(select(database.clock))).scalar_one()
+            answers, made, changes = self._decide(requests, owners, known, now)
+            if made:
+                await session.execute(insert(hold), [msgspec.structs.asdict(new) for new in made])
+                await balances.hold_back(session, changes)
+        return answers
+
+    def _decide(
+        self, requests: Sequence[HoldRequest], owners: dict[UUID, Balance], known: dict[UUID, Hold], now: int
+    ) -> tuple[list[Hold | Exception], list[Hold], dict[UUID, Change]]:
+        """Who gets a hold, in the order of the queue: the answers, the new holds, and what they change."""
+        left = {tenant: owner.available for tenant, owner in owners.items()}
+        known = dict(known)
+        answers: list[Hold | Exception] = []
+        made: list[Hold] = []
+        changes: dict[UUID, Change] = {}
+        period = period_of(now)
+        for request in requests:
+            tenant, amount = request.tenant_id, request.amount_pico
+            owner = owners.get(tenant)
+            currency = self._currencies.get(request.price_version)
+            earlier = known.get(request.request_id)
+            if currency is None:
+                answers.append(UnknownPriceVersion(request.price_version))
+            elif earlier is not None:
+                same = earlier.state == "open" and (earlier.tenant_id, earlier.amount_pico) == (tenant, amount)
+                answers.append(earlier if same else DuplicateRequest(request.request_id))
+            elif owner is None:
+                answers.append(InsufficientFunds("tenant", amount, 0, currency))
+            elif owner.currency != currency:
+                answers.append(CurrencyMismatch(owner.currency, currency))
+            elif amount > left[tenant]:
+                answers.append(InsufficientFunds("tenant", amount, max(0, left[tenant]), currency))
+            else:
+                fields: dict[str, Any] = msgspec.structs.asdict(request)
+                lifetime = fields.pop("lifetime_s") * 1_000_000
+                new = Hold(**fields, admitted_at=now, period=period, expires_at=now + lifetime, state="open")
+                known[new.request_id] = new
+                left[tenant] -= amount
+                changes.setdefault(tenant, Change()).held += amount
+                made.append(new)
+                answers.append(new)
+        return answers, made, changes
+
+    async def _learn_currencies(self, session: Any, versions: set[int]) -> None:
+        unknown = versions - self._currencies.keys()
+        if unknown:
+            query = select(price_version.c.id, price_version.c.currency)
+            rows = await session.execute(query.where(one_of(self._database, price_version.c.id, unknown)))
+            self._currencies |= {row.id: row.currency for row in rows}
+
+    async def _sweep_some(self, now: int) -> tuple[int, int]:
+        database = self._database
+        due = select(hold.c.request_id, hold.c.tenant_id).where(hold.c.state == "open", hold.c.expires_at <= now)
+        async with database.transaction() as session:
+            candidates = (await session.execute(due.limit(_SWEEP))).all()
+            if not candidates:
+                return 0, 0
+            await balances.lock(database, session, {row.tenant_id for row in candidates})
+            ended = await end(database, session, {row.request_id for row in candidates}, "expired")
+            await balances.move(session, ended.changes)
+        return len(candidates), len(ended.requests)
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The holds that ended now, and what that gives back to whom."""
+
+    requests: set[UUID]
+    changes: dict[UUID, Change]
+
+
+async def end(database: Database, session: Any, requests: set[UUID], state: State) -> Ended:
+    """Close those of the requests' holds that are open; each ends once. Their tenants' balances are locked by then."""
+    ended = Ended(set(), {})
+    if requests:
+        closing = (
+            update(hold)
+            .where(one_of(database, hold.c.request_id, requests), hold.c.state == "open")
+            .values(state=state)
+            .returning(hold.c.request_id, hold.c.tenant_id, hold.c.amount_pico)
+        )
+        for request_id, tenant_id, amount in await session.execute(closing):
+            ended.requests.add(request_id)
+            ended.changes.setdefault(tenant_id, Change()).held -= amount
+    return ended

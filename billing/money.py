@@ -1,0 +1,76 @@
+"""Money between text and integers, exactly: no rounding in either direction, and no floating point.
+
+A price is an integer in micro-units of its currency per 1,000,000 units; an amount is an integer in pico-units. So
+units × price is an amount with nothing in between.
+"""
+
+from __future__ import annotations
+
+import re
+
+PICO = 10**12
+MICRO = 10**6
+MAX_PICO = 2**63 - 1
+"""The largest amount of one event, hold or grant: 9.2 million units of currency."""
+LOWEST_PRICE, HIGHEST_PRICE = 100, 10_000 * MICRO
+"""The magnitude guard: $0.0001 to $10,000 per million. A price of exactly 0 says that something is free."""
+
+_DECIMAL = re.compile(r"(\d{1,12})(?:\.(\d{1,12}))?", re.ASCII)
+_CURRENCY = re.compile(r"[A-Z]{3}", re.ASCII)
+
+
+class InvalidMoney(ValueError):
+    """Text that is not an amount of money, or an amount out of range."""
+
+
+class InvalidPrice(ValueError):
+    """A price that was refused; `meter` says which."""
+
+    def __init__(self, meter: str, problem: str) -> None:
+        super().__init__(f"price of {meter}: {problem}")
+        self.meter = meter
+        self.problem = problem
+
+
+def format_pico(pico: int) -> str:
+    """An amount as a decimal string with all its 12 places: 1230400 → "0.000001230400"."""
+    whole, rest = divmod(abs(pico), PICO)
+    return f"{'-' if pico < 0 else ''}{whole}.{rest:012d}"
+
+
+def _scaled(text: str, places: int) -> int | None:
+    """The decimal text × 10^places; None if it has more places than that or is no plain decimal number."""
+    match = _DECIMAL.fullmatch(text)
+    if match is None:
+        return None
+    whole, rest = match.group(1), (match.group(2) or "").rstrip("0")
+    return None if len(rest) > places else int(whole) * 10**places + int(rest.ljust(places, "0") or "0")
+
+
+def parse_amount(text: str) -> int:
+    """Pico-units of a positive decimal amount: "20.00" → 20 × 10¹². Raises InvalidMoney."""
+    pico = _scaled(text, 12)
+    if pico is None or not 0 < pico <= MAX_PICO:
+        raise InvalidMoney(f"{text!r} is not a positive decimal amount of at most 12 places and 9 million units")
+    return pico
+
+
+def parse_price(text: str, meter: str = "a meter") -> int:
+    """Micro-units per million of a decimal price per million: "0.40" → 400000. Raises InvalidPrice."""
+    if text.startswith("-"):
+        raise InvalidPrice(meter, f"{text} is negative")
+    if _DECIMAL.fullmatch(text) is None:
+        raise InvalidPrice(meter, f"{text!r} is not a plain decimal number")
+    micro = _scaled(text, 6)
+    if micro is None:
+        raise InvalidPrice(meter, f"{text} has more than 6 decimal places")
+    if micro and not LOWEST_PRICE <= micro <= HIGHEST_PRICE:
+        raise InvalidPrice(meter, f"{text} per million is outside 0.0001 to 10000")
+    return micro
+
+
+def check_currency(currency: str) -> str:
+    """The currency, if it looks like a code of ISO 4217. Raises InvalidMoney."""
+    if _CURRENCY.fullmatch(currency) is None:
+        raise InvalidMoney(f"{currency!r} is not a currency code of three capital letters")
+    return currency

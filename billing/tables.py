@@ -1,0 +1,153 @@
+"""The tables of money. Rows of events, grants and prices are immutable: triggers made by the first migration refuse
+UPDATE and DELETE on both databases.
+
+They have no foreign keys to tenants, projects and keys, which belong to another room, nor among the tables that every
+request writes to: the statements that write them check what a foreign key would, in batches.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import CheckConstraint, Column, ForeignKey, Index, Integer, LargeBinary, Table, Text, text
+
+from billing.usage import COUNTS, METERS
+from storage.base import STRICT, Base, Count, Id, Pico
+
+price_version = Table(
+    "price_version",
+    Base.metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("model", Text, nullable=False),
+    Column("currency", Text, nullable=False),
+    Column("effective_at", Count, nullable=False),
+    Column("created_at", Count, nullable=False),
+    Column("sha256", Text, nullable=False),
+    Index(None, "model", "effective_at"),
+    **STRICT,
+)
+
+price = Table(
+    "price",
+    Base.metadata,
+    Column("version", Integer, ForeignKey("price_version.id"), primary_key=True, autoincrement=False),
+    Column("meter", Text, primary_key=True),
+    Column("lane", Text, primary_key=True),
+    Column("context_from", Count, primary_key=True, autoincrement=False),
+    Column("price_micro", Count, nullable=False),
+    CheckConstraint("price_micro >= 0", name="not_negative"),
+    **STRICT,
+)
+
+grant = Table(
+    "grant",
+    Base.metadata,
+    Column("id", Id, primary_key=True),
+    Column("tenant_id", Id, nullable=False, index=True),
+    Column("amount_pico", Pico, nullable=False),
+    Column("currency", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("at", Count, nullable=False),
+    CheckConstraint("amount_pico > 0", name="positive"),
+    **STRICT,
+)
+
+balance = Table(
+    "balance",
+    Base.metadata,
+    Column("tenant_id", Id, primary_key=True),
+    Column("currency", Text, nullable=False),
+    Column("credit", Pico, nullable=False),
+    Column("debit", Pico, nullable=False),
+    Column("held", Pico, nullable=False),
+    Column("overdraft", Pico, nullable=False),
+    CheckConstraint("credit - debit - held + overdraft >= 0", name="covered"),
+    CheckConstraint("held >= 0", name="held_not_negative"),
+    CheckConstraint("overdraft >= 0", name="overdraft_not_negative"),
+    **STRICT,
+)
+"""What a tenant has: `credit` was put in, `debit` was used, `held` is reserved by open holds.
+
+`overdraft` is 0 but for usage that arrived after its hold had expired and the money was promised to others: then it is
+what is missing. Only settling raises it, so reserving can never bring what is available below zero.
+"""
+
+hold = Table(
+    "hold",
+    Base.metadata,
+    Column("request_id", Id, primary_key=True),
+    Column("tenant_id", Id, nullable=False),
+    Column("project_id", Id, nullable=False),
+    Column("key_id", Id, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("lane", Text, nullable=False),
+    Column("price_version", Integer, nullable=False),
+    Column("amount_pico", Count, nullable=False),
+    Column("gateway", Text, nullable=False),
+    Column("terms", LargeBinary, nullable=False),
+    Column("admitted_at", Count, nullable=False),
+    Column("period", Text, nullable=False),
+    Column("expires_at", Count, nullable=False),
+    Column("state", Text, nullable=False),
+    CheckConstraint("amount_pico >= 0", name="not_negative"),
+    CheckConstraint("state IN ('open', 'settled', 'released', 'expired')", name="state"),
+    Index(
+        "ix_hold_open_expires_at",
+        "expires_at",
+        sqlite_where=text("state = 'open'"),
+        postgresql_where=text("state = 'open'"),
+    ),
+    **STRICT,
+    postgresql_with={"fillfactor": 70},
+)
+
+usage_event = Table(
+    "usage_event",
+    Base.metadata,
+    Column("id", Id, primary_key=True),
+    Column("tenant_id", Id, nullable=False),
+    Column("project_id", Id, nullable=False),
+    Column("key_id", Id, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("model_digest", Text, nullable=False),
+    Column("lane", Text, nullable=False),
+    Column("price_version", Integer, nullable=False),
+    Column("admitted_at", Count, nullable=False),
+    Column("finished_at", Count, nullable=False),
+    Column("period", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("delivery", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("replica", Text, nullable=False),
+    Column("sequence", Count, nullable=False),
+    Column("attempt", Count, nullable=False),
+    *(Column(f"count_{name}", Count, nullable=False) for name in COUNTS),
+    *(Column(meter, Count, nullable=False) for meter in METERS),
+    Column("cost_pico", Count, nullable=False),
+    *(CheckConstraint(f"count_{name} >= 0", name=f"count_{name}") for name in COUNTS),
+    *(CheckConstraint(f"{meter} >= 0", name=meter) for meter in METERS),
+    CheckConstraint("cost_pico >= 0", name="cost_pico"),
+    Index(None, "tenant_id", "admitted_at"),
+    Index(None, "tenant_id", "period", "id"),
+    Index(
+        "ix_usage_event_replica_sequence",
+        "replica",
+        "sequence",
+        unique=True,
+        sqlite_where=text("sequence > 0"),
+        postgresql_where=text("sequence > 0"),
+    ),
+    **STRICT,
+)
+
+refused_settlement = Table(
+    "refused_settlement",
+    Base.metadata,
+    Column("id", Id, primary_key=True),
+    Column("request_id", Id, nullable=False, index=True),
+    Column("cause", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("refused_at", Count, nullable=False),
+    **STRICT,
+)
+"""Durable records that could not be settled, whole, with the cause: never dropped, and never in the way of others."""

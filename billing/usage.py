@@ -1,0 +1,202 @@
+"""What is billed: usage by meter, and the immutable event that records it once per request."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import ClassVar, Literal, TypeAlias, get_args
+from uuid import UUID
+
+import msgspec
+
+from billing.money import MAX_PICO
+
+CLASSES = ("5m", "30m", "1h", "12h", "24h")
+"""How long a lease lives."""
+AUTOMATIC = "automatic"
+"""The read class of KV that was there without a lease."""
+METERS = ("uncached", "read_automatic", *(f"read_{c}" for c in CLASSES), *(f"write_{c}" for c in CLASSES), "output")
+"""Everything that has a price: event columns, price rows and reports are made from this one tuple."""
+
+Status = Literal["ok", "cancelled", "failed"]
+Delivery = Literal["confirmed", "unconfirmed"]
+Source = Literal["gateway", "journal"]
+
+_PERIOD = re.compile(r"\d{4}-(0[1-9]|1[0-2])", re.ASCII)
+
+
+class InvalidUsage(ValueError):
+    """Usage or counts that cannot be true: negative, of an unknown meter, or breaking an identity."""
+
+
+class InvalidPeriod(ValueError):
+    """A billing period that is not YYYY-MM."""
+
+    def __init__(self, period: str) -> None:
+        super().__init__(f"{period!r} is not a period such as 2026-11")
+
+
+def check_period(period: str) -> str:
+    """The period, if it is one. Raises InvalidPeriod."""
+    if _PERIOD.fullmatch(period) is None:
+        raise InvalidPeriod(period)
+    return period
+
+
+def period_of(instant: int) -> str:
+    """The billing period (a month in UTC) of microseconds since the Unix epoch."""
+    return datetime.fromtimestamp(instant // 1_000_000, UTC).strftime("%Y-%m")
+
+
+def _check_tokens(name: str, tokens: int) -> None:
+    if type(tokens) is not int or not 0 <= tokens <= MAX_PICO:
+        raise InvalidUsage(f"{name} is {tokens!r}, not a number of tokens")
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """What the engine physically did, in tokens: `prompt = computed + read_hbm + read_dram + read_nvme`.
+
+    Prompt is 0 if the request was never scheduled. `output` counts sampled tokens. The last three stand beside the
+    others and are never billed. Raises InvalidUsage.
+    """
+
+    prompt: int = 0
+    computed: int = 0
+    read_hbm: int = 0
+    read_dram: int = 0
+    read_nvme: int = 0
+    output: int = 0
+    recomputed: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            _check_tokens(name, getattr(self, name))
+        if self.prompt != self.computed + self.read_hbm + self.read_dram + self.read_nvme:
+            raise InvalidUsage(f"prompt is not computed + read in {self}")
+        if self.accepted > self.drafted:
+            raise InvalidUsage(f"more drafted tokens accepted than drafted in {self}")
+
+
+COUNTS = Counts.__struct_fields__
+"""The names of the counts, in order."""
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What is billed, in tokens: disjoint parts of the prompt (uncached, read and written by class) and the output.
+
+    `read` is keyed by class, `automatic` where KV was there without a lease; `write` by class. Raises InvalidUsage.
+    """
+
+    uncached: int = 0
+    read: dict[str, int] = {}
+    write: dict[str, int] = {}
+    output: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.read:
+            if name != AUTOMATIC and name not in CLASSES:
+                raise InvalidUsage(f"unknown meter read_{name}")
+        for name in self.write:
+            if name not in CLASSES:
+                raise InvalidUsage(f"unknown meter write_{name}")
+        for meter, tokens in self._given():
+            _check_tokens(meter, tokens)
+
+    def _given(self) -> list[tuple[str, int]]:
+        return [
+            ("uncached", self.uncached),
+            *((f"read_{name}", tokens) for name, tokens in self.read.items()),
+            *((f"write_{name}", tokens) for name, tokens in self.write.items()),
+            ("output", self.output),
+        ]
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of the prompt that are billed, in whatever way."""
+        return self.uncached + sum(self.read.values()) + sum(self.write.values())
+
+    def meters(self) -> dict[str, int]:
+        """Tokens by meter: every meter, in the order of METERS."""
+        return {**_NO_TOKENS, **dict(self._given())}
+
+    @classmethod
+    def from_meters(cls, meters: dict[str, int]) -> Usage:
+        """The inverse of `meters`; absent meters are 0. Raises InvalidUsage for an unknown one."""
+        for meter in meters:
+            if meter not in METERS:
+                raise InvalidUsage(f"unknown meter {meter}")
+
+        def group(prefix: str) -> dict[str, int]:
+            return {m.removeprefix(prefix): tokens for m, tokens in meters.items() if m.startswith(prefix) and tokens}
+
+        return cls(
+            uncached=meters.get("uncached", 0),
+            read=group("read_"),
+            write=group("write_"),
+            output=meters.get("output", 0),
+        )
+
+
+_NO_TOKENS = dict.fromkeys(METERS, 0)
+
+
+class UsageEvent(msgspec.Struct, frozen=True, tag="event"):
+    """The record of a finished request; `id` is the request's. Raises InvalidUsage or InvalidPeriod.
+
+    Instants are microseconds since the Unix epoch. `period` was fixed by the database's clock at admission. `sequence`
+    is the replica's journal sequence, 0 if the journal has none.
+    """
+
+    id: UUID
+    tenant_id: UUID
+    project_id: UUID
+    key_id: UUID
+    model: str
+    model_digest: str
+    lane: str
+    price_version: int
+    admitted_at: int
+    finished_at: int
+    period: str
+    status: Status
+    reason: str
+    delivery: Delivery
+    source: Source
+    replica: str
+    sequence: int
+    attempt: int
+    counts: Counts
+    usage: Usage
+    cost_pico: int
+
+    _allowed: ClassVar[dict[str, tuple[str, ...]]] = {
+        "status": get_args(Status),
+        "delivery": get_args(Delivery),
+        "source": get_args(Source),
+    }
+
+    def __post_init__(self) -> None:
+        check_period(self.period)
+        for name, allowed in self._allowed.items():
+            if getattr(self, name) not in allowed:
+                raise InvalidUsage(f"{name} is {getattr(self, name)!r}, not one of {', '.join(allowed)}")
+        for name in ("price_version", "admitted_at", "finished_at", "sequence", "attempt", "cost_pico"):
+            _check_tokens(name, getattr(self, name))
+        if self.usage.prompt not in (self.counts.prompt, 0):
+            raise InvalidUsage(f"billed prompt {self.usage.prompt} is neither 0 nor the counted {self.counts.prompt}")
+        if self.usage.output > self.counts.output:
+            raise InvalidUsage(f"billed output {self.usage.output} is more than the counted {self.counts.output}")
+        if self.counts.prompt and not self.usage.prompt and (self.usage.output or self.cost_pico):
+            raise InvalidUsage("output is billed, and its prompt is not")
+
+
+class Release(msgspec.Struct, frozen=True, tag="release"):
+    """Nothing was done for this request: its hold is to be given back."""
+
+    request_id: UUID
+    reason: str
+
+
+Settlement: TypeAlias = UsageEvent | Release

@@ -1,0 +1,1 @@
+"""Tenants, projects and keys: who is asking, and what may they do."""

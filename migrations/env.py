@@ -1,0 +1,26 @@
+"""What Alembic runs: our tables, on the connection that `storage.migrate` hands over."""
+
+from __future__ import annotations
+
+from alembic import context
+
+import billing.tables
+import gateway.tenancy.tables
+from storage.base import Base
+
+ROOMS = (billing.tables, gateway.tenancy.tables)
+"""Imported for the tables that they add to the one metadata."""
+
+connection = context.config.attributes.get("connection")
+if connection is None:
+    raise RuntimeError("migrations run through storage.migrate, which hands over a connection")
+context.configure(
+    connection=connection,
+    target_metadata=Base.metadata,
+    compare_type=True,
+    compare_server_default=True,
+    render_as_batch=False,
+    transactional_ddl=True,
+)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,128 @@
+"""Reserving: whole or not at all, and never more than there is, however many ask at once."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+import pytest
+from sqlalchemy import update
+from sqlalchemy.exc import IntegrityError
+
+from billing.balances import Balances, CurrencyMismatch
+from billing.holds import DuplicateRequest, Hold, Holds, InsufficientFunds
+from billing.money import InvalidMoney
+from billing.prices import UnknownPriceVersion
+from billing.tables import balance as balance_table
+from storage.base import new_id
+from storage.database import Database
+from tests.billing.money import Tenant
+
+
+async def _held(database: Database, tenant: UUID) -> int:
+    balance = await Balances(database).get(tenant)
+    return 0 if balance is None else balance.held
+
+
+async def test_a_hold_is_what_was_asked_with_the_databases_time(database: Database) -> None:
+    tenant = await Tenant.rich(database, 1000)
+    holds = Holds(database)
+    before = await database.now()
+    request = tenant.request(300, lifetime_s=60)
+    hold = await holds.reserve(request)
+    assert await holds.get(hold.request_id) == hold
+    assert (hold.amount_pico, hold.state, hold.terms, hold.gateway) == (300, "open", b"terms", "g1")
+    assert before <= hold.admitted_at <= await database.now()
+    assert hold.expires_at == hold.admitted_at + 60_000_000
+    assert await _held(database, tenant.id) == 300
+    assert await holds.reserve(request) == hold  # a repeated request gets the hold that it has
+    assert await _held(database, tenant.id) == 300
+    assert await holds.get(new_id()) is None
+
+
+async def test_what_does_not_fit_is_refused_with_the_numbers(database: Database) -> None:
+    tenant = await Tenant.rich(database, 1000)
+    holds = Holds(database)
+    await holds.reserve(tenant.request(400))
+    with pytest.raises(InsufficientFunds) as refusal:
+        await holds.reserve(tenant.request(601))
+    error = refusal.value
+    assert (error.scope, error.needed_pico, error.affordable_pico, error.currency) == ("tenant", 601, 600, "USD")
+    await holds.reserve(tenant.request(600))
+    await holds.reserve(tenant.request(0))
+    assert await _held(database, tenant.id) == 1000
+    nobody = await Tenant.rich(database, 0)
+    with pytest.raises(InsufficientFunds):
+        await holds.reserve(nobody.request(0))
+
+
+async def test_bad_input_writes_nothing(database: Database) -> None:
+    tenant = await Tenant.rich(database, 1000)
+    holds = Holds(database)
+    hold = await holds.reserve(tenant.request(100))
+    with pytest.raises(DuplicateRequest):
+        await holds.reserve(tenant.request(200, hold.request_id))
+    with pytest.raises(InvalidMoney):
+        tenant.request(-1)
+    with pytest.raises(InvalidMoney):
+        tenant.request(1, lifetime_s=0)
+    await holds.sweep(hold.expires_at)
+    with pytest.raises(DuplicateRequest):
+        await holds.reserve(tenant.request(100, hold.request_id))
+    euro = await Tenant.rich(database, 0)
+    await Balances(database).grant(euro.id, 1000, "EUR")
+    with pytest.raises(CurrencyMismatch):
+        await holds.reserve(euro.request(1))
+    with pytest.raises(CurrencyMismatch):
+        await Balances(database).grant(euro.id, 1000, "USD")
+    with pytest.raises(InvalidMoney):
+        await Balances(database).grant(euro.id, -5, "EUR")
+    tenant.version = tenant.version.__class__(999, "m", "USD", {})
+    with pytest.raises(UnknownPriceVersion):
+        await holds.reserve(tenant.request(1))
+    assert await _held(database, tenant.id) == 0
+    assert await _held(database, euro.id) == 0
+
+
+async def test_prepaid_is_never_overspent_by_a_crowd(database: Database, database_url: str) -> None:
+    tenant = await Tenant.rich(database, 1000)
+    other = await Tenant.rich(database, 10**6)
+    pools = [await Database.open(database_url) for _ in range(4)]
+    gateways = [Holds(pool) for pool in pools]
+    try:
+        answers = await asyncio.gather(
+            *(gateways[n % 4].reserve((tenant if n % 5 else other).request(7)) for n in range(250)),
+            return_exceptions=True,
+        )
+    finally:
+        for pool in pools:
+            await pool.close()
+    made = [a for a in answers if isinstance(a, Hold)]
+    refused = [a for a in answers if isinstance(a, InsufficientFunds)]
+    assert len(made) + len(refused) == 250
+    assert sum(hold.tenant_id == tenant.id for hold in made) == 1000 // 7
+    assert sum(hold.tenant_id == other.id for hold in made) == 50
+    assert await _held(database, tenant.id) == 1000 // 7 * 7
+
+
+async def test_an_expired_hold_is_given_back_once_by_many_sweepers(database: Database, database_url: str) -> None:
+    tenant = await Tenant.rich(database, 1000)
+    holds = Holds(database)
+    short = [await holds.reserve(tenant.request(10, lifetime_s=1)) for _ in range(5)]
+    long = await holds.reserve(tenant.request(10, lifetime_s=1000))
+    other = await Database.open(database_url)
+    try:
+        sweeps = await asyncio.gather(*(Holds(db).sweep(short[-1].expires_at) for db in (database, other) * 3))
+    finally:
+        await other.close()
+    assert sum(sweeps) == 5
+    assert await _held(database, tenant.id) == 10
+    assert [(await holds.get(h.request_id)).state for h in (*short, long)] == ["expired"] * 5 + ["open"]  # type: ignore[union-attr]
+
+
+async def test_the_database_itself_refuses_an_uncovered_hold(database: Database) -> None:
+    tenant = await Tenant.rich(database, 1000)
+    held = update(balance_table).where(balance_table.c.tenant_id == tenant.id).values(held=1001)
+    async with database.transaction() as session:
+        with pytest.raises(IntegrityError):
+            await session.execute(held)

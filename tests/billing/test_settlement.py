@@ -1,0 +1,113 @@
+"""Settling: each event once, its hold closed, its cost debited; whatever cannot be true is kept aside."""
+
+from __future__ import annotations
+
+import msgspec
+from sqlalchemy import select
+
+from billing.balances import Balances
+from billing.holds import Holds
+from billing.prices import PriceBook
+from billing.settlement import Settled, settle
+from billing.tables import refused_settlement, usage_event
+from billing.usage import Release, Settlement, Usage
+from storage.base import new_id
+from storage.database import Database
+from tests.billing.money import Tenant
+
+PRICE = 100 * 400_000 + 10 * 1_600_000  # what Tenant.event costs
+
+
+async def _settle(database: Database, *records: Settlement) -> Settled:
+    return await settle(database, PriceBook(database), records)
+
+
+async def test_an_event_debits_its_cost_and_closes_its_hold_once(database: Database) -> None:
+    tenant = await Tenant.rich(database, 10**12)
+    holds = Holds(database)
+    hold = await holds.reserve(tenant.request(10**9))
+    event = tenant.event(hold)
+    assert await _settle(database, event, event) == Settled(written=1, repeated=1)
+    assert await _settle(database, event) == Settled(repeated=1)
+    assert await _settle(database, Release(hold.request_id, "late")) == Settled()
+    balance = await Balances(database).get(tenant.id)
+    assert balance is not None
+    assert (balance.credit, balance.debit, balance.held, balance.overdraft) == (10**12, PRICE, 0, 0)
+    ended = await holds.get(hold.request_id)
+    assert ended is not None
+    assert ended.state == "settled"
+
+
+async def test_a_row_has_all_that_the_event_has(database: Database) -> None:
+    tenant = await Tenant.rich(database, 10**12)
+    usage = Usage(uncached=1, read={"automatic": 2, "5m": 3}, write={"1h": 4}, output=5)
+    event = tenant.event(tenant.request(0), usage, sequence=7)
+    await _settle(database, event)
+    async with database.reading() as session:
+        row = (await session.execute(select(usage_event))).one()._mapping
+    assert Usage.from_meters({meter: row[meter] for meter in usage.meters()}) == usage
+    for name, value in msgspec.structs.asdict(event).items():
+        if name not in ("usage", "counts"):
+            assert row[name] == value
+    for name, tokens in msgspec.structs.asdict(event.counts).items():
+        assert row[f"count_{name}"] == tokens
+
+
+async def test_a_release_gives_the_hold_back_once(database: Database) -> None:
+    tenant = await Tenant.rich(database, 10**12)
+    hold = await Holds(database).reserve(tenant.request(10**9))
+    release = Release(hold.request_id, "rejected")
+    assert await _settle(database, release, release, Release(new_id(), "unknown")) == Settled(released=1)
+    assert await _settle(database, release) == Settled()
+    balance = await Balances(database).get(tenant.id)
+    assert balance is not None
+    assert (balance.debit, balance.held) == (0, 0)
+    # and if something was done after all, it is paid for, once
+    assert await _settle(database, tenant.event(hold)) == Settled(written=1)
+    balance = await Balances(database).get(tenant.id)
+    assert balance is not None
+    assert (balance.debit, balance.held) == (PRICE, 0)
+
+
+async def test_usage_after_its_hold_expired_and_the_money_was_promised_again(database: Database) -> None:
+    tenant = await Tenant.rich(database, PRICE)
+    holds = Holds(database)
+    first = await holds.reserve(tenant.request(PRICE, lifetime_s=1))
+    assert await holds.sweep(first.expires_at) == 1
+    second = await holds.reserve(tenant.request(PRICE))
+    assert await _settle(database, tenant.event(first)) == Settled(written=1)
+    balance = await Balances(database).get(tenant.id)
+    assert balance is not None
+    assert (balance.available, balance.overdraft) == (-PRICE, PRICE)
+    await _settle(database, Release(second.request_id, "rejected"))
+    balance = await Balances(database).get(tenant.id)
+    assert balance is not None
+    assert (balance.available, balance.overdraft) == (0, 0)
+
+
+async def test_what_cannot_be_true_is_kept_aside_and_harms_no_other(database: Database) -> None:
+    tenant = await Tenant.rich(database, 10**12)
+    poor = await Tenant.rich(database, 0)
+    euro = await Tenant.rich(database, 0)
+    await Balances(database).grant(euro.id, 10**12, "EUR")
+    good = tenant.event(tenant.request(0), sequence=1)
+    lies = {
+        "the cost is 1, and recomputes to": msgspec.structs.replace(tenant.event(tenant.request(0)), cost_pico=1),
+        "price version 99 does not exist": msgspec.structs.replace(tenant.event(tenant.request(0)), price_version=99),
+        "has no price for write_24h": msgspec.structs.replace(
+            tenant.event(tenant.request(0)), usage=Usage(write={"24h": 100}, output=10)
+        ),
+        "the tenant has no balance": poor.event(poor.request(0)),
+        "the price is in USD, the balance in EUR": euro.event(euro.request(0)),
+        "sequence belong to another request": tenant.event(tenant.request(0), sequence=1),
+    }
+    assert await _settle(database, good, *lies.values()) == Settled(written=1, refused=6)
+    async with database.reading() as session:
+        rows = (await session.execute(select(refused_settlement))).all()
+    for cause, lie in lies.items():
+        (row,) = [row for row in rows if row.request_id == lie.id]
+        assert cause in row.cause
+        assert msgspec.msgpack.decode(row.body, type=Settlement) == lie  # type: ignore[arg-type]
+    balance = await Balances(database).get(tenant.id)
+    assert balance is not None
+    assert balance.debit == good.cost_pico

@@ -1,0 +1,111 @@
+"""What every test may ask for: servers of our own, and a fresh database of either kind."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from storage import migrate
+from storage.database import Database
+from tests.servers import PostgresServer, RedisServer, postgres_server, redis_server
+
+_numbers = itertools.count(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "filterwarnings",
+        # advanced-alchemy 1.12 decorates its mixins with what SQLAlchemy 2.1 no longer needs
+        "ignore:The declarative_mixin decorator was used only by:sqlalchemy.exc.SADeprecationWarning",
+    )
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """The session's PostgreSQL server. Do not stop it; `tests.servers.postgres_server` gives one for that."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_url(postgres: PostgresServer) -> str:
+    """The URL of the session's PostgreSQL server, database `postgres`."""
+    return postgres.url
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[RedisServer]:
+    """The session's Redis server. Do not stop it; `tests.servers.redis_server` gives one for that."""
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_url(redis: RedisServer) -> str:
+    """The URL of the session's Redis server."""
+    return redis.url
+
+
+async def _execute(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+async def empty_postgres_url(postgres: PostgresServer) -> AsyncIterator[str]:
+    """The URL of an empty PostgreSQL database, dropped afterwards."""
+    name = f"test_{next(_numbers)}"
+    await _execute(postgres.url, f"CREATE DATABASE {name}")
+    yield postgres.database_url(name)
+    await _execute(postgres.url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+async def fresh_postgres_url(postgres: PostgresServer) -> AsyncIterator[str]:
+    """The URL of a migrated PostgreSQL database without rows, dropped afterwards."""
+    if not postgres.has_template:
+        await _execute(postgres.url, "CREATE DATABASE template_turnpike")
+        await migrate.upgrade(postgres.database_url("template_turnpike"))
+        postgres.has_template = True
+    name = f"test_{next(_numbers)}"
+    await _execute(postgres.url, f"CREATE DATABASE {name} TEMPLATE template_turnpike")
+    yield postgres.database_url(name)
+    await _execute(postgres.url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+async def fresh_sqlite_url(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URL of a migrated SQLite database without rows."""
+    template = tmp_path_factory.getbasetemp() / "template.sqlite"
+    if not template.exists():
+        await migrate.upgrade(f"sqlite:///{template}")
+        with sqlite3.connect(template) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.close()
+    path = tmp_path / "turnpike.sqlite"
+    shutil.copy(template, path)
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """The URL of a migrated database without rows: each test runs on both kinds."""
+    name = "fresh_sqlite_url" if request.param == "sqlite" else "fresh_postgres_url"
+    return str(request.getfixturevalue(name))
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    """An open, migrated database without rows: each test runs on both kinds."""
+    opened = await Database.open(database_url)
+    yield opened
+    await opened.close()

@@ -1,0 +1,236 @@
+"""Who is asking: the right key is known, every wrong one fails alike, and a revoked one is forgotten at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from sqlalchemy import update
+
+from gateway.tenancy.authenticator import AuthenticationFailed, Authenticator
+from gateway.tenancy.keys import Peppers
+from gateway.tenancy.repositories import Tenancy
+from gateway.tenancy.tables import ApiKey
+from storage.bus import LocalBus, RedisBus
+from storage.database import Database, DatabaseUnavailable
+
+PEPPERS = Peppers({1: b"p" * 32, 2: b"q" * 32}, 2)
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[LocalBus]:
+    bus = LocalBus()
+    yield bus
+    await bus.close()
+
+
+@pytest.fixture
+async def tenancy(database: Database, bus: LocalBus) -> Tenancy:
+    return Tenancy(database, PEPPERS, bus)
+
+
+@pytest.fixture
+async def authenticator(database: Database, bus: LocalBus) -> AsyncIterator[Authenticator]:
+    authenticator = Authenticator(database, PEPPERS, bus, ttl=30)
+    await authenticator.start()
+    yield authenticator
+    await authenticator.close()
+
+
+async def test_a_key_says_who_is_asking(tenancy: Tenancy, authenticator: Authenticator) -> None:
+    tenant = await tenancy.create_tenant("acme")
+    project = await tenancy.create_project(tenant.id, "web")
+    issued = await tenancy.create_key(tenant.id, project.id, "laptop")
+    principal = await authenticator.authenticate(issued.key)
+    assert (principal.tenant, principal.project, principal.admin) == ("acme", "web", False)
+    assert (principal.tenant_id, principal.project_id) == (tenant.id, project.id)
+    admin = await authenticator.authenticate((await tenancy.create_key(tenant.id, None)).key)
+    assert (admin.project_id, admin.project, admin.admin) == (None, None, True)
+    await authenticator.close()
+    used = {key.public_id: key.last_used_at for key in await tenancy.list_keys(tenant.id)}
+    assert used[issued.public_id] is not None
+
+
+async def test_a_key_under_an_older_pepper_still_works(database: Database, bus: LocalBus) -> None:
+    old = Tenancy(database, Peppers({1: b"p" * 32}, 1), bus)
+    tenant = await old.create_tenant("acme")
+    issued = await old.create_key(tenant.id, None)
+    authenticator = Authenticator(database, PEPPERS, bus)
+    assert (await authenticator.authenticate(issued.key)).tenant == "acme"
+    await authenticator.close()
+    gone = Authenticator(database, Peppers({2: b"q" * 32}, 2), bus)
+    with pytest.raises(AuthenticationFailed):
+        await gone.authenticate(issued.key)
+
+
+async def test_every_wrong_key_fails_alike(tenancy: Tenancy, authenticator: Authenticator, database: Database) -> None:
+    tenant = await tenancy.create_tenant("acme")
+    good = await tenancy.create_key(tenant.id, None)
+    other = await tenancy.create_key(tenant.id, None)
+    expired = await tenancy.create_key(tenant.id, None, expires_at=time.time_ns() // 1000 - 1)
+    revoked = await tenancy.create_key(tenant.id, None)
+    assert await tenancy.revoke(revoked.public_id, tenant.id)
+    unknown = await tenancy.create_key(tenant.id, None)
+    async with database.transaction() as session:
+        await session.execute(
+            update(ApiKey).where(ApiKey.public_id == unknown.public_id).values(public_id="000000000000")
+        )
+    spliced = good.key.replace(good.public_id, other.public_id)
+    wrong = ["", "tp_live_", good.key[:-1], good.key + "0", good.key.lower(), spliced, expired.key, revoked.key]
+    messages = set()
+    for key in [*wrong, unknown.key, "Bearer " + good.key, good.key + "\n", "\0", "🔑" * 50, "x" * 100_000]:
+        with pytest.raises(AuthenticationFailed) as failure:
+            await authenticator.authenticate(key)
+        messages.add(str(failure.value))
+    assert messages == {"incorrect API key provided"}
+
+
+async def test_a_wrong_secret_fails_though_the_key_is_remembered(
+    tenancy: Tenancy, authenticator: Authenticator
+) -> None:
+    from gateway.tenancy import keys
+
+    tenant = await tenancy.create_tenant("acme")
+    issued = await tenancy.create_key(tenant.id, None)
+    await authenticator.authenticate(issued.key)
+    forged, _ = keys.generate()
+    body = forged.key.replace(forged.public_id, issued.public_id).rsplit("_", 1)[0]
+    with pytest.raises(AuthenticationFailed):
+        await authenticator.authenticate(f"{body}_{keys._checksum(body)}")
+
+
+async def test_known_and_unknown_ids_do_the_same_work(
+    tenancy: Tenancy, authenticator: Authenticator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same statements to the database and the same MACs, whatever is wrong with the key."""
+    from gateway.tenancy import keys
+
+    tenant = await tenancy.create_tenant("acme")
+    issued = await tenancy.create_key(tenant.id, None)
+    work: list[str] = []
+    read, mac = authenticator._read, Peppers.mac
+
+    async def counted_read(public_id: str) -> object:
+        work.append("read")
+        return await read(public_id)
+
+    def counted_mac(self: Peppers, version: int, secret: str) -> bytes:
+        work.append("mac")
+        return mac(self, version, secret)
+
+    monkeypatch.setattr(authenticator, "_read", counted_read)
+    monkeypatch.setattr(Peppers, "mac", counted_mac)
+    forged, _ = keys.generate()
+    body = forged.key.replace(forged.public_id, issued.public_id).rsplit("_", 1)[0]
+    for key in (f"{body}_{keys._checksum(body)}", forged.key):
+        for expected in (["read", "mac"], ["mac"]):  # not remembered, then remembered
+            work.clear()
+            with pytest.raises(AuthenticationFailed):
+                await authenticator.authenticate(key)
+            assert work == expected
+
+
+async def test_nothing_shows_a_secret(tenancy: Tenancy, caplog: pytest.LogCaptureFixture) -> None:
+    from gateway.tenancy.keys import parse
+
+    tenant = await tenancy.create_tenant("acme")
+    issued = await tenancy.create_key(tenant.id, None)
+    secret = issued.key.split("_")[3]
+    (row,) = await tenancy.list_keys(tenant.id)
+    for thing in (issued, parse(issued.key), row, PEPPERS):
+        assert secret not in repr(thing)
+        assert "ppp" not in repr(thing)
+    assert secret.encode() not in row.mac
+    assert secret not in caplog.text
+
+
+async def test_without_a_database_a_remembered_key_works_and_another_is_not_called_wrong(
+    tenancy: Tenancy, authenticator: Authenticator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant = await tenancy.create_tenant("acme")
+    known, other = await tenancy.create_key(tenant.id, None), await tenancy.create_key(tenant.id, None)
+    await authenticator.authenticate(known.key)
+
+    async def away(public_id: str) -> object:
+        raise DatabaseUnavailable("away")
+
+    monkeypatch.setattr(authenticator, "_read", away)
+    await authenticator.authenticate(known.key)
+    with pytest.raises(DatabaseUnavailable):
+        await authenticator.authenticate(other.key)
+
+
+async def test_a_revocation_is_heard_on_the_bus(database: Database, redis_url: str) -> None:
+    here, there = RedisBus(redis_url), RedisBus(redis_url)
+    tenancy, authenticator = Tenancy(database, PEPPERS, here), Authenticator(database, PEPPERS, there)
+    assert authenticator._ttl == 30
+    await authenticator.start()
+    try:
+        tenant = await tenancy.create_tenant("acme")
+        issued = await tenancy.create_key(tenant.id, None)
+        await authenticator.authenticate(issued.key)
+        began = time.monotonic()
+        assert await tenancy.revoke(issued.public_id)
+        while True:
+            try:
+                await authenticator.authenticate(issued.key)
+            except AuthenticationFailed:
+                break
+            await asyncio.sleep(0.005)
+            assert time.monotonic() - began < 1
+    finally:
+        await authenticator.close()
+        await here.close()
+        await there.close()
+
+
+async def test_a_key_revoked_while_it_is_read_is_not_remembered(
+    tenancy: Tenancy, authenticator: Authenticator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant = await tenancy.create_tenant("acme")
+    issued = await tenancy.create_key(tenant.id, None)
+    read = authenticator._read
+
+    async def slow_read(public_id: str) -> object:
+        record = await read(public_id)
+        if not record.revoked:
+            await tenancy.revoke(public_id)
+            await asyncio.sleep(0)
+        return record
+
+    monkeypatch.setattr(authenticator, "_read", slow_read)
+    with pytest.raises(AuthenticationFailed):
+        await authenticator.authenticate(issued.key)
+
+
+async def test_a_gap_on_the_bus_forgets_everything(
+    tenancy: Tenancy, authenticator: Authenticator, database: Database
+) -> None:
+    silent = Tenancy(database, PEPPERS, LocalBus())
+    tenant = await tenancy.create_tenant("acme")
+    issued = await tenancy.create_key(tenant.id, None)
+    await authenticator.authenticate(issued.key)
+    await silent.revoke(issued.public_id)
+    await authenticator.authenticate(issued.key)
+    authenticator._forget_all()
+    with pytest.raises(AuthenticationFailed):
+        await authenticator.authenticate(issued.key)
+
+
+async def test_many_misses_of_one_key_ask_the_database_once(
+    tenancy: Tenancy, authenticator: Authenticator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant = await tenancy.create_tenant("acme")
+    issued = await tenancy.create_key(tenant.id, None)
+    read, asked = authenticator._read, 0
+
+    async def counted(public_id: str) -> object:
+        nonlocal asked
+        asked += 1
+        return await read(public_id)
+
+    monkeypatch.setattr(authenticator, "_read", counted)
+    await asyncio.gather(*(authenticator.authenticate(issued.key) for _ in range(50)))
+    assert asked == 1
