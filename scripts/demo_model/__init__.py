@@ -1,0 +1,1 @@
+"""Builds the demo model: corpus, conversations, tokenizer, network, training, evaluation, folder."""
