@@ -1,0 +1,1 @@
+"""May this request run now, and what does it reserve."""

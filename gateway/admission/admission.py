@@ -1,0 +1,183 @@
+"""From a parsed request to one that may run: prompt, plan, bounds, price, hold.
+
+Limits and lanes will take their place between `prepare` and `reserve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from uuid import UUID
+
+import structlog
+from msgspec import Struct
+
+from billing.balances import CurrencyMismatch
+from billing.holds import Hold, HoldRequest, Holds, InsufficientFunds
+from billing.money import InvalidMoney, format_pico
+from billing.prices import PriceBook, PriceMissing, PriceVersion
+from engine.protocol import Sampling
+from gateway.admission.bounds import output_bound
+from gateway.admission.lifetimes import Lifetimes
+from gateway.conversation.chat_template import ConversationRefused
+from gateway.conversation.prompt import Prompt
+from gateway.conversation.served_model import ServedModel
+from gateway.failures import InvalidRequest, Unaffordable, Unavailable
+from gateway.fleet.fleet import Fleet
+from gateway.generation import Generation
+from gateway.metering import Terms, pack
+from gateway.registry import Registry
+from prompt_cache.directives import CachePlan, plan, rules_for
+from storage.database import DatabaseUnavailable
+
+log = structlog.get_logger("gateway.admission")
+
+_THREAD_CHARACTERS = 65_536
+"""Longer conversations are tokenized in a thread, so that they do not hold up the others."""
+
+
+class Payer(Struct, frozen=True):
+    """Who asks and who pays."""
+
+    tenant_id: UUID
+    project_id: UUID
+    key_id: UUID
+
+
+class Prepared(Struct, frozen=True, kw_only=True):
+    """A request that may run as soon as its money is held."""
+
+    request_id: UUID
+    payer: Payer
+    generation: Generation
+    model: ServedModel
+    prompt: Prompt
+    plan: CachePlan
+    sampling: Sampling
+    price: PriceVersion
+    terms: Terms
+
+
+class Admission:
+    """Prepares requests and reserves their money, for one gateway worker."""
+
+    def __init__(
+        self,
+        gateway: str,
+        *,
+        models: Registry,
+        fleet: Fleet,
+        prices: PriceBook,
+        holds: Holds,
+        lifetimes: Lifetimes,
+    ) -> None:
+        self.lifetimes = lifetimes
+        self._gateway = gateway
+        self._models = models
+        self._fleet = fleet
+        self._prices = prices
+        self._holds = holds
+
+    async def prepare(self, request_id: UUID, payer: Payer, generation: Generation) -> Prepared:
+        """Render, tokenize, plan, check. Raises ModelNotFound, InvalidRequest, Unavailable."""
+        model = self._models.get(generation.model)
+        prompt = await self._prompt(model, generation)
+        prompt_tokens = len(prompt.tokens)
+        context = min(model.context_tokens, self._fleet.context_tokens(model.name) or model.context_tokens)
+        max_output = output_bound(generation, prompt_tokens, context)
+        cache = plan(
+            rules_for(generation.surface, model.family),
+            prompt_tokens=prompt_tokens,
+            read_min=model.min_cacheable_tokens,
+        )
+        try:
+            price = await self._prices.current(model.name, time.time_ns() // 1000)
+        except PriceMissing as error:
+            raise Unavailable(f"The model {model.name!r} has no price at present.", retry_after=60.0) from error
+        except DatabaseUnavailable as error:
+            raise _no_database() from error
+        return Prepared(
+            request_id=request_id,
+            payer=payer,
+            generation=generation,
+            model=model,
+            prompt=prompt,
+            plan=cache,
+            sampling=_sampling(generation, model, max_output),
+            price=price,
+            terms=Terms(generation.surface, cache.read_min, prompt_tokens),
+        )
+
+    async def reserve(self, prepared: Prepared) -> Hold:
+        """Hold the upper bound of the cost. Raises Unaffordable, Unavailable."""
+        price, payer = prepared.price, prepared.payer
+        prompt_tokens, max_output = len(prepared.prompt.tokens), prepared.sampling.max_tokens
+        classes = {breakpoint_.lease for breakpoint_ in prepared.plan.breakpoints}
+        try:
+            return await self._holds.reserve(
+                HoldRequest(
+                    request_id=prepared.request_id,
+                    tenant_id=payer.tenant_id,
+                    project_id=payer.project_id,
+                    key_id=payer.key_id,
+                    model=prepared.model.name,
+                    lane=prepared.generation.lane,
+                    price_version=price.id,
+                    amount_pico=price.bound(prompt_tokens, max_output, classes),
+                    lifetime_s=self.lifetimes.hold,
+                    gateway=self._gateway,
+                    terms=pack(prepared.terms),
+                )
+            )
+        except InsufficientFunds as error:
+            raise _unaffordable(error, price, prompt_tokens, max_output) from error
+        except (CurrencyMismatch, InvalidMoney) as error:
+            raise Unaffordable(f"This request cannot be paid: {error}.") from error
+        except DatabaseUnavailable as error:
+            raise _no_database() from error
+
+    async def _prompt(self, model: ServedModel, generation: Generation) -> Prompt:
+        size = sum(len(text.text) for turn in generation.turns for text in turn.texts)
+        try:
+            if size > _THREAD_CHARACTERS:
+                return await asyncio.to_thread(model.prompt, generation.turns)
+            return model.prompt(generation.turns)
+        except ConversationRefused as error:
+            raise InvalidRequest(
+                f"The messages do not fit this model: {error}", path=generation.turns_path, code="invalid_value"
+            ) from error
+
+
+def _sampling(generation: Generation, model: ServedModel, max_output: int) -> Sampling:
+    defaults = model.defaults
+    seed = secrets.randbits(64) if generation.seed is None else generation.seed % 2**64
+    return Sampling(
+        max_tokens=max_output,
+        temperature=defaults.temperature if generation.temperature is None else generation.temperature,
+        top_p=defaults.top_p if generation.top_p is None else generation.top_p,
+        seed=seed,
+        stop_tokens=model.stop_tokens,
+    )
+
+
+def _no_database() -> Unavailable:
+    return Unavailable("The database is away, so no money can be reserved; try again shortly.", retry_after=2.0)
+
+
+def _unaffordable(error: InsufficientFunds, price: PriceVersion, prompt_tokens: int, max_output: int) -> Unaffordable:
+    """What is needed, what is there, and the `max_tokens` that would fit."""
+    needed, left = format_pico(error.needed_pico), format_pico(error.affordable_pico)
+    output_price = price.price("output")
+    spare = error.affordable_pico - (error.needed_pico - max_output * output_price)
+    fits = spare // output_price if output_price and spare > 0 else 0
+    advice = (
+        f"max_tokens of at most {fits} would fit."
+        if fits
+        else f"The balance does not cover the {prompt_tokens} tokens of the messages."
+    )
+    return Unaffordable(
+        f"This request of {prompt_tokens} prompt and at most {max_output} output tokens may cost {needed} "
+        f"{error.currency}; "
+        f"{left} {error.currency} can be spent. {advice}"
+    )

@@ -1,0 +1,34 @@
+"""How long the output may become: what the client asked for, checked against the room that the prompt leaves."""
+
+from __future__ import annotations
+
+from gateway.failures import InvalidRequest
+from gateway.generation import Generation
+
+
+def output_bound(generation: Generation, prompt_tokens: int, context_tokens: int) -> int:
+    """The most output tokens; absent `max_tokens`, all the room left. Raises InvalidRequest with the numbers."""
+    room = context_tokens - prompt_tokens
+    if room < 1:
+        raise InvalidRequest(
+            f"This model's context is {context_tokens} tokens; the messages take {prompt_tokens} tokens"
+            + (" and leave no room for an answer." if room == 0 else "."),
+            path=generation.turns_path,
+            code="context_length_exceeded",
+        )
+    asked = generation.max_tokens
+    if asked is None:
+        return room
+    field = generation.max_tokens_path.removeprefix("$.")
+    if asked < 1:
+        raise InvalidRequest(
+            f"{field} is {asked}; it must be at least 1.", path=generation.max_tokens_path, code="invalid_value"
+        )
+    if asked > room:
+        raise InvalidRequest(
+            f"{field} is {asked}, but this model's context of {context_tokens} tokens has room for {room} "
+            f"after the {prompt_tokens} tokens of the messages.",
+            path=generation.max_tokens_path,
+            code="context_length_exceeded",
+        )
+    return asked

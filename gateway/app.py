@@ -1,0 +1,93 @@
+"""Builds the Litestar application of one gateway worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import structlog
+from litestar import Litestar
+from litestar.datastructures import State
+from litestar.exceptions import HTTPException
+from litestar.types import Message, Scope
+
+from gateway import error_answers
+from gateway.authentication import PUBLIC, Authentication
+from gateway.endpoints.chat import chat_completions
+from gateway.endpoints.models import model_routes
+from gateway.endpoints.operations import operation_routes
+from gateway.endpoints.usage import completions_usage
+from gateway.request_scope import of
+from gateway.services import Gateway, GatewayServices
+
+log = structlog.get_logger("gateway.http")
+
+
+def create_app(services: GatewayServices) -> Litestar:
+    """The application. Its lifespan starts and stops the worker; `gateway_of` leads back to it.
+
+    There is no generated OpenAPI document: bodies are decoded by the dialects, which Litestar does not see.
+    """
+    gateway = Gateway(services)
+
+    @asynccontextmanager
+    async def lifespan(app: Litestar) -> AsyncGenerator[None, None]:
+        await gateway.start()
+        try:
+            yield
+        finally:
+            await gateway.stop()
+
+    async def before_send(message: Message, scope: Scope) -> None:
+        if message["type"] == "http.response.start":
+            _started(gateway, message, scope)
+
+    return Litestar(
+        route_handlers=[
+            chat_completions(gateway),
+            *model_routes(gateway),
+            completions_usage(gateway),
+            *operation_routes(gateway),
+        ],
+        lifespan=[lifespan],
+        middleware=[Authentication(services.authenticator)],
+        before_send=[before_send],
+        exception_handlers={HTTPException: error_answers.answer, Exception: error_answers.answer},
+        request_max_body_size=services.options.body_limit,
+        openapi_config=None,
+        logging_config=None,
+        debug=False,
+        state=State({"gateway": gateway}),
+    )
+
+
+def gateway_of(app: Litestar) -> Gateway:
+    """The worker that an application of `create_app` belongs to."""
+    gateway = app.state["gateway"]
+    assert isinstance(gateway, Gateway)
+    return gateway
+
+
+def _started(gateway: Gateway, message: Message, scope: Scope) -> None:
+    """Put the request id on every answer, count it, log it."""
+    about = of(scope)
+    headers, status = message["headers"], message["status"]  # type: ignore[typeddict-item]  # checked by the caller
+    message["headers"] = [*headers, (b"x-request-id", about.name.encode())]  # type: ignore[typeddict-unknown-key]
+    handler = scope.get("route_handler")
+    if handler is not None and handler.opt.get(PUBLIC):
+        return
+    gateway.metrics.answered(about.model, status)
+    principal = about.principal
+    log.info(
+        "answered",
+        request_id=about.name,
+        method=scope["method"],  # type: ignore[typeddict-item]  # only HTTP is served
+        path=scope["path"],
+        status=status,
+        key=principal.public_id if principal else None,
+        tenant=principal.tenant if principal else None,
+        project=principal.project if principal else None,
+        model=about.model or None,
+        seconds=round(time.monotonic() - about.started, 4),
+    )

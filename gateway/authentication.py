@@ -1,0 +1,55 @@
+"""Who is asking: checked before anything of the request is read but its headers."""
+
+from __future__ import annotations
+
+from litestar.datastructures import Headers
+from litestar.enums import ScopeType
+from litestar.middleware import ASGIMiddleware
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from gateway.failures import NotAllowed, NotAuthenticated, Unavailable
+from gateway.request_scope import of
+from gateway.tenancy.authenticator import AuthenticationFailed, Authenticator, Principal
+from storage.database import DatabaseUnavailable
+
+PUBLIC = "public"
+"""The key in a handler's `opt` that exempts it."""
+
+
+class Authentication(ASGIMiddleware):
+    """Puts the principal into the request's scope, or answers 401."""
+
+    scopes = (ScopeType.HTTP,)
+    exclude_opt_key = PUBLIC
+
+    def __init__(self, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
+        """Authenticate, then go on. Raises NotAuthenticated, Unavailable."""
+        try:
+            of(scope).principal = await self._authenticator.authenticate(presented(Headers.from_scope(scope)))
+        except AuthenticationFailed as error:
+            raise NotAuthenticated(
+                "Incorrect API key provided. Send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+            ) from error
+        except DatabaseUnavailable as error:
+            raise Unavailable("The database is away, so keys cannot be checked; try again shortly.") from error
+        await next_app(scope, receive, send)
+
+
+def presented(headers: Headers) -> str:
+    """The key that the headers present; empty, which no key is, if there is none or more than one."""
+    bearers, keys = headers.getall("authorization", []), headers.getall("x-api-key", [])
+    if bearers:
+        scheme, _, key = bearers[0].partition(" ")
+        return key.strip() if len(bearers) == 1 and scheme.lower() == "bearer" else ""
+    return keys[0].strip() if len(keys) == 1 else ""
+
+
+def project_principal(scope: Scope) -> Principal:
+    """The principal, which must be a project's. Raises NotAllowed for an admin key."""
+    principal = of(scope).known_principal
+    if principal.admin or principal.project_id is None:
+        raise NotAllowed("An admin key cannot be used for inference; use a project's key.")
+    return principal

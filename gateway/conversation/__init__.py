@@ -1,0 +1,1 @@
+"""From a conversation to token ids and spans, and from token ids back to text."""

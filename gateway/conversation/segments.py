@@ -1,0 +1,81 @@
+"""Which parts of a rendered prompt came from the client: contents are marked before rendering and found again after.
+
+Four code points of the private planes, that no content of this request has, serve as marks: one opens a content, two
+write its number in binary, one closes it. The template sees ordinary text, and what it prints can be split exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from msgspec import Struct
+
+_POOL = tuple(map(chr, (*range(0xF0000, 0xF0200), *range(0x10FF00, 0x10FFFE))))
+_NEEDED = 5
+
+
+class NoMarksLeft(Exception):
+    """The contents use so many private code points that none are left to mark them with."""
+
+
+class Segment(Struct, frozen=True):
+    """A stretch of the rendered text: the template's own (`content` None), or that of the content with this index."""
+
+    text: str
+    content: int | None
+
+
+class Marks:
+    """The marks for one request's contents."""
+
+    def __init__(self, contents: Sequence[str]) -> None:
+        free = list(islice((mark for mark in _POOL if not any(mark in text for text in contents)), _NEEDED))
+        if len(free) < _NEEDED:
+            raise NoMarksLeft
+        self._open, self._close, self._zero, self._one, self.cut = free
+        self._bits = {self._zero: "0", self._one: "1"}
+
+    def whole(self, index: int, content: str) -> str:
+        """The content with marks around all of it; an empty one stays empty, since templates test for that."""
+        if not content:
+            return content
+        digits = f"{index:b}".replace("0", self._zero).replace("1", self._one)
+        return f"{self._open}{digits}{content}{self._close}"
+
+    def core(self, index: int, content: str) -> str:
+        """The content with marks inside its outer white space, for templates that trim."""
+        core = content.strip()
+        if not core:
+            return content
+        start = content.index(core)
+        return content[:start] + self.whole(index, core) + content[start + len(core) :]
+
+    def cut_at(self, content: str, first_characters: frozenset[str]) -> str:
+        """The content with a cut after every character that a special token begins with."""
+        for character in first_characters:
+            content = content.replace(character, character + self.cut)
+        return content
+
+    def split(self, rendered: str) -> list[Segment] | None:
+        """The segments of a rendered text, None if the template tore the marks apart."""
+        segments: list[Segment] = []
+        pieces = rendered.split(self._open)
+        self._literal(segments, pieces[0])
+        for piece in pieces[1:]:
+            inside, closed, after = piece.partition(self._close)
+            digits = len(inside) - len(inside.lstrip(self._zero + self._one))
+            if not closed or not digits:
+                return None
+            index = int("".join(self._bits[mark] for mark in inside[:digits]), 2)
+            segments.append(Segment(inside[digits:], index))
+            self._literal(segments, after)
+        stray = (self._close, self._zero, self._one)
+        if any(mark in segment.text for segment in segments for mark in stray):
+            return None
+        return segments
+
+    @staticmethod
+    def _literal(segments: list[Segment], text: str) -> None:
+        if text:
+            segments.append(Segment(text, None))

@@ -1,0 +1,134 @@
+"""A served model as the gateway knows it: the folder's text side, its limits and its defaults. Never its weights."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from gateway.conversation.chat_template import ChatTemplate, TemplateError
+from gateway.conversation.detokenizer import Detokenizer, detokenizer_for
+from gateway.conversation.prompt import Prompt, make_prompt
+from gateway.conversation.tokenizer import Tokenizer, TokenizerError
+from gateway.generation import Turn
+from prompt_cache.model_digest import text_digest
+
+DEFAULT_MIN_CACHEABLE = 1024
+Value = TypeVar("Value", int, str)
+
+
+class ModelFolderError(Exception):
+    """A model folder cannot be served; the message names the file."""
+
+
+class SamplingDefaults(Struct, frozen=True):
+    """What the model's `generation_config.json` says for requests that do not."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+class ServedModel(Struct, frozen=True, kw_only=True):
+    """Name, limits and text side of one model. `created` is the folder's time, seconds since the Unix epoch."""
+
+    name: str
+    folder: Path
+    family: str
+    text_digest: str
+    context_tokens: int
+    min_cacheable_tokens: int
+    stop_tokens: tuple[int, ...]
+    defaults: SamplingDefaults
+    created: int
+    tokenizer: Tokenizer
+    template: ChatTemplate
+
+    def prompt(self, turns: tuple[Turn, ...]) -> Prompt:
+        """The conversation as tokens and spans. Raises ConversationRefused."""
+        return make_prompt(turns, self.template, self.tokenizer)
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh detokenizer for one output."""
+        return detokenizer_for(self.tokenizer)
+
+
+def load_served_model(folder: Path) -> ServedModel:
+    """Read a Hugging Face folder, with `turnpike.toml` in it if there is one. Raises ModelFolderError."""
+    if not folder.is_dir():
+        raise ModelFolderError(f"{folder}: there is no such model folder")
+    config = _json(folder / "config.json", needed=True)
+    generation = _json(folder / "generation_config.json", needed=False)
+    ours = _toml(folder / "turnpike.toml")
+    try:
+        tokenizer = Tokenizer.load(folder / "tokenizer.json")
+        template = ChatTemplate.load(folder, tokenizer.special_texts)
+    except (TokenizerError, TemplateError) as error:
+        raise ModelFolderError(str(error)) from error
+    context = config.get("max_position_embeddings")
+    if not isinstance(context, int) or context < 2:
+        raise ModelFolderError(f"{folder / 'config.json'}: max_position_embeddings is {context!r}, not a context")
+    return ServedModel(
+        name=_own(ours, folder, "name", folder.resolve().name),
+        folder=folder,
+        family=str(config.get("model_type", "")),
+        text_digest=text_digest(folder),
+        context_tokens=context,
+        min_cacheable_tokens=_own(ours, folder, "min_cacheable_tokens", DEFAULT_MIN_CACHEABLE),
+        stop_tokens=_stop_tokens(generation, config),
+        defaults=_defaults(generation),
+        created=int((folder / "config.json").stat().st_mtime),
+        tokenizer=tokenizer,
+        template=template,
+    )
+
+
+def _json(path: Path, *, needed: bool) -> dict[str, Any]:
+    if not needed and not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelFolderError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelFolderError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelFolderError(f"{path} is not a JSON object")
+    return content
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelFolderError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelFolderError(f"{path} is not TOML: {error}") from error
+
+
+def _own(ours: dict[str, Any], folder: Path, name: str, default: Value) -> Value:
+    value = ours.get(name, default)
+    if type(value) is not type(default) or not value:
+        raise ModelFolderError(f"{folder / 'turnpike.toml'}: {name} is {value!r}")
+    return value
+
+
+def _stop_tokens(generation: dict[str, Any], config: dict[str, Any]) -> tuple[int, ...]:
+    """The end tokens: the generation config's, else the model config's."""
+    value = generation.get("eos_token_id", config.get("eos_token_id"))
+    tokens = value if isinstance(value, list) else [value]
+    return tuple(token for token in tokens if isinstance(token, int))
+
+
+def _defaults(generation: dict[str, Any]) -> SamplingDefaults:
+    if generation.get("do_sample") is False:
+        return SamplingDefaults(temperature=0.0)
+    temperature, top_p = generation.get("temperature"), generation.get("top_p")
+    return SamplingDefaults(
+        temperature=float(temperature) if isinstance(temperature, int | float) else 1.0,
+        top_p=float(top_p) if isinstance(top_p, int | float) else 1.0,
+    )

@@ -1,0 +1,109 @@
+"""Text to token ids, in two voices: the template's, where special tokens mean something, and the client's.
+
+What the client wrote is tokenized with special tokens *not* recognised, so that nobody can end a turn by typing its end
+token. Byte-level vocabularies run on tiktoken when it gives the same ids on samples, others on `tokenizers`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import structlog
+import tokenizers
+
+from gateway.conversation.byte_level import FastEncoder, bytes_of, convert
+
+log = structlog.get_logger("gateway.tokenizer")
+
+_SAMPLES = (
+    "Hello, world! It's 2026; we'll see whether they're right.",
+    "  def f(x):\n\treturn {'a': 1, \"b\": [2.5e-3]}  # \n\n\n   \r\n",
+    "Grüße aus Köln, 東京からこんにちは, Привет, مرحبا, नमस्ते 👩‍👩‍👧‍👦🇩🇪 e\u0301 ﬁ",
+    "1234567890 12,345.678 0xFF aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "\u00a0\u2028\u0085 \x00\x1f\ufeff <|end|> </s> [INST] \ue000",
+    " ", "\n", "a", "",
+)  # fmt: skip
+
+
+class TokenizerError(Exception):
+    """The tokenizer's file cannot be used; the message names it."""
+
+
+class Tokenizer:
+    """One model's vocabulary. `special` are the ids that are never shown as text."""
+
+    def __init__(self, definition: str) -> None:
+        """`definition` is the text of a `tokenizer.json`."""
+        parsed: dict[str, Any] = json.loads(definition)
+        self._literal = tokenizers.Tokenizer.from_str(definition)
+        self._content = tokenizers.Tokenizer.from_str(definition)
+        for tokenizer in (self._literal, self._content):
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+        self._content.encode_special_tokens = True
+        added = parsed.get("added_tokens") or []
+        self.special = frozenset(token["id"] for token in added if token["special"])
+        self.special_texts = frozenset(token["content"] for token in added if token["special"])
+        self._plain_added = frozenset(token["content"] for token in added if not token["special"])
+        self._added = self.special_texts | self._plain_added
+        self.size = self._literal.get_vocab_size(with_added_tokens=True)
+        self.byte_level = "ByteLevel" in json.dumps(parsed.get("decoder"))
+        self._bytes = self._token_bytes(parsed) if self.byte_level else {}
+        fast = convert(parsed) if self.byte_level else None
+        self._fast = fast if fast is not None and self._agrees(fast) else None
+        if fast is not None and self._fast is None:
+            log.warning("tiktoken gives other ids than tokenizers for this vocabulary; using tokenizers")
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """The tokenizer of a `tokenizer.json`. Raises TokenizerError naming the file."""
+        try:
+            return cls(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise TokenizerError(f"cannot read {path}: {error.strerror}") from error
+        except Exception as error:  # tokenizers raises bare Exception, json and lookups their own
+            raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
+
+    @property
+    def fast(self) -> bool:
+        """Whether tiktoken does the work."""
+        return self._fast is not None
+
+    def literal(self, text: str) -> list[int]:
+        """Ids of a template's own text, special tokens recognised."""
+        if self._fast is not None:
+            return self._fast.encode(text, self._added)
+        return self._literal.encode(text, add_special_tokens=False).ids
+
+    def content(self, text: str) -> list[int]:
+        """Ids of a client's text, in which special tokens are text like any other."""
+        if self._fast is not None:
+            return self._fast.encode(text, self._plain_added)
+        return self._content.encode(text, add_special_tokens=False).ids
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token of a byte-level vocabulary stands for; none for special and unknown ids."""
+        return self._bytes.get(token, b"")
+
+    def decode(self, tokens: list[int]) -> str:
+        """The whole text of `tokens`, special ones left out."""
+        return self._literal.decode(tokens, skip_special_tokens=True)
+
+    def _token_bytes(self, parsed: dict[str, Any]) -> dict[int, bytes]:
+        table: dict[int, bytes] = {}
+        for token, number in parsed["model"]["vocab"].items():
+            raw = bytes_of(token)
+            table[number] = token.encode() if raw is None else raw
+        for entry in parsed.get("added_tokens") or []:
+            table[entry["id"]] = b"" if entry["special"] else entry["content"].encode()
+        return table
+
+    def _agrees(self, fast: FastEncoder) -> bool:
+        samples = [*_SAMPLES, *(f"a{text}b {text}" for text in self._added), "\n".join(_SAMPLES)]
+        return all(
+            fast.encode(sample, self._added) == self._literal.encode(sample, add_special_tokens=False).ids
+            and fast.encode(sample, self._plain_added) == self._content.encode(sample, add_special_tokens=False).ids
+            for sample in samples
+        )

@@ -1,0 +1,132 @@
+"""Between the owner of a request and its reader, the HTTP side: text out, progress back.
+
+The reader takes all that is ready at once and confirms it when it has been sent. Undelivered text is bounded by the
+credit that the replica was given, which grows with what was confirmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from billing.usage import Counts, Usage
+from gateway.failures import Failure
+
+FinishReason = Literal["stop", "length"]
+
+
+class Piece(Struct, frozen=True):
+    """Text; once it reached the client, `tokens` output tokens in all did."""
+
+    text: str
+    tokens: int
+
+
+class Finished(Struct, frozen=True):
+    """A good end, durable by now."""
+
+    reason: FinishReason
+    counts: Counts
+    usage: Usage
+    cost_pico: int
+    currency: str
+
+
+class Failed(Struct, frozen=True):
+    """A bad end."""
+
+    failure: Failure
+
+
+class Left(Struct, frozen=True):
+    """There is nobody to read any more."""
+
+
+Item: TypeAlias = Piece | Finished | Failed | Left
+
+
+class Delivery:
+    """One request's output on its way. `streamed`: pieces are shown as they come, not only the whole."""
+
+    def __init__(self, *, streamed: bool, on_delivered: Callable[[int], None], on_left: Callable[[str], None]) -> None:
+        self.streamed = streamed
+        self.delivered = 0
+        self.left = False
+        self._on_delivered = on_delivered
+        self._on_left = on_left
+        self._texts: list[str] = []
+        self._tokens = 0
+        self._taken = 0
+        self._end: Finished | Failed | None = None
+        self._ready = asyncio.Event()
+        self._confirmed = asyncio.Event()
+
+    # ------------------------------------------------ the owner's side
+
+    def push(self, text: str, tokens: int) -> None:
+        """More text; with it `tokens` output tokens in all are handed over."""
+        if text:
+            self._texts.append(text)
+        self._tokens = max(self._tokens, tokens)
+        if text or self._tokens > self._taken:
+            self._ready.set()
+
+    def finish(self, finished: Finished) -> None:
+        """The good end, after all that was pushed."""
+        self._close(finished)
+
+    def fail(self, failure: Failure) -> None:
+        """The bad end, after all that was pushed. Only the first end counts."""
+        self._close(Failed(failure))
+
+    async def drained(self) -> bool:
+        """Wait until everything pushed was confirmed, or nobody reads; True if all reached the client.
+
+        Of an unstreamed answer nothing is sent before its end: then this says whether somebody still waits for it.
+        """
+        while self.streamed and not self.left and self.delivered < self._tokens:
+            self._confirmed.clear()
+            await self._confirmed.wait()
+        return not self.left
+
+    # ------------------------------------------------ the reader's side
+
+    async def next(self, timeout: float | None = None) -> Item | None:  # noqa: ASYNC109  # None is an answer here
+        """All text that is ready, or the end. None: nothing came within `timeout` seconds."""
+        while True:
+            if self.left:
+                return Left()
+            if self._texts or self._tokens > self._taken:
+                text, self._texts, self._taken = "".join(self._texts), [], self._tokens
+                return Piece(text, self._taken)
+            if self._end is not None:
+                return self._end
+            self._ready.clear()
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._ready.wait()
+            except TimeoutError:
+                return None
+
+    def confirm(self, tokens: int) -> None:
+        """The pieces up to `tokens` output tokens were sent."""
+        if tokens > self.delivered and not self.left:
+            self.delivered = tokens
+            self._on_delivered(tokens)
+        self._confirmed.set()
+
+    def leave(self, why: str) -> None:
+        """The client is gone, or does not read. Nothing happens after the end."""
+        if not self.left and not isinstance(self._end, Finished):
+            self.left = True
+            self._ready.set()
+            self._confirmed.set()
+            self._on_left(why)
+
+    def _close(self, end: Finished | Failed) -> None:
+        if self._end is None:
+            self._end = end
+            self._ready.set()

@@ -1,0 +1,219 @@
+"""POST /v1/chat/completions as it comes in: OpenAI's JSON to a Generation.
+
+Unknown fields are ignored. A known one that would change the answer and that we do not support yet is refused, naming
+it, unless it holds the value that changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from gateway.dialects.json_paths import decode
+from gateway.failures import InvalidRequest
+from gateway.generation import Generation, Text, Turn
+
+# ---------------------------------------------------------------- the wire
+
+
+class TextPart(Struct, frozen=True, tag="text", tag_field="type"):
+    text: str
+
+
+class RefusalPart(Struct, frozen=True, tag="refusal", tag_field="type"):
+    refusal: str
+
+
+class ImagePart(Struct, frozen=True, tag="image_url", tag_field="type"):
+    pass
+
+
+class AudioPart(Struct, frozen=True, tag="input_audio", tag_field="type"):
+    pass
+
+
+class FilePart(Struct, frozen=True, tag="file", tag_field="type"):
+    pass
+
+
+Part: TypeAlias = TextPart | RefusalPart | ImagePart | AudioPart | FilePart
+Content: TypeAlias = str | list[Part]
+_OTHER_PARTS = {ImagePart: "images", AudioPart: "audio", FilePart: "files"}
+
+
+class SystemMessage(Struct, frozen=True, tag="system", tag_field="role"):
+    content: Content
+
+
+class DeveloperMessage(Struct, frozen=True, tag="developer", tag_field="role"):
+    content: Content
+
+
+class UserMessage(Struct, frozen=True, tag="user", tag_field="role"):
+    content: Content
+
+
+class AssistantMessage(Struct, frozen=True, tag="assistant", tag_field="role"):
+    content: Content | None = None
+    refusal: str | None = None
+    tool_calls: list[Raw] | None = None
+    function_call: Raw | None = None
+
+
+class ToolMessage(Struct, frozen=True, tag="tool", tag_field="role"):
+    pass
+
+
+class FunctionMessage(Struct, frozen=True, tag="function", tag_field="role"):
+    pass
+
+
+Message: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
+
+
+class StreamOptions(Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class ResponseFormat(Struct, frozen=True):
+    type: str
+
+
+Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=2)]
+Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), lt=2**63)]
+StopString: TypeAlias = Annotated[str, Meta(min_length=1)]
+
+
+class ChatRequest(Struct, frozen=True, kw_only=True):
+    """The fields that we read, and those that we must not overlook."""
+
+    model: str
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Whole | None = None
+    max_completion_tokens: Whole | None = None
+    temperature: Temperature | None = None
+    top_p: Fraction | None = None
+    seed: Whole | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=4)] | None = None
+    n: Whole | None = None
+    tools: list[Raw] | None = None
+    functions: list[Raw] | None = None
+    response_format: ResponseFormat | None = None
+    logprobs: bool | None = None
+    top_logprobs: Whole | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    modalities: list[str] | None = None
+
+
+class ChatCall(Struct, frozen=True):
+    """A parsed request: what to generate, and how to answer."""
+
+    generation: Generation
+    stream: bool
+    include_usage: bool
+
+
+_decoder = msgspec.json.Decoder(ChatRequest)
+
+
+def parse(body: bytes) -> ChatCall:
+    """The request in our own terms. Raises InvalidRequest with the JSON path of what is wrong."""
+    request = decode(_decoder, body)
+    _refuse_unsupported(request)
+    stream = bool(request.stream)
+    if request.stream_options is not None and not stream:
+        raise InvalidRequest("$.stream_options is only for streamed answers.", path="$.stream_options")
+    completion = request.max_completion_tokens is not None
+    if request.temperature is not None and request.top_p == 0 and request.temperature > 0:
+        raise InvalidRequest("$.top_p of 0 leaves nothing to choose from.", path="$.top_p", code="invalid_value")
+    generation = Generation(
+        surface="openai",
+        model=request.model,
+        turns=tuple(_turn(message, f"$.messages[{index}]") for index, message in enumerate(request.messages)),
+        turns_path="$.messages",
+        max_tokens=request.max_completion_tokens if completion else request.max_tokens,
+        max_tokens_path="$.max_completion_tokens" if completion else "$.max_tokens",
+        temperature=request.temperature,
+        top_p=request.top_p,
+        seed=request.seed,
+        stop=_stop(request),
+    )
+    include_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
+    return ChatCall(generation, stream, include_usage)
+
+
+def _refuse_unsupported(request: ChatRequest) -> None:
+    if request.n not in (None, 1):
+        raise InvalidRequest(f"$.n is {request.n}; only 1 is supported.", path="$.n", code="unsupported_value")
+    refused = {
+        "tools": bool(request.tools),
+        "functions": bool(request.functions),
+        "response_format": request.response_format is not None and request.response_format.type != "text",
+        "logprobs": bool(request.logprobs),
+        "top_logprobs": bool(request.top_logprobs),
+        "logit_bias": bool(request.logit_bias),
+        "presence_penalty": bool(request.presence_penalty),
+        "frequency_penalty": bool(request.frequency_penalty),
+        "modalities": request.modalities is not None and request.modalities != ["text"],
+    }
+    for name, given in refused.items():
+        if given:
+            raise _unsupported(f"$.{name}", f"{name} is")
+
+
+def _unsupported(path: str, what: str) -> InvalidRequest:
+    return InvalidRequest(f"{path}: {what} not supported yet.", path=path, code="unsupported_parameter")
+
+
+def _stop(request: ChatRequest) -> tuple[str, ...]:
+    if request.stop is None:
+        return ()
+    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+
+
+def _turn(message: Message, path: str) -> Turn:
+    match message:
+        case SystemMessage():
+            return Turn("system", _texts(message.content, f"{path}.content"))
+        case DeveloperMessage():
+            return Turn("developer", _texts(message.content, f"{path}.content"))
+        case UserMessage():
+            return Turn("user", _texts(message.content, f"{path}.content"))
+        case AssistantMessage():
+            return Turn("assistant", _assistant(message, path))
+    raise _unsupported(f"{path}.role", "tool messages are")
+
+
+def _assistant(message: AssistantMessage, path: str) -> tuple[Text, ...]:
+    if message.tool_calls:
+        raise _unsupported(f"{path}.tool_calls", "tool calls are")
+    if message.function_call is not None and bytes(message.function_call) != b"null":
+        raise _unsupported(f"{path}.function_call", "function calls are")
+    if message.content is not None:
+        return _texts(message.content, f"{path}.content")
+    if message.refusal is not None:
+        return (Text(message.refusal, f"{path}.refusal"),)
+    raise InvalidRequest(f"{path}.content is missing.", path=f"{path}.content", code="missing_required_parameter")
+
+
+def _texts(content: Content, path: str) -> tuple[Text, ...]:
+    if isinstance(content, str):
+        return (Text(content, path),)
+    if not content:
+        raise InvalidRequest(f"{path}: an empty list of parts.", path=path, code="invalid_value")
+    texts = []
+    for index, part in enumerate(content):
+        if isinstance(part, TextPart):
+            texts.append(Text(part.text, f"{path}[{index}].text"))
+        elif isinstance(part, RefusalPart):
+            texts.append(Text(part.refusal, f"{path}[{index}].refusal"))
+        else:
+            raise _unsupported(f"{path}[{index}]", f"{_OTHER_PARTS[type(part)]} are")
+    return tuple(texts)

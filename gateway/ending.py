@@ -1,0 +1,69 @@
+"""How a request ended: what the client is told, whose fault it was, what is recorded. Decided here, in one place."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from billing.usage import Status
+from engine.protocol import Counts, Done
+from gateway.delivery import FinishReason
+from gateway.failures import Failure, Interrupted, TimedOut, Unavailable
+from gateway.metering import Fault
+
+
+class Ending(Struct, frozen=True):
+    """`failure` is what the client is told, None after a good end or when nobody is there to be told."""
+
+    status: Status
+    reason: str
+    finish: FinishReason = "stop"
+    failure: Failure | None = None
+
+
+def judge(done: Done | None, *, stopped: bool, left: bool, failure: Failure | None) -> Ending:
+    """The ending that `done` (None: the replica never said) means.
+
+    `stopped`: a stop string completed, and the abort was ours. `left`: the client did. `failure`: what we have already
+    found to be wrong: the link lost, the time over, the gateway stopping.
+    """
+    reason = "lost" if done is None else done.reason
+    if failure is not None:
+        return Ending("failed", reason, failure=failure)
+    if left:
+        return Ending("cancelled", "stop" if stopped else reason)
+    if stopped or reason == "stop":
+        return Ending("ok", "stop")
+    if reason in ("length", "budget"):
+        return Ending("ok", reason, finish="length")
+    return Ending("failed", reason, failure=_failure(reason))
+
+
+def _failure(reason: str) -> Failure:
+    if reason == "deadline":
+        return TimedOut("The request's time is over.")
+    if reason == "rejected":
+        return Unavailable("The replica did not take the request; try again shortly.")
+    return Interrupted("The model's replica failed while it ran the request.")
+
+
+def whose_fault(ending: Ending, delivered: int) -> Fault:
+    """Whose fault an ending was, given how many output tokens had reached the client."""
+    if ending.status == "ok":
+        return "none"
+    if ending.status == "cancelled":
+        return "client"
+    return "ours_after" if delivered else "ours_before"
+
+
+def seen(began: Counts | None, received: int) -> Counts:
+    """Counts made of what the gateway itself saw, for a replica that never told the final ones."""
+    if began is None:
+        return Counts(output=received)
+    return Counts(
+        prompt=began.prompt,
+        computed=began.computed,
+        read_hbm=began.read_hbm,
+        read_dram=began.read_dram,
+        read_nvme=began.read_nvme,
+        output=received,
+    )

@@ -1,0 +1,1 @@
+"""HTTP routes: each reads a request, asks the gateway, and answers in its dialect."""

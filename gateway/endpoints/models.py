@@ -1,0 +1,28 @@
+"""GET /v1/models and /v1/models/{id}."""
+
+from __future__ import annotations
+
+import msgspec
+from litestar import MediaType, Response, get
+from litestar.handlers import HTTPRouteHandler
+
+from gateway.dialects.openai_models import model_list, model_object
+from gateway.services import Gateway
+
+
+def model_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
+    """The routes, for one worker."""
+    models = gateway.services.models
+
+    @get("/v1/models")
+    async def list_models() -> Response[bytes]:
+        """Every served model."""
+        return Response(msgspec.json.encode(model_list(models)), media_type=MediaType.JSON)
+
+    @get("/v1/models/{name:path}")
+    async def retrieve_model(name: str) -> Response[bytes]:
+        """One served model."""
+        model = models.get(name.lstrip("/"))
+        return Response(msgspec.json.encode(model_object(model)), media_type=MediaType.JSON)
+
+    return [list_models, retrieve_model]

@@ -1,0 +1,58 @@
+"""Every exception as an error envelope."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+from litestar import MediaType, Request, Response
+from litestar.exceptions import HTTPException
+
+from gateway.dialects import errors
+from gateway.failures import BodyTooLarge, Failure, Interrupted, Unavailable
+from gateway.request_scope import of
+from storage.database import DatabaseUnavailable
+
+log = structlog.get_logger("gateway.errors")
+
+_TOO_LARGE = 413
+
+
+def answer(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """The answer for whatever was raised. Unexpected errors are logged, and say nothing of the inside."""
+    request_id = of(request.scope).name
+    if isinstance(error, HTTPException) and error.status_code != _TOO_LARGE:
+        body = errors.plain(error.status_code, _said(request, error), request_id)
+        return _response(errors.encode(body), error.status_code, dict(error.headers or {}))
+    failure = _failure(request, error)
+    headers = errors.headers(failure)
+    return _response(errors.encode(errors.envelope(failure, request_id)), errors.status_of(failure), headers)
+
+
+def _failure(request: Request[Any, Any, Any], error: Exception) -> Failure:
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, HTTPException):
+        return BodyTooLarge("The request's body is over the limit of this server.")
+    if isinstance(error, DatabaseUnavailable):
+        return Unavailable("The database is away; try again shortly.")
+    log.error(
+        "a request failed inside the gateway",
+        request_id=of(request.scope).name,
+        path=request.scope["path"],
+        exc_info=error,
+    )
+    return Interrupted("The server had an error while it processed the request.", code="internal_error")
+
+
+def _said(request: Request[Any, Any, Any], error: HTTPException) -> str:
+    match error.status_code:
+        case 404:
+            return f"There is nothing at {request.method} {request.scope['path']}."
+        case 405:
+            return f"{request.method} is not allowed at {request.scope['path']}."
+    return error.detail
+
+
+def _response(body: bytes, status: int, headers: dict[str, str]) -> Response[bytes]:
+    return Response(body, status_code=status, media_type=MediaType.JSON, headers=headers)

@@ -1,0 +1,76 @@
+"""Why a request is not answered, in the gateway's own words; a dialect makes its error envelope of them.
+
+Messages are written for the client: they name the field (`path`, a JSON path into the request) and the numbers, and
+never hold prompts, secrets or the inside of the house.
+"""
+
+from __future__ import annotations
+
+
+class Failure(Exception):
+    """Base of everything that ends a request other than well."""
+
+    code: str | None = None
+
+    def __init__(self, message: str, *, path: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = path
+        if code is not None:
+            self.code = code
+
+
+class InvalidRequest(Failure):
+    """The request itself is wrong; sending it again changes nothing."""
+
+
+class NotAuthenticated(Failure):
+    """No key, or none that we know."""
+
+    code = "invalid_api_key"
+
+
+class NotAllowed(Failure):
+    """The key is good, but not for this."""
+
+    code = "not_allowed"
+
+
+class ModelNotFound(Failure):
+    """No served model has this name."""
+
+    code = "model_not_found"
+
+
+class BodyTooLarge(Failure):
+    """The body is over the limit."""
+
+    code = "request_too_large"
+
+
+class Unaffordable(Failure):
+    """The request's upper bound does not fit into what the balance has left."""
+
+    code = "insufficient_quota"
+
+
+class Unavailable(Failure):
+    """We cannot, for now: no healthy replica, no database, draining. Worth trying again after `retry_after` seconds."""
+
+    code = "service_unavailable"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+        self.retry_after = retry_after
+
+
+class TimedOut(Failure):
+    """The request's own time limit passed."""
+
+    code = "request_timeout"
+
+
+class Interrupted(Failure):
+    """The replica, or this gateway, failed while the request ran."""
+
+    code = "interrupted"

@@ -1,0 +1,86 @@
+"""One request's side of the link: what the replica says about it, and what we may answer.
+
+An exchange outlives its connection. When that is lost the owner is told once (`LinkLost`); when the replica is back,
+under the same name, the exchange is taken up again to learn the final counts, never to go on generating.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol, TypeAlias
+
+from engine.protocol import Abort, Ack, Began, Credit, Done, ProtocolError, Tokens, ToReplica
+
+
+class LinkLost:
+    """The connection to the replica is gone while the request ran."""
+
+
+class TimeOver:
+    """The owner's timer: what it waited for did not come."""
+
+
+Heard: TypeAlias = Began | Tokens | Done | LinkLost | TimeOver
+
+
+class Sender(Protocol):
+    """What an exchange needs of a link."""
+
+    def send(self, message: ToReplica) -> None:
+        """Queue a message for the replica; nothing happens on a lost link."""
+        ...
+
+
+class Exchange:
+    """Messages about one request. `replica` and `model_digest` are those of the replica that runs it."""
+
+    def __init__(self, request_id: str, attempt: int, credit: int, replica: str, model_digest: str) -> None:
+        self.request_id = request_id
+        self.attempt = attempt
+        self.replica = replica
+        self.model_digest = model_digest
+        self.link: Sender | None = None
+        self.received = 0
+        self._limit = credit
+        self._credited = 0
+        self._heard: asyncio.Queue[Heard] = asyncio.Queue()
+
+    async def next(self) -> Heard:
+        """What the replica says next."""
+        return await self._heard.get()
+
+    def hear(self, message: Began | Tokens | Done | TimeOver) -> None:
+        """Called by the link. Raises ProtocolError for tokens out of order or beyond the credit given."""
+        if isinstance(message, Began | Tokens) and message.attempt != self.attempt:
+            return
+        if isinstance(message, Tokens):
+            if message.start != self.received:
+                raise ProtocolError(f"tokens from {message.start} where {self.received} was due")
+            self.received += len(message.tokens)
+            if self.received > self._limit:
+                raise ProtocolError(f"{self.received} tokens sent on a credit of {self._limit}")
+        self._heard.put_nowait(message)
+
+    def lose(self) -> None:
+        """Called by the link when it is lost."""
+        self.link = None
+        self._heard.put_nowait(LinkLost())
+
+    def credit(self, delivered: int, window: int, step: int) -> None:
+        """`delivered` tokens reached the client; tells the replica when that is news to it."""
+        limit = max(self._limit, delivered + window)
+        if self._credited == 0 or delivered - self._credited >= step or limit - self._limit >= window // 2:
+            self._credited, self._limit = delivered, limit
+            self._send(Credit(self.request_id, delivered, limit))
+
+    def abort(self, why: str) -> None:
+        """Ask the replica to stop; `Done` follows."""
+        self._send(Abort(self.request_id, why))
+
+    def acknowledge(self, sequence: int) -> None:
+        """The usage is durable."""
+        self._send(Ack(self.request_id, sequence))
+
+    def _send(self, message: ToReplica) -> None:
+        if self.link is not None:
+            self.link.send(message)

@@ -1,0 +1,151 @@
+"""All replicas: which of them may run a request, and whom a message is for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from engine.protocol import Ack, Beat, Done, Generate, Hello, Scope, ToGateway
+from gateway.failures import Unavailable
+from gateway.fleet.exchange import Exchange
+from gateway.fleet.link import Link, Refused
+from gateway.fleet.options import FleetOptions, parse_address
+from gateway.registry import Registry
+
+log = structlog.get_logger("gateway.fleet")
+
+_REMEMBERED = 10_000
+Stray = Callable[[Link, Done], None]
+
+
+class Fleet:
+    """The replicas at some addresses. `on_stray` hears of each `Done` that no running request waits for."""
+
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        *,
+        gateway: str,
+        link_key: bytes,
+        models: Registry,
+        options: FleetOptions | None = None,
+    ) -> None:
+        """`addresses` are `unix:PATH` or `tcp:HOST:PORT`. Raises AddressError."""
+        self.options = options or FleetOptions()
+        self.links = [Link(parse_address(text), gateway, link_key, self, self.options) for text in addresses]
+        self.on_stray: Stray = lambda link, done: None
+        self._models = models
+        self._exchanges: dict[str, Exchange] = {}
+        self._acknowledged: OrderedDict[str, int] = OrderedDict()
+        self._epochs: dict[str, int] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin dialing."""
+        self._tasks = [asyncio.create_task(link.run()) for link in self.links]
+
+    async def stop(self) -> None:
+        """Hang up everywhere."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def healthy(self, model: str) -> list[Link]:
+        """The replicas of a model that can take requests."""
+        return [link for link in self.links if link.hello and link.hello.model.name == model and link.healthy()]
+
+    def context_tokens(self, model: str) -> int | None:
+        """The shortest context among the healthy replicas of a model, None if there are none."""
+        return min((link.hello.capacity.context_tokens for link in self.healthy(model) if link.hello), default=None)
+
+    def choose(self, model: str) -> Link:
+        """The least loaded healthy replica of a model. Raises Unavailable."""
+        healthy = self.healthy(model)
+        if not healthy:
+            raise Unavailable(f"No replica of the model {model!r} is ready; try again shortly.", retry_after=2.0)
+        return min(healthy, key=lambda link: link.load)
+
+    def generate(self, link: Link, scopes: Iterable[Scope], request: Generate) -> Exchange:
+        """Send a request to a replica."""
+        hello = link.hello
+        if hello is None or not link.up:
+            raise Unavailable("The replica was lost; try again shortly.", retry_after=2.0)
+        exchange = Exchange(request.id, request.attempt, request.credit, hello.replica, hello.model.digest)
+        exchange.link = link
+        self._exchanges[request.id] = exchange
+        link.running += 1
+        for scope in scopes:
+            link.introduce(scope)
+        link.send(request)
+        return exchange
+
+    def acknowledge(self, exchange: Exchange, sequence: int) -> None:
+        """The request's usage is durable: tell the replica, and remember it in case that word is lost."""
+        self.remember(exchange.request_id, sequence)
+        exchange.acknowledge(sequence)
+
+    def remember(self, request_id: str, sequence: int) -> None:
+        """Answer further repetitions of this `Done` with `Ack`."""
+        self._acknowledged[request_id] = sequence
+        while len(self._acknowledged) > _REMEMBERED:
+            self._acknowledged.popitem(last=False)
+
+    def end(self, exchange: Exchange) -> None:
+        """The owner needs nothing more of this exchange."""
+        self._exchanges.pop(exchange.request_id, None)
+        if isinstance(exchange.link, Link):
+            exchange.link.running = max(0, exchange.link.running - 1)
+        exchange.link = None
+
+    # ------------------------------------------------ what links say
+
+    def check(self, hello: Hello) -> None:
+        """Raise Refused for an old incarnation, or for a replica whose text side is not ours."""
+        name = hello.model.name
+        if hello.epoch < self._epochs.get(hello.replica, 0):
+            raise Refused(f"{hello.replica} is of epoch {hello.epoch}, and a newer one was seen")
+        model = self._models.find(name)
+        if model is None:
+            raise Refused(f"{hello.replica} serves {name!r}, which this gateway does not")
+        if model.text_digest != hello.model.text_digest:
+            raise Refused(
+                f"{hello.replica} serves {name!r} with another tokenizer or chat template than {model.folder} "
+                f"(text digest {hello.model.text_digest[:12]}…, ours {model.text_digest[:12]}…)"
+            )
+        self._epochs[hello.replica] = hello.epoch
+
+    def opened(self, link: Link) -> None:
+        """Take up what this replica was running for us when it was lost, to learn how it ended."""
+        for exchange in self._exchanges.values():
+            if exchange.link is None and exchange.replica == link.replica:
+                exchange.link = link
+                link.running += 1
+                exchange.abort("link lost")
+
+    def heard(self, link: Link, message: ToGateway) -> None:
+        """Hand a message to the request that it is about."""
+        if isinstance(message, Hello | Beat):
+            return
+        exchange = self._exchanges.get(message.id)
+        if exchange is not None:
+            exchange.hear(message)
+        elif isinstance(message, Done):
+            self._stray(link, message)
+
+    def closed(self, link: Link) -> None:
+        """Tell the owners of what ran there."""
+        for exchange in list(self._exchanges.values()):
+            if exchange.link is link:
+                exchange.lose()
+
+    def _stray(self, link: Link, done: Done) -> None:
+        if done.id in self._acknowledged:
+            link.send(Ack(done.id, done.sequence))
+        elif done.sequence:
+            self.on_stray(link, done)

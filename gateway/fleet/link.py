@@ -1,0 +1,202 @@
+"""One connection to one replica, dialed again whenever it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Protocol
+
+import structlog
+
+from engine.protocol import (
+    Beat,
+    Dial,
+    Hello,
+    ProtocolError,
+    Scope,
+    ToGateway,
+    ToReplica,
+    agree_version,
+    encode,
+    link_proof,
+    read_from_replica,
+)
+from gateway.fleet.options import Address, FleetOptions
+
+log = structlog.get_logger("gateway.link")
+
+
+class Refused(Exception):
+    """The replica is not one that we may use; the message says why."""
+
+
+class Listener(Protocol):
+    """Who owns the links: the fleet."""
+
+    def check(self, hello: Hello) -> None:
+        """Raise Refused for a replica that must not be used."""
+        ...
+
+    def opened(self, link: Link) -> None:
+        """The link is ready."""
+        ...
+
+    def heard(self, link: Link, message: ToGateway) -> None:
+        """A message about a request came."""
+        ...
+
+    def closed(self, link: Link) -> None:
+        """The link is lost."""
+        ...
+
+
+class Link:
+    """The client side of engine.protocol towards one address."""
+
+    def __init__(
+        self, address: Address, gateway: str, link_key: bytes, listener: Listener, options: FleetOptions
+    ) -> None:
+        self.address = address
+        self.hello: Hello | None = None
+        self.beat: Beat | None = None
+        self.problem = "not dialed yet"
+        self.running = 0
+        self._gateway = gateway
+        self._link_key = link_key
+        self._listener = listener
+        self._options = options
+        self._writer: asyncio.StreamWriter | None = None
+        self._scopes: set[str] = set()
+        self._heard_at = 0.0
+        self._beat_at = 0.0
+        self._moved_at = 0.0
+
+    @property
+    def replica(self) -> str:
+        """The replica's name, its address until it said one."""
+        return self.hello.replica if self.hello else self.address.text
+
+    @property
+    def up(self) -> bool:
+        """Whether the link is open and the replica accepted."""
+        return self._writer is not None
+
+    @property
+    def load(self) -> int:
+        """Requests that the replica has, as far as we know."""
+        told = self.beat.running + sum(self.beat.waiting.values()) if self.beat else 0
+        return max(self.running, told)
+
+    def healthy(self) -> bool:
+        """Open, beating, and advancing while work exists (E3)."""
+        now = time.monotonic()
+        if not self.up or now - self._beat_at > self._options.beat_timeout:
+            return False
+        return now - self._moved_at <= self._options.step_timeout
+
+    async def run(self) -> None:
+        """Dial for ever, backing off while nobody answers or we do not want who does."""
+        pause = self._options.backoff_first
+        while True:
+            lasted = await self._connection()
+            pause = self._options.backoff_first if lasted else min(2 * pause, self._options.backoff_most)
+            await asyncio.sleep(pause)
+
+    def send(self, message: ToReplica) -> None:
+        """Queue a message; nothing happens on a lost link."""
+        if self._writer is not None:
+            self._writer.write(encode(message))
+
+    def introduce(self, scope: Scope) -> None:
+        """Send a scope, once per connection."""
+        if scope.scope not in self._scopes:
+            self._scopes.add(scope.scope)
+            self.send(scope)
+
+    async def _connection(self) -> bool:
+        """Dial, and serve the connection until it ends. True if it was ever ready."""
+        try:
+            async with asyncio.timeout(self._options.dial_timeout):
+                reader, writer = await self._dial()
+        except (OSError, TimeoutError) as error:
+            self._note(f"cannot connect: {error or type(error).__name__}")
+            return False
+        try:
+            async with asyncio.timeout(self._options.dial_timeout):
+                await self._greet(reader, writer)
+        except (OSError, TimeoutError, ProtocolError, Refused) as error:
+            self._note(str(error) or "no greeting in time", severe=isinstance(error, Refused))
+            await self._hang_up(writer)
+            return False
+        self.problem = ""
+        log.info("replica connected", replica=self.replica, address=self.address.text)
+        watchman = asyncio.create_task(self._watch(writer))
+        try:
+            self._listener.opened(self)
+            while (message := await read_from_replica(reader)) is not None:
+                self._take(message)
+            self._note("the replica hung up")
+        except (ProtocolError, OSError) as error:
+            self._note(f"protocol broken: {error}", severe=True)
+        finally:
+            watchman.cancel()
+            self._writer = None
+            self._scopes.clear()
+            self.running = 0
+            self._listener.closed(self)
+            await self._hang_up(writer)
+        return True
+
+    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self.address.path is not None:
+            return await asyncio.open_unix_connection(self.address.path)
+        return await asyncio.open_connection(self.address.host, self.address.port)
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hello = await read_from_replica(reader)
+        if not isinstance(hello, Hello):
+            raise ProtocolError("the replica did not say Hello")
+        version = agree_version(hello.version, hello.oldest)
+        self._listener.check(hello)
+        proof = link_proof(self._link_key, hello.challenge, self._gateway)
+        writer.write(encode(Dial(version, self._gateway, proof)))
+        await writer.drain()
+        self.hello = hello
+        self.beat = None
+        self._heard_at = self._beat_at = self._moved_at = time.monotonic()
+        self._writer = writer
+
+    def _take(self, message: ToGateway) -> None:
+        self._heard_at = time.monotonic()
+        if isinstance(message, Hello):
+            raise ProtocolError("a second Hello")
+        if isinstance(message, Beat):
+            idle = not message.running and not any(message.waiting.values())
+            if idle or self.beat is None or message.steps != self.beat.steps:
+                self._moved_at = self._heard_at
+            self._beat_at = self._heard_at
+            self.beat = message
+        else:
+            self._listener.heard(self, message)
+
+    async def _watch(self, writer: asyncio.StreamWriter) -> None:
+        """Close a link on which nothing was heard for too long: the other end may be gone without a word."""
+        while True:
+            await asyncio.sleep(self._options.silence / 4)
+            if time.monotonic() - self._heard_at > self._options.silence:
+                log.error("replica silent, closing the link", replica=self.replica)
+                writer.transport.abort()
+                return
+
+    def _note(self, problem: str, *, severe: bool = False) -> None:
+        """Log a problem when it is a new one."""
+        if problem != self.problem:
+            (log.error if severe else log.warning)("replica not connected", address=self.address.text, problem=problem)
+        self.problem = problem
+
+    @staticmethod
+    async def _hang_up(writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()

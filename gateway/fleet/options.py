@@ -1,0 +1,48 @@
+"""Settings of the fleet, and how replica addresses are written."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class FleetOptions(Struct, frozen=True, kw_only=True):
+    """Times in seconds.
+
+    A replica is well while its last beat is younger than `beat_timeout` and, with work to do, its step counter moved
+    within `step_timeout`. A link silent for `silence` is closed. Dialing backs off from `backoff_first` to
+    `backoff_most`. A stream may be `credit_window` tokens ahead of its reader; the replica hears of progress each
+    `credit_step` tokens.
+    """
+
+    beat_timeout: float = 5.0
+    step_timeout: float = 30.0
+    silence: float = 15.0
+    dial_timeout: float = 5.0
+    backoff_first: float = 0.05
+    backoff_most: float = 2.0
+    credit_window: int = 256
+    credit_step: int = 32
+
+
+class AddressError(ValueError):
+    """A replica's address is not `unix:PATH` or `tcp:HOST:PORT`."""
+
+
+class Address(Struct, frozen=True):
+    """Where a replica listens: a path, or a host and port."""
+
+    text: str
+    path: str | None = None
+    host: str = ""
+    port: int = 0
+
+
+def parse_address(text: str) -> Address:
+    """`unix:PATH` or `tcp:HOST:PORT`. Raises AddressError."""
+    kind, _, rest = text.partition(":")
+    if kind == "unix" and rest:
+        return Address(text, path=rest)
+    host, _, port = rest.rpartition(":")
+    if kind == "tcp" and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536:
+        return Address(text, host=host.strip("[]"), port=int(port))
+    raise AddressError(f"{text!r} is not a replica's address; expected unix:PATH or tcp:HOST:PORT")

@@ -1,0 +1,54 @@
+"""`Generation`: our one internal request. Every dialect parses into it; nothing after it knows a wire format."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from engine.protocol import Lane
+
+Role = Literal["system", "developer", "user", "assistant"]
+Surface = Literal["openai", "anthropic"]
+
+
+class Text(Struct, frozen=True):
+    """A piece of text that the client wrote, and where in the request's JSON it stands."""
+
+    text: str
+    path: str
+
+
+class Turn(Struct, frozen=True):
+    """One message of the conversation."""
+
+    role: Role
+    texts: tuple[Text, ...]
+
+
+class CacheMark(Struct, frozen=True):
+    """Cache up to the end of the piece at `path`; `lease` names a class of life, None is the dialect's default."""
+
+    path: str
+    lease: str | None = None
+
+
+class Generation(Struct, frozen=True, kw_only=True):
+    """What to generate: conversation, sampling, cache marks. None means that the client did not say.
+
+    `max_tokens_path` is the field that bounded the output, for messages about it. `flow` hints and limits come from the
+    principal, never from here.
+    """
+
+    surface: Surface
+    model: str
+    turns: tuple[Turn, ...]
+    turns_path: str
+    max_tokens: int | None = None
+    max_tokens_path: str = "$.max_tokens"
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    lane: Lane = "standard"
+    marks: tuple[CacheMark, ...] = ()

@@ -1,0 +1,106 @@
+"""From a finished request to its durable record: usage, event, spool. Nothing here talks to a client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from uuid import UUID
+
+import structlog
+from msgspec import Struct
+
+from billing.holds import Hold
+from billing.prices import PriceVersion
+from billing.spool import Spool, SpoolUnavailable
+from billing.usage import Delivery, Release, Settlement, Source, Status, UsageEvent
+from gateway.metering import EngineCounts, Fault, Terms, recorded, usage_of
+
+log = structlog.get_logger("gateway.recording")
+
+_PAUSE_FIRST, _PAUSE_MOST = 0.1, 5.0
+_FAILING_S = 10.0
+
+
+class Record(Struct, frozen=True, kw_only=True):
+    """What is known about a finished request beyond its hold, terms and price."""
+
+    status: Status
+    reason: str
+    fault: Fault
+    delivered: int
+    delivery: Delivery
+    source: Source
+    replica: str
+    model_digest: str
+    sequence: int
+    attempt: int
+
+
+def event_of(hold: Hold, terms: Terms, price: PriceVersion, counts: EngineCounts, record: Record) -> UsageEvent:
+    """The usage event of a request. Raises InvalidUsage if its identities do not hold."""
+    usage = usage_of(counts, terms, record.delivered, record.fault)
+    return UsageEvent(
+        id=hold.request_id,
+        tenant_id=hold.tenant_id,
+        project_id=hold.project_id,
+        key_id=hold.key_id,
+        model=hold.model,
+        model_digest=record.model_digest,
+        lane=hold.lane,
+        price_version=hold.price_version,
+        admitted_at=hold.admitted_at,
+        finished_at=max(hold.admitted_at, time.time_ns() // 1000),
+        period=hold.period,
+        status=record.status,
+        reason=record.reason,
+        delivery=record.delivery,
+        source=record.source,
+        replica=record.replica,
+        sequence=record.sequence,
+        attempt=record.attempt,
+        counts=recorded(counts),
+        usage=usage,
+        cost_pico=price.cost(usage),
+    )
+
+
+class Recorder:
+    """Appends to the spool, and goes on trying while that fails."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._failed_at: float | None = None
+
+    @property
+    def failing(self) -> bool:
+        """Whether usage could not be recorded within the last seconds, and not since: then nothing new may run."""
+        return self._failed_at is not None and time.monotonic() - self._failed_at < _FAILING_S
+
+    async def once(self, record: Settlement) -> bool:
+        """Try once; False if the record is not durable."""
+        try:
+            await self._spool.append(record)
+        except SpoolUnavailable as error:
+            if self._failed_at is None:
+                log.error("usage cannot be recorded; new requests are refused", cause=str(error))
+            self._failed_at = time.monotonic()
+            return False
+        if self._failed_at is not None:
+            log.info("usage can be recorded again")
+        self._failed_at = None
+        return True
+
+    async def until_durable(self, record: Settlement) -> None:
+        """Try for ever."""
+        pause = _PAUSE_FIRST
+        while not await self.once(record):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _PAUSE_MOST)
+
+    async def once_release(self, request_id: UUID, reason: str) -> None:
+        """Like `release`, tried once: for a hold that may not even exist, and expires if it does."""
+        await self.once(Release(request_id, reason))
+
+    async def release(self, request_id: UUID, reason: str) -> None:
+        """Record that nothing was done: the hold is to be given back."""
+        await self.until_durable(Release(request_id, reason))

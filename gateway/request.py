@@ -1,0 +1,280 @@
+"""The owner of a request: a task that outlives the HTTP handler, from the hold to the durable usage.
+
+The HTTP side only reads the owner's delivery. Whatever happens to it, the owner hears the replica's last word, makes
+usage of it and records it; the last chunk is given out after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Literal
+
+import structlog
+from msgspec import Struct
+
+from billing.holds import Hold
+from engine.protocol import Began, Done, Generate, Tokens
+from gateway.admission.admission import Admission, Prepared
+from gateway.delivery import Delivery, Finished
+from gateway.domains import CacheDomains
+from gateway.ending import Ending, judge, seen, whose_fault
+from gateway.failures import Failure, Interrupted, TimedOut, Unavailable
+from gateway.fleet.exchange import Exchange, LinkLost, TimeOver
+from gateway.fleet.fleet import Fleet
+from gateway.metrics import Metrics
+from gateway.recording import Record, Recorder, event_of
+from gateway.transcript import Transcript
+
+log = structlog.get_logger("gateway.request")
+
+_ATTEMPT = 1
+_DEADLINE_GRACE = 2.0
+"""Seconds that the replica has to end an overdue request by itself, before we abort it."""
+
+Stage = Literal["reserving", "running", "lost", "recording", "ended"]
+
+
+class Surroundings(Struct, frozen=True):
+    """What an owner works with."""
+
+    admission: Admission
+    fleet: Fleet
+    domains: CacheDomains
+    recorder: Recorder
+    metrics: Metrics
+
+
+class RequestOwner:
+    """One request. `stage` says how far it is."""
+
+    def __init__(self, around: Surroundings, prepared: Prepared, *, streamed: bool) -> None:
+        self.prepared = prepared
+        self.request_id = prepared.request_id
+        self.stage: Stage = "reserving"
+        self.delivery = Delivery(streamed=streamed, on_delivered=self._delivered, on_left=self._left)
+        self._around = around
+        self._transcript = Transcript(
+            prepared.model.detokenizer(), prepared.generation.stop, frozenset(prepared.sampling.stop_tokens)
+        )
+        self._exchange: Exchange | None = None
+        self._failure: Failure | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._aborted = False
+        self._began: Began | None = None
+        self._started = time.monotonic()
+        self._last_token = 0.0
+
+    async def run(self) -> None:
+        """The whole life of the request; never raises but for cancellation."""
+        labels = {"request_id": str(self.request_id), "model": self.prepared.model.name}
+        try:
+            await self._run()
+        except Failure as failure:
+            self.delivery.fail(failure)
+        except Exception:
+            log.exception("a request failed inside the gateway", **labels)
+            self.delivery.fail(Interrupted("The gateway failed while it ran the request."))
+        finally:
+            self.stage = "ended"
+            self._disarm()
+            if self._exchange is not None:
+                self._around.fleet.end(self._exchange)
+
+    def interrupt(self, failure: Failure) -> None:
+        """End the request for a reason of ours; what was delivered is billed."""
+        if self._failure is None and self.stage in ("reserving", "running"):
+            self._failure = failure
+            self._abort("shutdown")
+
+    # ------------------------------------------------ from hold to record
+
+    async def _run(self) -> None:
+        around, prepared = self._around, self.prepared
+        hold = await self._reserve()
+        if self._unwanted():
+            await around.recorder.release(self.request_id, "ended before it began")
+            raise self._failure or Interrupted("The client left.")
+        try:
+            exchange = self._dispatch(hold)
+        except Failure:
+            await around.recorder.release(self.request_id, "no replica")
+            raise
+        self.stage = "running"
+        self._arm(around.admission.lifetimes.request + _DEADLINE_GRACE)
+        done = await self._listen(exchange)
+        self._disarm()
+        self.stage = "recording"
+        ending = judge(done, stopped=self._transcript.stopped, left=self.delivery.left, failure=self._failure)
+        await self._deliver_rest(ending)
+        if ending.status == "ok" and self.delivery.left:
+            ending = Ending("cancelled", ending.reason)
+        await self._record(hold, exchange, done, ending)
+        log.info(
+            "request ended",
+            request_id=str(self.request_id),
+            model=prepared.model.name,
+            status=ending.status,
+            reason=ending.reason,
+            replica=exchange.replica,
+            prompt_tokens=len(prepared.prompt.tokens),
+            output_tokens=self._transcript.tokens,
+            seconds=round(time.monotonic() - self._started, 3),
+        )
+
+    async def _reserve(self) -> Hold:
+        try:
+            return await self._around.admission.reserve(self.prepared)
+        except Unavailable:
+            # the hold may exist although we were not told
+            await self._around.recorder.once_release(self.request_id, "not admitted")
+            raise
+
+    def _dispatch(self, hold: Hold) -> Exchange:
+        prepared, fleet = self.prepared, self._around.fleet
+        payer, tokens = prepared.payer, prepared.prompt.tokens
+        segments, scopes = self._around.domains.segments(payer.tenant_id, payer.project_id, len(tokens))
+        window = fleet.options.credit_window
+        credit = window if self.delivery.streamed else prepared.sampling.max_tokens
+        generate = Generate(
+            id=str(hold.request_id),
+            attempt=_ATTEMPT,
+            segments=segments,
+            tokens=tokens,
+            sampling=prepared.sampling,
+            credit=credit,
+            flow=str(payer.tenant_id),
+            sub_flow=str(payer.key_id),
+            lane=prepared.generation.lane,
+            deadline=time.time() + self._around.admission.lifetimes.request,
+            read=prepared.plan.read != "none",
+            store=prepared.plan.store,
+        )
+        exchange = self._exchange = fleet.generate(fleet.choose(prepared.model.name), scopes, generate)
+        return exchange
+
+    async def _listen(self, exchange: Exchange) -> Done | None:
+        """Hear the replica out. None if it never says how the request ended."""
+        while True:
+            heard = await exchange.next()
+            if isinstance(heard, Tokens):
+                self._take(heard)
+            elif isinstance(heard, Done):
+                return heard
+            elif isinstance(heard, Began):
+                self._began = heard
+            elif isinstance(heard, LinkLost):
+                self._lost()
+            elif self._aborted:
+                log.error("the replica does not answer", request_id=str(self.request_id), replica=exchange.replica)
+                if self._failure is None and not self.delivery.left and not self._transcript.stopped:
+                    self._failure = Interrupted("The model's replica does not answer.")
+                return None
+            else:
+                self._failure = TimedOut("The request's time is over.")
+                self._abort("deadline")
+
+    def _take(self, message: Tokens) -> None:
+        metrics, name, now = self._around.metrics, self.prepared.model.name, time.monotonic()
+        if message.start == 0:
+            metrics.first_token(name, now - self._started)
+        else:
+            metrics.between_tokens(name, now - self._last_token, len(message.tokens))
+        self._last_token = now
+        if self._aborted or self._failure is not None:
+            return
+        text = self._transcript.feed(message.tokens)
+        self.delivery.push(text, self._transcript.shown)
+        if self._transcript.stopped:
+            self._abort("stop")
+
+    async def _deliver_rest(self, ending: Ending) -> None:
+        """Hand out what is left, and wait until it reached the client or nobody reads any more."""
+        if ending.failure is not None:
+            self.delivery.fail(ending.failure)
+        elif ending.status == "ok":
+            text = "" if self._transcript.stopped else self._transcript.finish()
+            self.delivery.push(text, self._transcript.tokens)
+        await self.delivery.drained()
+
+    async def _record(self, hold: Hold, exchange: Exchange, done: Done | None, ending: Ending) -> None:
+        """Usage, spool, acknowledgement, last chunk: in this order."""
+        around, prepared = self._around, self.prepared
+        known = done is not None and done.reason != "rejected"
+        counts = done.counts if known and done else seen(self._began.counts if self._began else None, exchange.received)
+        sequence = done.sequence if done else 0
+        if not known and not counts.prompt and not counts.output:
+            await around.recorder.release(self.request_id, ending.reason)
+            return
+        delivered = self._transcript.tokens if ending.status == "ok" else self.delivery.delivered
+        event = event_of(
+            hold,
+            prepared.terms,
+            prepared.price,
+            counts,
+            Record(
+                status=ending.status,
+                reason=ending.reason,
+                fault=whose_fault(ending, delivered),
+                delivered=delivered,
+                delivery="unconfirmed" if self.delivery.left and ending.status == "ok" else "confirmed",
+                source="gateway",
+                replica=exchange.replica,
+                model_digest=exchange.model_digest,
+                sequence=sequence,
+                attempt=_ATTEMPT,
+            ),
+        )
+        if not await around.recorder.once(event):
+            self.delivery.fail(Interrupted("The answer's usage could not be recorded."))
+            await around.recorder.until_durable(event)
+        if sequence:
+            around.fleet.acknowledge(exchange, sequence)
+        around.metrics.finished(prepared.model.name, ending.status, event.usage)
+        if ending.status == "ok":
+            self.delivery.finish(
+                Finished(ending.finish, event.counts, event.usage, event.cost_pico, prepared.price.currency)
+            )
+
+    # ------------------------------------------------ what happens on the side
+
+    def _delivered(self, tokens: int) -> None:
+        options = self._around.fleet.options
+        if self._exchange is not None:
+            self._exchange.credit(tokens, options.credit_window, options.credit_step)
+
+    def _unwanted(self) -> bool:
+        return self.delivery.left or self._failure is not None
+
+    def _left(self, why: str) -> None:
+        if self.stage in ("reserving", "running"):
+            self._abort(why)
+
+    def _lost(self) -> None:
+        """The replica is gone: tell the client now, and wait for the journal's word on what was done."""
+        self.stage = "lost"
+        self._aborted = True
+        if self._failure is None and not self.delivery.left and not self._transcript.stopped:
+            if self._exchange is not None and self._exchange.received:
+                self._failure = Interrupted("The model's replica was lost while it ran the request.")
+            else:
+                self._failure = Unavailable("The model's replica was lost; try again shortly.", retry_after=2.0)
+            self.delivery.fail(self._failure)
+        lifetimes = self._around.admission.lifetimes
+        self._arm(lifetimes.done if self._transcript.stopped else lifetimes.replay)
+
+    def _abort(self, why: str) -> None:
+        if self._exchange is not None and self.stage == "running" and not self._aborted:
+            self._aborted = True
+            self._exchange.abort(why)
+            self._arm(self._around.admission.lifetimes.done)
+
+    def _arm(self, seconds: float) -> None:
+        self._disarm()
+        if self._exchange is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._exchange.hear, TimeOver())
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

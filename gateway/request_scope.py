@@ -1,0 +1,46 @@
+"""What the gateway knows about an HTTP request beside its content: its id, who asks, for which model."""
+
+from __future__ import annotations
+
+import time
+from typing import cast
+from uuid import UUID
+
+from litestar.types import Scope
+from uuid_utils.compat import uuid7
+
+from gateway.tenancy.authenticator import Principal
+
+_KEY = "turnpike"
+
+
+class RequestScope:
+    """Kept in the ASGI scope's state; made when it is first asked for."""
+
+    __slots__ = ("id", "model", "principal", "started")
+
+    def __init__(self) -> None:
+        self.id: UUID = uuid7()
+        self.model = ""
+        self.principal: Principal | None = None
+        self.started = time.monotonic()
+
+    @property
+    def name(self) -> str:
+        """The id as clients see it."""
+        return f"req_{self.id.hex}"
+
+    @property
+    def known_principal(self) -> Principal:
+        """The principal of an authenticated request."""
+        assert self.principal is not None, "the route is not authenticated"
+        return self.principal
+
+
+def of(scope: Scope) -> RequestScope:
+    """What is known about this request."""
+    state = cast("dict[str, RequestScope]", scope.setdefault("state", {}))
+    known = state.get(_KEY)
+    if known is None:
+        known = state[_KEY] = RequestScope()
+    return known

@@ -1,0 +1,40 @@
+"""The HTTP server of a gateway worker: uvicorn, which drains from the moment that it is told to stop."""
+
+from __future__ import annotations
+
+import socket
+
+import uvicorn
+from litestar import Litestar
+
+from gateway.app import gateway_of
+
+_AFTER_DRAIN_S = 20
+
+
+class GatewayServer(uvicorn.Server):
+    """Serves one application. At SIGTERM or SIGINT: nothing new is taken, streams get their time, the rest is ended."""
+
+    def __init__(self, app: Litestar, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._gateway = gateway_of(app)
+        drain_timeout = self._gateway.services.options.drain_timeout
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=host,
+                port=port,
+                loop="uvloop",
+                http="httptools",
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=int(drain_timeout) + _AFTER_DRAIN_S,
+            )
+        )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain while uvicorn waits for its connections to end, then stop the worker."""
+        self._gateway.begin_drain()
+        await super().shutdown(sockets)

@@ -1,0 +1,116 @@
+"""What a gateway worker is made of: the rooms' objects that it is given, and those that it makes of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec import Struct, field
+
+from billing.holds import Holds
+from billing.prices import PriceBook
+from billing.settler import Settler
+from billing.spool import Spool
+from gateway.admission.admission import Admission
+from gateway.admission.lifetimes import Lifetimes
+from gateway.domains import CacheDomains
+from gateway.fleet.fleet import Fleet
+from gateway.metrics import Metrics
+from gateway.recording import Recorder
+from gateway.recovery import Recovery
+from gateway.registry import Registry
+from gateway.request import Surroundings
+from gateway.requests import Requests
+from gateway.tenancy.authenticator import Authenticator
+from storage.database import Database
+
+_SETTLE_S = 10
+
+
+class GatewayOptions(Struct, frozen=True, kw_only=True):
+    """Settings of a worker; times in seconds.
+
+    `keep_alive`: a stream silent for so long sends a comment, and is answered with 200 at the latest. `patience`: a
+    client that does not read for so long is given up. `courtesy`: how long a hold of another gateway is left to it.
+    """
+
+    body_limit: int = 8 * 1024 * 1024
+    keep_alive: float = 5.0
+    patience: float = 30.0
+    drain_timeout: float = 30.0
+    courtesy: float = 30.0
+    lifetimes: Lifetimes = field(default_factory=Lifetimes)
+
+
+class GatewayServices(Struct, frozen=True, kw_only=True):
+    """What a worker is given. `name` stays the same when the worker is started again.
+
+    The caller opens and closes the database, the spool and the bus; the worker starts and stops the rest.
+    """
+
+    name: str
+    database: Database
+    authenticator: Authenticator
+    holds: Holds
+    prices: PriceBook
+    spool: Spool
+    settler: Settler
+    models: Registry
+    fleet: Fleet
+    domains: CacheDomains
+    options: GatewayOptions = field(default_factory=GatewayOptions)
+
+
+class Gateway:
+    """One running worker."""
+
+    def __init__(self, services: GatewayServices) -> None:
+        self.services = services
+        self.metrics = Metrics()
+        self.metrics.watch(fleet=services.fleet, spool=services.spool, settler=services.settler)
+        self.recorder = Recorder(services.spool)
+        self.admission = Admission(
+            services.name,
+            models=services.models,
+            fleet=services.fleet,
+            prices=services.prices,
+            holds=services.holds,
+            lifetimes=services.options.lifetimes,
+        )
+        self.requests = Requests(
+            Surroundings(self.admission, services.fleet, services.domains, self.recorder, self.metrics)
+        )
+        self.recovery = Recovery(
+            services.name,
+            holds=services.holds,
+            prices=services.prices,
+            recorder=self.recorder,
+            fleet=services.fleet,
+            courtesy=services.options.courtesy,
+        )
+        self._drain: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin. Raises ModelWithoutPrice. What earlier spools hold is read before a replica can repeat it."""
+        services = self.services
+        await services.models.check_prices(services.prices)
+        await services.authenticator.start()
+        await services.settler.start()
+        services.fleet.on_stray = self.recovery.stray
+        services.fleet.start()
+
+    def begin_drain(self) -> None:
+        """Take nothing new; give what runs its time to end."""
+        if self._drain is None:
+            self._drain = asyncio.create_task(self.requests.drain(self.services.options.drain_timeout))
+            self.requests.begin_drain()
+
+    async def stop(self) -> None:
+        """Drain, hang up, settle what can be settled now; the rest is in the spool."""
+        self.begin_drain()
+        if self._drain is not None:
+            await self._drain
+        await self.recovery.stop()
+        await self.services.fleet.stop()
+        await self.services.settler.drain(_SETTLE_S)
+        await self.services.settler.stop()
+        await self.services.authenticator.close()

@@ -1,0 +1,59 @@
+"""The output of one request as it grows: tokens in, text out, and how many tokens each stretch of text stands for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+
+from gateway.conversation.detokenizer import Detokenizer
+from gateway.conversation.stop_strings import StopStrings
+
+
+class Transcript:
+    """Detokenizes, watches for stop strings, and counts.
+
+    `tokens` is how many output tokens were taken in: all up to a stop string's last token. `shown` is how many of them
+    are delivered once the text given out so far is: the text of none of them is still held back.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], end_tokens: Collection[int]) -> None:
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(stops)
+        self._end_tokens = end_tokens
+        self._ends: deque[tuple[int, int]] = deque()
+        self._decoded = 0
+        self._given = 0
+        self.tokens = 0
+        self.shown = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string completed; nothing after it counts."""
+        return self._stops.matched is not None
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        """The text that can be shown now."""
+        shown: list[str] = []
+        for token in tokens:
+            if self.stopped:
+                break
+            self.tokens += 1
+            text = "" if token in self._end_tokens else self._detokenizer.feed(token)
+            self._decoded += len(text)
+            # a token whose last character is incomplete is shown with the next character
+            self._ends.append((self._decoded + self._detokenizer.pending, self.tokens))
+            shown.append(self._stops.feed(text))
+        return self._give("".join(shown))
+
+    def finish(self) -> str:
+        """The rest of the text, when no token follows."""
+        rest = self._stops.feed(self._detokenizer.finish()) + self._stops.finish()
+        text = self._give(rest)
+        self.shown = self.tokens
+        return text
+
+    def _give(self, text: str) -> str:
+        self._given += len(text)
+        while self._ends and self._ends[0][0] <= self._given:
+            self.shown = self._ends.popleft()[1]
+        return text
