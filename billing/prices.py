@@ -72,6 +72,17 @@ class PriceVersion(msgspec.Struct, frozen=True):
         return prompt_tokens * max(map(self.price, meters)) + max_output * self.price("output")
 
 
+def check_prices(prices: Mapping[str, str]) -> dict[str, int]:
+    """Micro-units per million by meter, from decimal prices per million. Raises InvalidPrice naming the meter."""
+    for meter in prices:
+        if meter not in METERS:
+            raise InvalidPrice(meter, "there is no such meter")
+    for meter in ALWAYS_PRICED:
+        if meter not in prices:
+            raise InvalidPrice(meter, "missing; any request may use it")
+    return {meter: parse_price(prices[meter], meter) for meter in METERS if meter in prices}
+
+
 class PriceBook:
     """Price versions in the database, remembered for a moment (which one is current) or for ever (what it says)."""
 
@@ -108,6 +119,12 @@ class PriceBook:
             self._versions[version] = known
         return known
 
+    async def models(self) -> list[str]:
+        """The models that have had a price, by name."""
+        async with self._database.reading() as session:
+            rows = await session.execute(select(price_version.c.model).distinct().order_by(price_version.c.model))
+            return list(rows.scalars())
+
     async def set(
         self, model: str, currency: str, prices: Mapping[str, str], effective_at: int | None = None
     ) -> PriceVersion:
@@ -116,13 +133,7 @@ class PriceBook:
         Raises InvalidPrice naming the meter, InvalidMoney for the currency; then nothing is written.
         """
         check_currency(currency)
-        for meter in prices:
-            if meter not in METERS:
-                raise InvalidPrice(meter, "there is no such meter")
-        for meter in ALWAYS_PRICED:
-            if meter not in prices:
-                raise InvalidPrice(meter, "missing; any request may use it")
-        micro = {meter: parse_price(prices[meter], meter) for meter in METERS if meter in prices}
+        micro = check_prices(prices)
         async with self._database.transaction() as session:
             now = (await session.execute(select(self._database.clock))).scalar_one()
             effective = now if effective_at is None else effective_at

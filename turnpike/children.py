@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -38,10 +38,13 @@ def stop_with_parent(parent: int) -> None:
 class Child:
     """One command of this program, run as a child in its own session, so that a terminal's Ctrl-C reaches only us."""
 
-    def __init__(self, name: str, arguments: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
+    def __init__(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int] = ()
+    ) -> None:
         self.name = name
         self.restarts = 0
         self._command = [sys.executable, "-m", "turnpike.cli", *arguments, "--parent-pid", str(os.getpid())]
+        self._environment = os.environ | environment
         self._pass_fds = tuple(pass_fds)
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
@@ -57,7 +60,11 @@ class Child:
         while not self._stopping.is_set():
             started = time.monotonic()
             self._process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True, pass_fds=self._pass_fds
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=self._pass_fds,
+                env=self._environment,
             )
             status = await self._process.wait()
             if self._stopping.is_set():

@@ -6,15 +6,11 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from turnpike import logs, settings
-from turnpike.children import EXIT_UNUSABLE, ChildFailed, stop_with_parent
+from turnpike import failures, logs, settings
+from turnpike.children import EXIT_UNUSABLE, stop_with_parent
 from turnpike.settings import ADMIN, ENGINE, GATEWAY, SERVE, WORKER, SettingError, Settings
 
 Command = Callable[[Settings, argparse.Namespace], int]
-
-
-class CommandError(Exception):
-    """A command cannot do what was asked; the message says why and what to do."""
 
 
 def _serve(given: Settings, arguments: argparse.Namespace) -> int:
@@ -32,7 +28,7 @@ def _gateway(given: Settings, arguments: argparse.Namespace) -> int:
 def _engine(given: Settings, arguments: argparse.Namespace) -> int:
     from turnpike import roles  # noqa: PLC0415
 
-    return roles.probe(given) if arguments.health else roles.engine(given, parent=arguments.parent_pid)
+    return roles.probe_engine(given) if arguments.health else roles.engine(given, parent=arguments.parent_pid)
 
 
 def _worker(given: Settings, arguments: argparse.Namespace) -> int:
@@ -131,7 +127,7 @@ def build_parser() -> argparse.ArgumentParser:
     prices = tree.group("prices", "what a model's tokens cost")
     put = tree.leaf(prices, "set", "add a price version, USD per million tokens", ADMIN, _administration("set_prices"))
     put.add_argument("--from-model-folder", action="store_true", help="take the prices of the folder's turnpike.toml")
-    put.add_argument("--served-model", required=False, help="name of the served model; default: the folder's")
+    put.add_argument("served_model", nargs="?", metavar="NAME", help="name of the served model")
     put.add_argument("--dry-run", action="store_true", help="check and print, write nothing")
     for meter, text in (
         ("uncached", "prompt tokens that were computed"),
@@ -177,18 +173,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs.configure(given.log_level, given.log_format)
     if parsed.parent_pid is not None:
         stop_with_parent(parsed.parent_pid)
-    from turnpike.failures import KNOWN  # noqa: PLC0415  # knowing every room's errors imports the rooms
-
     run: Command = parsed.run
     try:
         return run(given, parsed)
-    except (CommandError, ChildFailed, *KNOWN) as error:
-        print(f"turnpike: {error}", file=sys.stderr)
-        return EXIT_UNUSABLE
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         return 141
+    except Exception as error:
+        if not isinstance(error, failures.known()):
+            raise
+        print(f"turnpike: {error}", file=sys.stderr)
+        return EXIT_UNUSABLE
 
 
 if __name__ == "__main__":

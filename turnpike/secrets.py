@@ -84,3 +84,10 @@ def load_or_make(path: Path) -> Secrets:
     if not path.exists():
         save(generate(), path)
     return load(path)
+
+
+def with_new_pepper(content: Secrets) -> Secrets:
+    """The secrets with one more pepper, which becomes the current one."""
+    version = max(content.peppers) + 1
+    peppers = content.peppers | {version: secrets.token_bytes(SECRET_BYTES)}
+    return msgspec.structs.replace(content, peppers=peppers, pepper_current=version)

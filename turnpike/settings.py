@@ -180,6 +180,11 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str] | None = None)
     return Settings(**{name: _convert(name, value, source) for name, (value, source) in given.items()})  # type: ignore[arg-type]  # each value was converted to its field's type
 
 
+def to_environment(settings: Settings) -> dict[str, str]:
+    """The settings as environment variables, for a child process that shall have the same."""
+    return {environment_name(name): str(getattr(settings, name)) for name in _NAMES if name != "config"}
+
+
 def reference() -> str:
     """The settings as a Markdown table: what `docs/settings.md` holds."""
     rows = [

@@ -1,0 +1,48 @@
+"""The failures that a command reports in one line, because they say themselves what is wrong and what to do."""
+
+from __future__ import annotations
+
+
+class CommandError(Exception):
+    """A command cannot do what was asked; the message says why and what to do."""
+
+
+def known() -> tuple[type[Exception], ...]:
+    """Every such failure of every room. Imports the rooms, so it is called when something has failed."""
+    from billing.balances import CurrencyMismatch  # noqa: PLC0415
+    from billing.money import InvalidMoney, InvalidPrice  # noqa: PLC0415
+    from billing.usage import InvalidUsage  # noqa: PLC0415
+    from engine.errors import EngineError  # noqa: PLC0415
+    from gateway.conversation.served_model import ModelFolderError  # noqa: PLC0415
+    from gateway.fleet.options import AddressError  # noqa: PLC0415
+    from gateway.registry import ModelWithoutPrice  # noqa: PLC0415
+    from gateway.tenancy.repositories import NameTaken, NotFound  # noqa: PLC0415
+    from storage.bus import InvalidRedisUrl  # noqa: PLC0415
+    from storage.database import DatabaseUnavailable, InvalidDatabaseUrl  # noqa: PLC0415
+    from storage.migrate import SchemaMismatch  # noqa: PLC0415
+    from turnpike.children import ChildFailed  # noqa: PLC0415
+    from turnpike.office import DataFolderError  # noqa: PLC0415
+    from turnpike.secrets import SecretsError  # noqa: PLC0415
+    from turnpike.settings import SettingError  # noqa: PLC0415
+
+    return (
+        AddressError,
+        ChildFailed,
+        CommandError,
+        CurrencyMismatch,
+        DatabaseUnavailable,
+        DataFolderError,
+        EngineError,
+        InvalidDatabaseUrl,
+        InvalidMoney,
+        InvalidPrice,
+        InvalidRedisUrl,
+        InvalidUsage,
+        ModelFolderError,
+        ModelWithoutPrice,
+        NameTaken,
+        NotFound,
+        SchemaMismatch,
+        SecretsError,
+        SettingError,
+    )

@@ -1,0 +1,66 @@
+"""One gateway process: the rooms that a request passes through, built from the settings and served on a socket."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from billing.settler import Settler
+from billing.spool import Spool
+from gateway.admission.lifetimes import Lifetimes
+from gateway.domains import CacheDomains
+from gateway.fleet.fleet import Fleet
+from gateway.registry import Registry
+from gateway.server import GatewayServer
+from gateway.services import GatewayOptions, GatewayServices
+from gateway.tenancy.authenticator import Authenticator
+from gateway.tenancy.keys import Peppers
+from turnpike.office import Office
+from turnpike.secrets import Secrets
+from turnpike.settings import Settings
+
+
+def gateway_name(settings: Settings) -> str:
+    """What holds and spools call this gateway: the same after a restart."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", settings.gateway_name or socket.gethostname())[:40]
+
+
+@asynccontextmanager
+async def services(
+    settings: Settings, office: Office, known: Secrets, registry: Registry
+) -> AsyncIterator[GatewayServices]:
+    """Everything that the gateway's application is made of. Raises ModelWithoutPrice, AddressError, OSError."""
+    name = gateway_name(settings)
+    await registry.check_prices(office.prices)
+    spool = Spool(settings.data / "spool", f"{name}-{time.time_ns():x}")
+    try:
+        yield GatewayServices(
+            name=name,
+            database=office.database,
+            authenticator=Authenticator(office.database, Peppers(known.peppers, known.pepper_current), office.bus),
+            holds=office.holds,
+            prices=office.prices,
+            spool=spool,
+            settler=Settler(office.database, spool, office.prices),
+            models=registry,
+            fleet=Fleet(settings.replica_addresses, gateway=name, link_key=known.link_key, models=registry),
+            domains=CacheDomains(known.scope_secret, known.master_key),
+            options=GatewayOptions(
+                body_limit=settings.body_limit,
+                drain_timeout=settings.drain_timeout,
+                lifetimes=Lifetimes(request=settings.request_timeout),
+            ),
+        )
+    finally:
+        await spool.close()
+
+
+async def serve_until_signal(server: GatewayServer, listener: socket.socket) -> None:
+    """Serve until a signal. uvicorn raises it again when it is done; we are cleaning up then, so ignore it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    await server.serve(sockets=[listener])

@@ -1,0 +1,84 @@
+"""The database with what administrators do to it, opened from the settings: for commands and for `serve`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from billing.balances import Balances
+from billing.holds import Holds
+from billing.prices import PriceBook
+from gateway.tenancy.keys import Peppers
+from gateway.tenancy.repositories import Tenancy
+from storage import migrate
+from storage.bus import Bus, LocalBus, RedisBus
+from storage.database import Database
+from turnpike import secrets
+from turnpike.secrets import Secrets
+from turnpike.settings import Settings
+
+
+class DataFolderError(Exception):
+    """The data folder cannot be made or written; the message names it."""
+
+
+class Office(msgspec.Struct, frozen=True):
+    """What an administrator works with."""
+
+    database: Database
+    bus: Bus
+    tenancy: Tenancy
+    prices: PriceBook
+    balances: Balances
+    holds: Holds
+
+
+def prepare_data_folder(settings: Settings) -> None:
+    """Make the data folder (mode 0700). Raises DataFolderError."""
+    try:
+        settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        probe = settings.data / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise DataFolderError(f"data_dir: cannot write to {settings.data}: {error.strerror}") from error
+
+
+def read_secrets(settings: Settings) -> Secrets:
+    """The secrets; made at the first use when they belong to an embedded database, else they must be there."""
+    if settings.secrets_file or settings.database_url.startswith("postgresql"):
+        return secrets.load(settings.secrets)
+    return secrets.load_or_make(settings.secrets)
+
+
+def open_bus(settings: Settings) -> Bus:
+    """Redis where one was set, else the twin inside this process. Raises InvalidRedisUrl."""
+    return RedisBus(settings.redis_url) if settings.redis_url else LocalBus()
+
+
+async def prepare_database(settings: Settings) -> None:
+    """Migrate an embedded database; check any other. Raises SchemaMismatch, DatabaseUnavailable."""
+    if settings.database.startswith("sqlite"):
+        await migrate.upgrade(settings.database)
+    else:
+        await migrate.check(settings.database)
+
+
+@asynccontextmanager
+async def opened(settings: Settings) -> AsyncIterator[Office]:
+    """The office, for one command. Raises what makes it impossible, each with one clear line."""
+    prepare_data_folder(settings)
+    known = read_secrets(settings)
+    await prepare_database(settings)
+    database = await Database.open(settings.database)
+    bus = open_bus(settings)
+    holds = Holds(database)
+    try:
+        tenancy = Tenancy(database, Peppers(known.peppers, known.pepper_current), bus)
+        yield Office(database, bus, tenancy, PriceBook(database), Balances(database), holds)
+    finally:
+        await holds.close()
+        await bus.close()
+        await database.close()

@@ -1,0 +1,65 @@
+"""Asking a replica how it is: dial it as a gateway would, hear its Hello and one Beat, hang up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import msgspec
+
+from engine import protocol
+from engine.protocol import Beat, Dial, Hello
+from gateway.fleet.options import parse_address
+
+PATIENCE = 4.0
+_NAME = "probe"
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """What a replica said of itself; `beat` is None if it sent none in time."""
+
+    hello: Hello
+    beat: Beat | None
+
+
+class Unreachable(Exception):
+    """Nobody answers at the address, or it does not speak our protocol."""
+
+
+async def probe(address: str, link_key: bytes, patience: float = PATIENCE) -> Probe:
+    """Ask the replica at `unix:PATH` or `tcp:HOST:PORT`. Raises Unreachable, AddressError."""
+    where = parse_address(address)
+    try:
+        async with asyncio.timeout(patience):
+            if where.path is not None:
+                reader, writer = await asyncio.open_unix_connection(where.path)
+            else:
+                reader, writer = await asyncio.open_connection(where.host, where.port)
+    except (OSError, TimeoutError) as error:
+        raise Unreachable(f"no replica answers at {address}: {error or 'timed out'}") from error
+    hello: Hello | None = None
+    beat: Beat | None = None
+    try:
+        async with asyncio.timeout(patience):
+            message = await protocol.read_from_replica(reader)
+            if not isinstance(message, Hello):
+                raise Unreachable(f"what listens at {address} is not a replica")
+            hello = message
+            version = protocol.agree_version(hello.version, hello.oldest)
+            proof = protocol.link_proof(link_key, hello.challenge, _NAME)
+            writer.write(protocol.encode(Dial(version, _NAME, proof)))
+            while beat is None and message is not None:
+                message = await protocol.read_from_replica(reader)
+                if isinstance(message, Beat):
+                    beat = message
+    except TimeoutError:
+        pass
+    except protocol.ProtocolError as error:
+        raise Unreachable(f"the replica at {address}: {error}") from error
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+    if hello is None:
+        raise Unreachable(f"the replica at {address} says nothing")
+    return Probe(hello, beat)

@@ -1,0 +1,153 @@
+"""The roles of a deployment: gateway, engine, worker; each runs until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Coroutine
+
+import structlog
+import uvloop
+
+from turnpike import listening, secrets
+from turnpike.children import Child
+from turnpike.failures import CommandError
+from turnpike.office import opened, prepare_data_folder, read_secrets
+from turnpike.probe import Probe, Unreachable, probe
+from turnpike.settings import SettingError, Settings, to_environment
+from turnpike.worker import work
+
+logger = structlog.get_logger(__name__)
+
+
+def gateway(settings: Settings, listen_fd: int | None = None) -> int:
+    """`turnpike gateway`: one process, or a parent with `--workers` of them on one socket."""
+    listener = listening.listen(settings) if listen_fd is None else listening.inherited(listen_fd)
+    if settings.workers > 1 and listen_fd is None:
+        return _run(_gateway_parent(settings, listener))
+    return _run(_gateway(settings, listener))
+
+
+async def _gateway(settings: Settings, listener: socket.socket) -> int:
+    from gateway.app import create_app  # noqa: PLC0415  # the parent of workers needs none of these
+    from gateway.registry import Registry  # noqa: PLC0415
+    from gateway.server import GatewayServer  # noqa: PLC0415
+    from turnpike.gateway_process import serve_until_signal, services  # noqa: PLC0415
+
+    registry = Registry.load(settings.model_folders)
+    async with opened(settings) as office, services(settings, office, read_secrets(settings), registry) as built:
+        logger.info("gateway listens", url=listening.url(listener), name=built.name)
+        await serve_until_signal(GatewayServer(create_app(built)), listener)
+    return 0
+
+
+async def _gateway_parent(settings: Settings, listener: socket.socket) -> int:
+    base = settings.gateway_name or socket.gethostname()
+    descriptor = listener.fileno()
+    children = [
+        Child(
+            f"gateway {base}-{index}",
+            ["gateway", "--listen-fd", str(descriptor), "--gateway-name", f"{base}-{index}"],
+            to_environment(settings),
+            pass_fds=[descriptor],
+        )
+        for index in range(settings.workers)
+    ]
+    stop = stop_event()
+    running = [asyncio.create_task(child.run()) for child in children]
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([*running, stopping], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.gather(*(child.stop(settings.drain_timeout + 15) for child in children))
+    stopping.cancel()
+    await asyncio.gather(*running)
+    return 0
+
+
+def engine(settings: Settings, parent: int | None = None) -> int:
+    """`turnpike engine`: one replica."""
+    from engine import replica  # noqa: PLC0415  # imports torch
+
+    prepare_data_folder(settings)
+    if not settings.listen:
+        raise SettingError("listen: say where, as unix:PATH or tcp:HOST:PORT")
+    if len(settings.model_folders) != 1:
+        raise SettingError("model: a replica serves one model")
+    options = replica.ReplicaOptions(
+        model=settings.model_folders[0],
+        address=settings.listen,
+        data=settings.data / "journal",
+        name=settings.replica_name or socket.gethostname(),
+        link_key=secrets.load(settings.secrets).link_key,
+        device=settings.device,
+        dtype=settings.dtype,
+        kv_memory=settings.kv_memory,
+        max_running=settings.max_running,
+        token_budget=settings.token_budget,
+        context=settings.context,
+        parent_pid=parent,
+    )
+    return replica.main(options)
+
+
+def probe_engine(settings: Settings) -> int:
+    """`turnpike engine --health`: 0 if the replica at `--listen` is well."""
+    if not settings.listen:
+        raise SettingError("listen: say which replica, as unix:PATH or tcp:HOST:PORT")
+    try:
+        found = asyncio.run(probe(settings.listen, secrets.load(settings.secrets).link_key))
+    except Unreachable as error:
+        raise CommandError(str(error)) from error
+    if found.beat is None:
+        raise CommandError(f"{found.hello.replica} answers, but sends no beat: is the link key the same?")
+    print(
+        f"{found.hello.replica}: {found.hello.model.name}, epoch {found.hello.epoch}, step {found.beat.steps}, "
+        f"{found.beat.running} running, {sum(found.beat.waiting.values())} waiting"
+    )
+    return 0
+
+
+async def probe_replicas(settings: Settings) -> list[Probe]:
+    """Those of the configured replicas that answer."""
+    key = read_secrets(settings).link_key
+    found = await asyncio.gather(
+        *(probe(address, key) for address in settings.replica_addresses), return_exceptions=True
+    )
+    for answer in found:
+        if isinstance(answer, BaseException) and not isinstance(answer, Unreachable):
+            raise answer
+    return [answer for answer in found if isinstance(answer, Probe)]
+
+
+def worker(settings: Settings) -> int:
+    """`turnpike worker`: expires holds."""
+
+    async def run() -> int:
+        async with opened(settings) as office:
+            logger.info("worker runs")
+            task = asyncio.create_task(work(office))
+            await stop_event().wait()
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        return 0
+
+    return _run(run())
+
+
+def stop_event() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set."""
+    event = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, event.set)
+    return event
+
+
+def _run(role: Coroutine[None, None, int]) -> int:
+    """Run a role on uvloop to its end; its exit status."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        status = runner.run(role)
+    sys.stdout.flush()
+    return status

@@ -1,0 +1,163 @@
+"""`turnpike serve`: everything on one machine with nothing to set up.
+
+The gateway and the worker's loop run in this process, one replica in a child; only the storage differs from production.
+What can be wrong is looked for before anything is started, the port and the data folder first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from billing.prices import PriceMissing
+from gateway.app import create_app
+from gateway.registry import Registry
+from gateway.server import GatewayServer
+from gateway.services import GatewayServices
+from gateway.tenancy.repositories import NotFound
+from turnpike import listening
+from turnpike.administration import CURRENCY, DEFAULT_PROJECT, folder_prices
+from turnpike.children import Child
+from turnpike.gateway_process import serve_until_signal, services
+from turnpike.office import DataFolderError, Office, opened, prepare_data_folder, read_secrets
+from turnpike.settings import Settings, to_environment
+from turnpike.worker import work
+
+DEMO_TENANT = "demo"
+DEMO_GRANT_PICO = 100 * 10**12
+DEMO_QUESTION = "What does textwrap.dedent do?"
+READY_POLL_S = 0.05
+
+logger = structlog.get_logger(__name__)
+
+
+def serve(settings: Settings) -> int:
+    """Run until SIGINT or SIGTERM. Raises what makes it impossible, each with one clear line."""
+    listener = listening.listen(settings)
+    prepare_data_folder(settings)
+    with _sole_owner(settings.data):
+        registry = Registry.load(settings.model_folders[:1])
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(settings, listener, registry))
+
+
+@contextlib.contextmanager
+def _sole_owner(folder: Path) -> Iterator[None]:
+    """Hold the data folder's lock. Raises DataFolderError when another `serve` has it."""
+    with (folder / "serve.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataFolderError(f"data_dir: another turnpike serve runs in {folder}") from error
+        yield
+
+
+async def _serve(settings: Settings, listener: socket.socket, registry: Registry) -> int:
+    run_folder = settings.data / "run"
+    run_folder.mkdir(mode=0o700, exist_ok=True)
+    known = read_secrets(settings)
+    replica = Child(
+        "replica",
+        ["engine", "--listen", settings.own_replica_address, "--replica-name", "replica-0"],
+        # The child takes the first model alone, and the secrets file that was just made.
+        to_environment(settings)
+        | {"TURNPIKE_MODEL": str(settings.model_folders[0]), "TURNPIKE_SECRETS_FILE": str(settings.secrets)},
+    )
+    # The replica takes longest to start, so it starts first, beside the migration.
+    running = asyncio.create_task(replica.run())
+    try:
+        async with opened(settings) as office:
+            await _provide_demo(office, settings)
+            async with services(settings, office, known, registry) as built:
+                await _run(settings, office, built, listener, running)
+    finally:
+        await replica.stop(settings.drain_timeout)
+        await asyncio.wait([running])
+    return _result(running)
+
+
+def _result(running: asyncio.Task[None]) -> int:
+    running.result()  # raises ChildFailed when the replica could not start
+    return 0
+
+
+async def _run(
+    settings: Settings, office: Office, built: GatewayServices, listener: socket.socket, replica: asyncio.Task[None]
+) -> None:
+    server = GatewayServer(create_app(built))
+    tasks = [
+        asyncio.create_task(_announce(settings, office, built, server, listening.url(listener))),
+        asyncio.create_task(work(office)),
+    ]
+
+    def replica_ended(_: asyncio.Task[None]) -> None:
+        server.should_exit = True
+
+    replica.add_done_callback(replica_ended)
+    try:
+        await serve_until_signal(server, listener)
+    finally:
+        for task in tasks:
+            task.cancel()
+        for done in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(done, Exception):
+                logger.error("a task of serve failed", exc_info=done)
+
+
+async def _provide_demo(office: Office, settings: Settings) -> None:
+    """At the first start: tenant, project, money, and the model's own prices."""
+    for folder in settings.model_folders[:1]:
+        if found := folder_prices(folder):
+            name, currency, prices = found
+            try:
+                await office.prices.current(name, time.time_ns() // 1000)
+            except PriceMissing:
+                await office.prices.set(name, currency, prices)
+    try:
+        await office.tenancy.tenant(DEMO_TENANT)
+    except NotFound:
+        tenant = await office.tenancy.create_tenant(DEMO_TENANT)
+        await office.tenancy.create_project(tenant.id, DEFAULT_PROJECT)
+        await office.balances.grant(tenant.id, DEMO_GRANT_PICO, CURRENCY, kind="promo", reason="demo money")
+
+
+async def _announce(
+    settings: Settings, office: Office, built: GatewayServices, server: GatewayServer, base: str
+) -> None:
+    """Wait until a request would be answered, then say how to send one. The key is made then, and shown once."""
+    model = next(iter(built.models)).name
+    while not (server.started and built.fleet.healthy(model)):  # noqa: ASYNC110  # two libraries' states, once
+        await asyncio.sleep(READY_POLL_S)
+    tenant = await office.tenancy.tenant(DEMO_TENANT)
+    project = await office.tenancy.project(tenant.id, DEFAULT_PROJECT)
+    has_key = any(key.project_id == project.id for key in await office.tenancy.list_keys(tenant.id))
+    command = f"{Path(sys.argv[0]).name if Path(sys.argv[0]).suffix != '.py' else 'turnpike'}"
+    where = f"--data-dir {settings.data_dir}"
+    if has_key:
+        key = "$TURNPIKE_API_KEY"
+        about = (
+            "The API key was shown at the first start. Another one:\n"
+            f"    export TURNPIKE_API_KEY=$({command} keys create --tenant {DEMO_TENANT} --project {DEFAULT_PROJECT}"
+            f" {where})"
+        )
+    else:
+        key = (await office.tenancy.create_key(tenant.id, project.id, "made at the first start")).key
+        about = f"API key of tenant {DEMO_TENANT}, project {DEFAULT_PROJECT} (shown once; keep it):\n    {key}"
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": DEMO_QUESTION}], "temperature": 0})
+    print(
+        f"\nTurnpike is ready at {base} with the model {model}.\n\n{about}\n\nAsk it something:\n"
+        f'    curl -sS {base}/v1/chat/completions -H "Authorization: Bearer {key}"'
+        f" -H 'Content-Type: application/json' -d '{body}'\n\n"
+        f"What it cost:\n    {command} usage {where}\n\nStop with Ctrl-C.",
+        flush=True,
+    )
