@@ -86,3 +86,21 @@ def event(hold: Hold | HoldRequest, version: PriceVersion, usage: Usage, sequenc
         usage=usage,
         cost_pico=version.cost(usage),
     )
+
+
+def loose_request(request_id: UUID, amount: int = 0) -> HoldRequest:
+    """A request of nobody in particular."""
+    owner = UUID(int=1)
+    return HoldRequest(
+        request_id=request_id,
+        tenant_id=owner,
+        project_id=owner,
+        key_id=owner,
+        model="m",
+        lane="standard",
+        price_version=1,
+        amount_pico=amount,
+        lifetime_s=1,
+        gateway="g1",
+        terms=b"",
+    )

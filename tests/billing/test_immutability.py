@@ -1,0 +1,33 @@
+"""What was written about money stays as it was: the database itself refuses to change it."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import Executable, delete, text, update
+from sqlalchemy.exc import DBAPIError
+
+from billing.prices import PriceBook
+from billing.settlement import settle
+from billing.tables import grant, price, price_version, usage_event
+from storage.database import Database
+from tests.billing.money import Tenant
+
+
+@pytest.mark.parametrize("name", ["usage_event", "grant", "price", "price_version"])
+async def test_rows_cannot_be_changed_or_deleted(database: Database, name: str) -> None:
+    tenant = await Tenant.rich(database, 10**12)
+    await settle(database, PriceBook(database), [tenant.event(tenant.request(0))])
+    table, column = {
+        "usage_event": (usage_event, "cost_pico"),
+        "grant": (grant, "amount_pico"),
+        "price": (price, "price_micro"),
+        "price_version": (price_version, "effective_at"),
+    }[name]
+    statements: list[Executable] = [update(table).values({column: 1}), delete(table)]
+    if database.dialect == "postgresql":
+        statements.append(text(f'TRUNCATE "{name}" CASCADE'))
+    for statement in statements:
+        async with database.transaction() as session:
+            with pytest.raises(DBAPIError, match="immutable"):
+                await session.execute(statement)
+            await session.rollback()

@@ -1,0 +1,168 @@
+"""Holds and settlement against a model so simple that it is plainly right, under any order of events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, ClassVar, TypeVar
+from uuid import UUID
+
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from sqlalchemy import literal
+
+from billing.audit import check
+from billing.balances import Balances
+from billing.holds import Hold, Holds, InsufficientFunds
+from billing.prices import PriceBook
+from billing.settlement import settle
+from billing.usage import Release, Settlement, Usage, UsageEvent, period_of
+from storage.base import Count
+from storage.database import Database
+from tests.billing.money import Tenant
+
+T = TypeVar("T")
+
+TOKEN = 400_000  # pico-units of one uncached token
+NEW_YEAR = 1_798_761_600_000_000  # 2027-01-01; the machine starts an hour before
+
+amounts = st.integers(0, 12).map(lambda tokens: tokens * TOKEN)
+
+
+class Request(msgspec.Struct):
+    """What the model knows of one request."""
+
+    hold: Hold
+    state: str = "open"
+    cost: int | None = None
+
+
+class Money(RuleBasedStateMachine):
+    url: ClassVar[str]
+    loop: ClassVar[asyncio.AbstractEventLoop]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = NEW_YEAR - 3_600_000_000
+        self.database = self.run(Database.open(self.url))
+        self.tick(0)
+        self.tenant = self.run(Tenant.rich(self.database, 20 * TOKEN))
+        self.holds = Holds(self.database)
+        self.book = PriceBook(self.database)
+        self.credit = 20 * TOKEN
+        self.requests: dict[UUID, Request] = {}
+        self.records: list[Settlement] = []
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(work)
+
+    def tick(self, seconds: int) -> None:
+        self.now += seconds * 1_000_000
+        self.database.clock = literal(self.now, Count())
+
+    @property
+    def available(self) -> int:
+        costs = sum(request.cost or 0 for request in self.requests.values())
+        held = sum(request.hold.amount_pico for request in self.requests.values() if request.state == "open")
+        return self.credit - costs - held
+
+    @rule(amount=amounts.filter(bool))
+    def put_money_in(self, amount: int) -> None:
+        self.run(Balances(self.database).grant(self.tenant.id, amount, "USD"))
+        self.credit += amount
+
+    @rule(asked=st.lists(amounts, min_size=1, max_size=6), lifetime=st.integers(1, 100))
+    def reserve(self, asked: list[int], lifetime: int) -> None:
+        async def together() -> list[Hold | BaseException]:
+            requests = [self.tenant.request(amount, lifetime_s=lifetime) for amount in asked]
+            return await asyncio.gather(*map(self.holds.reserve, requests), return_exceptions=True)
+
+        for amount, answer in zip(asked, self.run(together()), strict=True):
+            if isinstance(answer, Hold):
+                assert amount <= self.available
+                assert (answer.amount_pico, answer.admitted_at, answer.period) == (
+                    amount,
+                    self.now,
+                    period_of(self.now),
+                )
+                self.requests[answer.request_id] = Request(answer)
+            else:
+                assert isinstance(answer, InsufficientFunds)
+                assert amount > self.available
+                assert answer.affordable_pico == max(0, self.available)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), seconds=st.integers(0, 60))
+    def finish_some(self, data: st.DataObject, seconds: int) -> None:
+        """A batch of new, repeated and contradicting records, in any order."""
+        self.tick(seconds)
+        batch: list[Settlement] = data.draw(st.lists(st.sampled_from(self.records), max_size=3)) if self.records else []
+        for request in data.draw(st.lists(st.sampled_from(list(self.requests.values())), max_size=4)):
+            limit = request.hold.amount_pico // TOKEN
+            if data.draw(st.booleans()):
+                tokens = data.draw(st.integers(0, limit))
+                batch.append(self.tenant.event(request.hold, Usage(uncached=tokens)))
+            else:
+                batch.append(Release(request.hold.request_id, "rejected"))
+        batch = data.draw(st.permutations(batch))
+        self.run(settle(self.database, self.book, batch))
+        self.records += batch
+        for record in batch:
+            if isinstance(record, UsageEvent):
+                request = self.requests[record.id]
+                if request.cost is None:
+                    request.cost = record.cost_pico
+                    if request.state == "open":
+                        request.state = "settled"
+        for record in batch:  # an event outweighs a release in the same batch
+            if isinstance(record, Release) and self.requests[record.request_id].state == "open":
+                self.requests[record.request_id].state = "released"
+
+    @rule(seconds=st.integers(0, 100))
+    def expire(self, seconds: int) -> None:
+        self.tick(seconds)
+        due = [r for r in self.requests.values() if r.state == "open" and r.hold.expires_at <= self.now]
+        assert self.run(self.holds.sweep()) == len(due)
+        for request in due:
+            request.state = "expired"
+
+    @rule(days=st.integers(1, 40))
+    def much_later(self, days: int) -> None:
+        self.tick(days * 86_400)
+
+    @invariant()
+    def balance_is_grants_less_costs_less_open_holds(self) -> None:
+        balance = self.run(Balances(self.database).get(self.tenant.id))
+        assert balance is not None
+        assert (balance.credit, balance.available) == (self.credit, self.available)
+        assert balance.overdraft == max(0, -self.available)
+        late = any(r.state in ("expired", "released") and r.cost for r in self.requests.values())
+        assert balance.available >= 0 or late
+
+    def teardown(self) -> None:
+        try:
+            for request in self.requests.values():
+                hold = self.run(self.holds.get(request.hold.request_id))
+                assert hold is not None
+                assert hold.state == request.state
+            self.tick(10**6)
+            self.run(self.holds.sweep())
+            assert self.run(check(self.database)) == []
+        finally:
+            self.run(self.database.close())
+
+
+def test_money_behaves_like_its_model(database_url: str) -> None:
+    machine = type("MoneyHere", (Money,), {"url": database_url, "loop": asyncio.new_event_loop()})
+    calm = settings(
+        max_examples=25,
+        stateful_step_count=25,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+    try:
+        run_state_machine_as_test(machine, settings=calm)
+    finally:
+        machine.loop.close()  # type: ignore[attr-defined]
