@@ -64,6 +64,7 @@ format: install-dev ## Format and mend what can be mended
 
 docs: install-dev ## Regenerate the generated pages of docs/
 	$(BIN)/turnpike settings --markdown > docs/settings.md
+	$(BIN)/python scripts/structure_page.py
 
 lock: | $(BIN)/python ## Lock the newest versions that requirements/*.in allow
 	$(PIP) install --quiet uv

@@ -11,7 +11,7 @@ def known() -> tuple[type[Exception], ...]:
     """Every such failure of every room. Imports the rooms, so it is called when something has failed."""
     from billing.balances import CurrencyMismatch  # noqa: PLC0415
     from billing.money import InvalidMoney, InvalidPrice  # noqa: PLC0415
-    from billing.usage import InvalidUsage  # noqa: PLC0415
+    from billing.usage import InvalidPeriod, InvalidUsage  # noqa: PLC0415
     from engine.errors import EngineError  # noqa: PLC0415
     from gateway.conversation.served_model import ModelFolderError  # noqa: PLC0415
     from gateway.fleet.options import AddressError  # noqa: PLC0415
@@ -35,6 +35,7 @@ def known() -> tuple[type[Exception], ...]:
         EngineError,
         InvalidDatabaseUrl,
         InvalidMoney,
+        InvalidPeriod,
         InvalidPrice,
         InvalidRedisUrl,
         InvalidUsage,

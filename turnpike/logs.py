@@ -40,3 +40,5 @@ def configure(level: str, style: Literal["auto", "json", "console"]) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # Its INFO lines tell what its plug-ins are, at each start.
+    logging.getLogger("alembic").setLevel(logging.WARNING)
