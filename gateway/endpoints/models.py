@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from litestar import MediaType, Response, get
 from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
 
 from gateway.dialects.openai_models import model_list, model_object
 from gateway.services import Gateway
@@ -20,7 +21,7 @@ def model_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         return Response(msgspec.json.encode(model_list(models)), media_type=MediaType.JSON)
 
     @get("/v1/models/{name:path}")
-    async def retrieve_model(name: str) -> Response[bytes]:
+    async def retrieve_model(name: FromPath[str]) -> Response[bytes]:
         """One served model."""
         model = models.get(name.lstrip("/"))
         return Response(msgspec.json.encode(model_object(model)), media_type=MediaType.JSON)

@@ -1,0 +1,33 @@
+"""A tiny model for the session, and a whole gateway for a test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gateway.conversation.served_model import ServedModel, load_served_model
+from tests.gateway.tiny_model import make_model_folder
+
+if TYPE_CHECKING:
+    from tests.gateway.stack import Stack
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model_folder(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def model(model_folder: Path) -> ServedModel:
+    return load_served_model(model_folder)
+
+
+@pytest.fixture
+async def stack(fresh_sqlite_url: str, tmp_path: Path, model_folder: Path) -> AsyncIterator[Stack]:
+    from tests.gateway.stack import running_stack  # its imports warn before pytest is configured
+
+    async with running_stack(fresh_sqlite_url, tmp_path, model_folder) as running:
+        yield running

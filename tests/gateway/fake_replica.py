@@ -1,0 +1,292 @@
+"""A replica that runs a script instead of a model: the real protocol over a Unix socket, with a journal in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from engine.protocol import (
+    Abort,
+    Ack,
+    Beat,
+    Began,
+    Capacity,
+    Counts,
+    Credit,
+    Dial,
+    Done,
+    Generate,
+    Hello,
+    Layout,
+    Scope,
+    ServedModel,
+    ToGateway,
+    Tokens,
+    encode,
+    link_proof,
+    read_from_gateway,
+)
+
+LINK_KEY = b"k" * 32
+
+
+class Script(Struct, kw_only=True):
+    """What to do with a request. `tokens` are sent `burst` at a time, `pause` seconds apart."""
+
+    tokens: list[int]
+    burst: int = 1
+    pause: float = 0.0
+    queued: float = 0.0
+    """Seconds before `Began`."""
+    prefill: float = 0.0
+    """Seconds between `Began` and the first token."""
+    read_hbm: int = 0
+    die_after: int | None = None
+    """Drop the connection after so many tokens; 0: before the first, -1: before `Began`."""
+    silent: bool = False
+    """Never answer anything, not even `Abort`."""
+    ignore_credit: bool = False
+    reason: str = ""
+    """End with this reason instead of the natural one."""
+    error: str | None = None
+
+
+class Run:
+    """One request as this replica sees it."""
+
+    def __init__(self, generate: Generate) -> None:
+        self.generate = generate
+        self.limit = generate.credit
+        self.delivered = 0
+        self.sent = 0
+        self.credits: list[Credit] = []
+        self.aborted = asyncio.Event()
+        self.abort_reason = ""
+        self.more = asyncio.Event()
+        self.counts = Counts()
+        self.task: asyncio.Task[None] | None = None
+
+
+class FakeReplica:
+    """Listens on `path`. `script` says what to do with each request."""
+
+    def __init__(
+        self,
+        path: Path,
+        text_digest: str,
+        *,
+        model: str = "tiny",
+        name: str = "replica-0",
+        context: int = 512,
+        script: Callable[[Generate], Script] | Script | None = None,
+    ) -> None:
+        self.path = path
+        self.name = name
+        self.epoch = 1
+        self.model = ServedModel(model, "d" * 64, text_digest, "float32", 600)
+        self.context = context
+        self.script = script or Script(tokens=[])
+        self.runs: dict[str, Run] = {}
+        self.scopes: list[Scope] = []
+        self.journal: dict[str, Done] = {}
+        self.done: list[Done] = []
+        self.acked: list[Ack] = []
+        self.aborts: list[Abort] = []
+        self.dials: list[Dial] = []
+        self.beating = True
+        self.beat_steps = 0
+        self.sequence = 0
+        self.beat_interval = 0.1
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def address(self) -> str:
+        return f"unix:{self.path}"
+
+    async def start(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._serve, str(self.path))
+
+    async def stop(self) -> None:
+        """Like a kill: connections drop, nothing is said."""
+        if self._server is not None:
+            self._server.close()
+        for writer in list(self._writers):
+            writer.transport.abort()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        if self._server is not None:
+            await self._server.wait_closed()
+        self._server = None
+
+    async def restart(self) -> None:
+        """A new epoch; what was running is in the journal as a crash."""
+        self.epoch += 1
+        for identity, run in self.runs.items():
+            if run.counts.prompt and identity not in self.journal and not any(d.id == identity for d in self.done):
+                self._journal(run, "crash")
+        await self.start()
+
+    def drop(self) -> None:
+        """Lose all connections, but go on running."""
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    def _journal(self, run: Run, reason: str, error: str | None = None) -> Done:
+        self.sequence += 1
+        generate = run.generate
+        done = Done(
+            generate.id,
+            generate.attempt,
+            reason,
+            run.counts,
+            self.sequence,
+            run.delivered,
+            error,  # type: ignore[arg-type]
+        )
+        self.journal[generate.id] = done
+        self.done.append(done)
+        return done
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._writers.add(writer)
+        beats: asyncio.Task[None] | None = None
+        try:
+            challenge = b"c" * 16
+            layout = Layout(64, ())
+            hello = Hello(1, 1, self.name, self.epoch, challenge, self.model, layout, Capacity((10,), self.context, 8))
+            writer.write(encode(hello))
+            dial = await read_from_gateway(reader)
+            if not isinstance(dial, Dial) or dial.proof != link_proof(LINK_KEY, challenge, dial.gateway):
+                return
+            self.dials.append(dial)
+            for done in self.journal.values():
+                writer.write(encode(structs.replace(done, replayed=True)))
+            beats = asyncio.create_task(self._beat(writer))
+            while (message := await read_from_gateway(reader)) is not None:
+                match message:
+                    case Scope():
+                        self.scopes.append(message)
+                    case Generate():
+                        run = self.runs[message.id] = Run(message)
+                        run.task = asyncio.create_task(self._run(run, writer))
+                        self._tasks.add(run.task)
+                        run.task.add_done_callback(self._tasks.discard)
+                    case Credit():
+                        run = self.runs[message.id]
+                        run.credits.append(message)
+                        run.limit, run.delivered = message.limit, message.delivered
+                        run.more.set()
+                    case Abort():
+                        self._abort(message, writer)
+                    case Ack():
+                        self.acked.append(message)
+                        self.journal.pop(message.id, None)
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            if beats is not None:
+                beats.cancel()
+            self._writers.discard(writer)
+            self._tasks.discard(task)
+            writer.close()
+
+    def _abort(self, message: Abort, writer: asyncio.StreamWriter) -> None:
+        self.aborts.append(message)
+        run = self.runs.get(message.id)
+        if message.id in self.journal:
+            writer.write(encode(structs.replace(self.journal[message.id], replayed=True)))
+        elif run is None:
+            writer.write(encode(Done(message.id, 0, "rejected", Counts(), 0)))
+        else:
+            run.abort_reason = message.why
+            run.aborted.set()
+            run.more.set()
+
+    async def _beat(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            if self.beating:
+                self.beat_steps += 1
+                running = sum(1 for run in self.runs.values() if run.task and not run.task.done())
+                metrics = {"turnpike_engine_kv_blocks_free": 7.0}
+                writer.write(encode(Beat(self.beat_steps, running, {"standard": 0}, (), metrics=metrics)))
+            await asyncio.sleep(self.beat_interval)
+
+    def _script(self, generate: Generate) -> Script:
+        return self.script(generate) if callable(self.script) else self.script
+
+    async def _wait(self, run: Run, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(run.aborted.wait(), seconds)
+
+    async def _run(self, run: Run, writer: asyncio.StreamWriter) -> None:
+        generate, script = run.generate, self._script(run.generate)
+        if script.silent:
+            return
+
+        def say(message: ToGateway) -> None:
+            writer.write(encode(message))
+
+        if script.die_after == -1:
+            writer.transport.abort()
+            return
+        if script.reason == "rejected":
+            say(Done(generate.id, generate.attempt, "rejected", Counts(), 0, error=script.error))
+            return
+        if script.queued:
+            await self._wait(run, script.queued)
+        if run.aborted.is_set():
+            say(self._journal(run, "abort"))
+            return
+        prompt = len(generate.tokens)
+        read = min(script.read_hbm, prompt - 1)
+        run.counts = Counts(prompt=prompt, computed=prompt - read, read_hbm=read)
+        say(Began(generate.id, generate.attempt, run.counts))
+        if script.prefill:
+            await self._wait(run, script.prefill)
+        reason = "length"
+        tokens = script.tokens[: generate.sampling.max_tokens]
+        while run.sent < len(tokens):
+            if script.die_after is not None and run.sent >= script.die_after:
+                await writer.drain()
+                writer.transport.abort()
+                return
+            if run.aborted.is_set():
+                break
+            allowed = script.burst if script.ignore_credit else min(script.burst, run.limit - run.sent)
+            if allowed <= 0:
+                run.more.clear()
+                await run.more.wait()
+                continue
+            chunk = tokens[run.sent : run.sent + allowed]
+            for index, token in enumerate(chunk):
+                if token in generate.sampling.stop_tokens:
+                    chunk, reason = chunk[: index + 1], "stop"
+                    break
+            say(Tokens(generate.id, generate.attempt, run.sent, chunk))
+            run.sent += len(chunk)
+            run.counts = structs.replace(run.counts, output=run.sent)
+            if reason == "stop":
+                break
+            await self._wait(run, script.pause)
+        if script.die_after is not None and run.sent >= script.die_after:
+            writer.transport.abort()
+            return
+        if run.aborted.is_set() and reason != "stop" and run.sent < len(tokens):
+            reason = "abort"
+        if run.aborted.is_set() and run.abort_reason != "stop":
+            reason = "abort"
+        if not run.aborted.is_set() and script.reason:
+            reason = script.reason
+        say(self._journal(run, reason, script.error))

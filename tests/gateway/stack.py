@@ -1,0 +1,218 @@
+"""A whole gateway for a test: database, money, key, tiny model, fake replica, a real uvicorn on a free port."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from openai import AsyncOpenAI
+from sqlalchemy import text
+
+from billing.balances import Balances
+from billing.holds import Holds
+from billing.prices import PriceBook
+from billing.settler import Settler
+from billing.spool import Spool
+from gateway.admission.lifetimes import Lifetimes
+from gateway.app import create_app, gateway_of
+from gateway.domains import CacheDomains
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.options import FleetOptions
+from gateway.registry import Registry
+from gateway.server import GatewayServer
+from gateway.services import Gateway, GatewayOptions, GatewayServices
+from gateway.tenancy.authenticator import Authenticator
+from gateway.tenancy.keys import Peppers
+from gateway.tenancy.repositories import Tenancy
+from storage.bus import LocalBus
+from storage.database import Database
+from tests.gateway.fake_replica import LINK_KEY, FakeReplica, Script
+
+PRICES = {"uncached": "0.40", "read_automatic": "0.04", "output": "1.60"}
+GRANT = 10 * 10**12
+PEPPERS = Peppers({1: b"p" * 32}, 1)
+
+
+class SlowSpool(Spool):
+    """A spool that can be held up, or broken."""
+
+    def __init__(self, folder: Path, owner: str) -> None:
+        super().__init__(folder, owner)
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.broken: Exception | None = None
+        self.records: list[Any] = []
+
+    async def append(self, record: Any) -> None:
+        await self.gate.wait()
+        if self.broken is not None:
+            raise self.broken
+        await super().append(record)
+        self.records.append(record)
+
+
+class Stack:
+    """Everything a test may want to touch."""
+
+    database: Database
+    models: Registry
+    replica: FakeReplica
+    spool: SlowSpool
+    gateway: Gateway
+    server: GatewayServer
+    serving: asyncio.Task[None]
+    tenancy: Tenancy
+    balances: Balances
+    tenant: Any
+    project: Any
+    key: str
+    public_id: str
+    admin_key: str
+    base: str
+    http: httpx.AsyncClient
+
+    def openai(self, key: str | None = None, **options: Any) -> AsyncOpenAI:
+        return AsyncOpenAI(
+            api_key=key or self.key, base_url=f"{self.base}/v1", max_retries=options.pop("max_retries", 0), **options
+        )
+
+    def tokens(self, text_: str, *, end: bool = True) -> list[int]:
+        """The tiny model's output for a text."""
+        model = next(iter(self.models))
+        return model.tokenizer.content(text_) + (list(model.stop_tokens) if end else [])
+
+    def say(self, text_: str, *, end: bool = True, **script: Any) -> Script:
+        """Let the replica answer with this text."""
+        self.replica.script = Script(tokens=self.tokens(text_, end=end), **script)
+        return self.replica.script
+
+    async def post(self, body: Any, key: str | None = None, **options: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key or self.key}", **options.pop("headers", {})}
+        data = {"content": body} if isinstance(body, bytes) else {"json": body}
+        return await self.http.post("/v1/chat/completions", headers=headers, **data, **options)
+
+    async def rows(self, query: str) -> list[Any]:
+        async with self.database.reading() as session:
+            return list((await session.execute(text(query))).all())
+
+    async def events(self) -> list[Any]:
+        return await self.rows("SELECT * FROM usage_event ORDER BY admitted_at")
+
+    async def holds(self) -> list[str]:
+        return [row.state for row in await self.rows("SELECT state FROM hold ORDER BY admitted_at")]
+
+    async def settled(self, count: int, timeout: float = 10) -> list[Any]:  # noqa: ASYNC109
+        """Wait until so many events are in the database and no hold is open."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            events = await self.events()
+            if len(events) >= count and "open" not in await self.holds():
+                assert len(events) == count, events
+                balance = await self.balances.get(self.tenant.id)
+                assert balance is not None
+                assert balance.held == 0
+                assert balance.debit == sum(event.cost_pico for event in events)
+                return events
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"{len(await self.events())} events, holds {await self.holds()}, wanted {count}")
+
+    async def until(self, condition: Any, timeout: float = 5) -> None:  # noqa: ASYNC109
+        end = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < end, "it did not happen"
+            await asyncio.sleep(0.005)
+
+    async def ready(self) -> None:
+        await self.until(lambda: self.gateway.services.fleet.healthy("tiny"))
+
+
+def quick_lifetimes(**changes: float) -> Lifetimes:
+    return Lifetimes(**{"request": 20.0, "done": 1.0, "replay": 1.0, **changes})
+
+
+@asynccontextmanager
+async def running_stack(
+    url: str,
+    folder: Path,
+    model_folder: Path,
+    *,
+    options: GatewayOptions | None = None,
+    fleet_options: FleetOptions | None = None,
+    grant: int = GRANT,
+    start_replica: bool = True,
+    name: str = "gateway-test",
+) -> AsyncIterator[Stack]:
+    stack = Stack()
+    stack.database = await Database.open(url)
+    bus = LocalBus()
+    stack.tenancy = Tenancy(stack.database, PEPPERS, bus)
+    known = {tenant.name: tenant for tenant in await stack.tenancy.list_tenants()}
+    stack.balances = Balances(stack.database)
+    prices = PriceBook(stack.database)
+    if "demo" in known:
+        stack.tenant = known["demo"]
+        stack.project = (await stack.tenancy.list_projects(stack.tenant.id))[0]
+    else:
+        stack.tenant = await stack.tenancy.create_tenant("demo")
+        stack.project = await stack.tenancy.create_project(stack.tenant.id, "default")
+        await prices.set("tiny", "USD", PRICES)
+        if grant:
+            await stack.balances.grant(stack.tenant.id, grant, "USD")
+    issued = await stack.tenancy.create_key(stack.tenant.id, stack.project.id)
+    stack.key, stack.public_id = issued.key, issued.public_id
+    stack.admin_key = (await stack.tenancy.create_key(stack.tenant.id, None)).key
+    stack.models = Registry.load([model_folder])
+    model = next(iter(stack.models))
+    stack.replica = FakeReplica(folder / "replica.sock", model.text_digest)
+    stack.spool = SlowSpool(folder / "spool", f"{name}-{time.monotonic_ns()}")
+    fleet = Fleet(
+        [stack.replica.address],
+        gateway=name,
+        link_key=LINK_KEY,
+        models=stack.models,
+        options=fleet_options or FleetOptions(beat_timeout=2.0, backoff_most=0.1),
+    )
+    services = GatewayServices(
+        name=name,
+        database=stack.database,
+        authenticator=Authenticator(stack.database, PEPPERS, bus),
+        holds=Holds(stack.database),
+        prices=prices,
+        spool=stack.spool,
+        settler=Settler(stack.database, stack.spool, prices),
+        models=stack.models,
+        fleet=fleet,
+        domains=CacheDomains(b"s" * 32, b"m" * 32),
+        options=options or GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=2.0),
+    )
+    app = create_app(services)
+    stack.gateway = gateway_of(app)
+    stack.server = GatewayServer(app)
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    stack.base = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    stack.serving = asyncio.create_task(stack.server.serve(sockets=[listener]))
+    async with httpx.AsyncClient(base_url=stack.base, timeout=20) as stack.http:
+        try:
+            if start_replica:
+                await stack.replica.start()
+            await stack.until(lambda: stack.server.started or stack.serving.done())
+            if start_replica:
+                await stack.ready()
+            yield stack
+        finally:
+            stack.spool.gate.set()
+            stack.spool.broken = None
+            stack.server.should_exit = True
+            await asyncio.wait([stack.serving], timeout=20)
+            await stack.replica.stop()
+            await stack.spool.close()
+            await services.holds.close()
+            await bus.close()
+            await stack.database.close()

@@ -1,0 +1,75 @@
+"""The whole way of a request, with the official client against a real server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.gateway.stack import Stack
+
+MESSAGES: Any = [{"role": "user", "content": "What does textwrap.dedent do?"}]
+
+
+async def test_a_whole_answer(stack: Stack) -> None:
+    stack.say("Remove any common leading whitespace.")
+    async with stack.openai() as client:
+        answer = await client.chat.completions.create(model="tiny", messages=MESSAGES)
+    assert answer.choices[0].message.content == "Remove any common leading whitespace."
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].logprobs is None
+    assert answer.object == "chat.completion"
+    assert answer.model == "tiny"
+    assert answer.usage is not None
+    run = next(iter(stack.replica.runs.values()))
+    assert answer.usage.prompt_tokens == len(run.generate.tokens)
+    assert answer.usage.completion_tokens == run.counts.output
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    pico = len(run.generate.tokens) * 400_000 + run.counts.output * 1_600_000
+    assert answer.usage.cost == {"currency": "USD", "amount": f"0.{pico:012d}"}  # type: ignore[attr-defined]
+    (event,) = await stack.settled(1)
+    assert event.cost_pico == pico
+    assert (event.status, event.reason, event.delivery, event.source) == ("ok", "stop", "confirmed", "gateway")
+    assert event.count_prompt == event.uncached == len(run.generate.tokens)
+    await stack.until(lambda: stack.replica.acked)
+    assert not stack.replica.journal
+
+
+async def test_a_streamed_answer(stack: Stack) -> None:
+    stack.say("Grüße aus 東京! 👩‍👩‍👧", pause=0.002)
+    text, finish, usage, ids = "", None, None, set()
+    async with stack.openai() as client:
+        stream = await client.chat.completions.create(
+            model="tiny", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+        )
+        async for chunk in stream:
+            ids.add(chunk.id)
+            assert chunk.object == "chat.completion.chunk"
+            if chunk.choices:
+                assert usage is None
+                text += chunk.choices[0].delta.content or ""
+                finish = chunk.choices[0].finish_reason or finish
+            else:
+                usage = chunk.usage
+    assert text == "Grüße aus 東京! 👩‍👩‍👧"
+    assert "�" not in text
+    assert finish == "stop"
+    assert usage is not None
+    assert usage.completion_tokens == next(iter(stack.replica.runs.values())).counts.output
+    assert len(ids) == 1
+    await stack.settled(1)
+
+
+async def test_the_frames_of_a_stream(stack: Stack) -> None:
+    stack.say("one two", burst=100)
+    answer = await stack.post({"model": "tiny", "messages": MESSAGES, "stream": True})
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["x-accel-buffering"] == "no"
+    assert answer.headers["x-request-id"].startswith("req_")
+    *frames, last = answer.text.strip().split("\n\n")
+    assert last == "data: [DONE]"
+    chunks = [json.loads(frame.removeprefix("data: ")) for frame in frames]
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
+    assert all("usage" not in chunk for chunk in chunks)
+    assert chunks[-1]["choices"][0] == {"delta": {}, "finish_reason": "stop", "index": 0, "logprobs": None}
+    await stack.settled(1)
