@@ -31,7 +31,7 @@ _CLOCK: dict[Dialect, ColumnElement[int]] = {
     ),
 }
 _SQLITE_PRAGMAS = ("busy_timeout = 10000", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON")
-_SQLITE_UNAVAILABLE = ("locked", "busy", "unable to open", "disk I/O error", "full", "readonly", "interrupted")
+_SQLITE_UNAVAILABLE = ("locked", "busy", "unable to open", "disk I/O error", "full", "interrupted")
 _POSTGRESQL_UNAVAILABLE = ("08", "53", "57P", "40")
 """Classes of SQLSTATE: no connection, no resources, shutting down, and transactions that may be tried again."""
 

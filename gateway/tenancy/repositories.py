@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import structlog
-from advanced_alchemy.exceptions import DuplicateKeyError
 from advanced_alchemy.repository import SQLAlchemyAsyncRepository
 from sqlalchemy import Select, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.tenancy.keys import IssuedKey, Peppers, generate
@@ -47,7 +47,7 @@ class OwnedRepository(SQLAlchemyAsyncRepository[Owned]):
 
     def __init__(self, session: AsyncSession, tenant_id: UUID) -> None:
         mine: Select[Any] = select(self.model_type).where(self.model_type.tenant_id == tenant_id)
-        super().__init__(session=session, statement=mine)
+        super().__init__(session=session, statement=mine, wrap_exceptions=False)
 
 
 class ProjectRepository(OwnedRepository[Project]):
@@ -95,17 +95,25 @@ class Tenancy:
         """Raises NameTaken."""
         _check_name(name)
         async with self._creating("tenant", name) as session:
-            return await TenantRepository(session=session).add(Tenant(name=name, created_at=_now()))
+            return await TenantRepository(session=session, wrap_exceptions=False).add(
+                Tenant(name=name, created_at=_now())
+            )
 
     async def tenant(self, name: str) -> Tenant:
         """The tenant of this name. Raises NotFound."""
         async with self._database.reading() as session:
-            return _found(await TenantRepository(session=session).get_one_or_none(name=name), "tenant", name)
+            return _found(
+                await TenantRepository(session=session, wrap_exceptions=False).get_one_or_none(name=name),
+                "tenant",
+                name,
+            )
 
     async def list_tenants(self) -> list[Tenant]:
         """All tenants by name."""
         async with self._database.reading() as session:
-            return list(await TenantRepository(session=session).get_many(order_by=("name", False)))
+            return list(
+                await TenantRepository(session=session, wrap_exceptions=False).get_many(order_by=("name", False))
+            )
 
     async def create_project(self, tenant_id: UUID, name: str) -> Project:
         """Raises NameTaken if the tenant has one of this name."""
@@ -162,7 +170,11 @@ class Tenancy:
         caches expire.
         """
         async with self._database.transaction() as session:
-            keys = AllKeysRepository(session=session) if tenant_id is None else KeyRepository(session, tenant_id)
+            keys = (
+                AllKeysRepository(session=session, wrap_exceptions=False)
+                if tenant_id is None
+                else KeyRepository(session, tenant_id)
+            )
             key = _found(await keys.get_one_or_none(public_id=public_id), "key", public_id)
             key.revoked_at = key.revoked_at or _now()
         try:
@@ -177,8 +189,10 @@ class Tenancy:
         try:
             async with self._database.transaction() as session:
                 yield session
-        except DuplicateKeyError as error:
-            raise NameTaken(f"there is a {kind} {name!r} already") from error
+        except IntegrityError as error:
+            if "unique" in str(error.orig).lower():
+                raise NameTaken(f"there is a {kind} {name!r} already") from error
+            raise NotFound("there is no such tenant") from error
 
 
 Thing = TypeVar("Thing", Tenant, Project, ApiKey)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator
 
@@ -234,3 +235,29 @@ async def test_many_misses_of_one_key_ask_the_database_once(
     monkeypatch.setattr(authenticator, "_read", counted)
     await asyncio.gather(*(authenticator.authenticate(issued.key) for _ in range(50)))
     assert asked == 1
+
+
+async def test_a_revocation_by_another_process_without_a_bus_is_seen_within_a_second(
+    database: Database, database_url: str
+) -> None:
+    bus = LocalBus()
+    authenticator, tenancy = Authenticator(database, PEPPERS, bus), Tenancy(database, PEPPERS, bus)
+    await authenticator.start()
+    tenant = await tenancy.create_tenant("acme")
+    issued = await tenancy.create_key(tenant.id, None)
+    await authenticator.authenticate(issued.key)
+    command = [sys.executable, "-m", "tests.tenancy.revoke_child", database_url, issued.public_id]
+    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    ended = asyncio.create_task(child.communicate())
+    try:
+        async with asyncio.timeout(30):
+            while True:
+                await authenticator.authenticate(issued.key)
+                await asyncio.sleep(0.01)
+    except AuthenticationFailed:
+        refused_at = time.monotonic()
+    revoked_at = float((await ended)[0])
+    assert child.returncode == 0
+    assert refused_at - revoked_at < 1
+    await authenticator.close()
+    await bus.close()

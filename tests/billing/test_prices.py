@@ -1,0 +1,153 @@
+"""Prices: exact to the pico-unit, never changed once made, and refused with the meter's name when they cannot be."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import func, select
+
+from billing.money import (
+    MAX_PICO,
+    PICO,
+    InvalidMoney,
+    InvalidPrice,
+    check_currency,
+    format_pico,
+    parse_amount,
+    parse_price,
+)
+from billing.prices import PriceBook, PriceMissing, PriceVersion, UnknownPriceVersion
+from billing.tables import price, price_version
+from billing.usage import CLASSES, METERS, InvalidUsage, Usage
+from storage.database import Database
+from tests.billing.money import PRICES
+
+
+@pytest.mark.parametrize(
+    ("text", "micro"),
+    [("0.40", 400_000), ("0", 0), ("0.000", 0), ("0.0001", 100), ("10000", 10**10), ("1.600000000", 1_600_000)],
+)
+def test_a_price_is_read_exactly(text: str, micro: int) -> None:
+    assert parse_price(text) == micro
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["-1", "", " 1", "1 ", "1.", ".5", "1e3", "+1", "1,5", "NaN", "inf", "0.0000001", "0.00009", "10000.000001", "1_0",
+     "١", "9" * 13, "0.40\n", "$1"],
+)  # fmt: skip
+def test_a_price_that_cannot_be_is_refused_with_its_meter(text: str) -> None:
+    with pytest.raises(InvalidPrice, match="price of output") as refusal:
+        parse_price(text, "output")
+    assert refusal.value.meter == "output"
+
+
+def test_amounts_are_read_and_shown_exactly() -> None:
+    assert format_pico(1_230_400) == "0.000001230400"
+    assert format_pico(-5 * PICO - 1) == "-5.000000000001"
+    assert parse_amount("20.00") == 20 * PICO
+    assert parse_amount("0.000000000001") == 1
+    for text in ("0", "-1", "", "1.0000000000001", "9999999999", "1e5", "x"):
+        with pytest.raises(InvalidMoney):
+            parse_amount(text)
+    for currency in ("usd", "US", "", "USDX", "U$D", "USD\n"):
+        with pytest.raises(InvalidMoney):
+            check_currency(currency)
+
+
+@given(st.integers(1, MAX_PICO))
+def test_an_amount_shown_reads_back(pico: int) -> None:
+    assert parse_amount(format_pico(pico)) == pico
+
+
+tokens = st.integers(0, 10**7)
+usages = st.builds(
+    Usage,
+    uncached=tokens,
+    read=st.dictionaries(st.sampled_from(["automatic", *CLASSES]), tokens),
+    write=st.dictionaries(st.sampled_from(CLASSES), tokens),
+    output=tokens,
+)
+books = st.fixed_dictionaries({meter: st.integers(0, 10**10) for meter in METERS})
+
+
+@given(usages, books)
+def test_a_cost_is_what_fractions_say(usage: Usage, prices: dict[str, int]) -> None:
+    version = PriceVersion(1, "m", "USD", prices)
+    exact = sum(
+        Fraction(units, 10**6) * Fraction(prices[meter], 10**6) * PICO for meter, units in usage.meters().items()
+    )
+    assert version.cost(usage) == exact
+
+
+@given(usages, books)
+def test_no_usage_costs_more_than_its_bound(usage: Usage, prices: dict[str, int]) -> None:
+    version = PriceVersion(1, "m", "USD", prices)
+    assert version.cost(usage) <= version.bound(usage.prompt, usage.output, CLASSES)
+    without = Usage(usage.uncached, {k: v for k, v in usage.read.items() if k == "automatic"}, {}, usage.output)
+    assert version.cost(without) <= version.bound(without.prompt, without.output)
+
+
+def test_a_bound_takes_the_dearest_meter_asked_for() -> None:
+    version = PriceVersion(1, "m", "USD", {m: parse_price(p) for m, p in PRICES.items()})
+    assert version.bound(100, 10) == 100 * 400_000 + 10 * 1_600_000
+    assert version.bound(100, 10, ["5m", "1h"]) == 100 * 800_000 + 10 * 1_600_000
+    with pytest.raises(PriceMissing, match="write_24h"):
+        version.bound(100, 10, ["24h"])
+    with pytest.raises(InvalidUsage):
+        version.bound(100, 10, ["2h"])
+    with pytest.raises(InvalidUsage):
+        version.bound(-1, 10)
+    with pytest.raises(PriceMissing, match="model m has no price for write_12h"):
+        version.cost(Usage(write={"12h": 1}))
+
+
+async def test_the_version_in_force_is_found_by_its_instant(database: Database) -> None:
+    book = PriceBook(database)
+    with pytest.raises(PriceMissing, match="model m has no price"):
+        await book.current("m", 10**18)
+    old = await book.set("m", "USD", PRICES, effective_at=1000)
+    new = await book.set("m", "USD", PRICES | {"output": "3"}, effective_at=2000)
+    again = await book.set("m", "USD", PRICES | {"output": "4"}, effective_at=2000)
+    other = await PriceBook(database).set("other", "EUR", PRICES)
+    fresh = PriceBook(database)
+    assert await fresh.current("m", 1000) == old
+    assert await fresh.current("m", 1999) == old
+    assert await fresh.current("m", 2000) == again
+    assert await fresh.version(new.id) == new
+    assert await fresh.current("other", await database.now()) == other
+    with pytest.raises(PriceMissing):
+        await fresh.current("m", 999)
+    with pytest.raises(UnknownPriceVersion):
+        await fresh.version(10**6)
+
+
+async def test_another_process_sees_a_new_price_soon(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = PriceBook(database), PriceBook(database)
+    first = await here.set("m", "USD", PRICES, effective_at=0)
+    assert await there.current("m", 1) == first
+    second = await here.set("m", "USD", PRICES, effective_at=0)
+    assert await here.current("m", 1) == second
+    assert await there.current("m", 1) == first
+    monkeypatch.setattr("billing.prices._CACHE_SECONDS", 0)
+    assert await there.current("m", 1) == second
+
+
+@pytest.mark.parametrize(
+    ("change", "meter"),
+    [({"write_2h": "1"}, "write_2h"), ({"output": "-1"}, "output"), ({"read_5m": "0.0000001"}, "read_5m"),
+     ({"uncached": None}, "uncached"), ({"output": None}, "output"), ({"output": "20000"}, "output")],
+)  # fmt: skip
+async def test_bad_prices_write_nothing(database: Database, change: dict[str, str | None], meter: str) -> None:
+    prices = {m: p for m, p in (PRICES | change).items() if p is not None}
+    with pytest.raises(InvalidPrice) as refusal:
+        await PriceBook(database).set("m", "USD", prices)
+    assert refusal.value.meter == meter
+    with pytest.raises(InvalidMoney):
+        await PriceBook(database).set("m", "usd", PRICES)
+    async with database.reading() as session:
+        for table in (price, price_version):
+            assert (await session.execute(select(func.count()).select_from(table))).scalar_one() == 0

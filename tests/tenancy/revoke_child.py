@@ -1,0 +1,23 @@
+"""Another process, such as the command line: revokes a key in the database, with no bus that reaches anybody."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+from gateway.tenancy.keys import Peppers
+from gateway.tenancy.repositories import Tenancy
+from storage.bus import LocalBus
+from storage.database import Database
+
+
+async def main(url: str, public_id: str) -> None:
+    database = await Database.open(url)
+    await Tenancy(database, Peppers({1: b"x" * 16}, 1), LocalBus()).revoke(public_id)
+    await database.close()
+    print(time.monotonic())  # noqa: T201
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,74 @@
+"""Tenants, projects and keys: named once, and never another tenant's."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.tenancy.keys import Peppers
+from gateway.tenancy.repositories import NameTaken, NotFound, Tenancy
+from storage.base import new_id
+from storage.bus import BusUnavailable, LocalBus
+from storage.database import Database
+
+
+@pytest.fixture
+def tenancy(database: Database) -> Tenancy:
+    return Tenancy(database, Peppers({1: b"p" * 16}, 1), LocalBus())
+
+
+async def test_names_are_taken_once(tenancy: Tenancy) -> None:
+    acme, zoo = await tenancy.create_tenant("acme"), await tenancy.create_tenant("zoo")
+    with pytest.raises(NameTaken, match="acme"):
+        await tenancy.create_tenant("acme")
+    web = await tenancy.create_project(acme.id, "web")
+    await tenancy.create_project(zoo.id, "web")
+    with pytest.raises(NameTaken, match="web"):
+        await tenancy.create_project(acme.id, "web")
+    for name in ("", "  ", "a\nb", "x" * 201):
+        with pytest.raises(ValueError, match="printable"):
+            await tenancy.create_tenant(name)
+    assert (await tenancy.tenant("acme")).id == acme.id
+    assert (await tenancy.project(acme.id, "web")).id == web.id
+    assert [t.name for t in await tenancy.list_tenants()] == ["acme", "zoo"]
+    assert [p.name for p in await tenancy.list_projects(acme.id)] == ["web"]
+
+
+async def test_a_tenant_sees_and_touches_only_its_own(tenancy: Tenancy) -> None:
+    acme, zoo = await tenancy.create_tenant("acme"), await tenancy.create_tenant("zoo")
+    theirs = await tenancy.create_project(zoo.id, "web")
+    key = await tenancy.create_key(zoo.id, theirs.id, "laptop")
+    with pytest.raises(NotFound):
+        await tenancy.project(acme.id, "web")
+    with pytest.raises(NotFound):
+        await tenancy.create_key(acme.id, theirs.id)
+    with pytest.raises(NotFound):
+        await tenancy.revoke(key.public_id, acme.id)
+    assert await tenancy.list_keys(acme.id) == []
+    assert await tenancy.list_projects(acme.id) == []
+    (listed,) = await tenancy.list_keys(zoo.id)
+    assert (listed.public_id, listed.name, listed.kind, listed.revoked_at) == (key.public_id, "laptop", "project", None)
+    with pytest.raises(NotFound):
+        await tenancy.tenant("nobody")
+    with pytest.raises(NotFound):
+        await tenancy.revoke("nobody")
+    with pytest.raises(NotFound):
+        await tenancy.create_key(acme.id, new_id())
+    with pytest.raises(NotFound):
+        await tenancy.create_project(new_id(), "web")
+
+
+async def test_a_revocation_holds_though_the_bus_is_down(database: Database) -> None:
+    class Deaf(LocalBus):
+        async def publish(self, topic: str, payload: bytes) -> None:
+            raise BusUnavailable
+
+    tenancy = Tenancy(database, Peppers({1: b"p" * 16}, 1), Deaf())
+    tenant = await tenancy.create_tenant("acme")
+    key = await tenancy.create_key(tenant.id, None)
+    assert not await tenancy.revoke(key.public_id, tenant.id)
+    (listed,) = await tenancy.list_keys(tenant.id)
+    first = listed.revoked_at
+    assert first is not None
+    await tenancy.revoke(key.public_id)
+    (listed,) = await tenancy.list_keys(tenant.id)
+    assert listed.revoked_at == first
