@@ -1,0 +1,344 @@
+"""The step loop of one replica, free of sockets, threads and files: schedule → run → sample → publish.
+
+Not thread-safe: one thread calls everything. What happened is collected and handed out by `step`, in order.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from engine.protocol import Began, Counts, Done, Generate, Miss, Reason, Scope, TierLoad, Tokens
+from engine.runner import Outcome, Runner
+from engine.scheduling.request import Request
+from engine.scheduling.scheduler import Scheduler, Step, Work
+from prompt_cache.blocks import BlockPool
+from prompt_cache.keys import BLOCK_TOKENS, model_root
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What the engine takes: `budget` tokens a step, requests running and waiting, tokens of context."""
+
+    context_tokens: int
+    max_running: int = 256
+    max_waiting: int = 4096
+    budget: int = 1024
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A request's counts after a step, for the journal."""
+
+    id: str
+    attempt: int
+    counts: Counts
+
+
+@dataclass
+class StepResult:
+    """What happened since the last call, in order. `ran`: whether a step was computed."""
+
+    events: list[Began | Tokens | Done] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)
+    ran: bool = False
+
+
+class Rejected(Exception):
+    """A request that cannot be run; the message says why and names the field."""
+
+
+class Engine:
+    """Requests of one served model on one device. `clock` gives seconds since the Unix epoch."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        pool: BlockPool,
+        limits: EngineLimits,
+        model_digest: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.runner = runner
+        self.pool = pool
+        self.limits = limits
+        self.steps = 0
+        self.scheduler = Scheduler(pool, limits.budget, limits.max_running)
+        self.totals = dict.fromkeys(("computed", "read", "output", "recomputed", "finished", "rejected", "errors"), 0)
+        self._root = model_root(model_digest)
+        self._clock = clock
+        self._requests: dict[str, Request] = {}
+        self._deadlines: list[tuple[float, int, str]] = []
+        self._arrivals = 0
+        self._result = StepResult()
+
+    # ------------------------------------------------------------ requests
+
+    def add(self, generate: Generate, scopes: Mapping[str, Scope]) -> None:
+        """Queue a request; one that cannot run is answered with a `rejected` Done at the next `step`."""
+        try:
+            request = self._accept(generate, scopes)
+        except Rejected as error:
+            self.totals["rejected"] += 1
+            rejected = Done(generate.id, generate.attempt, "rejected", Counts(), 0, error=str(error))
+            self._result.events.append(rejected)
+            return
+        self._requests[request.id] = request
+        self._watch_deadline(request)
+        self.scheduler.add(request)
+
+    def abort(self, id: str) -> bool:
+        """Stop a request and free its memory now; Done follows at the next `step`. False if no such request runs."""
+        request = self._requests.get(id)
+        if request is None:
+            return False
+        self._finish(request, "abort", None)
+        return True
+
+    def credit(self, id: str, delivered: int, limit: int) -> tuple[int, int] | None:
+        """Raise how many tokens may be sent; returns the request's attempt and how many of its tokens were delivered.
+
+        None for an unknown id, whose end may be on its way.
+        """
+        request = self._requests.get(id)
+        if request is None:
+            return None
+        request.delivered = max(request.delivered, min(delivered, request.output))
+        request.credit = max(request.credit, limit)
+        self.scheduler.credited(request)
+        return request.attempt, request.delivered
+
+    def extend(self, id: str, max_tokens: int, deadline: float | None = None) -> None:
+        """Raise a request's output limit, as far as the context and memory have room, and/or its deadline."""
+        request = self._requests.get(id)
+        if request is not None:
+            request.max_output = max(request.max_output, min(max_tokens, self._room(request.prompt)))
+            if deadline is not None and request.deadline is not None and deadline > request.deadline:
+                request.deadline = deadline
+                self._watch_deadline(request)
+
+    def forget(self, scope: str) -> None:
+        """Make all blocks of this scope unfindable."""
+        self.pool.forget(scope)
+
+    def purge(self, keys: tuple[bytes, ...]) -> None:
+        """Make the blocks with these keys unfindable."""
+        self.pool.purge(keys)
+
+    # ------------------------------------------------------------ the step
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` would do or tell something now."""
+        return self.scheduler.busy or bool(self._result.events)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When `step` has to look at deadlines, if nothing else happens."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def step(self) -> StepResult:
+        """Run one step, if there is work, and return all that happened since the last call."""
+        self._expire()
+        step = self.scheduler.schedule()
+        for request in step.began:
+            self._begin(request)
+        self.runner.clear(step.fresh)
+        if step.work:
+            self.steps += 1
+            self._result.ran = True
+            self._commit(step, self._run(step))
+        result, self._result = self._result, StepResult()
+        return result
+
+    def _run(self, step: Step) -> list[Outcome]:
+        try:
+            return self.runner.run(step.work)
+        except Exception as error:
+            if len(step.work) == 1:
+                return [Outcome(error=error)]
+        # One of them made the step fail: each alone, so that it fails alone.
+        outcomes = []
+        for work in step.work:
+            try:
+                outcomes += self.runner.run([work])
+            except Exception as error:
+                outcomes.append(Outcome(error=error))
+        return outcomes
+
+    def _commit(self, step: Step, outcomes: list[Outcome]) -> None:
+        for work, outcome in zip(step.work, outcomes, strict=True):
+            request = work.request
+            if outcome.error is not None:
+                self._finish(request, "error", f"{type(outcome.error).__name__}: {outcome.error}")
+                continue
+            self._count(work)
+            if outcome.token is None:
+                self._result.progress.append(Progress(request.id, request.attempt, request.counts()))
+                continue
+            self._emit(request, outcome.token)
+
+    def _count(self, work: Work) -> None:
+        request = work.request
+        computed, recomputed = request.computed, request.recomputed
+        self.scheduler.computed(work)
+        self.totals["computed"] += request.computed - computed
+        self.totals["recomputed"] += request.recomputed - recomputed
+
+    def _emit(self, request: Request, token: int) -> None:
+        start = request.output
+        self.scheduler.sampled(request, token)
+        self.totals["output"] += 1
+        self._result.progress.append(Progress(request.id, request.attempt, request.counts()))
+        self._result.events.append(Tokens(request.id, request.attempt, start, [token]))
+        if token in request.sampling.stop_tokens:
+            self._finish(request, "stop", None)
+        elif request.output >= request.max_output:
+            self._finish(request, "length", None)
+
+    def _begin(self, request: Request) -> None:
+        read = request.read_hbm
+        self.totals["read"] += read
+        planned = Counts(prompt=request.prompt, computed=request.prompt - read, read_hbm=read)
+        misses = (Miss(read, request.prompt, "cold" if request.read else "no_read"),)
+        queued = max(0.0, self._clock() - request.arrived_at)
+        self._result.events.append(Began(request.id, request.attempt, planned, misses, queued))
+        self._result.progress.append(Progress(request.id, request.attempt, request.counts()))
+
+    def _finish(self, request: Request, reason: Reason, error: str | None) -> None:
+        self.scheduler.remove(request)
+        del self._requests[request.id]
+        self.totals["finished"] += 1
+        self.totals["errors"] += reason == "error"
+        counts = request.counts()
+        counts.check()
+        done = Done(request.id, request.attempt, reason, counts, 0, delivered=request.delivered, error=error)
+        self._result.events.append(done)
+
+    # ------------------------------------------------------------ deadlines
+
+    def _watch_deadline(self, request: Request) -> None:
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.arrival, request.id))
+
+    def _expire(self) -> None:
+        if not self._deadlines:
+            return
+        now = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, arrival, id = heapq.heappop(self._deadlines)
+            request = self._requests.get(id)
+            if request is not None and request.arrival == arrival and request.deadline == deadline:
+                self._finish(request, "deadline", None)
+
+    # ------------------------------------------------------------ what a request must be
+
+    def _room(self, prompt: int) -> int:
+        """Output tokens for which context and memory have room after a prompt of this length."""
+        return min(self.limits.context_tokens, self.pool.total * BLOCK_TOKENS) - prompt
+
+    def _accept(self, generate: Generate, scopes: Mapping[str, Scope]) -> Request:
+        sampling = generate.sampling
+        if generate.id in self._requests:
+            raise Rejected(f"id: {generate.id!r} is already running")
+        if len(self._requests) - len(self.scheduler.running) >= self.limits.max_waiting:
+            raise Rejected(f"the queue is full: {self.limits.max_waiting} requests wait")
+        if not generate.tokens:
+            raise Rejected("tokens: the prompt is empty")
+        vocabulary = self.runner.model.config.vocabulary
+        for name, tokens in (("tokens", generate.tokens), ("emitted", generate.emitted)):
+            if tokens and not (min(tokens) >= 0 and max(tokens) < vocabulary):
+                wrong = next(token for token in tokens if not 0 <= token < vocabulary)
+                raise Rejected(f"{name}: token id {wrong} is outside the vocabulary of {vocabulary}")
+        prompt = len(generate.tokens) + len(generate.emitted)
+        room = self._room(prompt)
+        if room < 1:
+            raise Rejected(f"tokens: a prompt of {prompt} tokens leaves no room in a context of {prompt + room}")
+        if not 1 <= sampling.max_tokens <= room:
+            raise Rejected(f"sampling.max_tokens: {sampling.max_tokens} is not within 1..{room}, the room left")
+        if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+            raise Rejected(f"sampling.temperature: {sampling.temperature} is not a number from 0")
+        if not 0 < sampling.top_p <= 1:
+            raise Rejected(f"sampling.top_p: {sampling.top_p} is not above 0 and at most 1")
+        if generate.grammar is not None:
+            raise Rejected("grammar: this replica has no grammars")
+        if generate.credit < 0:
+            raise Rejected(f"credit: {generate.credit} is negative")
+        self._arrivals += 1
+        return Request(
+            id=generate.id,
+            attempt=generate.attempt,
+            arrival=self._arrivals,
+            tokens=generate.tokens + generate.emitted,
+            prompt=prompt,
+            segments=self._segments(generate, scopes),
+            root=self._root,
+            sampling=sampling,
+            max_output=sampling.max_tokens,
+            credit=generate.credit,
+            deadline=generate.deadline,
+            lane=generate.lane,
+            flow=generate.flow,
+            sub_flow=generate.sub_flow,
+            weight=generate.weight,
+            read=generate.read,
+            store=generate.store,
+            arrived_at=self._clock(),
+        )
+
+    def _segments(self, generate: Generate, scopes: Mapping[str, Scope]) -> tuple[tuple[int, bytes, str], ...]:
+        segments, before = [], 0
+        for segment in generate.segments:
+            scope = scopes.get(segment.scope)
+            if scope is None:
+                raise Rejected(f"segments: scope {segment.scope!r} was not introduced on this connection")
+            if segment.until <= before:
+                raise Rejected(f"segments: until {segment.until} does not grow")
+            before = segment.until
+            segments.append((segment.until, scope.root, segment.scope))
+        if before != len(generate.tokens):
+            raise Rejected(f"segments: they end at {before}, the prompt at {len(generate.tokens)}")
+        return tuple(segments)
+
+    # ------------------------------------------------------------ figures
+
+    @property
+    def running(self) -> int:
+        """Requests that hold blocks."""
+        return len(self.scheduler.running)
+
+    def waiting(self) -> dict[str, int]:
+        """Requests without blocks, by lane."""
+        lanes: dict[str, int] = {}
+        for group in (self.scheduler.queue.waiting(), self.scheduler.parked.values()):
+            for request in group:
+                lanes[request.lane] = lanes.get(request.lane, 0) + 1
+        return lanes
+
+    def memory(self) -> tuple[TierLoad, ...]:
+        """The device's blocks (C4)."""
+        pool = self.pool
+        return (TierLoad("hbm", 0, pool.free_blocks, pool.referenced_blocks, pool.cached_blocks, pool.total),)
+
+    def metrics(self) -> dict[str, float]:
+        """Counters and gauges by Prometheus name."""
+        totals = self.totals
+        return {
+            "turnpike_engine_steps_total": self.steps,
+            "turnpike_engine_computed_tokens_total": totals["computed"],
+            "turnpike_engine_read_tokens_total": totals["read"],
+            "turnpike_engine_output_tokens_total": totals["output"],
+            "turnpike_engine_recomputed_tokens_total": totals["recomputed"],
+            "turnpike_engine_requests_finished_total": totals["finished"],
+            "turnpike_engine_requests_rejected_total": totals["rejected"],
+            "turnpike_engine_requests_failed_total": totals["errors"],
+            "turnpike_engine_preemptions_total": self.scheduler.preemptions,
+            "turnpike_engine_evicted_blocks_total": self.pool.evictions,
+            "turnpike_engine_running_requests": self.running,
+            "turnpike_engine_waiting_requests": self.scheduler.waiting,
+            "turnpike_engine_free_blocks": self.pool.free_blocks,
+            "turnpike_engine_cached_blocks": self.pool.cached_blocks,
+        }

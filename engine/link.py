@@ -1,0 +1,89 @@
+"""One gateway's connection, seen from the replica: greeting, scopes, and what is to be sent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import secrets
+from collections.abc import Iterable
+
+import msgspec
+import structlog
+
+from engine.protocol import (
+    Dial,
+    Hello,
+    ProtocolError,
+    Scope,
+    ToGateway,
+    ToReplica,
+    agree_version,
+    encode,
+    link_proof,
+    read_from_gateway,
+)
+
+logger = structlog.get_logger("engine.link")
+
+GREETING_S = 5.0
+MOST_UNSENT_BYTES = 64 * 1024 * 1024
+"""A gateway that lets this much pile up does not read: its connection is dropped."""
+
+
+class GatewayLink:
+    """A connection that has yet to prove itself (`greet`), then one that may be read and sent on."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.gateway = "?"
+        self.open = True
+        self.scopes: dict[str, Scope] = {}
+        """Replaced, never changed: the engine's thread reads it."""
+        self._reader = reader
+        self._writer = writer
+
+    async def greet(self, hello: Hello, link_key: bytes) -> None:
+        """Say Hello with a fresh challenge and await the proof. Raises ProtocolError, TimeoutError."""
+        challenge = secrets.token_bytes(32)
+        self.send([msgspec.structs.replace(hello, challenge=challenge)])
+        async with asyncio.timeout(GREETING_S):
+            dial = await self.receive()
+        if not isinstance(dial, Dial):
+            raise ProtocolError("the gateway did not begin with Dial")
+        agree_version(dial.version, dial.version)
+        if not hmac.compare_digest(dial.proof, link_proof(link_key, challenge, dial.gateway)):
+            raise ProtocolError(f"gateway {dial.gateway!r} does not know the link key")
+        self.gateway = dial.gateway
+
+    async def receive(self) -> ToReplica | None:
+        """The next message; None when the gateway hung up. Raises ProtocolError."""
+        return await read_from_gateway(self._reader)
+
+    def send(self, messages: Iterable[ToGateway]) -> None:
+        """Queue messages in one piece; nothing happens on a closed connection."""
+        if not self.open:
+            return
+        self._writer.write(b"".join(map(encode, messages)))
+        if self._writer.transport.get_write_buffer_size() > MOST_UNSENT_BYTES:
+            logger.error("gateway does not read", gateway=self.gateway)
+            self.abort()
+
+    def introduce(self, scope: Scope) -> None:
+        """A scope may be named from now on."""
+        self.scopes = {**self.scopes, scope.scope: scope}
+
+    def forget(self, scope: str) -> None:
+        """A scope may no longer be named."""
+        self.scopes = {name: value for name, value in self.scopes.items() if name != scope}
+
+    def abort(self) -> None:
+        """Drop the connection at once, with what is unsent."""
+        self._writer.transport.abort()
+
+    async def close(self) -> None:
+        """Send what is left and hang up."""
+        self.open = False
+        self._writer.close()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self._writer.wait_closed()

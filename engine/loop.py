@@ -1,0 +1,117 @@
+"""The engine's thread: takes commands, steps the engine, journals what happened, then hands it on.
+
+Nothing is handed on before its counts are written to the journal. When the journal cannot be written, or the engine
+itself fails, the thread ends and says so: the replica then stops rather than work without a record.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from engine.engine import Engine, StepResult
+from engine.journal import Journal
+from engine.protocol import Beat, Began, Done, Tokens
+
+logger = structlog.get_logger("engine.loop")
+
+Command = Callable[[], None]
+_IDLE_S = 0.5
+_SNAPSHOT_S = 0.2
+
+
+@dataclass
+class EngineLoop:
+    """`deliver` is called in the engine's thread with what happened, in order; `failed` when it ends by an error."""
+
+    engine: Engine
+    journal: Journal
+    deliver: Callable[[Sequence[Began | Tokens | Done]], None]
+    failed: Callable[[BaseException], None]
+    beat: Beat = field(init=False)
+    """The latest figures, made between steps; any thread may read it."""
+
+    def __post_init__(self) -> None:
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._stopping = False
+        self._looked = 0.0
+        self._snapshot()
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def do(self, command: Command) -> None:
+        """Run a command in the engine's thread, before its next step. Any thread may call this."""
+        self._inbox.put(command)
+
+    def stop(self) -> None:
+        """End the thread after what it is doing, and wait for it."""
+        self.do(self._stop)
+        self._thread.join()
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _main(self) -> None:
+        try:
+            while not self._stopping:
+                self._take_commands()
+                result = self.engine.step()
+                self._record(result)
+                if result.events:
+                    self.deliver(result.events)
+                if not self.engine.busy or time.monotonic() - self._looked > _SNAPSHOT_S:
+                    self._snapshot()
+        except BaseException as error:
+            logger.exception("the engine stopped")
+            self.failed(error)
+
+    def _take_commands(self) -> None:
+        """Run all commands that are here; when there is no work, wait for one until a deadline is due."""
+        command: Command | None = None
+        if not self.engine.busy:
+            wait, due = _IDLE_S, self.engine.next_deadline
+            if due is not None:
+                wait = min(wait, max(0.0, due - time.time()))
+            try:
+                command = self._inbox.get(timeout=wait)
+            except queue.Empty:
+                return
+        try:
+            while True:
+                if command is not None:
+                    command()
+                command = self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _record(self, result: StepResult) -> None:
+        """Write the counts of a step; each `Done` gets its sequence number here."""
+        journal = self.journal
+        for index, event in enumerate(result.events):
+            if isinstance(event, Began):
+                journal.begin(event.id, event.attempt)
+            elif isinstance(event, Done) and event.reason != "rejected":
+                result.events[index] = journal.end(event)
+        if result.progress:
+            # Those that ended in this step have said their counts in their `Done`.
+            journal.progress((now.id, now.attempt, now.counts) for now in result.progress)
+        journal.write()
+
+    def _snapshot(self) -> None:
+        engine = self.engine
+        self._looked = time.monotonic()
+        self.beat = Beat(
+            steps=engine.steps,
+            running=engine.running,
+            waiting=engine.waiting(),
+            memory=engine.memory(),
+            metrics=engine.metrics(),
+        )

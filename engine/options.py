@@ -1,0 +1,57 @@
+"""What a replica is told at its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from engine.errors import StartError
+
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class ReplicaOptions:
+    """`address` is `unix:PATH` or `tcp:HOST:PORT`; `data` the folder of the journal, for this replica alone.
+
+    `kv_memory` is bytes for KV blocks, 0 for what is free; `context` tokens, 0 for the model's own; `served` the served
+    model's name, empty for the one in the model folder. `drain_s`: how long running requests may go on after SIGTERM.
+    """
+
+    model: Path
+    address: str
+    data: Path
+    name: str
+    link_key: bytes
+    served: str = ""
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    kv_memory: int = 0
+    max_running: int = 64
+    max_waiting: int = 4096
+    token_budget: int = 512
+    context: int = 0
+    drain_s: float = 5.0
+    parent_pid: int | None = None
+
+
+@dataclass(frozen=True)
+class Address:
+    """A Unix socket's path, or a TCP host and port."""
+
+    path: str | None
+    host: str = ""
+    port: int = 0
+
+
+def parse_address(text: str) -> Address:
+    """Read `unix:PATH` or `tcp:HOST:PORT`. Raises StartError."""
+    kind, _, rest = text.partition(":")
+    if kind == "unix" and rest:
+        return Address(rest)
+    host, _, port = rest.rpartition(":")
+    if kind == "tcp" and host and port.isdecimal() and int(port) < 65536:
+        return Address(None, host.strip("[]"), int(port))
+    raise StartError(f"listen: {text!r} is not unix:PATH or tcp:HOST:PORT")

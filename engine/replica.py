@@ -1,0 +1,418 @@
+"""The replica process: gateways' sockets ↔ the engine's thread, with the journal between them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from engine.assembly import Assembled, assemble
+from engine.errors import EngineError, StartError
+from engine.journal import Journal
+from engine.link import GatewayLink
+from engine.loop import EngineLoop
+from engine.options import Address, ReplicaOptions, parse_address
+from engine.protocol import (
+    OLDEST_VERSION,
+    VERSION,
+    Abort,
+    Ack,
+    Beat,
+    Began,
+    Counts,
+    Credit,
+    Dial,
+    Done,
+    Extend,
+    Forget,
+    Generate,
+    Hello,
+    ProtocolError,
+    Purge,
+    Scope,
+    Tokens,
+    ToReplica,
+)
+
+__all__ = ["ReplicaOptions", "main", "serve"]
+
+logger = structlog.get_logger("engine.replica")
+
+BEAT_S = 1.0
+ORPHAN_PATIENCE_S = 5.0
+"""A `Done` whose gateway is gone waits this long for the next one to connect, then goes to any that is connected."""
+ACK_PATIENCE_S = 2.0
+_PARENT_S = 0.5
+
+
+class EngineFailed(EngineError):
+    """The engine's thread ended by an error, which is in the log."""
+
+
+class Replica:
+    """Everything here runs in the event loop's thread; the engine is reached through `loop.do`."""
+
+    def __init__(self, options: ReplicaOptions, assembled: Assembled, journal: Journal) -> None:
+        self.options = options
+        self.journal = journal
+        self.events = asyncio.get_running_loop()
+        self.stopping = asyncio.Event()
+        self.failure: BaseException | None = None
+        self.loop = EngineLoop(assembled.engine, journal, self._deliver_from_thread, self._fail_from_thread)
+        self.hello = Hello(
+            version=VERSION,
+            oldest=OLDEST_VERSION,
+            replica=options.name,
+            epoch=journal.epoch,
+            challenge=b"",
+            model=assembled.model,
+            layout=assembled.layout,
+            capacity=assembled.capacity,
+        )
+        self.links: list[GatewayLink] = []
+        """Those that have proved themselves, the longest connected first."""
+        self._connections: set[asyncio.Task[None]] = set()
+        self._owners: dict[str, GatewayLink] = {}
+        self._unacknowledged: dict[int, Done] = {done.sequence: done for done in journal.unacknowledged()}
+        self._holders: dict[int, GatewayLink] = {}
+        self._orphaned_at: dict[int, float] = dict.fromkeys(self._unacknowledged, time.monotonic())
+        self._pending: dict[int, Done] = {}
+        """Written, but not yet on the disk."""
+        self._sync_wanted = asyncio.Event()
+        self._draining = False
+
+    # ------------------------------------------------------------ connections
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection until it ends; nothing that comes over it disturbs the others."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        link = GatewayLink(reader, writer)
+        try:
+            await link.greet(self.hello, self.options.link_key)
+            self._welcome(link)
+            while (message := await link.receive()) is not None:
+                self._take(link, message)
+        except ProtocolError as error:
+            logger.warning("connection closed", gateway=link.gateway, problem=str(error))
+        except TimeoutError:
+            logger.warning("connection closed", gateway=link.gateway, problem="no greeting in time")
+        except asyncio.CancelledError:
+            pass  # the replica stops; asyncio's server would log the cancellation as an error
+        finally:
+            self._part(link)
+            await link.close()
+            self._connections.discard(task)
+
+    def _welcome(self, link: GatewayLink) -> None:
+        self.links.append(link)
+        logger.info("gateway connected", gateway=link.gateway)
+        link.send([self._beat()])
+        self._replay(link, [sequence for sequence in self._unacknowledged if sequence not in self._holders])
+
+    def _part(self, link: GatewayLink) -> None:
+        """What the gateway was running is stopped; what it has not acknowledged waits for the next one."""
+        link.open = False
+        if link not in self.links:
+            return
+        self.links.remove(link)
+        logger.info("gateway gone", gateway=link.gateway)
+        for id, owner in list(self._owners.items()):
+            if owner is link:
+                self._stop_request(id)
+        for sequence, holder in list(self._holders.items()):
+            if holder is link:
+                self._orphan(sequence)
+
+    def _orphan(self, sequence: int) -> None:
+        self._holders.pop(sequence, None)
+        self._orphaned_at[sequence] = time.monotonic()
+
+    def _replay(self, link: GatewayLink, sequences: Sequence[int]) -> None:
+        for sequence in sequences:
+            self._holders[sequence] = link
+            self._orphaned_at.pop(sequence, None)
+        link.send(msgspec.structs.replace(self._unacknowledged[sequence], replayed=True) for sequence in sequences)
+
+    # ------------------------------------------------------------ what gateways say
+
+    def _take(self, link: GatewayLink, message: ToReplica) -> None:
+        engine, do = self.loop.engine, self.loop.do
+        match message:
+            case Generate():
+                self._generate(link, message)
+            case Credit():
+                do(lambda: self._credit(message))
+            case Extend():
+                do(lambda: engine.extend(message.id, message.max_tokens, message.deadline))
+            case Abort():
+                self._abort(link, message)
+            case Ack():
+                self._acknowledge(message)
+            case Scope():
+                link.introduce(message)
+            case Forget():
+                link.forget(message.scope)
+                do(lambda: engine.forget(message.scope))
+            case Purge():
+                do(lambda: engine.purge(message.keys))
+            case Dial():
+                raise ProtocolError("a second Dial")
+
+    def _generate(self, link: GatewayLink, message: Generate) -> None:
+        refusal = None
+        if message.id in self._owners:
+            refusal = f"id: {message.id!r} is already running"
+        elif self._draining:
+            refusal = "the replica is stopping"
+        if refusal is not None:
+            link.send([Done(message.id, message.attempt, "rejected", Counts(), 0, error=refusal)])
+            return
+        self._owners[message.id] = link
+        scopes = link.scopes
+        self.loop.do(lambda: self.loop.engine.add(message, scopes))
+
+    def _abort(self, link: GatewayLink, message: Abort) -> None:
+        owner = self._owners.get(message.id)
+        ended = [sequence for sequence, done in self._unacknowledged.items() if done.id == message.id]
+        if owner is not None:
+            # A gateway that was lost and is back asks for the end of what it left running.
+            if not owner.open:
+                self._owners[message.id] = link
+            self._stop_request(message.id)
+        elif ended:
+            for sequence in self._pending.keys() & set(ended):
+                self._holders[sequence] = link
+            self._replay(link, [sequence for sequence in ended if sequence not in self._pending])
+        else:
+            link.send([Done(message.id, 0, "rejected", Counts(), 0, error="no such request is running")])
+
+    def _stop_request(self, id: str) -> None:
+        self.loop.do(lambda: self._abort_in_engine(id))
+
+    def _abort_in_engine(self, id: str) -> None:
+        """In the engine's thread. If it ended meanwhile, its `Done` is the answer."""
+        self.loop.engine.abort(id)
+
+    def _credit(self, message: Credit) -> None:
+        """In the engine's thread."""
+        heard = self.loop.engine.credit(message.id, message.delivered, message.limit)
+        if heard is not None:
+            attempt, delivered = heard
+            self.journal.delivered(message.id, attempt, delivered)
+
+    def _acknowledge(self, message: Ack) -> None:
+        done = self._unacknowledged.get(message.sequence)
+        if done is None or done.id != message.id:
+            return
+        del self._unacknowledged[message.sequence]
+        self._holders.pop(message.sequence, None)
+        self._orphaned_at.pop(message.sequence, None)
+        self.journal.acknowledge(message.sequence)
+
+    # ------------------------------------------------------------ what the engine says
+
+    def _deliver_from_thread(self, happened: Sequence[Began | Tokens | Done]) -> None:
+        self.events.call_soon_threadsafe(self._deliver, happened)
+
+    def _fail_from_thread(self, error: BaseException) -> None:
+        self.events.call_soon_threadsafe(self._fail, error)
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = error
+        self.stopping.set()
+
+    def _deliver(self, happened: Sequence[Began | Tokens | Done]) -> None:
+        """Send what may be sent now; each Done with a sequence number waits for the disk."""
+        outgoing: dict[GatewayLink, list[Began | Tokens | Done]] = {}
+        for event in happened:
+            if isinstance(event, Began):
+                self._sync_wanted.set()
+            if isinstance(event, Done) and event.sequence:
+                self._unacknowledged[event.sequence] = event
+                owner = self._owners.pop(event.id, None)
+                if owner is not None:
+                    self._holders[event.sequence] = owner
+                self._pending[event.sequence] = event
+                self._sync_wanted.set()
+                continue
+            link = self._owners.get(event.id)
+            if isinstance(event, Done):
+                self._owners.pop(event.id, None)
+            if link is not None:
+                outgoing.setdefault(link, []).append(event)
+        for link, messages in outgoing.items():
+            link.send(messages)
+
+    async def _sync(self) -> None:
+        """Bring the journal to the disk whenever that is wanted, everything that has come together at once."""
+        while True:
+            await self._sync_wanted.wait()
+            self._sync_wanted.clear()
+            ended = list(self._pending.values())
+            try:
+                await self.events.run_in_executor(None, self.journal.sync)
+            except OSError as error:
+                logger.exception("the journal cannot be written")
+                self._fail(error)
+                return
+            for done in ended:
+                del self._pending[done.sequence]
+                self._send_done(done)
+
+    def _send_done(self, done: Done) -> None:
+        holder = self._holders.get(done.sequence)
+        if done.sequence not in self._unacknowledged:
+            return
+        if holder is not None and holder.open:
+            holder.send([done])
+        else:
+            self._orphan(done.sequence)
+
+    # ------------------------------------------------------------ time
+
+    def _beat(self) -> Beat:
+        own = {
+            "turnpike_engine_journal_unacknowledged": float(len(self._unacknowledged)),
+            "turnpike_engine_gateways": float(len(self.links)),
+            "turnpike_engine_journal_damaged_records": float(self.journal.damaged),
+        }
+        beat = self.loop.beat
+        return msgspec.structs.replace(beat, metrics=beat.metrics | own)
+
+    async def _beats(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            beat = self._beat()
+            for link in self.links:
+                link.send([beat])
+            self._sync_wanted.set()  # now and then, so that long streams are on the disk too
+            self._place_orphans()
+
+    def _place_orphans(self) -> None:
+        if not self.links:
+            return
+        overdue = time.monotonic() - ORPHAN_PATIENCE_S
+        waiting = [sequence for sequence, since in self._orphaned_at.items() if since < overdue]
+        if waiting:
+            self._replay(self.links[0], waiting)
+
+    async def _watch_parent(self, parent: int) -> None:
+        while os.getppid() == parent:  # noqa: ASYNC110  # the kernel tells nobody
+            await asyncio.sleep(_PARENT_S)
+        logger.warning("parent is gone", parent=parent)
+        self.stopping.set()
+
+    # ------------------------------------------------------------ life
+
+    async def run(self) -> None:
+        """Listen until told to stop. Raises StartError if the address cannot be used, EngineFailed."""
+        server = await _listen(parse_address(self.options.address), self)
+        tasks = [asyncio.create_task(self._sync()), asyncio.create_task(self._beats())]
+        if self.options.parent_pid is not None:
+            tasks.append(asyncio.create_task(self._watch_parent(self.options.parent_pid)))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self.events.add_signal_handler(number, self.stopping.set)
+        self.loop.start()
+        logger.info(
+            "ready",
+            replica=self.options.name,
+            address=self.options.address,
+            model=self.hello.model.name,
+            epoch=self.hello.epoch,
+            replayed=len(self._unacknowledged),
+        )
+        try:
+            await self.stopping.wait()
+            server.close()
+            if self.failure is None:
+                await self._drain()
+        finally:
+            await asyncio.to_thread(self.loop.stop)
+            for task in [*tasks, *self._connections]:
+                task.cancel()
+            await asyncio.gather(*tasks, *self._connections, return_exceptions=True)
+            server.close()
+            _remove_socket(parse_address(self.options.address))
+        if self.failure is not None:
+            raise EngineFailed(f"the engine failed: {self.failure}") from self.failure
+        logger.info("stopped", replica=self.options.name)
+
+    async def _drain(self) -> None:
+        """Let what runs come to its end for a while, stop the rest, and hear the gateways acknowledge it."""
+        self._draining = True
+        logger.info("stopping", running=len(self._owners))
+        if self.links:
+            await self._until(lambda: not self._owners, self.options.drain_s)
+        for id in list(self._owners):
+            self._stop_request(id)
+        await self._until(lambda: not self._owners and not self._pending, ACK_PATIENCE_S)
+        await self._until(lambda: not self._holders, ACK_PATIENCE_S)
+
+    async def _until(self, condition: Callable[[], bool], patience: float) -> None:
+        end = time.monotonic() + patience
+        while not condition() and time.monotonic() < end and self.failure is None:  # noqa: ASYNC110  # several threads' states
+            await asyncio.sleep(0.01)
+
+
+async def _listen(address: Address, replica: Replica) -> asyncio.Server:
+    try:
+        if address.path is None:
+            return await asyncio.start_server(replica.connected, address.host, address.port)
+        await _free_socket(address.path)
+        mask = os.umask(0o077)
+        try:
+            return await asyncio.start_unix_server(replica.connected, address.path)
+        finally:
+            os.umask(mask)
+    except OSError as error:
+        raise StartError(f"listen: {replica.options.address} cannot be used: {error.strerror or error}") from error
+
+
+async def _free_socket(path: str) -> None:
+    """Remove the socket that a dead process left. Raises StartError if a live one listens there."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            raise StartError(f"listen: {path} is there and not a socket")
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(path)
+            except OSError:
+                os.unlink(path)
+            else:
+                raise StartError(f"listen: unix:{path} is in use by another process")
+
+
+def _remove_socket(address: Address) -> None:
+    if address.path is not None:
+        Path(address.path).unlink(missing_ok=True)
+
+
+async def serve(options: ReplicaOptions) -> None:
+    """Run a replica until SIGTERM, SIGINT or its parent's end. Raises EngineError if it cannot start."""
+    parse_address(options.address)
+    # The journal's lock first: a second replica on one folder should say so before it loads a model.
+    journal = Journal(options.data)
+    try:
+        if journal.damaged or journal.torn_bytes:
+            logger.warning("journal was damaged", records=journal.damaged, torn_bytes=journal.torn_bytes)
+        await Replica(options, assemble(options), journal).run()
+    finally:
+        journal.close()
+
+
+def main(options: ReplicaOptions) -> int:
+    """Run `serve` in a new event loop; 0 after a clean stop. Raises EngineError if it cannot start."""
+    asyncio.run(serve(options))
+    return 0

@@ -1,0 +1,98 @@
+"""Runs one step's work on the device: tokens in, one sampled token per finished row out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.kv_memory import KvMemory
+from engine.layers.attention_plan import PREFILL_TILE, Chunk, padded_rows, plan_attention
+from engine.models.registry import Model
+from engine.sampling.sampler import Draw, sample
+from engine.scheduling.scheduler import Work
+
+
+class NotFinite(Exception):
+    """The model computed NaN or infinity for this request."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one work: the sampled token if it samples, or why it failed."""
+
+    token: int | None = None
+    error: Exception | None = None
+
+
+class Runner:
+    """A model and its memory. `on_logits` sees (works that sample, their logits): a test's window."""
+
+    def __init__(self, model: Model, memory: KvMemory, device: torch.device) -> None:
+        self.model = model
+        self.memory = memory
+        self.device = device
+        self.prefill_tile = PREFILL_TILE
+        self.on_logits: Callable[[Sequence[Work], torch.Tensor], None] | None = None
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Clear newly allocated blocks before their first use."""
+        with torch.inference_mode():
+            self.memory.zero(blocks)
+
+    def run(self, works: Sequence[Work]) -> list[Outcome]:
+        """Compute these works, those of one token first; raises what the model raises.
+
+        Writing the same KV twice is harmless, so that a step may be run again without one of its requests.
+        """
+        with torch.inference_mode():
+            return self._run(works)
+
+    def _run(self, works: Sequence[Work]) -> list[Outcome]:
+        tokens: list[int] = []
+        positions: list[int] = []
+        last = []
+        for work in works:
+            tokens += work.request.tokens[work.start : work.start + work.count]
+            positions += range(work.start, work.start + work.count)
+            last.append(len(tokens) - 1)
+        padding = padded_rows(len(tokens)) - len(tokens)
+        plan = plan_attention(
+            [Chunk(work.start, work.count, work.request.table) for work in works],
+            sum(work.count == 1 for work in works),
+            self.model.config.heads,
+            group=self.memory.group,
+            device=self.device,
+            tile=self.prefill_tile,
+        )
+        hidden = self.model(
+            torch.tensor(tokens + [0] * padding, device=self.device),
+            torch.tensor(positions + [0] * padding, device=self.device),
+            plan,
+            self.memory,
+        )
+        finite = hidden.isfinite().all(-1)
+        sound = [True] * len(works) if bool(finite.all()) else self._sound(works, finite.tolist())
+        rows = [row for row, work in zip(last, works, strict=True) if work.samples]
+        sampled = iter(self._sample([work for work in works if work.samples], hidden, rows) if rows else [])
+        outcomes = []
+        for work, good in zip(works, sound, strict=True):
+            token = next(sampled) if work.samples else None
+            outcomes.append(Outcome(token) if good else Outcome(error=NotFinite("the model computed NaN or infinity")))
+        return outcomes
+
+    def _sound(self, works: Sequence[Work], finite: list[bool]) -> list[bool]:
+        sound, at = [], 0
+        for work in works:
+            sound.append(all(finite[at : at + work.count]))
+            at += work.count
+        return sound
+
+    def _sample(self, works: Sequence[Work], hidden: torch.Tensor, rows: list[int]) -> list[int]:
+        # Rows are padded with repetitions to a whole multiple, like all others.
+        taken = rows + [rows[0]] * (padded_rows(len(rows)) - len(rows))
+        logits = self.model.head(hidden[taken])
+        if self.on_logits is not None:
+            self.on_logits(works, logits[: len(rows), : self.model.config.vocabulary])
+        return sample(logits, [Draw(work.request.sampling, len(work.request.tokens)) for work in works])

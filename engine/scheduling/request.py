@@ -1,0 +1,109 @@
+"""One request as the engine sees it: its tokens, its blocks, what was counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.protocol import Counts, Lane, Sampling, StorePolicy
+from prompt_cache.keys import BLOCK_TOKENS, block_key
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """`tokens` grows: the prompt, what another replica had emitted, then our output. Counts are in tokens."""
+
+    id: str
+    attempt: int
+    arrival: int
+    """Place in the order of arrival; kept when the request is preempted."""
+    tokens: list[int]
+    prompt: int
+    """How many of `tokens` are context: prompt and emitted."""
+    segments: tuple[tuple[int, bytes, str], ...]
+    """(until, scope root, scope id), in order."""
+    root: bytes
+    """Where the chain of block keys begins: the served model."""
+    sampling: Sampling
+    max_output: int
+    credit: int
+    """How many output tokens may be sent in all so far."""
+    deadline: float | None = None
+    lane: Lane = "standard"
+    flow: str = ""
+    sub_flow: str = ""
+    weight: int = 1
+    read: bool = True
+    store: StorePolicy = "all"
+    delivered: int = 0
+    arrived_at: float = 0.0
+
+    table: list[int] = field(default_factory=list)
+    """Block numbers, one for each 64 tokens; the first ones may be shared."""
+    kv: int = 0
+    """How many tokens have their KV in the table's blocks."""
+    keys: list[bytes] = field(default_factory=list)
+    """Keys of the whole blocks of `tokens`, as far as they were needed."""
+    published: int = 0
+    """How many of the table's first blocks are in the index, or were found there."""
+    seen: int = 0
+    """The most tokens that ever had their KV: what lies before was counted, and is recomputation when done again."""
+    began: bool = False
+    fresh_output: int = 0
+    """Output tokens sampled since the request last got its blocks: 0 means that it made no progress since."""
+    computed: int = 0
+    read_hbm: int = 0
+    recomputed: int = 0
+
+    @property
+    def output(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.tokens) - self.prompt
+
+    @property
+    def paused(self) -> bool:
+        """Out of credit: what it would sample may not be sent."""
+        return self.output >= self.credit
+
+    def counts(self) -> Counts:
+        """What was done so far (E2)."""
+        return Counts(
+            prompt=self.computed + self.read_hbm,
+            computed=self.computed,
+            read_hbm=self.read_hbm,
+            output=self.output,
+            recomputed=self.recomputed,
+        )
+
+    def blocks_for(self, tokens: int) -> int:
+        """How many blocks hold this many tokens."""
+        return -(-tokens // BLOCK_TOKENS)
+
+    def extend_keys(self, blocks: int) -> list[bytes]:
+        """The keys of the first `blocks` whole blocks of `tokens`; only new ones are hashed."""
+        keys = self.keys
+        while len(keys) < blocks:
+            start = len(keys) * BLOCK_TOKENS
+            parent = keys[-1] if keys else self.root
+            keys.append(block_key(self.segment_at(start)[1], parent, self.tokens[start : start + BLOCK_TOKENS]))
+        return keys
+
+    def segment_at(self, block_start: int) -> tuple[int, bytes, str]:
+        """The segment that the block beginning at this token belongs to: the one of its last token."""
+        end = block_start + BLOCK_TOKENS
+        return next((segment for segment in self.segments if segment[0] >= end), self.segments[-1])
+
+    def account(self, end: int) -> None:
+        """Count that the tokens kv..end are computed now: new ones of the prompt, or again after preemption."""
+        again = min(end, self.seen)
+        if again > self.kv:
+            self.recomputed += again - self.kv
+        fresh = max(self.kv, self.seen)
+        self.computed += max(0, min(end, self.prompt) - fresh)
+        self.kv = end
+        self.seen = max(self.seen, end)
+
+    def account_read(self, tokens: int) -> None:
+        """Count that the first `tokens` were found in memory when blocks were assigned."""
+        self.read_hbm += max(0, min(tokens, self.prompt) - self.seen)
+        self.kv = tokens
+        self.seen = max(self.seen, tokens)

@@ -1,0 +1,1 @@
+"""From a checkpoint's files to tensors in their final place."""

@@ -1,0 +1,82 @@
+"""Safetensors files, one or sharded by an index, memory-mapped: tensors are copied straight into their final place.
+
+Every tensor that a model asks for must be there with the expected shape; an error names the tensor and the file.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import ModelError
+
+_INDEX = "model.safetensors.index.json"
+
+
+class Checkpoint:
+    """The tensors of a model folder by name; use it as a context manager. Raises ModelError."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[Path, Any] = {}
+        self._stack = ExitStack()
+        self._where = self._locate()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
+
+    def _locate(self) -> dict[str, Path]:
+        index = self.folder / _INDEX
+        if index.is_file():
+            try:
+                weight_map = json.loads(index.read_bytes())["weight_map"]
+                where = {str(name): self.folder / str(file) for name, file in weight_map.items()}
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ModelError(f"{index}: is not an index of safetensors files: {error!r}") from error
+            for path in set(where.values()):
+                if not path.is_file():
+                    raise ModelError(f"{path}: named in {_INDEX} but missing")
+            return where
+        paths = sorted(self.folder.glob("*.safetensors"))
+        if not paths:
+            raise ModelError(f"{self.folder}: has no .safetensors file")
+        return {name: path for path in paths for name in self._open(path).keys()}  # noqa: SIM118 - not a dict
+
+    def _open(self, path: Path) -> Any:
+        if path not in self._files:
+            try:
+                self._files[path] = self._stack.enter_context(safe_open(path, framework="pt"))
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{path}: is not a readable safetensors file: {error}") from error
+        return self._files[path]
+
+    def load(self, name: str, into: torch.Tensor) -> None:
+        """Copy the tensor `name` into `into`, converting its type. Raises ModelError if missing or of another shape."""
+        path = self._where.get(name)
+        if path is None:
+            raise ModelError(f"{self.folder}: tensor {name} is missing")
+        try:
+            tensor = self._open(path).get_tensor(name)
+        except SafetensorError as error:
+            raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
+        if not tensor.is_floating_point():
+            raise ModelError(f"{path}: tensor {name} is {tensor.dtype}, which is not supported")
+        if tensor.shape != into.shape:
+            raise ModelError(
+                f"{path}: tensor {name} has shape {list(tensor.shape)}, the configuration says {list(into.shape)}"
+            )
+        into.copy_(tensor)

@@ -1,0 +1,199 @@
+"""A tiny random Llama on disk, and engines made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.engine import Engine, EngineLimits
+from engine.kv_memory import KvMemory, layer_group
+from engine.layers.linear import Tiling
+from engine.models.config import read_config
+from engine.models.registry import load_model
+from engine.protocol import Began, Counts, Done, Generate, Sampling, Scope, Segment, Tokens
+from engine.runner import Runner
+from engine.scheduling.scheduler import Work
+from prompt_cache.blocks import BlockPool
+
+VOCABULARY = 131
+
+TINY = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+    "torch_dtype": "float32",
+    "eos_token_id": 1,
+}
+
+
+def write_model(folder: Path, seed: int = 0, scale: float = 0.3, **changes: object) -> Path:
+    """A random Llama folder of the tiny configuration with these changes."""
+    config = {**TINY, **changes}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * scale
+
+    hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    tensors = {
+        "model.embed_tokens.weight": random(VOCABULARY, hidden),
+        "model.norm.weight": 1 + random(hidden) * 0.1,
+    }
+    if not config["tie_word_embeddings"]:
+        tensors["lm_head.weight"] = random(VOCABULARY, hidden)
+    for index in range(config["num_hidden_layers"]):
+        name = f"model.layers.{index}."
+        tensors |= {
+            name + "input_layernorm.weight": 1 + random(hidden) * 0.1,
+            name + "post_attention_layernorm.weight": 1 + random(hidden) * 0.1,
+            name + "self_attn.q_proj.weight": random(heads * dim, hidden),
+            name + "self_attn.k_proj.weight": random(kv_heads * dim, hidden),
+            name + "self_attn.v_proj.weight": random(kv_heads * dim, hidden),
+            name + "self_attn.o_proj.weight": random(hidden, heads * dim),
+            name + "mlp.gate_proj.weight": random(inner, hidden),
+            name + "mlp.up_proj.weight": random(inner, hidden),
+            name + "mlp.down_proj.weight": random(hidden, inner),
+        }
+    save_file(tensors, str(folder / "model.safetensors"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama folder: no tokenizer, which the engine does not need."""
+    return write_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+SCOPES = {name: Scope(name, name.encode() * 8, b"key") for name in ("public", "project", "other")}
+
+
+def generate(id: str, tokens: Iterable[int], max_tokens: int = 8, **fields: object) -> Generate:
+    """A greedy request of scope `project` with credit for everything, with these changes."""
+    tokens = list(tokens)
+    sampling = {name: fields.pop(name) for name in ("temperature", "top_p", "seed", "stop_tokens") if name in fields}
+    return Generate(
+        **{
+            "id": id,
+            "attempt": 1,
+            "segments": (Segment(len(tokens), "project"),),
+            "tokens": tokens,
+            "sampling": Sampling(max_tokens, **{"temperature": 0.0, **sampling}),
+            "credit": 1 << 20,
+            **fields,
+        }
+    )
+
+
+@dataclass
+class Run:
+    """What one request got."""
+
+    tokens: list[int] = field(default_factory=list)
+    logits: list[torch.Tensor] = field(default_factory=list)
+    began: Began | None = None
+    done: Done | None = None
+
+
+class Bench:
+    """An engine that is checked at every step, and what its requests got."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.runs: dict[str, Run] = {}
+        self.now = 0.0
+        engine.runner.on_logits = self._logits
+
+    def _logits(self, works: list[Work], logits: torch.Tensor) -> None:
+        for work, row in zip(works, logits, strict=True):
+            self.runs[work.request.id].logits.append(row.clone())
+
+    def add(self, request: Generate) -> Run:
+        self.runs.setdefault(request.id, Run())
+        self.engine.add(request, SCOPES)
+        return self.runs[request.id]
+
+    def step(self) -> None:
+        result = self.engine.step()
+        self.engine.pool.check()
+        held = sum(len(request.table) for request in self.engine.scheduler.running)
+        assert held >= self.engine.pool.referenced_blocks
+        for event in result.events:
+            run = self.runs.setdefault(event.id, Run())
+            assert run.done is None, "something came after Done"
+            match event:
+                case Began():
+                    assert run.began is None
+                    assert not run.tokens
+                    run.began = event
+                    event.counts.check()
+                case Tokens():
+                    assert run.began is not None
+                    assert event.start == len(run.tokens)
+                    run.tokens += event.tokens
+                case Done():
+                    run.done = event
+                    event.counts.check()
+                    assert event.counts.output == len(run.tokens)
+
+    def finish(self, steps: int = 5000) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(steps):
+            if not self.engine.busy:
+                return
+            self.step()
+        raise AssertionError("the engine does not come to an end")
+
+    def one(self, request: Generate) -> Run:
+        run = self.add(request)
+        self.finish()
+        return run
+
+    def counts(self, id: str) -> Counts:
+        done = self.runs[id].done
+        assert done is not None
+        return done.counts
+
+
+def make_bench(folder: Path, blocks: int = 64, budget: int = 256, running: int = 64, **limits: int) -> Bench:
+    """A bench on the CPU in fp32; freed blocks are poisoned with NaN."""
+    config = read_config(folder)
+    like = torch.zeros(())
+    model = load_model(folder, config, like, Tiling(), config.context_tokens)
+    group = layer_group(config.layers, config.kv_heads, config.head_dim, like.dtype)
+    memory = KvMemory(group, blocks, like)
+    runner = Runner(model, memory, torch.device("cpu"))
+    pool = BlockPool(blocks, on_free=memory.poison)
+    bounds = EngineLimits(config.context_tokens, max_running=running, budget=budget, **limits)
+    engine = Engine(runner, pool, bounds, "digest", clock=lambda: bench.now)
+    bench = Bench(engine)
+    return bench
+
+
+@pytest.fixture
+def bench(tiny_model: Path) -> Bench:
+    return make_bench(tiny_model)
+
+
+@pytest.fixture
+def benches(tiny_model: Path) -> Callable[..., Bench]:
+    return lambda **options: make_bench(tiny_model, **options)
