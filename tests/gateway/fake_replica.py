@@ -160,7 +160,6 @@ class FakeReplica:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        self._writers.add(writer)
         beats: asyncio.Task[None] | None = None
         try:
             challenge = b"c" * 16
@@ -171,6 +170,7 @@ class FakeReplica:
             if not isinstance(dial, Dial) or dial.proof != link_proof(LINK_KEY, challenge, dial.gateway):
                 return
             self.dials.append(dial)
+            self._writers.add(writer)
             for done in self.journal.values():
                 writer.write(encode(structs.replace(done, replayed=True)))
             beats = asyncio.create_task(self._beat(writer))
@@ -236,7 +236,8 @@ class FakeReplica:
             return
 
         def say(message: ToGateway) -> None:
-            writer.write(encode(message))
+            for current in self._writers:
+                current.write(encode(message))
 
         if script.die_after == -1:
             writer.transport.abort()

@@ -1,0 +1,298 @@
+"""What is wrong is said: status, envelope, the field by its JSON path, and the official client's exception class."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.dialects import openai_chat
+from gateway.failures import InvalidRequest
+from gateway.registry import ModelWithoutPrice, Registry
+from gateway.services import GatewayOptions
+from storage.database import Database, DatabaseUnavailable
+from tests.gateway.stack import Stack, quick_lifetimes, running_stack
+from tests.gateway.tiny_model import make_model_folder
+
+USER = {"role": "user", "content": "hi"}
+OK: dict[str, Any] = {"model": "tiny", "messages": [USER]}
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {**OK, "messages": [{"role": "user", "content": content}]}
+
+
+BAD: list[tuple[Any, str | None]] = [
+    (b"{", None),
+    (b"", None),
+    (b"\xff\xfe", None),
+    (b'{"model":"tiny","messages":[{"role":"user","content":"\\ud800"}]}', None),
+    (b"[" * 100_000, "$"),
+    (b'{"x":' + b"[" * 100_000, None),
+    ([], "$"),
+    ({"messages": [USER]}, "$.model"),
+    ({"model": "tiny"}, "$.messages"),
+    ({**OK, "model": 3}, "$.model"),
+    ({**OK, "messages": []}, "$.messages"),
+    ({**OK, "messages": "hi"}, "$.messages"),
+    ({**OK, "messages": [USER, 3]}, "$.messages[1]"),
+    ({**OK, "messages": [USER, {"content": "hi"}]}, "$.messages[1].role"),
+    ({**OK, "messages": [{"role": "wizard", "content": "hi"}]}, "$.messages[0].role"),
+    ({**OK, "messages": [{"role": "user"}]}, "$.messages[0].content"),
+    ({**OK, "messages": [{"role": "assistant"}]}, "$.messages[0].content"),
+    ({**OK, "messages": [{"role": "tool", "content": "x", "tool_call_id": "y"}]}, "$.messages[0].role"),
+    ({**OK, "messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "$.messages[0].tool_calls"),
+    (user(None), "$.messages[0].content"),
+    (user(7), "$.messages[0].content"),
+    (user([]), "$.messages[0].content"),
+    (user([{"type": "text"}]), "$.messages[0].content[0].text"),
+    (user([{"type": "text", "text": 1}]), "$.messages[0].content[0].text"),
+    (user([{"type": "hologram"}]), "$.messages[0].content[0].type"),
+    (
+        user([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]),
+        "$.messages[0].content[1]",
+    ),
+    (user([{"type": "input_audio", "input_audio": {}}]), "$.messages[0].content[0]"),
+    ({**OK, "temperature": 2.1}, "$.temperature"),
+    ({**OK, "temperature": -1}, "$.temperature"),
+    ({**OK, "temperature": "hot"}, "$.temperature"),
+    ({**OK, "top_p": 1.5}, "$.top_p"),
+    ({**OK, "seed": 1.5}, "$.seed"),
+    ({**OK, "seed": 2**63}, "$.seed"),
+    ({**OK, "stop": ["a", "b", "c", "d", "e"]}, "$.stop"),
+    ({**OK, "stop": ""}, "$.stop"),
+    ({**OK, "stop": ["a", 1]}, "$.stop[1]"),
+    ({**OK, "n": 2}, "$.n"),
+    ({**OK, "n": 0}, "$.n"),
+    ({**OK, "stream": "yes"}, "$.stream"),
+    ({**OK, "stream_options": {"include_usage": True}}, "$.stream_options"),
+    ({**OK, "tools": [{"type": "function"}]}, "$.tools"),
+    ({**OK, "response_format": {"type": "json_object"}}, "$.response_format"),
+    ({**OK, "logprobs": True}, "$.logprobs"),
+    ({**OK, "presence_penalty": 0.5}, "$.presence_penalty"),
+    ({**OK, "logit_bias": {"1": 2}}, "$.logit_bias"),
+    ({**OK, "max_tokens": 0}, "$.max_tokens"),
+    ({**OK, "max_tokens": -1}, "$.max_tokens"),
+    ({**OK, "max_tokens": True}, "$.max_tokens"),
+    ({**OK, "max_completion_tokens": 0, "max_tokens": 5}, "$.max_completion_tokens"),
+    ({**OK, "max_tokens": 513}, "$.max_tokens"),
+    (user("word " * 2000), "$.messages"),
+]
+
+
+async def test_every_bad_request_names_its_field(stack: Stack) -> None:
+    stack.say("never")
+    for body, path in BAD:
+        answer = await stack.post(body)
+        assert answer.status_code == 400, (body, answer.text)
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["type"] == "invalid_request_error"
+        assert error["param"] == path, (body, error)
+        assert answer.headers["x-request-id"].startswith("req_")
+    assert not stack.replica.runs
+    assert await stack.holds() == []
+
+
+GOOD: list[dict[str, Any]] = [
+    {"temperature": None, "top_p": None, "stop": None, "max_tokens": None, "seed": -1, "n": 1},
+    {"tools": [], "tool_choice": "auto", "functions": None, "response_format": {"type": "text"}, "logprobs": False},
+    {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "future_field": {"x": [1]}},
+    {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "modalities": ["text"]},
+    {
+        "messages": [
+            {"role": "developer", "content": "d"},
+            {"role": "assistant", "content": None, "refusal": "no"},
+            USER,
+        ]
+    },
+    {"messages": [{"role": "user", "name": "bob", "content": [{"type": "text", "text": "a", "cache_control": {}}]}]},
+]
+
+
+@pytest.mark.parametrize("extra", GOOD)
+def test_what_changes_nothing_is_accepted(extra: dict[str, Any]) -> None:
+    openai_chat.parse(json.dumps({**OK, **extra}).encode())
+
+
+def test_fields_find_their_place() -> None:
+    call = openai_chat.parse(
+        json.dumps(
+            {**OK, "temperature": 1, "top_p": 0.5, "seed": 7, "stop": "x", "max_completion_tokens": 3, "stream": True,
+             "stream_options": {"include_usage": True}}
+        ).encode()
+    )  # fmt: skip
+    generation = call.generation
+    assert (generation.temperature, generation.top_p, generation.seed, generation.stop) == (1.0, 0.5, 7, ("x",))
+    assert (generation.max_tokens, generation.max_tokens_path) == (3, "$.max_completion_tokens")
+    assert call.stream
+    assert call.include_usage
+
+
+def test_a_greedy_top_p_of_zero_is_fine_and_a_drawn_one_is_not() -> None:
+    openai_chat.parse(json.dumps({**OK, "temperature": 0, "top_p": 0}).encode())
+    with pytest.raises(InvalidRequest):
+        openai_chat.parse(json.dumps({**OK, "temperature": 1, "top_p": 0}).encode())
+
+
+async def test_numbers_are_said(stack: Stack) -> None:
+    prompt = len(next(iter(stack.models)).prompt(openai_chat.parse(json.dumps(OK).encode()).generation.turns).tokens)
+    too_much = (await stack.post({**OK, "max_tokens": 512})).json()["error"]
+    assert too_much["code"] == "context_length_exceeded"
+    assert all(str(number) in too_much["message"] for number in (512, 512 - prompt, prompt))
+    too_long = (await stack.post(user("word " * 2000))).json()["error"]
+    assert too_long["code"] == "context_length_exceeded"
+    assert "512" in too_long["message"]
+
+
+async def test_who_is_not_known(stack: Stack) -> None:
+    wrong = stack.key[:-7] + ("A" if stack.key[-8] != "A" else "B") + stack.key[-6:]
+    bodies = set()
+    for headers in (
+        {},
+        {"authorization": "Bearer"},
+        {"authorization": f"Basic {stack.key}"},
+        {"authorization": f"Bearer {wrong}"},
+        {"authorization": "Bearer sk-nonsense"},
+        {"x-api-key": wrong},
+        {"authorization": "Bearer ' OR 1=1 --"},
+    ):
+        answer = await stack.http.post("/v1/chat/completions", json=OK, headers=headers)
+        assert answer.status_code == 401
+        bodies.add(answer.text)
+    assert len(bodies) == 1
+    async with stack.openai("tp_live_wrong") as client:
+        with pytest.raises(openai.AuthenticationError) as caught:
+            await client.models.list()
+    assert caught.value.code == "invalid_api_key"
+    both = [("authorization", f"Bearer {stack.key}"), ("authorization", "Bearer other")]
+    assert (await stack.http.get("/v1/models", headers=both)).status_code == 401
+    assert (await stack.http.get("/v1/models", headers={"x-api-key": stack.key})).status_code == 200
+    # before the body is read
+    assert (await stack.http.post("/v1/chat/completions", content=b"{")).status_code == 401
+
+
+async def test_a_revoked_key_stops_working(stack: Stack) -> None:
+    headers = {"authorization": f"Bearer {stack.key}"}
+    assert (await stack.http.get("/v1/models", headers=headers)).status_code == 200
+    await stack.tenancy.revoke(stack.public_id)
+    assert (await stack.http.get("/v1/models", headers=headers)).status_code == 401
+
+
+async def test_an_admin_key_does_not_infer(stack: Stack) -> None:
+    async with stack.openai(stack.admin_key) as client:
+        with pytest.raises(openai.PermissionDeniedError):
+            await client.chat.completions.create(**OK)
+    assert not stack.replica.runs
+
+
+async def test_an_unknown_model_and_unknown_routes(stack: Stack) -> None:
+    async with stack.openai() as client:
+        with pytest.raises(openai.NotFoundError) as caught:
+            await client.chat.completions.create(**{**OK, "model": "gpt-none"})
+        assert caught.value.code == "model_not_found"
+        assert caught.value.param == "$.model"
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("a/b")
+        assert (await client.models.retrieve("tiny")).id == "tiny"
+        assert [model.id async for model in client.models.list()] == ["tiny"]
+    nowhere = await stack.http.get("/v1/nowhere")
+    assert nowhere.status_code == 404
+    assert nowhere.json()["error"]["type"] == "invalid_request_error"
+    assert nowhere.headers["x-request-id"]
+    wrong = await stack.http.get("/v1/chat/completions", headers={"authorization": f"Bearer {stack.key}"})
+    assert wrong.status_code == 405
+    assert wrong.json()["error"]["code"] == "method_not_allowed"
+    assert "POST" in wrong.headers["allow"]
+
+
+async def test_a_body_over_the_limit(fresh_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
+    options = GatewayOptions(body_limit=2000, lifetimes=quick_lifetimes())
+    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, options=options) as stack:
+        answer = await stack.post(user("x" * 2000))
+        assert answer.status_code == 413
+        assert answer.json()["error"]["code"] == "request_too_large"
+
+        async def chunks() -> Any:
+            for _ in range(300):
+                yield b"x" * 10
+
+        headers = {"authorization": f"Bearer {stack.key}"}
+        answer = await stack.http.post("/v1/chat/completions", content=chunks(), headers=headers)
+        assert answer.status_code == 413
+
+
+async def test_what_cannot_be_paid(fresh_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
+    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, grant=100_000_000) as stack:
+        async with stack.openai(max_retries=2) as client:
+            with pytest.raises(openai.APIStatusError) as caught:
+                await client.chat.completions.create(**OK)
+        error = caught.value
+        assert error.status_code == 402
+        assert error.type == "insufficient_quota"
+        assert error.code == "insufficient_quota"
+        assert error.response.headers["x-should-retry"] == "false"
+        assert "0.000100000000 USD" in error.message
+        fits = int(error.message.split("max_tokens of at most ")[1].split()[0])
+        stack.say("ok")
+        assert (await stack.post({**OK, "max_tokens": fits + 1})).status_code == 402
+        assert (await stack.post({**OK, "max_tokens": fits})).status_code == 200
+        await stack.settled(1)
+        nothing = (await stack.post(user("word " * 100))).json()["error"]
+        assert nothing["type"] == "insufficient_quota"
+        assert "does not cover" in nothing["message"]
+
+
+async def test_without_a_database(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack.say("ok")
+    assert (await stack.post(OK)).status_code == 200
+
+    async def away(*_: Any) -> None:
+        raise DatabaseUnavailable("gone")
+
+    monkeypatch.setattr(stack.gateway.services.holds, "reserve", away)
+    monkeypatch.setattr(Database, "ping", away)
+    answer = await stack.post(OK)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
+    assert answer.headers["x-request-id"] in answer.json()["error"]["message"]
+    ready = await stack.http.get("/readyz")
+    assert ready.status_code == 503
+    assert ready.json()["problems"] == ["the database is away"]
+    monkeypatch.undo()
+    await stack.settled(1)
+
+
+async def test_an_error_of_ours_says_nothing_of_the_inside(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(openai_chat, "parse", broken)
+    answer = await stack.post(OK)
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert answer.headers["x-request-id"] in answer.json()["error"]["message"]
+    async with stack.openai() as client:
+        with pytest.raises(openai.InternalServerError):
+            await client.chat.completions.create(**OK)
+
+
+async def test_a_model_without_a_price_is_refused_at_start(stack: Stack, tmp_path: Path) -> None:
+    models = Registry.load([make_model_folder(tmp_path / "other", name="dear")])
+    with pytest.raises(ModelWithoutPrice, match=r"'dear'.*turnpike prices set dear"):
+        await models.check_prices(stack.gateway.services.prices)
+
+
+async def test_nothing_secret_is_logged(stack: Stack, capfd: pytest.CaptureFixture[str]) -> None:
+    stack.say("the answer")
+    await stack.post(user("a private question"))
+    await stack.post(user("a private question"), key=stack.key[:-1] + "x")
+    await asyncio.sleep(0.05)
+    out, err = capfd.readouterr()
+    assert "request ended" in out + err
+    for secret in ("private question", "the answer", stack.key, stack.key.split("_")[3]):
+        assert secret not in out + err
