@@ -32,7 +32,8 @@ class KvMemory:
     def __init__(self, group: LayerGroup, blocks: int, like: torch.Tensor) -> None:
         self.group = group
         layers, heads, dim = len(group.layers), group.kv_heads, group.head_dim
-        self.data = like.new_zeros(blocks, layers, 2, heads, BLOCK_TOKENS, dim)
+        # Not cleared here: a block is when it is allocated, and memory that was never used then costs nothing.
+        self.data = like.new_empty(blocks, layers, 2, heads, BLOCK_TOKENS, dim)
         by_row, by_head = self.data.view(-1, dim), self.data.view(-1, BLOCK_TOKENS * dim)
         # Views that begin at a layer's part of the first block: the same index then serves every layer.
         self.rows = [by_row[layer * 2 * heads * BLOCK_TOKENS :] for layer in range(layers)]

@@ -89,11 +89,16 @@ class Llama:
         )
 
     def __call__(
-        self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, memory: KvMemory
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        plan: AttentionPlan,
+        memory: KvMemory,
+        depth: int | None = None,
     ) -> torch.Tensor:
-        """[rows] token ids at [rows] positions → normalized hidden states [rows, hidden]."""
+        """[rows] token ids at [rows] positions → normalized hidden states [rows, hidden], after `depth` layers or all."""
         h = self.embedding(tokens)
         turn = self.rotary.at(positions)
-        for layer in self.layers:
+        for layer in self.layers[:depth]:
             h = layer(h, turn, plan, memory)
         return self.norm(h)

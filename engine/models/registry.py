@@ -24,9 +24,14 @@ class Model(Protocol):
     head: Head
 
     def __call__(
-        self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, memory: KvMemory
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        plan: AttentionPlan,
+        memory: KvMemory,
+        depth: int | None = None,
     ) -> torch.Tensor:
-        """[rows] token ids at [rows] positions → normalized hidden states [rows, hidden]."""
+        """[rows] token ids at [rows] positions → normalized hidden states [rows, hidden], after `depth` layers or all."""
 
 
 ARCHITECTURES = {"llama": Llama}
