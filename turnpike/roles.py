@@ -68,14 +68,14 @@ async def _gateway_parent(settings: Settings, listener: socket.socket) -> int:
 
 def engine(settings: Settings, parent: int | None = None) -> int:
     """`turnpike engine`: one replica."""
-    from engine import replica  # noqa: PLC0415  # imports torch
+    from engine.replica import ReplicaOptions, main  # noqa: PLC0415  # imports torch
 
     prepare_data_folder(settings)
     if not settings.listen:
         raise SettingError("listen: say where, as unix:PATH or tcp:HOST:PORT")
     if len(settings.model_folders) != 1:
         raise SettingError("model: a replica serves one model")
-    options = replica.ReplicaOptions(
+    options = ReplicaOptions(
         model=settings.model_folders[0],
         address=settings.listen,
         data=settings.data / "journal",
@@ -87,9 +87,10 @@ def engine(settings: Settings, parent: int | None = None) -> int:
         max_running=settings.max_running,
         token_budget=settings.token_budget,
         context=settings.context,
+        drain_s=settings.drain_timeout,
         parent_pid=parent,
     )
-    return replica.main(options)
+    return main(options)
 
 
 def probe_engine(settings: Settings) -> int:

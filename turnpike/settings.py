@@ -70,7 +70,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float, _about("longest time that a request may run, seconds", SERVE, GATEWAY, at_least=1)
     ] = 600.0
     drain_timeout: Annotated[
-        float, _about("how long running streams may finish at a stop, seconds", SERVE, GATEWAY, at_least=0)
+        float, _about("how long running requests may finish at a stop, seconds", SERVE, GATEWAY, ENGINE, at_least=0)
     ] = 30.0
 
     listen: Annotated[str, _about("unix:PATH or tcp:HOST:PORT to listen on", ENGINE)] = ""
