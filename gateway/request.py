@@ -217,7 +217,7 @@ class RequestOwner:
                 reason=ending.reason,
                 fault=whose_fault(ending, delivered),
                 delivered=delivered,
-                delivery="unconfirmed" if self.delivery.left and ending.status == "ok" else "confirmed",
+                delivery="confirmed",
                 source="gateway",
                 replica=exchange.replica,
                 model_digest=exchange.model_digest,

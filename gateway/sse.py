@@ -7,7 +7,6 @@ whatever happens, the owner of the request is told that the reader has gone.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
@@ -52,11 +51,9 @@ class ClientWatch:
             pass
         self._on_gone()
 
-    async def stop(self) -> None:
-        """Stop watching."""
+    def stop(self) -> None:
+        """Stop watching; waits for nothing, so it may be called while being cancelled."""
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
 
 
 class EventStream:
@@ -95,7 +92,7 @@ class EventStream:
             self._gone("client")
         finally:
             self._gone("client")
-            await self._watch.stop()
+            self._watch.stop()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})

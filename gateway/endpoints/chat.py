@@ -42,20 +42,26 @@ def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
         fingerprint = f"fp_{model.text_digest[:12]}"
         header = Header(f"chatcmpl-{about.id.hex}", int(time.time()), model.name, about.name, fingerprint)
         owner = gateway.requests.start(prepared, streamed=call.stream)
-        watch = ClientWatch(request.receive, partial(gateway.requests.client_left, owner))
-        if not call.stream:
-            return await _whole(owner.delivery, header, watch)
-        first = await owner.delivery.next(options.keep_alive)
-        if isinstance(first, Failed):
-            await watch.stop()
-            raise first.failure
-        events = ChatEvents(header, include_usage=call.include_usage)
+        gone = partial(gateway.requests.client_left, owner)
+        watch = ClientWatch(request.receive, gone)
+        try:
+            if not call.stream:
+                answer = await _whole(owner.delivery, header)
+                watch.stop()
+                return answer
+            first = await owner.delivery.next(options.keep_alive)
+            if isinstance(first, Failed):
+                raise first.failure
+        except BaseException:
+            gone("handler")
+            watch.stop()
+            raise
         return EventStream(
             owner.delivery,
             first,
-            events,
+            ChatEvents(header, include_usage=call.include_usage),
             watch=watch,
-            gone=partial(gateway.requests.client_left, owner),
+            gone=gone,
             keep_alive=options.keep_alive,
             patience=options.patience,
         )
@@ -63,20 +69,17 @@ def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
     return create_chat_completion
 
 
-async def _whole(delivery: Delivery, header: Header, watch: ClientWatch) -> ASGIApp:
+async def _whole(delivery: Delivery, header: Header) -> ASGIApp:
     """The answer when all of it is there. Raises its failure."""
     texts: list[str] = []
-    try:
-        while True:
-            item = await delivery.next()
-            if isinstance(item, Finished):
-                body = openai_answer.completion(header, "".join(texts), item)
-                return ASGIResponse(body=body, media_type=MediaType.JSON)
-            if isinstance(item, Failed):
-                raise item.failure
-            if isinstance(item, Left):
-                return ASGIResponse(body=b"", status_code=_GONE)
-            if item is not None:
-                texts.append(item.text)
-    finally:
-        await watch.stop()
+    while True:
+        item = await delivery.next()
+        if isinstance(item, Finished):
+            body = openai_answer.completion(header, "".join(texts), item)
+            return ASGIResponse(body=body, media_type=MediaType.JSON)
+        if isinstance(item, Failed):
+            raise item.failure
+        if isinstance(item, Left):
+            return ASGIResponse(body=b"", status_code=_GONE)
+        if item is not None:
+            texts.append(item.text)

@@ -1,0 +1,166 @@
+"""Links and health: proof, fencing, foreign text sides, silence, stuck engines, the least loaded replica."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.protocol import Beat, Generate, Sampling, Segment
+from gateway.conversation.served_model import ServedModel
+from gateway.failures import Unavailable
+from gateway.fleet.exchange import LinkLost
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.options import AddressError, FleetOptions, parse_address
+from gateway.registry import Registry
+from tests.gateway.fake_replica import LINK_KEY, FakeReplica, Script
+
+QUICK = FleetOptions(beat_timeout=0.5, step_timeout=0.3, silence=0.4, backoff_first=0.01, backoff_most=0.05)
+
+
+async def until(condition: Any, timeout: float = 5) -> None:  # noqa: ASYNC109
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def fleet_of(
+    model: ServedModel, *replicas: FakeReplica, link_key: bytes = LINK_KEY, options: FleetOptions = QUICK
+) -> AsyncIterator[Fleet]:
+    addresses = [replica.address for replica in replicas]
+    fleet = Fleet(addresses, gateway="g", link_key=link_key, models=Registry([model]), options=options)
+    fleet.start()
+    try:
+        for replica in replicas:
+            await replica.start()
+        yield fleet
+    finally:
+        await fleet.stop()
+        for replica in replicas:
+            await replica.stop()
+
+
+def request(identity: str, tokens: int = 4) -> Generate:
+    return Generate(identity, 1, (Segment(tokens, "s"),), list(range(tokens)), Sampling(10), 100)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "unix:", "tcp:host", "tcp::80", "tcp:h:0", "tcp:h:65536", "tcp:h:x", "/run/x", "http://x"]
+)
+def test_addresses_that_are_none(text: str) -> None:
+    with pytest.raises(AddressError, match="expected unix:PATH or tcp:HOST:PORT"):
+        parse_address(text)
+
+
+def test_addresses() -> None:
+    assert parse_address("unix:/run/a.sock").path == "/run/a.sock"
+    tcp = parse_address("tcp:[::1]:80")
+    assert (tcp.host, tcp.port) == ("::1", 80)
+
+
+async def test_a_gateway_without_the_link_key_gets_nothing(model: ServedModel, tmp_path: Path) -> None:
+    replica = FakeReplica(tmp_path / "r", model.text_digest)
+    async with fleet_of(model, replica, link_key=b"x" * 32) as fleet:
+        await asyncio.sleep(0.1)
+        assert replica.dials == []
+        assert fleet.links[0].beat is None
+
+
+async def test_another_text_side_is_refused_and_said(
+    model: ServedModel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    replica = FakeReplica(tmp_path / "r", "f" * 64)
+    async with fleet_of(model, replica) as fleet:
+        await until(lambda: "another tokenizer or chat template" in fleet.links[0].problem)
+        assert fleet.healthy("tiny") == []
+        with pytest.raises(Unavailable):
+            fleet.choose("tiny")
+        await replica.stop()
+        replica.model = FakeReplica(tmp_path / "r", model.text_digest).model
+        await replica.start()
+        await until(lambda: fleet.healthy("tiny"))
+    assert "another tokenizer" in "".join(capfd.readouterr())
+
+
+async def test_an_unknown_model_is_refused(model: ServedModel, tmp_path: Path) -> None:
+    replica = FakeReplica(tmp_path / "r", model.text_digest, model="other")
+    async with fleet_of(model, replica) as fleet:
+        await until(lambda: "which this gateway does not" in fleet.links[0].problem)
+
+
+async def test_an_old_incarnation_is_fenced(model: ServedModel, tmp_path: Path) -> None:
+    replica = FakeReplica(tmp_path / "r", model.text_digest)
+    replica.epoch = 5
+    async with fleet_of(model, replica) as fleet:
+        await until(lambda: fleet.healthy("tiny"))
+        await replica.stop()
+        replica.epoch = 4
+        await replica.start()
+        await until(lambda: "a newer one was seen" in fleet.links[0].problem)
+        await replica.stop()
+        replica.epoch = 6
+        await replica.start()
+        await until(lambda: fleet.healthy("tiny"))
+
+
+async def test_a_silent_link_is_closed(model: ServedModel, tmp_path: Path) -> None:
+    replica = FakeReplica(tmp_path / "r", model.text_digest)
+    async with fleet_of(model, replica) as fleet:
+        await until(lambda: fleet.healthy("tiny"))
+        replica.beating = False
+        exchange = fleet.generate(fleet.links[0], (), request("a"))
+        replica.script = Script(tokens=[], silent=True)
+        while not isinstance(await exchange.next(), LinkLost):
+            pass
+        replica.beating = True
+        await until(lambda: fleet.healthy("tiny"))
+        assert len(replica.dials) >= 2
+
+
+async def test_health_is_steps_advancing_while_work_exists(model: ServedModel, tmp_path: Path) -> None:
+    replica = FakeReplica(tmp_path / "r", model.text_digest)
+    async with fleet_of(model, replica) as fleet:
+        (link,) = fleet.links
+        await until(lambda: fleet.healthy("tiny"))
+        replica.beating = False
+
+        def beat(steps: int, running: int) -> None:
+            link._take(Beat(steps, running, {"standard": 0}, ()))
+
+        beat(100, 0)
+        await asyncio.sleep(0.2)
+        beat(100, 0)
+        await asyncio.sleep(0.2)
+        beat(100, 1)
+        assert link.healthy(), "idle is well, however long"
+        for _ in range(4):
+            await asyncio.sleep(0.1)
+            beat(100, 1)
+        assert not link.healthy(), "work, and no step"
+        beat(101, 1)
+        assert link.healthy()
+
+
+async def test_the_least_loaded_replica_is_chosen(model: ServedModel, tmp_path: Path) -> None:
+    replicas = [FakeReplica(tmp_path / str(number), model.text_digest, name=f"r{number}") for number in range(2)]
+    for replica in replicas:
+        replica.script = Script(tokens=[1], queued=5)
+    async with fleet_of(model, *replicas, options=FleetOptions()) as fleet:
+        await until(lambda: len(fleet.healthy("tiny")) == 2)
+        chosen = []
+        for number in range(6):
+            link = fleet.choose("tiny")
+            chosen.append(link.replica)
+            fleet.generate(link, (), request(f"q{number}"))
+        assert chosen.count("r0") == chosen.count("r1") == 3
+        assert fleet.context_tokens("tiny") == 512
+        await replicas[0].stop()
+        await until(lambda: len(fleet.healthy("tiny")) == 1)
+        assert fleet.choose("tiny").replica == "r1"
