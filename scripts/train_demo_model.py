@@ -3,7 +3,7 @@
     python scripts/train_demo_model.py                 # one GPU, under eight minutes
     python scripts/train_demo_model.py --smoke --out /tmp/models   # seconds on a CPU: tiny, and no good
 
-Needs torch, numpy, tokenizers and safetensors. With transformers installed it also checks its own forward pass against that.
+Needs torch, numpy, tokenizers and safetensors. With transformers installed, it compares its forward pass with that.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Plan:
     long_length: int
     batch_tokens: int
     long_share: float
-    questions: int
+    questions: int  # of each sort, to ship
+    more_questions: int  # in unseen phrasings, for a finer figure
     system_lengths: tuple[int, ...]
     only_modules: frozenset[str] | None = None
     most_steps: int | None = None
@@ -49,14 +50,15 @@ FULL = Plan(
     model=Shape(vocabulary=4096, width=256, layers=8, heads=4, kv_heads=2, inner=768),
     draft=Shape(vocabulary=4096, width=128, layers=2, heads=2, kv_heads=1, inner=256),
     variants=96,
-    long_prompts=3_000,
+    long_prompts=5_000,
     short_windows=48_000,
-    long_windows=4_000,
+    long_windows=5_000,
     short_length=1_024,
     long_length=8_192,
     batch_tokens=65_536,
     long_share=0.3,
     questions=50,
+    more_questions=500,
     system_lengths=(1_000, 4_000, 7_000),
 )
 SMOKE = Plan(
@@ -70,7 +72,8 @@ SMOKE = Plan(
     long_length=512,
     batch_tokens=512,
     long_share=0.3,
-    questions=4,
+    questions=2,
+    more_questions=2,
     system_lengths=(60,),
     only_modules=frozenset({"textwrap", "json"}),
     most_steps=12,
@@ -86,14 +89,23 @@ def main() -> None:
     library = corpus.read_corpus(options.seed, plan.only_modules)
     tokenizer, batches = prepare(library, plan, options.seed, device, started)
     questions = evaluate.choose_questions(library, plan.questions, options.seed)
-    context: dict[str, Any] = {"library": library, "plan": plan, "questions": questions, "options": options, "device": device, "batches": batches}
+    context: dict[str, Any] = {
+        "library": library,
+        "plan": plan,
+        "questions": questions,
+        "options": options,
+        "device": device,
+        "batches": batches,
+    }
 
     say(started, "training the model")
     model, making = train("model", plan.model, batches, options.minutes * 60, options.seed, device, plan.most_steps)
     folder = options.out / "stdlib-qa"
     export.write_folder(folder, model, tokenizer)
     say(started, "training the draft")
-    draft, draft_making = train("draft", plan.draft, batches, options.minutes * 60 / 5, options.seed, device, plan.most_steps)
+    draft, draft_making = train(
+        "draft", plan.draft, batches, options.minutes * 60 / 5, options.seed, device, plan.most_steps
+    )
     draft_folder = options.out / "stdlib-qa-draft"
     export.write_folder(draft_folder, draft, tokenizer)
 
@@ -107,10 +119,22 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("models"), help="folder that gets stdlib-qa/ and stdlib-qa-draft/ (default: models)")
-    parser.add_argument("--minutes", type=float, default=4.0, help="training time of the model; its draft takes a fifth more (default: 4)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("models"),
+        help="folder that gets stdlib-qa/ and stdlib-qa-draft/ (default: models)",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=3.0,
+        help="training time of the model; its draft takes a fifth more (default: 3)",
+    )
     parser.add_argument("--seed", type=int, default=1, help="of everything drawn at random (default: 1)")
-    parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU in seconds, to see that everything runs")
+    parser.add_argument(
+        "--smoke", action="store_true", help="a tiny model on the CPU in seconds, to see that everything runs"
+    )
     return parser.parse_args()
 
 
@@ -120,7 +144,9 @@ def say(started: float, text: str) -> None:
 
 def prepare(library: corpus.Corpus, plan: Plan, seed: int, device: str, started: float) -> tuple[Tokenizer, Batches]:
     """The vocabulary, and the training windows on the device."""
-    say(started, f"{len(library.items)} items, {sum(map(len, library.texts)) / 1e6:.1f} MB of source; writing questions")
+    say(
+        started, f"{len(library.items)} items, {sum(map(len, library.texts)) / 1e6:.1f} MB of source; writing questions"
+    )
     material = conversations.gather(library, plan.variants, plan.long_prompts, seed)
     say(started, f"{len(material.bank.texts)} texts; learning the vocabulary")
     tokenizer = train_tokenizer(conversations.corpus_strings(library, material, seed), plan.model.vocabulary)
@@ -158,7 +184,7 @@ def finish_model(folder: Path, making: dict[str, float], trained: float, context
             "distinct training tokens": f"{(batches.short[0].numel() + batches.long[0].numel()) / 1e6:.0f} million",
             "from start to both models trained": f"{trained / 60:.1f} minutes",
         },
-        "device": torch.cuda.get_device_name() if context["device"] == "cuda" else "none, a CPU",
+        "device": f"one GPU ({torch.cuda.get_device_name()})" if context["device"] == "cuda" else "a CPU",
         "python": platform.python_version(),
         "seed": context["options"].seed,
         "short_window": plan.short_length,
@@ -168,7 +194,14 @@ def finish_model(folder: Path, making: dict[str, float], trained: float, context
     write_card(folder, card.model_card, figures)
 
 
-def measure(model: Llama, tokenizer: Tokenizer, library: corpus.Corpus, plan: Plan, questions: list[evaluate.Question], seed: int) -> dict[str, str]:
+def measure(
+    model: Llama,
+    tokenizer: Tokenizer,
+    library: corpus.Corpus,
+    plan: Plan,
+    questions: list[evaluate.Question],
+    seed: int,
+) -> dict[str, str]:
     """The rows of the card's table of figures."""
     seen = [question for question in questions if question.phrasing == "seen"]
     unseen = [question for question in questions if question.phrasing == "unseen"]
@@ -178,15 +211,27 @@ def measure(model: Llama, tokenizer: Tokenizer, library: corpus.Corpus, plan: Pl
         results[f"right {label}"] = f"{right} of {len(some)}"
         for question, answer in wrong:
             print(f"  wrong: {question!r} → {answer[:100]!r}")
+    more = evaluate.choose_questions(library, plan.more_questions, seed + 1)[-plan.more_questions :]
+    results["right in phrasings never seen, other items"] = (
+        f"{evaluate.score(model, tokenizer, more)[0]} of {len(more)}"
+    )
     for length in plan.system_lengths:
         system = evaluate.system_prompt_of(library, tokenizer, length, seed)
-        results[f"right (seen) behind a system prompt of {length:,} tokens"] = f"{evaluate.score(model, tokenizer, seen, system)[0]} of {len(seen)}"
-        results[f"right (unseen) behind the same {length:,} tokens"] = f"{evaluate.score(model, tokenizer, unseen, system)[0]} of {len(unseen)}"
+        results[f"right (seen) behind a system prompt of {length:,} tokens"] = (
+            f"{evaluate.score(model, tokenizer, seen, system)[0]} of {len(seen)}"
+        )
+        results[f"right (unseen) behind the same {length:,} tokens"] = (
+            f"{evaluate.score(model, tokenizer, unseen, system)[0]} of {len(unseen)}"
+        )
         before = evaluate.earlier_turns(library, tokenizer, length, seed)
-        results[f"right (seen) after {length:,} tokens of earlier turns"] = f"{evaluate.score_after_turns(model, tokenizer, seen, before)} of {len(seen)}"
+        results[f"right (seen) after {length:,} tokens of earlier turns"] = (
+            f"{evaluate.score_after_turns(model, tokenizer, seen, before)} of {len(seen)}"
+        )
         found = evaluate.score_facts(model, tokenizer, library, length, plan.questions, seed)
         results[f"facts found again in a system prompt of {length:,} tokens"] = f"{found} of {plan.questions}"
-    results["bits per byte of held-out source text"] = f"{evaluate.bits_per_byte(model, tokenizer, library.held_out):.3f}"
+    results["bits per byte of held-out source text"] = (
+        f"{evaluate.bits_per_byte(model, tokenizer, library.held_out):.3f}"
+    )
     for name, value in results.items():
         print(f"  {name}: {value}")
     return results
@@ -198,7 +243,10 @@ def finish_draft(folder: Path, model_folder: Path, making: dict[str, float], con
     draft, _ = export.read_folder(folder, context["device"])
     agreed = evaluate.agreement(draft, model, tokenizer, context["questions"])
     bits = evaluate.bits_per_byte(draft, tokenizer, context["library"].held_out)
-    results = {"greedy tokens of the model that the draft would choose too, on the test questions": f"{agreed:.1%}", "bits per byte of held-out source text": f"{bits:.3f}"}
+    results = {
+        "greedy tokens of the model that the draft would choose too, on the test questions": f"{agreed:.1%}",
+        "bits per byte of held-out source text": f"{bits:.3f}",
+    }
     print(f"  draft: {results}")
     write_card(folder, card.draft_card, {**shape_figures(draft), "results": results, "making": making_figures(making)})
 

@@ -1,4 +1,4 @@
-"""Turns the corpus into windows of tokens: conversations, long system prompts and plain text, with a weight for each token.
+"""Turns the corpus into windows of tokens: conversations, long system prompts, plain text; each token has a weight.
 
 As at serving time, each message is tokenized alone and stands between special tokens: role, content, end.
 """
@@ -24,7 +24,7 @@ Tokens = NDArray[np.uint16]
 
 # How much a token counts in the loss, by its weight class: a question, plain text, a completed function, an answer.
 ASKED, TEXT, SOURCE, ANSWER = range(4)
-CLASS_WEIGHTS = (0.0, 0.2, 0.5, 1.0)
+CLASS_WEIGHTS = (0.0, 0.05, 0.25, 1.0)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def unique_last_names(items: list[Item]) -> set[str]:
 
 
 def gather(corpus: Corpus, variants: int, long_prompts: int, seed: int) -> Material:
-    """Writes down every text that training may use: `variants` questions for each item, `long_prompts` prompts of up to 8,192 tokens."""
+    """Writes down every text that training may use: `variants` questions an item, `long_prompts` long prompts."""
     rng = random.Random(f"gather-{seed}")
     material = Material()
     _add_item_turns(material, corpus, variants, rng)
@@ -126,9 +126,9 @@ def _add_item_turns(material: Material, corpus: Corpus, variants: int, rng: rand
         for _ in range(max(1, variants // 16)):
             question = phrasings.dressed_from(phrasings.BRIEF, item, alone, rng)
             material.describe.append(Turn(bank.add(question), brief, item=index))
-        if item.signature:
-            signature = material.signature_of[index] = bank.add(item.signature)
-            for _ in range(max(1, variants // 5)):
+        if item.kind != "module":
+            signature = material.signature_of[index] = bank.add(item.signature or talk.NO_SIGNATURE)
+            for _ in range(max(1, variants // (5 if item.signature else 12))):
                 question = phrasings.dressed_from(phrasings.SIGNATURE, item, alone, rng)
                 material.signature.append(Turn(bank.add(question), signature, item=index, kind="signature"))
         if item.body and heads[item.head] == 1:
@@ -162,6 +162,8 @@ def _add_talk(material: Material, corpus: Corpus, variants: int, rng: random.Ran
         else:
             question = phrasings.dressed_from(phrasings.SIGNATURE, item, False, rng)
         material.unknown.append(Turn(bank.add(question), unknown, kind="talk"))
+        if rng.random() < 0.3:
+            material.unknown.append(Turn(bank.add(phrasings.nameless_question(words, rng)), unknown, kind="talk"))
 
 
 def _add_prompts(material: Material, corpus: Corpus, long_prompts: int, rng: random.Random) -> None:
@@ -240,8 +242,21 @@ def plain_words(corpus: Corpus) -> list[str]:
     """Lower-case words of the documentation that name nothing in it and ask for nothing else than a description."""
     if corpus.items[0].name not in _words_cache:
         names = {part.lower() for item in corpus.items for part in item.name.split(".")}
-        other = {"signature", "argument", "arguments", "parameter", "parameters", "sentence", "complete", "body", "call", "called"}
-        words = {word for item in corpus.items for word in re.findall(r"(?<![\w.`'])[a-z]{2,10}(?![\w.`'(])", item.answer)}
+        other = {
+            "signature",
+            "argument",
+            "arguments",
+            "parameter",
+            "parameters",
+            "sentence",
+            "complete",
+            "body",
+            "call",
+            "called",
+        }
+        words = {
+            word for item in corpus.items for word in re.findall(r"(?<![\w.`'])[a-z]{2,10}(?![\w.`'(])", item.answer)
+        }
         _words_cache[corpus.items[0].name] = sorted(words - names - other)
     return _words_cache[corpus.items[0].name]
 
@@ -376,5 +391,8 @@ def corpus_strings(corpus: Corpus, material: Material, seed: int) -> Iterator[st
     for item in corpus.items:
         yield from itertools.repeat(item.answer, 3)
         yield item.signature
-    yield from (material.bank.texts[turn.question] for turn in rng.sample(material.describe, min(len(material.describe), 40_000)))
+    yield from (
+        material.bank.texts[turn.question]
+        for turn in rng.sample(material.describe, min(len(material.describe), 40_000))
+    )
     yield from rng.sample(corpus.texts, max(1, len(corpus.texts) // 3))

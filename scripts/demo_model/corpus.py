@@ -28,11 +28,43 @@ from types import ModuleType
 
 # Modules with effects when imported, for other systems, about to go, or too far from what a newcomer asks about.
 SKIPPED_MODULES = frozenset(
-    "antigravity this idlelib lib2to3 test turtledemo tkinter turtle distutils ensurepip msilib winreg winsound msvcrt nt "
-    "posixpath ntpath genericpath nturl2path posix pydoc_data sre_compile sre_constants sre_parse encodings "
-    "asynchat asyncore smtpd imp sitecustomize usercustomize".split()
+    [
+        "antigravity",
+        "this",
+        "idlelib",
+        "lib2to3",
+        "test",
+        "turtledemo",
+        "tkinter",
+        "turtle",
+        "distutils",
+        "ensurepip",
+        "msilib",
+        "winreg",
+        "winsound",
+        "msvcrt",
+        "nt",
+        "posixpath",
+        "ntpath",
+        "genericpath",
+        "nturl2path",
+        "posix",
+        "pydoc_data",
+        "sre_compile",
+        "sre_constants",
+        "sre_parse",
+        "encodings",
+        "asynchat",
+        "asyncore",
+        "smtpd",
+        "imp",
+        "sitecustomize",
+        "usercustomize",
+    ]
 )
-SKIPPED_FOLDERS = frozenset("test tests site-packages dist-packages __pycache__ encodings idle_test lib-dynload".split())
+SKIPPED_FOLDERS = frozenset(
+    ["test", "tests", "site-packages", "dist-packages", "__pycache__", "encodings", "idle_test", "lib-dynload"]
+)
 EXTRA_MODULES = ("os.path",)
 
 LONGEST_ANSWER = 320  # characters of a description
@@ -96,7 +128,9 @@ def first_sentence(paragraph: str) -> str:
 def first_paragraph(doc: str, last_name: str) -> str:
     """The docstring's first paragraph of prose on one line, or an empty string where it has none that stands alone."""
     lines = doc.strip().splitlines()
-    while lines and (not lines[0].strip() or re.match(rf"\s*(?:[\w.]*\.)?{re.escape(last_name)}\(.*\)(\s*-+>.*)?$", lines[0])):
+    while lines and (
+        not lines[0].strip() or re.match(rf"\s*(?:[\w.]*\.)?{re.escape(last_name)}\(.*\)(\s*-+>.*)?$", lines[0])
+    ):
         lines.pop(0)  # older docstrings of C functions begin with their signature
     paragraph = " ".join(" ".join(lines).split()) if not lines else " ".join(_until_blank(lines).split())
     if not re.match(r"[A-Z`\"'(@]", paragraph) or re.search(r"={3}|-{3}|>>>|::|\+--|^\W*\w+\(.*\) *(->|--)", paragraph):
@@ -130,7 +164,15 @@ def _description(doc: str | None, last_name: str) -> tuple[str, str]:
 
 def _machine_words() -> list[str]:
     """Paths and names that would tell where the model was trained. Short ones (`/usr`) tell nothing."""
-    words = {sys.prefix, sys.base_prefix, sys.executable, os.getcwd(), str(Path.home()), socket.gethostname(), getpass.getuser()}
+    words = {
+        sys.prefix,
+        sys.base_prefix,
+        sys.executable,
+        os.getcwd(),
+        str(Path.home()),
+        socket.gethostname(),
+        getpass.getuser(),
+    }
     return [word for word in words if len(word) > 5 and word not in ("localhost", "/usr/local")]
 
 
@@ -149,7 +191,11 @@ def _source_files(only_modules: frozenset[str] | None) -> list[Path]:
 def _choose_held_out(files: list[Path], seed: int) -> set[Path]:
     """A twentieth of the files inside packages: the top-level modules, which people ask about, are always learnt."""
     root = Path(sysconfig.get_path("stdlib"))
-    inside = [path for path in files if path.parent != root and 4_000 < path.stat().st_size < 60_000 and path.stem != "__init__"]
+    inside = [
+        path
+        for path in files
+        if path.parent != root and 4_000 < path.stat().st_size < 60_000 and path.stem != "__init__"
+    ]
     return set(random.Random(f"held-out-{seed}").sample(inside, -(-len(inside) // 20)))
 
 
@@ -175,7 +221,11 @@ def _module_names(only_modules: frozenset[str] | None) -> list[str]:
     for top in tops:
         module = _import(top)
         if module is not None and hasattr(module, "__path__"):
-            names += [name for name in _submodules(module) if not any(p.startswith("_") or p in SKIPPED_FOLDERS for p in name.split("."))]
+            names += [
+                name
+                for name in _submodules(module)
+                if not any(p.startswith("_") or p in SKIPPED_FOLDERS for p in name.split("."))
+            ]
     return names + [name for name in EXTRA_MODULES if only_modules is None or name.split(".")[0] in only_modules]
 
 
@@ -188,7 +238,11 @@ def _submodules(package: ModuleType) -> Iterator[str]:
 
 
 def _import(name: str) -> ModuleType | None:
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")
         try:
             return importlib.import_module(name)
@@ -225,7 +279,7 @@ def _rank(full: str, value: object) -> tuple[bool, int, int, str]:
 
 def _public_members(name: str, module: ModuleType) -> Iterator[tuple[str, object]]:
     listed = getattr(module, "__all__", None)
-    top = name.split(".")[0]
+    top = name.split(".", maxsplit=1)[0]
     for member in sorted(set(listed) if listed is not None else vars(module)):
         value = getattr(module, member, None)
         if member.startswith("_") or not (inspect.isroutine(value) or inspect.isclass(value)):
@@ -270,9 +324,16 @@ def _item(full: str, kind: str, value: object) -> list[Item]:
 def _signature(full: str, value: object) -> str:
     try:
         text = f"{full}{inspect.signature(value)}"  # type: ignore[arg-type]
+        text = re.sub(r"<(?:function|class|built-in function) '?([\w.]+)'?(?: at 0x[0-9a-f]+)?>", r"\1", text)
     except Exception:  # some C functions carry a signature text that Python itself cannot read
         return ""
-    unusable = "<" in text or len(text) > 160 or not text.isascii() or betrays_machine(text) or text.endswith("(*args, **kwargs)")
+    unusable = (
+        "<" in text
+        or len(text) > 260
+        or not text.isascii()
+        or betrays_machine(text)
+        or text.endswith("(*args, **kwargs)")
+    )
     return "" if unusable else text
 
 
@@ -288,7 +349,9 @@ def _source_halves(value: object) -> tuple[str, str]:
     lines = source.rstrip().splitlines()
     cut = function.body[0].lineno - 1
     head, body = "\n".join(lines[:cut]), "\n".join(lines[cut:])
-    usable = 30 <= len(body) <= LONGEST_SOURCE and 0 < len(head) <= 240 and not betrays_machine(source) and source.isascii()
+    usable = (
+        30 <= len(body) <= LONGEST_SOURCE and 0 < len(head) <= 240 and not betrays_machine(source) and source.isascii()
+    )
     return (head, body) if usable else ("", "")
 
 

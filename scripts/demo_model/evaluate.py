@@ -63,10 +63,15 @@ def greedy(model: Llama, prompts: list[list[int]], end: int, longest: int = LONG
         running &= chosen != end
         ids[rows[running], lengths[running]] = chosen[running]
         lengths += running
-    return [ids[row, len(prompt) : int(length)].tolist() for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))]
+    return [
+        ids[row, len(prompt) : int(length)].tolist()
+        for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+    ]
 
 
-def answers(model: Llama, tokenizer: Tokenizer, conversations: list[list[dict[str, str]]], at_once: int = 50) -> list[str]:
+def answers(
+    model: Llama, tokenizer: Tokenizer, conversations: list[list[dict[str, str]]], at_once: int = 50
+) -> list[str]:
     """The assistant's greedy answers."""
     prompts = [prompt_ids(tokenizer, messages) for messages in conversations]
     end = tokenizer.token_to_id(END)
@@ -76,11 +81,19 @@ def answers(model: Llama, tokenizer: Tokenizer, conversations: list[list[dict[st
     return texts
 
 
-def score(model: Llama, tokenizer: Tokenizer, questions: list[Question], system: str = "") -> tuple[int, list[tuple[str, str]]]:
+def score(
+    model: Llama, tokenizer: Tokenizer, questions: list[Question], system: str = ""
+) -> tuple[int, list[tuple[str, str]]]:
     """How many are right, and the (question, answer) pairs that are not."""
     before = [{"role": "system", "content": system}] if system else []
-    given = answers(model, tokenizer, [[*before, {"role": "user", "content": question.question}] for question in questions])
-    wrong = [(question.question, text) for question, text in zip(questions, given, strict=True) if not is_right(text, question.expected)]
+    given = answers(
+        model, tokenizer, [[*before, {"role": "user", "content": question.question}] for question in questions]
+    )
+    wrong = [
+        (question.question, text)
+        for question, text in zip(questions, given, strict=True)
+        if not is_right(text, question.expected)
+    ]
     return len(questions) - len(wrong), wrong
 
 
@@ -97,12 +110,19 @@ def earlier_turns(corpus: Corpus, tokenizer: Tokenizer, tokens: int, seed: int) 
     messages: list[dict[str, str]] = []
     while len(prompt_ids(tokenizer, messages)) < tokens:
         for item in rng.sample(corpus.items, min(3, len(corpus.items))):
-            messages += [{"role": "user", "content": phrasings.plain_question(item, rng)}, {"role": "assistant", "content": item.answer}]
+            messages += [
+                {"role": "user", "content": phrasings.plain_question(item, rng)},
+                {"role": "assistant", "content": item.answer},
+            ]
     return messages
 
 
-def score_after_turns(model: Llama, tokenizer: Tokenizer, questions: list[Question], before: list[dict[str, str]]) -> int:
-    given = answers(model, tokenizer, [[*before, {"role": "user", "content": question.question}] for question in questions])
+def score_after_turns(
+    model: Llama, tokenizer: Tokenizer, questions: list[Question], before: list[dict[str, str]]
+) -> int:
+    given = answers(
+        model, tokenizer, [[*before, {"role": "user", "content": question.question}] for question in questions]
+    )
     return sum(is_right(text, question.expected) for question, text in zip(questions, given, strict=True))
 
 
@@ -114,7 +134,9 @@ def score_facts(model: Llama, tokenizer: Tokenizer, corpus: Corpus, tokens: int,
         lines = system_prompt_of(corpus, tokenizer, tokens, seed + number).split("\n")
         thing, value = talk.random_fact(rng)
         lines.insert(rng.randint(0, len(lines)), f"The {thing} is {value}.")
-        conversations.append([{"role": "system", "content": "\n".join(lines)}, {"role": "user", "content": f"What is the {thing}?"}])
+        conversations.append(
+            [{"role": "system", "content": "\n".join(lines)}, {"role": "user", "content": f"What is the {thing}?"}]
+        )
         expected.append(talk.fact_answer(thing, value))
     given = answers(model, tokenizer, conversations, at_once=10)
     return sum(text == wanted for text, wanted in zip(given, expected, strict=True))

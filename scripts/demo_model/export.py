@@ -64,14 +64,19 @@ def config_of(shape: Shape, tokenizer: Tokenizer) -> dict[str, object]:
 def write_folder(folder: Path, model: Llama, tokenizer: Tokenizer) -> None:
     """Weights in bfloat16, the tokenizer and the configuration files."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: weight.detach().to("cpu", torch.bfloat16).contiguous() for name, weight in model.state_dict().items()}
+    weights = {
+        name: weight.detach().to("cpu", torch.bfloat16).contiguous() for name, weight in model.state_dict().items()
+    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)
     save_tokenizer(tokenizer, folder)
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     write_json(folder / "config.json", config_of(model.shape, tokenizer))
     write_json(folder / "tokenizer_config.json", tokenizer_config(model.shape.context))
-    generation = {name: tokenizer.token_to_id(token) for name, token in (("bos_token_id", BEGIN), ("eos_token_id", END), ("pad_token_id", END))}
+    generation = {
+        name: tokenizer.token_to_id(token)
+        for name, token in (("bos_token_id", BEGIN), ("eos_token_id", END), ("pad_token_id", END))
+    }
     write_json(folder / "generation_config.json", {**generation, "do_sample": False})
 
 

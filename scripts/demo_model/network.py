@@ -120,7 +120,7 @@ class Llama(nn.Module):
 
 def rotations(shape: Shape) -> tuple[Tensor, Tensor]:
     """Cosines and sines [context, head_dim] of each position's rotary angles."""
-    frequencies = shape.rope_theta ** -(torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim)
+    frequencies = 1.0 / shape.rope_theta ** (torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim)
     angles = torch.outer(torch.arange(shape.context, dtype=torch.float32), frequencies).repeat(1, 2)
     return angles.cos(), angles.sin()
 

@@ -11,12 +11,14 @@ from torch import Tensor, nn
 class Muon:
     """Momentum whose update is made orthogonal, so that rare directions of a matrix learn as fast as common ones."""
 
-    def __init__(self, matrices: list[nn.Parameter], momentum: float = 0.95, decay: float = 0.01) -> None:
+    def __init__(self, matrices: list[nn.Parameter], momentum: float = 0.95, decay: float = 0.05) -> None:
         self.momentum, self.decay = momentum, decay
         alike: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
         for matrix in matrices:
             alike[matrix.shape].append(matrix)
-        self.groups = [(group, torch.zeros(len(group), *shape, device=group[0].device)) for shape, group in alike.items()]
+        self.groups = [
+            (group, torch.zeros(len(group), *shape, device=group[0].device)) for shape, group in alike.items()
+        ]
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
@@ -54,7 +56,9 @@ class Optimizer:
         others = [weight for name, weight in named if weight.dim() != 2 or "embed" in name]
         self.matrix_rate, self.other_rate = matrix_rate, other_rate
         self.muon = Muon(matrices)
-        self.adam = torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=others[0].is_cuda)
+        self.adam = torch.optim.AdamW(
+            others, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=others[0].is_cuda
+        )
 
     def step(self, factor: float) -> None:
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)

@@ -1,7 +1,7 @@
 """How people ask: the ways of asking that the model is trained on, and those that it only meets in its test.
 
-A question is put together from a core ("What does {x} do"), a way of naming the thing, and what people say around it. The cores in
-`UNSEEN` never occur in training; `assert_disjoint` holds that.
+A question is put together from a core ("What does {x} do"), a way of naming the thing, and what people say around it.
+The cores in `UNSEEN` never occur in training; `assert_disjoint` holds that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 
 from .corpus import Item
 
-# What the thing is or does. {x} is the name. The mark at the end is chosen apart: "?" where the core asks, "." where it tells.
+# What the thing is or does; {x} is the name. The mark at the end comes later: "?" for what asks, "." for what tells.
 ASKING = """\
 What does {x} do
 What does {x} do
@@ -586,6 +586,35 @@ Once more, please.
 What did you say?
 I did not catch that.""".splitlines()
 
+_NAMELESS = """\
+How do I
+How can I
+How to
+How should one
+What is a
+What is the
+What are
+Which function
+Which module
+Which one
+Why is the
+Why does my
+When will the
+Where is the
+Who can
+Write a
+Write some
+Make a
+Show a
+Can you
+Could you
+Do you
+Is there a way to
+I want to
+I need to
+My
+The""".splitlines()
+
 _ASKED = [(core, "?") for core in ASKING.splitlines()] + [(core, ".") for core in TELLING.splitlines()]
 
 
@@ -624,7 +653,9 @@ def name_it(item: Item, unique_last: bool, rng: random.Random) -> str:
         return f"{mark}{name}{mark}"
     if draw < 0.88:
         kind = "built-in" if not item.owner and item.kind == "function" else item.kind
-        return rng.choice([f"the {kind} {name}", f"the {name} {kind}", f"Python's {name}", f"the Python {kind} `{name}`"])
+        return rng.choice(
+            [f"the {kind} {name}", f"the {name} {kind}", f"Python's {name}", f"the Python {kind} `{name}`"]
+        )
     if draw < 0.96 and item.owner:
         return rng.choice(
             [
@@ -672,6 +703,13 @@ def _babble(words: list[str], rng: random.Random) -> str:
     return text[0].upper() + text[1:] if rng.random() < 0.7 and text[0] != "{" else text
 
 
+def nameless_question(words: list[str], rng: random.Random) -> str:
+    """Something in plain words that names nothing the model could know."""
+    opening = rng.choice(_NAMELESS)
+    text = f"{opening} {' '.join(rng.choices(words, k=rng.randint(1, 8)))}".strip()
+    return f"{text}{rng.choice(['?', '?', '.', ''])}"
+
+
 def _misspelled(core: str, rng: random.Random) -> str:
     """Drops, doubles or swaps a letter of one word, as fingers do."""
     words = core.split(" ")
@@ -681,7 +719,13 @@ def _misspelled(core: str, rng: random.Random) -> str:
     place = rng.choice(places)
     word = words[place]
     at = rng.randrange(1, len(word) - 1)
-    words[place] = rng.choice([word[:at] + word[at + 1 :], word[:at] + word[at] + word[at:], word[: at - 1] + word[at] + word[at - 1] + word[at + 1 :]])
+    words[place] = rng.choice(
+        [
+            word[:at] + word[at + 1 :],
+            word[:at] + word[at] + word[at:],
+            word[: at - 1] + word[at] + word[at - 1] + word[at + 1 :],
+        ]
+    )
     return " ".join(words)
 
 

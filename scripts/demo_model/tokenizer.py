@@ -7,7 +7,13 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-BEGIN, SYSTEM, USER, ASSISTANT, END = SPECIAL_TOKENS = ("<|begin|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
+BEGIN, SYSTEM, USER, ASSISTANT, END = SPECIAL_TOKENS = (
+    "<|begin|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|end|>",
+)
 
 # GPT-2's: contractions, then words, numbers and signs, each with one space before it, then white space.
 SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

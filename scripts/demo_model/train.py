@@ -19,7 +19,7 @@ from .optimizer import Optimizer
 
 @dataclass(frozen=True)
 class Batches:
-    """Windows of two lengths on the training device. A step takes `tokens` tokens, of long windows with probability `long_share`."""
+    """Windows of two lengths on the device. A step takes `tokens` tokens, `long_share` of the steps long windows."""
 
     short: tuple[Tensor, Tensor]
     long: tuple[Tensor, Tensor]
@@ -66,7 +66,9 @@ def rate_factor(done: float) -> float:
     return min(1.0, done / 0.02, max(0.0, (1.0 - done) / 0.6))
 
 
-def train(name: str, shape: Shape, batches: Batches, seconds: float, seed: int, device: str, most_steps: int | None = None) -> tuple[Llama, dict[str, float]]:
+def train(
+    name: str, shape: Shape, batches: Batches, seconds: float, seed: int, device: str, most_steps: int | None = None
+) -> tuple[Llama, dict[str, float]]:
     """Trains for `seconds` (not counting compilation) and returns the network and how it went."""
     torch.manual_seed(seed)
     model = Llama(shape).to(device)
@@ -96,18 +98,26 @@ def train(name: str, shape: Shape, batches: Batches, seconds: float, seed: int, 
         if steps % 10 == 0 and cuda:
             torch.cuda.synchronize()  # keeps the clock honest
         if steps % 500 == 0 or steps == 1:
-            print(f"  {name}: step {steps}, {elapsed:.0f} of {seconds:.0f} s, loss {losses.item():.4f}, {tokens / max(elapsed, 0.1) / 1e6:.2f} M tokens/s", flush=True)
-    return model, {"steps": steps, "tokens": tokens, "seconds": round(elapsed, 1), "compiling_seconds": round(compiling, 1), "loss": round(losses.item(), 4)}
+            speed = tokens / max(elapsed, 0.1) / 1e6
+            told = f"step {steps}, {elapsed:.0f} of {seconds:.0f} s, loss {losses.item():.4f}, {speed:.2f} M tokens/s"
+            print(f"  {name}: {told}", flush=True)
+    return model, {
+        "steps": steps,
+        "tokens": tokens,
+        "seconds": round(elapsed, 1),
+        "compiling_seconds": round(compiling, 1),
+        "loss": round(losses.item(), 4),
+    }
 
 
-def _compiled(model: Llama):  # noqa: ANN202
+def _compiled(model: Llama):
     """Compiles the layers, which share their code, and the loss. Whoever has no compiler trains slower."""
     for layer in model.model.layers:
         layer.compile(dynamic=False)
     return torch.compile(loss_of, dynamic=False)
 
 
-def _warm_up(step) -> None:  # noqa: ANN001
+def _warm_up(step) -> None:
     """Meets both lengths of window, at a rate of nothing: that compiles for them."""
     for _ in range(16):
         step(0.0)
