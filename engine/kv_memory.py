@@ -40,6 +40,24 @@ class KvMemory:
         self.keys = [by_head[layer * 2 * heads :] for layer in range(layers)]
         self.values = [by_head[(layer * 2 + 1) * heads :] for layer in range(layers)]
 
+        self._scratch: dict[str, torch.Tensor] = {}
+
+    def scratch(self, name: str, elements: int) -> torch.Tensor:
+        """A flat tensor of this many elements whose content means nothing, the same memory each time.
+
+        Fresh memory of this size would come from the operating system page by page, which costs more than its use.
+        """
+        held = self._scratch.get(name)
+        if held is None or held.numel() < elements:
+            held = self._scratch[name] = self.data.new_empty(elements)
+        return held[:elements]
+
+    def gather(self, source: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """[rows, 64 · head dim] of `keys` or `values`, in scratch memory that the next call overwrites."""
+        into = self.scratch("gather", len(rows) * source.shape[1]).view(len(rows), source.shape[1])
+        torch.index_select(source, 0, rows, out=into)
+        return into
+
     def zero(self, blocks: Sequence[int]) -> None:
         """Clear newly allocated blocks: masked positions meet zeros, never what a former owner left there.
 

@@ -12,8 +12,8 @@ import torch
 from engine.kv_memory import KvMemory
 from engine.layers.attention_plan import SPLIT_TOKENS, AttentionPlan, Level, Tiles, padded_rows
 
-SLAB_BYTES = 32 * 1024 * 1024
-"""Scores are computed for as many pairs at a time as fit in this."""
+SLAB_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
+"""Pairs are computed as many at a time as have their keys and scores in this: on the CPU, about what its cache holds."""
 _LEAST = -1e30
 
 
@@ -57,8 +57,8 @@ def _tiles(query: torch.Tensor, tiles: Tiles, memory: KvMemory, layer: int, kv_h
 
 def _partials(q: torch.Tensor, tiles: Tiles, memory: KvMemory, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Weighted sums [tiles, KV heads, rows, head dim] and sums of weights [tiles, KV heads, rows, 1], both fp32."""
-    pairs, kv_heads, rows, _ = q.shape
-    slab = max(1, SLAB_BYTES // (kv_heads * rows * SPLIT_TOKENS * 4))
+    pairs, kv_heads, rows, dim = q.shape
+    slab = max(1, SLAB_BYTES[q.device.type] // (kv_heads * (rows + dim) * SPLIT_TOKENS * 4))
     if pairs <= slab:
         parts = [_slab(q, tiles.gather, tiles.masked, memory, layer)]
     else:
@@ -91,15 +91,16 @@ def _slab(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     pairs, kv_heads, rows, dim = q.shape
     batch = pairs * kv_heads
-    keys = memory.keys[layer].index_select(0, gather).view(batch, SPLIT_TOKENS, dim)
-    scores = torch.bmm(q.reshape(batch, rows, dim), keys.transpose(1, 2)).float()
-    scores = scores.view(pairs, kv_heads, rows, SPLIT_TOKENS)
+    keys = memory.gather(memory.keys[layer], gather).view(batch, SPLIT_TOKENS, dim)
+    scores = memory.scratch("scores", batch * rows * SPLIT_TOKENS).view(batch, rows, SPLIT_TOKENS)
+    torch.bmm(q.reshape(batch, rows, dim), keys.transpose(1, 2), out=scores)
+    scores = scores.float().view(pairs, kv_heads, rows, SPLIT_TOKENS)
     if len(masked):
         scores[: len(masked)].masked_fill_(masked, -torch.inf)
     most = scores.amax(-1, keepdim=True).clamp_min_(_LEAST)
     weights = scores.sub_(most).exp_()
     total = weights.sum(-1, keepdim=True)
-    values = memory.values[layer].index_select(0, gather).view(batch, SPLIT_TOKENS, dim)
+    values = memory.gather(memory.values[layer], gather).view(batch, SPLIT_TOKENS, dim)
     output = torch.bmm(weights.view(batch, rows, SPLIT_TOKENS).to(q.dtype), values).float()
     return output.view(pairs, kv_heads, rows, dim), total, most
 
