@@ -24,6 +24,7 @@ from gateway.fleet.exchange import Exchange, LinkLost, TimeOver
 from gateway.fleet.fleet import Fleet
 from gateway.metrics import Metrics
 from gateway.recording import Record, Recorder, event_of
+from gateway.request_scope import public_name
 from gateway.transcript import Transcript
 
 log = structlog.get_logger("gateway.request")
@@ -51,6 +52,7 @@ class RequestOwner:
     def __init__(self, around: Surroundings, prepared: Prepared, *, streamed: bool) -> None:
         self.prepared = prepared
         self.request_id = prepared.request_id
+        self._name = public_name(prepared.request_id)
         self.stage: Stage = "reserving"
         self.delivery = Delivery(streamed=streamed, on_delivered=self._delivered, on_left=self._left)
         self._around = around
@@ -67,7 +69,7 @@ class RequestOwner:
 
     async def run(self) -> None:
         """The whole life of the request; never raises but for cancellation."""
-        labels = {"request_id": str(self.request_id), "model": self.prepared.model.name}
+        labels = {"request_id": self._name, "model": self.prepared.model.name}
         try:
             await self._run()
         except Failure as failure:
@@ -97,9 +99,10 @@ class RequestOwner:
             raise self._failure or Interrupted("The client left.")
         try:
             exchange = self._dispatch(hold)
-        except Failure:
+        except Failure as failure:
+            self.delivery.fail(failure)
             await around.recorder.release(self.request_id, "no replica")
-            raise
+            return
         self.stage = "running"
         self._arm(around.admission.lifetimes.request + _DEADLINE_GRACE)
         done = await self._listen(exchange)
@@ -112,7 +115,7 @@ class RequestOwner:
         await self._record(hold, exchange, done, ending)
         log.info(
             "request ended",
-            request_id=str(self.request_id),
+            request_id=self._name,
             model=prepared.model.name,
             status=ending.status,
             reason=ending.reason,
@@ -166,7 +169,7 @@ class RequestOwner:
             elif isinstance(heard, LinkLost):
                 self._lost()
             elif self._aborted:
-                log.error("the replica does not answer", request_id=str(self.request_id), replica=exchange.replica)
+                log.error("the replica does not answer", request_id=self._name, replica=exchange.replica)
                 if self._failure is None and not self.delivery.left and not self._transcript.stopped:
                     self._failure = Interrupted("The model's replica does not answer.")
                 return None
@@ -187,6 +190,8 @@ class RequestOwner:
         self.delivery.push(text, self._transcript.shown)
         if self._transcript.stopped:
             self._abort("stop")
+        elif self.delivery.streamed and self._transcript.shown < self._transcript.tokens:
+            self._delivered(self.delivery.delivered)
 
     async def _deliver_rest(self, ending: Ending) -> None:
         """Hand out what is left, and wait until it reached the client or nobody reads any more."""
@@ -239,9 +244,10 @@ class RequestOwner:
     # ------------------------------------------------ what happens on the side
 
     def _delivered(self, tokens: int) -> None:
-        options = self._around.fleet.options
         if self._exchange is not None:
-            self._exchange.credit(tokens, options.credit_window, options.credit_step)
+            options, transcript = self._around.fleet.options, self._transcript
+            held = transcript.tokens - transcript.shown
+            self._exchange.credit(tokens, held=held, window=options.credit_window, step=options.credit_step)
 
     def _unwanted(self) -> bool:
         return self.delivery.left or self._failure is not None

@@ -14,6 +14,11 @@ from gateway.tenancy.authenticator import Principal
 _KEY = "turnpike"
 
 
+def public_name(request_id: UUID) -> str:
+    """A request's id as clients and logs see it."""
+    return f"req_{request_id.hex}"
+
+
 class RequestScope:
     """Kept in the ASGI scope's state; made when it is first asked for."""
 
@@ -28,7 +33,7 @@ class RequestScope:
     @property
     def name(self) -> str:
         """The id as clients see it."""
-        return f"req_{self.id.hex}"
+        return public_name(self.id)
 
     @property
     def known_principal(self) -> Principal:

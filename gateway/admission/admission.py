@@ -33,8 +33,9 @@ from storage.database import DatabaseUnavailable
 
 log = structlog.get_logger("gateway.admission")
 
-_THREAD_CHARACTERS = 65_536
-"""Longer conversations are tokenized in a thread, so that they do not hold up the others."""
+_THREAD_CHARACTERS, _PER_TEXT = 65_536, 64
+"""Longer conversations are tokenized in a thread, so that they do not hold up the others. A text has a cost of its own,
+said in characters."""
 
 
 class Payer(Struct, frozen=True):
@@ -138,7 +139,14 @@ class Admission:
             raise _no_database() from error
 
     async def _prompt(self, model: ServedModel, generation: Generation) -> Prompt:
-        size = sum(len(text.text) for turn in generation.turns for text in turn.texts)
+        messages = len(generation.turns)
+        if messages > model.context_tokens:  # no template says a message in nothing; spare us rendering them
+            raise InvalidRequest(
+                f"{messages} messages do not fit into this model's context of {model.context_tokens} tokens.",
+                path=generation.turns_path,
+                code="context_length_exceeded",
+            )
+        size = sum(_PER_TEXT + len(text.text) for turn in generation.turns for text in turn.texts)
         try:
             if size > _THREAD_CHARACTERS:
                 return await asyncio.to_thread(model.prompt, generation.turns)

@@ -84,7 +84,7 @@ class ResponseFormat(Struct, frozen=True):
 Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=2)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-StopString: TypeAlias = Annotated[str, Meta(min_length=1)]
+StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class ChatRequest(Struct, frozen=True, kw_only=True):

@@ -66,10 +66,15 @@ class Exchange:
         self.link = None
         self._heard.put_nowait(LinkLost())
 
-    def credit(self, delivered: int, window: int, step: int) -> None:
-        """`delivered` tokens reached the client; tells the replica when that is news to it."""
-        limit = max(self._limit, delivered + window)
-        if self._credited == 0 or delivered - self._credited >= step or limit - self._limit >= window // 2:
+    def credit(self, delivered: int, *, held: int, window: int, step: int) -> None:
+        """`delivered` tokens reached the client; tells the replica when that is news to it.
+
+        `held` tokens wait for those that follow, not for the client (a possible stop string): they do not count
+        against the window, or the stream would wait for itself.
+        """
+        limit = max(self._limit, delivered + held + window)
+        first = self._credited == 0 and delivered > 0
+        if first or delivered - self._credited >= step or limit - self._limit >= window // 2:
             self._credited, self._limit = delivered, limit
             self._send(Credit(self.request_id, delivered, limit))
 

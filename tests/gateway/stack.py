@@ -122,6 +122,12 @@ class Stack:
             await asyncio.sleep(0.01)
         raise AssertionError(f"{len(await self.events())} events, holds {await self.holds()}, wanted {count}")
 
+    def forget(self) -> None:
+        """Let the replica forget what it saw, so that the next request is the only one."""
+        replica = self.replica
+        for seen in (replica.runs, replica.done, replica.acked, replica.aborts):
+            seen.clear()  # type: ignore[attr-defined]
+
     async def until(self, condition: Any, timeout: float = 5) -> None:  # noqa: ASYNC109
         end = time.monotonic() + timeout
         while not condition():
@@ -133,7 +139,7 @@ class Stack:
 
 
 def quick_lifetimes(**changes: float) -> Lifetimes:
-    return Lifetimes(**{"request": 20.0, "done": 1.0, "replay": 1.0, **changes})
+    return Lifetimes(**{"request": 20.0, "done": 1.0, "replay": 0.7, **changes})
 
 
 @asynccontextmanager

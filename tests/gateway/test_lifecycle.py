@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 from pathlib import Path
@@ -41,42 +42,44 @@ def content(found: list[Any]) -> str:
 # ---------------------------------------------------------------- clients that leave
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8])
-async def test_a_client_that_leaves_a_stream(stack: Stack, after: int) -> None:
-    stack.say(TEXT, pause=0.01, prefill=0.05)
-    received = 0
-    async with stack.http.stream("POST", "/v1/chat/completions", json=STREAM, headers=_auth(stack)) as answer:
-        if after:
-            async for line in answer.aiter_lines():
-                received += line.startswith("data:")
-                if received >= after:
-                    break
-    (event,) = await stack.settled(1)
-    run = next(iter(stack.replica.runs.values()))
-    assert [abort.why for abort in stack.replica.aborts] == ["client"]
-    assert event.status == "cancelled"
-    assert event.count_output == run.counts.output < len(stack.tokens(TEXT))
-    assert event.output <= event.count_output
-    assert event.output >= max(0, received - 1)
-    assert event.uncached == len(run.generate.tokens)
-    await stack.until(lambda: not stack.replica.journal)
+async def test_a_client_that_leaves_a_stream_at_any_chunk(stack: Stack) -> None:
+    for number, after in enumerate([0, 1, 2, 3, 4, 5, 8, 13], start=1):
+        stack.forget()
+        stack.say(TEXT, pause=0.01, prefill=0.05)
+        received = 0
+        async with stack.http.stream("POST", "/v1/chat/completions", json=STREAM, headers=_auth(stack)) as answer:
+            if after:
+                async for line in answer.aiter_lines():
+                    received += line.startswith("data:")
+                    if received >= after:
+                        break
+        event = (await stack.settled(number))[-1]
+        run = next(iter(stack.replica.runs.values()))
+        assert [abort.why for abort in stack.replica.aborts] == ["client"]
+        assert event.status == "cancelled"
+        assert event.count_output == run.counts.output < len(stack.tokens(TEXT))
+        assert max(0, received - 1) <= event.output <= event.count_output
+        assert event.uncached == len(run.generate.tokens)
+        await stack.until(lambda: not stack.replica.journal)
 
 
 def _auth(stack: Stack) -> dict[str, str]:
     return {"authorization": f"Bearer {stack.key}"}
 
 
-@pytest.mark.parametrize("script", [{"queued": 5.0}, {"prefill": 5.0}, {"pause": 0.05}])
-async def test_a_client_that_leaves_before_a_whole_answer(stack: Stack, script: dict[str, float]) -> None:
-    stack.say(TEXT, **script)
-    with pytest.raises(httpx.ReadTimeout):
-        await stack.post(WHOLE, timeout=0.3)
-    await stack.until(lambda: stack.replica.aborts)
-    (event,) = await stack.settled(1)
-    assert event.status == "cancelled"
-    assert event.output == 0
-    assert event.uncached == event.count_prompt == (0 if "queued" in script else event.uncached)
-    await stack.until(lambda: not stack.gateway.requests)
+async def test_a_client_that_leaves_before_a_whole_answer(stack: Stack) -> None:
+    for number, script in enumerate(({"queued": 5.0}, {"prefill": 5.0}, {"pause": 0.05}), start=1):
+        stack.forget()
+        stack.say(TEXT, **script)
+        with pytest.raises(httpx.ReadTimeout):
+            await stack.post(WHOLE, timeout=0.3)
+        await stack.until(lambda: stack.replica.aborts)
+        event = (await stack.settled(number))[-1]
+        assert event.status == "cancelled"
+        assert event.output == 0
+        assert event.uncached == event.count_prompt
+        assert (event.count_prompt == 0) == ("queued" in script)
+        await stack.until(lambda: not stack.gateway.requests)
 
 
 async def test_a_client_that_leaves_while_queued_in_a_stream(stack: Stack) -> None:
@@ -142,6 +145,19 @@ async def test_credit_follows_the_reader(fresh_sqlite_url: str, tmp_path: Path, 
         await stack.settled(1)
 
 
+async def test_text_held_back_does_not_use_up_the_credit(
+    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    fleet = FleetOptions(credit_window=8, credit_step=4)
+    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, fleet_options=fleet) as stack:
+        stack.say(TEXT, burst=3)
+        answer = await stack.post({**STREAM, "stop": [TEXT[:170] + "never"]})
+        assert content(frames(answer.text)) == TEXT
+        answer = await stack.post({**STREAM, "stop": [TEXT[10:170]]})
+        assert content(frames(answer.text)) == TEXT[:10]
+        await stack.settled(2)
+
+
 async def test_a_replica_that_ignores_credit_is_cut_off(
     fresh_sqlite_url: str, tmp_path: Path, model_folder: Path
 ) -> None:
@@ -156,26 +172,26 @@ async def test_a_replica_that_ignores_credit_is_cut_off(
 # ---------------------------------------------------------------- stop strings and lengths
 
 
-@pytest.mark.parametrize("body", [STREAM, WHOLE])
-@pytest.mark.parametrize("pause", [0.0, 0.01])
-async def test_a_stop_string_ends_the_answer(stack: Stack, body: dict[str, Any], pause: float) -> None:
-    stack.say(TEXT, pause=pause)
-    answer = await stack.post({**body, "stop": ["brown", "never"]})
-    if body is STREAM:
-        found = frames(answer.text)
-        assert content(found) == "The quick "
-        assert found[-2]["choices"][0]["finish_reason"] == "stop"
-    else:
-        choice = answer.json()["choices"][0]
-        assert (choice["message"]["content"], choice["finish_reason"]) == ("The quick ", "stop")
-    (event,) = await stack.settled(1)
+async def test_a_stop_string_ends_the_answer(stack: Stack) -> None:
     tokenizer = next(iter(stack.models)).tokenizer
-    billed = stack.tokens(TEXT)[: event.output]
-    assert "brown" in tokenizer.decode(billed)
-    assert "brown" not in tokenizer.decode(billed[:-1])
-    assert (event.status, event.reason) == ("ok", "stop")
-    assert event.count_output >= event.output
-    assert [abort.why for abort in stack.replica.aborts] in (["stop"], [])
+    for number, (body, pause) in enumerate(itertools.product((STREAM, WHOLE), (0.0, 0.01)), start=1):
+        stack.forget()
+        stack.say(TEXT, pause=pause)
+        answer = await stack.post({**body, "stop": ["brown", "never"]})
+        if body is STREAM:
+            found = frames(answer.text)
+            assert content(found) == "The quick "
+            assert found[-2]["choices"][0]["finish_reason"] == "stop"
+        else:
+            choice = answer.json()["choices"][0]
+            assert (choice["message"]["content"], choice["finish_reason"]) == ("The quick ", "stop")
+        event = (await stack.settled(number))[-1]
+        billed = stack.tokens(TEXT)[: event.output]
+        assert "brown" in tokenizer.decode(billed)
+        assert "brown" not in tokenizer.decode(billed[:-1])
+        assert (event.status, event.reason) == ("ok", "stop")
+        assert event.count_output >= event.output
+        assert [abort.why for abort in stack.replica.aborts] in (["stop"], [])
 
 
 async def test_length_and_unfinished_characters(stack: Stack) -> None:
@@ -358,14 +374,15 @@ async def test_a_replica_that_never_answers(
         assert await stack.holds() == ["released"]
 
 
-@pytest.mark.parametrize(("reason", "status"), [("rejected", 503), ("error", 500), ("deadline", 504), ("abort", 500)])
-async def test_what_a_replica_may_say_instead_of_an_answer(stack: Stack, reason: str, status: int) -> None:
-    stack.replica.script = Script(tokens=[], reason=reason, error="inside matters")
-    answer = await stack.post(WHOLE)
-    assert answer.status_code == status
-    assert "inside matters" not in answer.text
-    await stack.settled(0 if reason == "rejected" else 1)
-    assert await stack.holds() == ["released" if reason == "rejected" else "settled"]
+async def test_what_a_replica_may_say_instead_of_an_answer(stack: Stack) -> None:
+    said = {"rejected": 503, "error": 500, "deadline": 504, "abort": 500}
+    for number, (reason, status) in enumerate(said.items()):
+        stack.replica.script = Script(tokens=[], reason=reason, error="inside matters")
+        answer = await stack.post(WHOLE)
+        assert answer.status_code == status
+        assert "inside matters" not in answer.text
+        await stack.settled(number)
+    assert await stack.holds() == ["released", "settled", "settled", "settled"]
 
 
 # ---------------------------------------------------------------- durable before shown
