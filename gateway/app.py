@@ -41,7 +41,8 @@ def create_app(services: GatewayServices) -> Litestar:
 
     async def before_send(message: Message, scope: Scope) -> None:
         if message["type"] == "http.response.start":
-            _started(gateway, message, scope)
+            message["headers"] = [*message["headers"], (b"x-request-id", of(scope).name.encode())]
+            _note(gateway, scope, message["status"])
 
     return Litestar(
         route_handlers=[
@@ -69,20 +70,18 @@ def gateway_of(app: Litestar) -> Gateway:
     return gateway
 
 
-def _started(gateway: Gateway, message: Message, scope: Scope) -> None:
-    """Put the request id on every answer, count it, log it."""
-    about = of(scope)
-    headers, status = message["headers"], message["status"]  # type: ignore[typeddict-item]  # checked by the caller
-    message["headers"] = [*headers, (b"x-request-id", about.name.encode())]  # type: ignore[typeddict-unknown-key]
+def _note(gateway: Gateway, scope: Scope, status: int) -> None:
+    """Count and log an answer that begins. What the machinery asks for all the time is left out."""
     handler = scope.get("route_handler")
     if handler is not None and handler.opt.get(PUBLIC):
         return
+    about = of(scope)
     gateway.metrics.answered(about.model, status)
     principal = about.principal
     log.info(
         "answered",
         request_id=about.name,
-        method=scope["method"],  # type: ignore[typeddict-item]  # only HTTP is served
+        method=scope.get("method"),
         path=scope["path"],
         status=status,
         key=principal.public_id if principal else None,

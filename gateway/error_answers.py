@@ -15,13 +15,15 @@ from storage.database import DatabaseUnavailable
 
 log = structlog.get_logger("gateway.errors")
 
-_TOO_LARGE = 413
+_TOO_LARGE, _OURS = 413, 500
 
 
 def answer(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """The answer for whatever was raised. Unexpected errors are logged, and say nothing of the inside."""
     request_id = of(request.scope).name
     if isinstance(error, HTTPException) and error.status_code != _TOO_LARGE:
+        if error.status_code >= _OURS:
+            log.warning("a request was not answered well", request_id=request_id, cause=error.detail)
         body = errors.plain(error.status_code, _said(request, error), request_id)
         return _response(errors.encode(body), error.status_code, dict(error.headers or {}))
     failure = _failure(request, error)

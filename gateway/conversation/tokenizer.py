@@ -73,15 +73,19 @@ class Tokenizer:
 
     def literal(self, text: str) -> list[int]:
         """Ids of a template's own text, special tokens recognised."""
-        if self._fast is not None:
-            return self._fast.encode(text, self._added)
-        return self._literal.encode(text, add_special_tokens=False).ids
+        return self._encode(text, self._added, self._literal)
 
     def content(self, text: str) -> list[int]:
         """Ids of a client's text, in which special tokens are text like any other."""
+        return self._encode(text, self._plain_added, self._content)
+
+    def _encode(self, text: str, recognised: frozenset[str], slow: tokenizers.Tokenizer) -> list[int]:
         if self._fast is not None:
-            return self._fast.encode(text, self._plain_added)
-        return self._content.encode(text, add_special_tokens=False).ids
+            try:
+                return self._fast.encode(text, recognised)
+            except ValueError:  # its regex engine gives up on very long runs of white space
+                pass
+        return slow.encode(text, add_special_tokens=False).ids
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token of a byte-level vocabulary stands for; none for special and unknown ids."""

@@ -81,6 +81,7 @@ BAD: list[tuple[Any, str | None]] = [
     ({**OK, "max_completion_tokens": 0, "max_tokens": 5}, "$.max_completion_tokens"),
     ({**OK, "max_tokens": 513}, "$.max_tokens"),
     (user("word " * 2000), "$.messages"),
+    (user("word " * 20_000), "$.messages"),
     ({**OK, "messages": [USER] * 20_000}, "$.messages"),
     ({**OK, "stop": "x" * 257}, "$.stop"),
 ]

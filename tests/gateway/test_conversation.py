@@ -215,6 +215,13 @@ def test_a_long_run_of_one_letter_takes_no_time(model: ServedModel) -> None:
     assert len(model.tokenizer.content("a" * 200_000)) > 1000
 
 
+@pytest.mark.parametrize("character", [" ", "\n", "\r\n"])
+def test_white_space_without_end_is_tokenized_too(model: ServedModel, character: str) -> None:
+    run = character * 200_000  # more than the fast way's regex engine can take
+    tokens = model.tokenizer.content(run)
+    assert model.tokenizer.decode(tokens) == run
+
+
 # ---------------------------------------------------------------- detokenizer
 
 _HF = make_tokenizer()

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from engine.protocol import Beat, Generate, Sampling, Segment
-from gateway.conversation.served_model import ServedModel
+from gateway.conversation.served_model import ServedModel, load_served_model
 from gateway.failures import Unavailable
 from gateway.fleet.exchange import LinkLost
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.options import AddressError, FleetOptions, parse_address
 from gateway.registry import Registry
 from tests.gateway.fake_replica import LINK_KEY, FakeReplica, Script
+from tests.gateway.tiny_model import make_model_folder
 
 QUICK = FleetOptions(beat_timeout=0.5, step_timeout=0.3, silence=0.4, backoff_first=0.01, backoff_most=0.05)
 
@@ -164,3 +165,29 @@ async def test_the_least_loaded_replica_is_chosen(model: ServedModel, tmp_path: 
         await replicas[0].stop()
         await until(lambda: len(fleet.healthy("tiny")) == 1)
         assert fleet.choose("tiny").replica == "r1"
+
+
+async def test_several_models_in_one_gateway(model: ServedModel, tmp_path: Path) -> None:
+    other = load_served_model(make_model_folder(tmp_path / "other", name="other"))
+    replicas = [
+        FakeReplica(tmp_path / "a", model.text_digest, name="r0"),
+        FakeReplica(tmp_path / "b", other.text_digest, name="r1", model="other", context=64),
+    ]
+    addresses = [replica.address for replica in replicas]
+    fleet = Fleet(addresses, gateway="g", link_key=LINK_KEY, models=Registry([model, other]), options=QUICK)
+    fleet.start()
+    try:
+        await replicas[0].start()
+        await until(lambda: fleet.healthy("tiny"))
+        with pytest.raises(Unavailable, match="other"):
+            fleet.choose("other")
+        await replicas[1].start()
+        await until(lambda: fleet.healthy("other"))
+        assert fleet.choose("tiny").replica == "r0"
+        assert fleet.choose("other").replica == "r1"
+        assert fleet.context_tokens("other") == 64
+        assert fleet.context_tokens("unheard of") is None
+    finally:
+        await fleet.stop()
+        for replica in replicas:
+            await replica.stop()
