@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
 import msgspec
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from sqlalchemy import literal
@@ -159,6 +159,7 @@ def test_money_behaves_like_its_model(database_url: str) -> None:
     calm = settings(
         max_examples=15,
         stateful_step_count=25,
+        phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking would outlast the test's time
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
