@@ -23,7 +23,7 @@ from engine.layers.linear import ROW_MULTIPLE
 from engine.protocol import LayerGroup
 from prompt_cache.keys import BLOCK_TOKENS
 
-SPLIT_BLOCKS = 4
+SPLIT_BLOCKS = 2
 SPLIT_TOKENS = SPLIT_BLOCKS * BLOCK_TOKENS
 PREFILL_TILE = 64
 
