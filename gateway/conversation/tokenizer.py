@@ -80,12 +80,15 @@ class Tokenizer:
         return self._encode(text, self._plain_added, self._content)
 
     def _encode(self, text: str, recognised: frozenset[str], slow: tokenizers.Tokenizer) -> list[int]:
-        if self._fast is not None:
-            try:
-                return self._fast.encode(text, recognised)
-            except ValueError:  # its regex engine gives up on very long runs of white space
-                pass
-        return slow.encode(text, add_special_tokens=False).ids
+        if self._fast is None:
+            return slow.encode(text, add_special_tokens=False).ids
+        try:
+            return self._fast.encode(text, recognised)
+        except ValueError:
+            # Its regex engine gives up on white space without end; `tokenizers` would hold up the whole process for
+            # seconds. So such a text is cut in the middle: always in the same place, and it decodes to itself.
+            middle = len(text) // 2
+            return self._encode(text[:middle], recognised, slow) + self._encode(text[middle:], recognised, slow)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token of a byte-level vocabulary stands for; none for special and unknown ids."""
