@@ -7,11 +7,11 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from billing.prices import PriceBook, PriceMissing, PriceVersion, UnknownPriceVersion
 from billing.tables import balance, grant, hold, refused_settlement, usage_event
-from billing.usage import METERS, Usage
+from billing.usage import COUNTS, METERS, Usage
 from storage.database import Database
 
 _CHUNK = 5000
@@ -116,3 +116,23 @@ async def _ended(session: Any, findings: list[Finding]) -> None:
     query = select(hold.c.request_id).select_from(holds_and_events)
     for (request,) in await session.execute(query.where(hold.c.state == "settled", usage_event.c.id.is_(None))):
         findings.append(Finding("a settled hold has no event", request, "it ended as settled"))
+
+
+class ReplicaCounts(msgspec.Struct, frozen=True):
+    """What the events of one replica's requests add up to."""
+
+    replica: str
+    requests: int
+    counts: dict[str, int]
+
+
+async def counts_by_replica(database: Database) -> list[ReplicaCounts]:
+    """For each replica, the sum of its events' counts, over all tenants: what its journal must say too."""
+    of = usage_event.c
+    sums = [func.sum(of[f"count_{name}"]).label(name) for name in COUNTS]
+    query = select(of.replica, func.count().label("requests"), *sums).where(of.sequence > 0).group_by(of.replica)
+    async with database.reading() as session:
+        rows = (await session.execute(query.order_by(of.replica))).all()
+    return [
+        ReplicaCounts(row.replica, row.requests, {name: int(getattr(row, name)) for name in COUNTS}) for row in rows
+    ]

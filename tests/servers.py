@@ -141,8 +141,8 @@ class _Server(ABC):
 class PostgresServer(_Server):
     """PostgreSQL with fsync on, empty but for the database `postgres`. `database_url(name)` addresses others."""
 
-    has_template = False
-    """Whether conftest.py has made its migrated template database here."""
+    has_database = False
+    """Whether conftest.py has made its migrated database here."""
 
     def __init__(self) -> None:
         programs = _find_postgresql()

@@ -157,7 +157,7 @@ class Money(RuleBasedStateMachine):
 def test_money_behaves_like_its_model(database_url: str) -> None:
     machine = type("MoneyHere", (Money,), {"url": database_url, "loop": asyncio.new_event_loop()})
     calm = settings(
-        max_examples=15,
+        max_examples=12,
         stateful_step_count=25,
         phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking would outlast the test's time
         deadline=None,
