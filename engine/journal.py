@@ -28,6 +28,7 @@ from engine.protocol import Counts, Done
 _MARK = b"\xa9TJ\x01"
 _HEADER = len(_MARK) + 8
 _LARGEST = 1 << 20
+METRIC = "turnpike_engine_journal"
 COMPACT_BYTES = 8 * 1024 * 1024
 SEQUENCE_BITS = 32
 """Sequence numbers are (epoch << 32) + count: they grow across epochs whatever was lost of the last one's end."""
@@ -77,7 +78,14 @@ class Acked(Record, frozen=True):
     sequence: int
 
 
-AnyRecord: TypeAlias = Opened | Begun | Went | Heard | Ended | Acked
+class Totals(Record, frozen=True):
+    """What all requests that had ended by now add up to, since this journal began."""
+
+    requests: int
+    counts: Counts
+
+
+AnyRecord: TypeAlias = Opened | Begun | Went | Heard | Ended | Acked | Totals
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
 
@@ -145,6 +153,7 @@ class Journal:
         self._live: dict[int, _Live] = {}
         self._handles: dict[tuple[str, int], int] = {}
         self._done: dict[int, Done] = {}
+        self._totals = Totals(0, Counts())
         self._sequence = 0
         self._handle = 0
         self._buffer: list[bytes] = []
@@ -237,6 +246,16 @@ class Journal:
         with self._guard:
             return [self._done[sequence] for sequence in sorted(self._done)]
 
+    def metrics(self) -> dict[str, float]:
+        """What the ended requests of all epochs add up to, by Prometheus name: as much as their usage events do."""
+        with self._guard:
+            totals = self._totals
+            waiting = len(self._done)
+        counted = {
+            f"{METRIC}_{name}_tokens_total": float(getattr(totals.counts, name)) for name in Counts.__struct_fields__
+        }
+        return {f"{METRIC}_requests_total": totals.requests, f"{METRIC}_unacknowledged": waiting} | counted
+
     # ------------------------------------------------------------ inside
 
     def _end(self, handle: int, done: Done) -> Done:
@@ -244,8 +263,14 @@ class Journal:
         self._sequence += 1
         numbered = msgspec.structs.replace(done, sequence=self._sequence)
         self._done[self._sequence] = numbered
+        self._count(numbered.counts)
         self._buffer.append(frame(Ended(handle, numbered)))
         return numbered
+
+    def _count(self, counts: Counts) -> None:
+        names = Counts.__struct_fields__
+        summed = Counts(**{name: getattr(self._totals.counts, name) + getattr(counts, name) for name in names})
+        self._totals = Totals(self._totals.requests + 1, summed)
 
     def _write(self) -> None:
         data = b"".join(self._buffer)
@@ -294,6 +319,9 @@ class Journal:
             case Ended():
                 self._live.pop(record.handle, None)
                 self._done[record.done.sequence] = record.done
+                self._count(record.done.counts)
+            case Totals():
+                self._totals = record
             case Acked():
                 self._done.pop(record.sequence, None)
         return True
@@ -303,6 +331,7 @@ class Journal:
         yield Opened(self.epoch)
         for sequence in sorted(self._done):
             yield Ended(0, self._done[sequence])
+        yield self._totals  # after those, which it includes
         for handle, live in self._live.items():
             yield Begun(handle, live.id, live.attempt)
             yield Went([(handle, live.counts)])

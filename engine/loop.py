@@ -113,5 +113,5 @@ class EngineLoop:
             running=engine.running,
             waiting=engine.waiting(),
             memory=engine.memory(),
-            metrics=engine.metrics(),
+            metrics=engine.metrics() | self.journal.metrics(),
         )

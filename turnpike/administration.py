@@ -19,7 +19,7 @@ import msgspec
 from billing import audit, reports
 from billing.money import format_pico, parse_amount
 from billing.prices import PriceMissing, check_prices
-from billing.usage import CLASSES, METERS
+from billing.usage import CLASSES, COUNTS, METERS
 from gateway.tenancy.keys import PREFIX
 from gateway.tenancy.repositories import NotFound
 from gateway.tenancy.tables import Tenant
@@ -27,6 +27,7 @@ from storage import migrate as migrations
 from turnpike import secrets
 from turnpike.failures import CommandError
 from turnpike.office import Office, opened, prepare_data_folder
+from turnpike.probe import probe_replicas
 from turnpike.settings import Settings
 
 CURRENCY = "USD"
@@ -263,7 +264,6 @@ def list_prices(settings: Settings, arguments: argparse.Namespace) -> int:
 def models(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike models`: what the folders say, what the replicas say, what it costs."""
     from gateway.registry import Registry  # noqa: PLC0415  # tokenizers take a moment to load
-    from turnpike.roles import probe_replicas  # noqa: PLC0415
 
     async def work(office: Office) -> int:
         replicas = await probe_replicas(settings)
@@ -368,5 +368,29 @@ def audit_money(settings: Settings, arguments: argparse.Namespace) -> int:
             print(msgspec.json.encode(finding).decode())
         print("the books are right" if not findings else f"{len(findings)} findings", file=sys.stderr)
         return 1 if findings else 0
+
+    return _with_office(settings, work)
+
+
+def audit_counts(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike audit counts`: what each replica's journal counted against its usage events; 1 if they differ."""
+
+    async def work(office: Office) -> int:
+        events = {row.replica: row for row in await audit.counts_by_replica(office.database)}
+        rows: list[tuple[str, str, int, int, str]] = []
+        for found in await probe_replicas(settings):
+            name = found.hello.replica
+            metrics = found.beat.metrics if found.beat else {}
+            mine = events.pop(name, audit.ReplicaCounts(name, 0, {}))
+            pairs = {"requests": ("requests_total", mine.requests)} | {
+                count: (f"{count}_tokens_total", mine.counts.get(count, 0)) for count in COUNTS
+            }
+            for what, (metric, billed) in pairs.items():
+                counted = int(metrics.get(f"turnpike_engine_journal_{metric}", -1))
+                rows.append((name, what, counted, billed, "equal" if counted == billed else "DIFFERENT"))
+        _table(("replica", "count", "journal", "events", ""), rows)
+        for name in events:
+            print(f"{name} has events, and does not answer: not compared", file=sys.stderr)
+        return 0 if rows and all(row[-1] == "equal" for row in rows) else 1
 
     return _with_office(settings, work)

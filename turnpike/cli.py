@@ -152,6 +152,9 @@ def build_parser() -> argparse.ArgumentParser:
     audit = tree.group("audit", "checks of what is promised")
     tree.leaf(audit, "money", "re-check the books; exits 1 on any finding", ADMIN, _administration("audit_money"))
 
+    text = "what the replicas' journals counted against the usage events; exits 1 if they differ"
+    tree.leaf(audit, "counts", text, ADMIN, _administration("audit_counts"))
+
     secret = tree.group("secrets", "the server's secrets file")
     make = tree.leaf(secret, "create", "make a secrets file", ADMIN, _administration("create_secrets"))
     make.add_argument("file")

@@ -10,6 +10,8 @@ import msgspec
 from engine import protocol
 from engine.protocol import Beat, Dial, Hello
 from gateway.fleet.options import parse_address
+from turnpike.office import read_secrets
+from turnpike.settings import Settings
 
 PATIENCE = 4.0
 _NAME = "probe"
@@ -63,3 +65,14 @@ async def probe(address: str, link_key: bytes, patience: float = PATIENCE) -> Pr
     if hello is None:
         raise Unreachable(f"the replica at {address} says nothing")
     return Probe(hello, beat)
+
+
+async def probe_replicas(settings: Settings) -> list[Probe]:
+    """Those of the configured replicas that answer."""
+    key = read_secrets(settings).link_key
+    asked = (probe(address, key) for address in settings.replica_addresses)
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    for answer in found:
+        if isinstance(answer, BaseException) and not isinstance(answer, Unreachable):
+            raise answer
+    return [answer for answer in found if isinstance(answer, Probe)]

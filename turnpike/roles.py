@@ -16,7 +16,7 @@ from turnpike import listening, secrets
 from turnpike.children import Child
 from turnpike.failures import CommandError
 from turnpike.office import opened, prepare_data_folder, read_secrets
-from turnpike.probe import Probe, Unreachable, probe
+from turnpike.probe import Unreachable, probe
 from turnpike.settings import SettingError, Settings, to_environment
 from turnpike.worker import work
 
@@ -108,18 +108,6 @@ def probe_engine(settings: Settings) -> int:
         f"{found.beat.running} running, {sum(found.beat.waiting.values())} waiting"
     )
     return 0
-
-
-async def probe_replicas(settings: Settings) -> list[Probe]:
-    """Those of the configured replicas that answer."""
-    key = read_secrets(settings).link_key
-    found = await asyncio.gather(
-        *(probe(address, key) for address in settings.replica_addresses), return_exceptions=True
-    )
-    for answer in found:
-        if isinstance(answer, BaseException) and not isinstance(answer, Unreachable):
-            raise answer
-    return [answer for answer in found if isinstance(answer, Probe)]
 
 
 def worker(settings: Settings) -> int:

@@ -59,7 +59,7 @@ def wait_for_text(streams: Streams, at_least: int = 1) -> None:
 
 def assert_books(deployment: Deployment) -> None:
     deployment.wait_settled()
-    for check in ("money",):
+    for check in ("money", "counts"):
         audited = run("audit", check, env=deployment.env)
         assert audited.returncode == 0, audited.stdout + audited.stderr
     assert deployment.query("SELECT count(*) FROM hold h WHERE state = 'settled'")[0][0] == events(deployment)
