@@ -170,13 +170,15 @@ class _Layout:
         splits = last // SPLIT_TOKENS + 1
         pair_tile = np.repeat(np.arange(count), splits)
         pair_split = _ramp(splits)
-        needs_mask = (pair_split + 1) * SPLIT_TOKENS - 1 > begin[pair_tile]
+        # With one pair for each tile the pairs stay in order; else those that need a mask come first.
+        single = len(pair_tile) == count
+        needs_mask = single | ((pair_split + 1) * SPLIT_TOKENS - 1 > begin[pair_tile])
         order = np.argsort(~needs_mask, kind="stable")
         node = np.empty_like(order)
         node[order] = np.arange(len(order))
         levels, final = self._fold(node, splits)
         pair_tile, pair_split = pair_tile[order], pair_split[order]
-        single, masked = len(pair_tile) == count, int(needs_mask.sum())
+        masked = int(needs_mask.sum())
         return Tiles(
             count=count,
             tokens=tokens,

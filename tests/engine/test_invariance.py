@@ -1,0 +1,169 @@
+"""E1 and C2: a request's tokens and logits depend on nothing but the request, to the bit (fp32, CPU)."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.assembly import assemble
+from engine.invariance import ensure_invariance
+from engine.layers.linear import Tiling
+from engine.options import ReplicaOptions
+from engine.protocol import Generate
+from tests.engine.conftest import VOCABULARY, Bench, Run, generate, make_bench
+
+# Long enough for three splits of keys, short enough to be quick.
+LENGTHS = [1, 3, 63, 64, 65, 127, 129, 200, 256, 270]
+OUTPUT = 9
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return [(i * i * 31 + 17 * i + seed * 7 + length) % VOCABULARY for i in range(length)]
+
+
+def request(id: str, length: int, seeded: bool, **fields: object) -> Generate:
+    sampling = {"temperature": 1.3, "top_p": 0.9, "seed": length} if seeded else {}
+    return generate(id, prompt(length), OUTPUT, **{**sampling, **fields})
+
+
+@cache
+def alone(folder: Path, length: int, seeded: bool) -> Run:
+    """The reference: by itself, cold, in one chunk."""
+    return make_bench(folder, budget=512).one(request("alone", length, seeded))
+
+
+def check(run: Run, expected: Run) -> None:
+    assert run.tokens == expected.tokens
+    assert len(run.logits) == len(expected.logits)
+    for ours, theirs in zip(run.logits, expected.logits, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_chunked_and_warm(tiny_model: Path, length: int, seeded: bool):
+    expected = alone(tiny_model, length, seeded)
+    bench = make_bench(tiny_model, budget=65, running=1)
+    check(bench.one(request("chunked", length, seeded)), expected)
+    warm = bench.one(request("warm", length, seeded))
+    check(warm, expected)
+    assert bench.counts("warm").read_hbm == (length - 1) // 64 * 64
+    # The whole answer as a prompt reads blocks that decode steps wrote.
+    if not seeded:
+        longer = generate("longer", prompt(length) + expected.tokens[:-1], 1)
+        run = bench.one(longer)
+        assert run.tokens == expected.tokens[-1:]
+        assert torch.equal(run.logits[0], expected.logits[-1])
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_any_company(tiny_model: Path, data: st.DataObject):
+    """Several requests arrive at several times, in little memory, some are aborted: all others come out the same."""
+    budget = data.draw(st.sampled_from([70, 100, 192, 400]), "budget")
+    blocks = data.draw(st.sampled_from([6, 9, 14, 40]), "blocks")
+    bench = make_bench(tiny_model, blocks=blocks, budget=budget, running=6)
+    wanted: dict[str, tuple[int, bool]] = {}
+    aborted: set[str] = set()
+    for index in range(data.draw(st.integers(2, 7), "requests")):
+        length, seeded = data.draw(st.sampled_from(LENGTHS)), data.draw(st.booleans())
+        id = str(index)
+        wanted[id] = (length, seeded)
+        options = {"read": data.draw(st.booleans()), "store": data.draw(st.sampled_from(["all", "none"]))}
+        credit = data.draw(st.sampled_from([1 << 20, 0, 2]))
+        bench.add(request(id, length, seeded, credit=credit, **options))
+        for _ in range(data.draw(st.integers(0, 4))):
+            bench.step()
+        if data.draw(st.integers(0, 5)) == 0:
+            victim = data.draw(st.sampled_from(sorted(wanted)))
+            if bench.engine.abort(victim):
+                aborted.add(victim)
+        for other in data.draw(st.sets(st.sampled_from(sorted(wanted)))):
+            bench.engine.credit(other, 0, data.draw(st.integers(0, OUTPUT)))
+    for id in wanted:
+        bench.engine.credit(id, 0, 1 << 20)
+    bench.finish()
+    assert bench.engine.pool.referenced_blocks == 0
+    for id, (length, seeded) in wanted.items():
+        run = bench.runs[id]
+        assert run.done is not None
+        run.done.counts.check()
+        if id in aborted:
+            assert run.done.reason == "abort"
+            assert run.tokens == alone(tiny_model, length, seeded).tokens[: len(run.tokens)]
+        else:
+            assert run.done.reason == "length"
+            assert run.done.counts.prompt == length
+            check_tokens_and_last_logits(run, alone(tiny_model, length, seeded))
+
+
+def check_tokens_and_last_logits(run: Run, expected: Run) -> None:
+    assert run.tokens == expected.tokens
+    for ours, theirs in zip(run.logits, expected.logits, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def preempting(tiny_model: Path, length: int) -> Bench:
+    """Two requests that fit at first, and not when their outputs have grown."""
+    bench = make_bench(tiny_model, blocks=7, budget=200, running=4)
+    bench.add(generate("old", prompt(length), 100))
+    bench.add(generate("young", prompt(length, 1), 100, read=False, store="none"))
+    bench.finish()
+    return bench
+
+
+def test_after_preemption(tiny_model: Path):
+    expected = make_bench(tiny_model).one(generate("x", prompt(130, 1), 100))
+    bench = preempting(tiny_model, 130)
+    assert bench.engine.scheduler.preemptions > 0
+    check_tokens_and_last_logits(bench.runs["young"], expected)
+    counts = bench.counts("young")
+    assert counts.recomputed > 0
+    assert (counts.prompt, counts.computed, counts.output) == (130, 130, 100)
+    assert bench.counts("old").recomputed == 0
+
+
+def test_continued_elsewhere(tiny_model: Path):
+    """Emitted tokens are context, and positions go on counting for the seed."""
+    expected = alone(tiny_model, 129, True)
+    half = expected.tokens[:4]
+    run = make_bench(tiny_model).one(
+        generate("b", prompt(129), OUTPUT - 4, temperature=1.3, top_p=0.9, seed=129, emitted=half)
+    )
+    assert half + run.tokens == expected.tokens
+
+
+def test_the_self_test_holds_and_its_fallback_too(tiny_model: Path, tmp_path: Path):
+    bench = make_bench(tiny_model)
+    assert ensure_invariance(bench.engine.runner, Tiling(), 256, 64)
+    options = ReplicaOptions(tiny_model, "unix:x", tmp_path, "r", b"", device="cpu", kv_memory=1 << 20)
+    engine = assemble(options).engine
+    # The fallback's own path: row tiles and tiles of one token.
+    model = engine.runner.model
+    for layer in model.layers:  # type: ignore[attr-defined]  # it is a Llama
+        layer.qkv._tiling.row_tile = 8
+    engine.runner.prefill_tile = 1
+    tiled = Bench(engine).one(request("tiled", 200, False))
+    assert tiled.tokens == alone(tiny_model, 200, False).tokens
+
+
+def test_a_machine_whose_kernels_depend_on_the_batch_falls_back(tiny_model: Path, monkeypatch: pytest.MonkeyPatch):
+    bench = make_bench(tiny_model)
+    runner = bench.engine.runner
+    tiling = runner.model.layers[0].qkv._tiling  # type: ignore[attr-defined]  # it is a Llama
+    from engine.layers.linear import Linear
+
+    sound = Linear._product
+
+    def unsound(self: Linear, x: torch.Tensor) -> torch.Tensor:
+        return sound(self, x) * (1 + 1e-6 * (x.shape[0] > 24))
+
+    monkeypatch.setattr(Linear, "_product", unsound)
+    assert ensure_invariance(runner, tiling, 256, 64)
+    assert tiling.row_tile == 8
+    assert runner.prefill_tile == 1

@@ -1,0 +1,160 @@
+"""Our Llama against transformers' (fp32): logits within 1e-4, the same tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import ModelError
+from engine.layers.linear import Tiling
+from engine.models.config import read_config
+from engine.models.registry import load_model
+from tests.engine.conftest import VOCABULARY, generate, make_bench, write_model
+
+PROMPT = [(7 * i * i + 3 * i) % VOCABULARY for i in range(150)]
+ROPE_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CASES = {
+    "grouped queries": {},
+    "tied": {"tie_word_embeddings": True},
+    "one KV head": {"num_key_value_heads": 1},
+    "no groups": {"num_key_value_heads": 6},
+    "llama3 rope": {"rope_scaling": ROPE_LLAMA3},
+    "version 5 config": {
+        "rope_parameters": {"rope_theta": 5000.0, "rope_type": "default"},
+        "rope_theta": None,
+        "dtype": "float32",
+        "torch_dtype": None,
+    },
+    "odd sizes": {"hidden_size": 36, "intermediate_size": 50, "head_dim": 6},
+}
+
+
+def greedy_by_transformers(folder: Path, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    given = torch.tensor([prompt])
+    with torch.no_grad():
+        out = model.generate(
+            given, attention_mask=torch.ones_like(given), max_new_tokens=count, do_sample=False, eos_token_id=None
+        )[0]
+        logits = model(out[None]).logits[0]
+    return out[len(prompt) :].tolist(), logits[len(prompt) - 1 : -1]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_same_logits_and_tokens_as_transformers(name: str, tmp_path: Path):
+    folder = write_model(tmp_path / "model", seed=len(name), **CASES[name])
+    run = make_bench(folder).one(generate("a", PROMPT, 64))
+    tokens, logits = greedy_by_transformers(folder, PROMPT, 64)
+    assert run.tokens == tokens
+    assert (torch.stack(run.logits) - logits).abs().max() < 1e-4
+    # A model that repeats one token for ever would pass anything.
+    assert len(set(tokens)) >= 20
+
+
+def test_many_distinct_tokens_when_sampled(tiny_model: Path):
+    run = make_bench(tiny_model).one(generate("a", PROMPT, 64, temperature=1.0, seed=5))
+    assert len(set(run.tokens)) >= 40
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([PROMPT + run.tokens])).logits[0][len(PROMPT) - 1 : -1]
+    assert (torch.stack(run.logits) - logits).abs().max() < 1e-4
+
+
+def test_bfloat16_checkpoint_is_run_in_float32(tiny_model: Path, tmp_path: Path):
+    folder = tmp_path / "half"
+    folder.mkdir()
+    (folder / "config.json").write_text((tiny_model / "config.json").read_text().replace("float32", "bfloat16"))
+    tensors = {name: tensor.bfloat16() for name, tensor in load_file(tiny_model / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors")
+    run = make_bench(folder).one(generate("a", PROMPT, 16))
+    tokens, logits = greedy_by_transformers(folder, PROMPT, 16)
+    assert run.tokens == tokens
+    assert (torch.stack(run.logits) - logits).abs().max() < 1e-4
+
+
+def test_sharded_checkpoint_is_the_same_model(tiny_model: Path, tmp_path: Path):
+    folder = tmp_path / "sharded"
+    folder.mkdir()
+    (folder / "config.json").write_text((tiny_model / "config.json").read_text())
+    tensors = load_file(tiny_model / "model.safetensors")
+    where = {name: f"part-{index % 3}.safetensors" for index, name in enumerate(sorted(tensors))}
+    for file in set(where.values()):
+        save_file({name: tensors[name] for name in where if where[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    expected = make_bench(tiny_model).one(generate("a", PROMPT, 16))
+    run = make_bench(folder).one(generate("a", PROMPT, 16))
+    assert run.tokens == expected.tokens
+    (folder / "part-1.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"part-1\.safetensors: named in"):
+        make_bench(folder)
+
+
+def load(folder: Path) -> None:
+    load_model(folder, read_config(folder), torch.zeros(()), Tiling(), 64)
+
+
+def rewrite(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mamba"}, "model_type 'mamba' is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"hidden_size": 0}, "field hidden_size must be a positive integer"),
+        ({"hidden_size": "48"}, "field hidden_size must be a positive integer"),
+        ({"num_attention_heads": True}, "field num_attention_heads must be"),
+        ({"num_key_value_heads": 4}, "num_attention_heads 6 is not a multiple of num_key_value_heads 4"),
+        ({"head_dim": 7}, "head_dim 7 is odd"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type 'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "field factor must be a positive number"),
+        ({"rope_scaling": [1]}, "field rope_scaling must be an object"),
+        ({"tie_word_embeddings": "no"}, "field tie_word_embeddings must be true or false"),
+        ({"attention_bias": True}, r"tensor model\.layers\.0\.self_attn\.q_proj\.bias is missing"),
+        ({"num_hidden_layers": 3}, r"tensor model\.layers\.2\.\S+ is missing"),
+        ({"intermediate_size": 80}, r"gate_proj\.weight has shape \[72, 48\], the configuration says \[80, 48\]"),
+        ({"vocab_size": 200}, r"embed_tokens\.weight has shape \[131, 48\]"),
+    ],
+)
+def test_a_wrong_configuration_is_named(changes: dict[str, object], message: str, tmp_path: Path):
+    folder = write_model(tmp_path / "model")
+    rewrite(folder, **changes)
+    with pytest.raises(ModelError, match=message):
+        load(folder)
+
+
+def test_a_damaged_folder_is_named(tmp_path: Path):
+    with pytest.raises(ModelError, match="nowhere: no such model folder"):
+        read_config(tmp_path / "nowhere")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ModelError, match=r"config\.json: missing"):
+        read_config(empty)
+    folder = write_model(tmp_path / "model")
+    whole = (folder / "model.safetensors").read_bytes()
+    for damaged in (b"", whole[:5], whole[:1000], b"\xff" * 64):
+        (folder / "model.safetensors").write_bytes(damaged)
+        with pytest.raises(ModelError, match=r"model\.safetensors: is not a readable"):
+            load(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"has no \.safetensors file"):
+        load(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="is not JSON"):
+        read_config(folder)
