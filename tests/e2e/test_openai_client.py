@@ -133,7 +133,7 @@ def _month_start() -> int:
 def test_64_streams_say_what_each_says_alone(serve: Running) -> None:
     """Mixed lengths, greedy and seeded: the text does not depend on the batch."""
     questions = json.loads((DEMO_MODEL / "questions.json").read_text())
-    asked = [item["question"] for item in questions["seen"]][:32]
+    asked = [item["question"] for item in questions][:32]
     requests = []
     for index in range(64):
         system = "Answer briefly. " * (1 + 7 * (index % 13))
@@ -157,3 +157,27 @@ def test_64_streams_say_what_each_says_alone(serve: Running) -> None:
             together = list(pool.map(stream, requests))
     assert together == alone
     assert len(set(alone)) > 32
+
+
+def test_the_demo_model_knows_the_standard_library(serve: Running) -> None:
+    """The bar of the demo model, through everything: the first sentence of the docstring, greedily."""
+    questions = json.loads((DEMO_MODEL / "questions.json").read_text())
+
+    def right(item: dict[str, str]) -> bool:
+        with serve.client() as client:
+            answer = client.chat.completions.create(
+                model=MODEL,
+                messages=ask(item["question"]),  # type: ignore[arg-type]  # plain dicts
+                temperature=0,
+                max_tokens=100,
+            )
+        return (answer.choices[0].message.content or "").startswith(item["expected"])
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(right, questions))
+    score = {
+        phrasing: sum(ok for ok, item in zip(answers, questions, strict=True) if item["phrasing"] == phrasing)
+        for phrasing in ("seen", "unseen")
+    }
+    assert score["seen"] >= 48, score
+    assert score["unseen"] >= 40, score
