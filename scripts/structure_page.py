@@ -28,9 +28,11 @@ def tables() -> str:
     parts = []
     for room in ROOMS:
         parts.append(f"### `{room}/`\n\n{first_sentence(ROOT / room / '__init__.py')}\n\n| module | what |\n|---|---|")
-        for path in sorted((ROOT / room).rglob("*.py"), key=lambda p: (len(p.parts), p)):
-            if path.name != "__init__.py" and "versions" not in path.parts:
-                parts.append(f"| `{path.relative_to(ROOT).as_posix()}` | {first_sentence(path)} |")
+        parts += (
+            f"| `{path.relative_to(ROOT).as_posix()}` | {first_sentence(path)} |"
+            for path in sorted((ROOT / room).rglob("*.py"), key=lambda p: (len(p.parts), p))
+            if path.name != "__init__.py" and "versions" not in path.parts
+        )
         parts.append("")
     return "\n".join(parts)
 
