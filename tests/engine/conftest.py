@@ -194,6 +194,6 @@ def bench(tiny_model: Path) -> Bench:
     return make_bench(tiny_model)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def benches(tiny_model: Path) -> Callable[..., Bench]:
     return lambda **options: make_bench(tiny_model, **options)
