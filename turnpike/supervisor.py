@@ -141,7 +141,8 @@ async def _announce(
     tenant = await office.tenancy.tenant(DEMO_TENANT)
     project = await office.tenancy.project(tenant.id, DEFAULT_PROJECT)
     has_key = any(key.project_id == project.id for key in await office.tenancy.list_keys(tenant.id))
-    command = f"{Path(sys.argv[0]).name if Path(sys.argv[0]).suffix != '.py' else 'turnpike'}"
+    # As it was called: inside a checkout that is .venv/bin/turnpike, which is on nobody's PATH.
+    command = sys.argv[0] if Path(sys.argv[0]).name == "turnpike" else "turnpike"
     where = f"--data-dir {settings.data_dir}"
     if has_key:
         key = "$TURNPIKE_API_KEY"
