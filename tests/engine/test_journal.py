@@ -1,0 +1,229 @@
+"""The journal: nothing that was written is lost, whatever happens to the end or the middle of its file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine import journal as journal_module
+from engine.errors import StartError
+from engine.journal import SEQUENCE_BITS, Begun, Ended, Heard, Journal, Opened, Went, frame, read_records
+from engine.protocol import Counts, Done
+
+
+def counts(output: int) -> Counts:
+    return Counts(prompt=10, computed=6, read_hbm=4, output=output)
+
+
+def done(id: str, output: int, attempt: int = 1) -> Done:
+    return Done(id, attempt, "stop", counts(output), 0)
+
+
+def test_what_had_begun_ends_with_the_counts_last_written(tmp_path: Path):
+    journal = Journal(tmp_path)
+    assert journal.epoch == 1
+    journal.begin("ends", 1)
+    journal.begin("crashes", 2)
+    journal.progress([("ends", 1, counts(1)), ("crashes", 2, counts(1))])
+    journal.progress([("crashes", 2, counts(5))])
+    journal.delivered("crashes", 2, 3)
+    journal.delivered("crashes", 2, 2)
+    ended = journal.end(done("ends", 1))
+    assert ended.sequence == (1 << SEQUENCE_BITS) + 1
+    journal.close()
+    again = Journal(tmp_path)
+    assert again.epoch == 2
+    assert again.damaged == again.torn_bytes == 0
+    first, second = again.unacknowledged()
+    assert first == ended
+    assert second == Done("crashes", 2, "crash", counts(5), (2 << SEQUENCE_BITS) + 1, delivered=3, replayed=True)
+    again.close()
+    # A crash is told once, under one number, until it is acknowledged.
+    third = Journal(tmp_path)
+    assert third.unacknowledged() == [first, second]
+    third.acknowledge(first.sequence)
+    third.acknowledge(999)
+    third.close()
+    fourth = Journal(tmp_path)
+    assert fourth.unacknowledged() == [second]
+    fourth.close()
+
+
+def test_a_request_that_never_began_may_end(tmp_path: Path):
+    journal = Journal(tmp_path)
+    journal.progress([("unknown", 1, counts(1))])
+    journal.delivered("unknown", 1, 5)
+    ended = journal.end(Done("waited", 1, "abort", Counts(), 0))
+    journal.close()
+    again = Journal(tmp_path)
+    assert again.unacknowledged() == [ended]
+    again.close()
+
+
+def test_written_is_in_the_file_and_unwritten_is_not(tmp_path: Path):
+    journal = Journal(tmp_path)
+    journal.begin("a", 1)
+    journal.progress([("a", 1, counts(2))])
+    records, _, _ = read_records((tmp_path / "journal").read_bytes())
+    assert records == [Opened(1)]
+    journal.write()
+    records, _, _ = read_records((tmp_path / "journal").read_bytes())
+    assert records == [Opened(1), Begun(1, "a", 1), Went([(1, counts(2))])]
+    journal.close()
+
+
+def test_the_file_is_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(journal_module, "COMPACT_BYTES", 20_000)
+    journal = Journal(tmp_path)
+    journal.begin("long", 1)
+    kept = journal.end(done("kept", 1))
+    for index in range(1000):
+        journal.begin(str(index), 1)
+        journal.progress([("long", 1, counts(index)), (str(index), 1, counts(1))])
+        journal.acknowledge(journal.end(done(str(index), 1)).sequence)
+        journal.write()
+        journal.sync()
+        assert (tmp_path / "journal").stat().st_size < 25_000
+    journal.begin("after", 1)
+    journal.close()
+    again = Journal(tmp_path)
+    assert again.damaged == 0
+    assert again.unacknowledged()[0] == kept
+    assert {(end.id, end.reason, end.counts.output) for end in again.unacknowledged()[1:]} == {
+        ("long", "crash", 999),
+        ("after", "crash", 0),
+    }
+    again.close()
+
+
+def sample_file(folder: Path) -> bytes:
+    journal = Journal(folder)
+    for index in range(6):
+        journal.begin(str(index), 1)
+        for output in range(4):
+            journal.progress([(str(index), 1, counts(output))])
+        if index % 2:
+            journal.end(done(str(index), 4))
+    journal.close()
+    return (folder / "journal").read_bytes()
+
+
+def state(records: list[object]) -> tuple[dict[int, Counts], dict[int, int], list[Done]]:
+    """What the records say, by a plain reading: counts of what is open, deliveries, ends."""
+    live: dict[int, Counts] = {}
+    heard: dict[int, int] = {}
+    ended = []
+    for record in records:
+        match record:
+            case Begun():
+                live[record.handle] = Counts()
+            case Went():
+                live.update(dict(record.counts))
+            case Heard():
+                heard[record.handle] = record.delivered
+            case Ended():
+                live.pop(record.handle, None)
+                ended.append(record.done)
+    return live, heard, ended
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_torn_tail_is_cut(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
+    folder = tmp_path_factory.mktemp("journal")
+    whole = sample_file(folder)
+    cut = data.draw(st.integers(0, len(whole)))
+    torn = whole[:cut] + data.draw(st.binary(max_size=20))
+    (folder / "journal").write_bytes(torn)
+    complete, _, rest = read_records(whole[:cut])
+    live, _, ended = state(complete)
+    journal = Journal(folder)
+    assert journal.epoch == 2
+    assert journal.damaged == 0
+    assert journal.torn_bytes == rest + len(torn) - cut
+    found = journal.unacknowledged()
+    assert found[: len(ended)] == ended
+    assert [(end.reason, end.counts) for end in found[len(ended) :]] == [("crash", now) for now in live.values()]
+    assert all(end.sequence > 2 << SEQUENCE_BITS for end in found[len(ended) :])
+    journal.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_damage_in_the_middle_loses_no_sound_record(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
+    folder = tmp_path_factory.mktemp("journal")
+    whole = bytearray(sample_file(folder))
+    records, _, _ = read_records(bytes(whole))
+    starts = [0]
+    for record in records:
+        starts.append(starts[-1] + len(frame(record)))
+    hit = data.draw(st.integers(1, len(records) - 2))
+    at = data.draw(st.integers(starts[hit], starts[hit + 1] - 1))
+    whole[at] ^= data.draw(st.integers(1, 255))
+    (folder / "journal").write_bytes(whole)
+    found, damaged, torn = read_records(bytes(whole))
+    assert found == records[:hit] + records[hit + 1 :]
+    assert (damaged, torn) == (1, 0)
+    journal = Journal(folder)
+    assert journal.damaged >= 1
+    assert (folder / "journal.damaged-2").read_bytes() == bytes(whole)
+    ended = [record.done for record in found if isinstance(record, Ended)]
+    assert [end for end in journal.unacknowledged() if end.reason == "stop"] == ended
+    journal.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.binary(max_size=300))
+def test_any_bytes_can_be_opened(tmp_path_factory: pytest.TempPathFactory, data: bytes):
+    folder = tmp_path_factory.mktemp("journal")
+    (folder / "journal").write_bytes(data)
+    (folder / "epoch").write_bytes(data[:3])
+    journal = Journal(folder)
+    assert journal.epoch >= 1
+    journal.close()
+
+
+def test_the_epoch_grows_even_when_the_journal_is_lost(tmp_path: Path):
+    Journal(tmp_path).close()
+    (tmp_path / "journal").unlink()
+    journal = Journal(tmp_path)
+    assert journal.epoch == 2
+    journal.close()
+    (tmp_path / "epoch").unlink()
+    journal = Journal(tmp_path)
+    assert journal.epoch == 3
+    journal.close()
+
+
+def test_one_folder_has_one_owner(tmp_path: Path):
+    journal = Journal(tmp_path)
+    with pytest.raises(StartError, match="another replica uses this journal folder"):
+        Journal(tmp_path)
+    journal.close()
+    Journal(tmp_path).close()
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StartError, match="file: the journal folder cannot be used"):
+        Journal(tmp_path / "file")
+    with pytest.raises(StartError, match="below: the journal folder cannot be used"):
+        Journal(tmp_path / "file" / "below")
+
+
+def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    journal = Journal(tmp_path)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:7]))
+    journal.begin("a", 1)
+    journal.progress([("a", 1, counts(3))])
+    journal.write()
+    monkeypatch.undo()
+    journal.close()
+    again = Journal(tmp_path)
+    assert [(end.id, end.counts.output) for end in again.unacknowledged()] == [("a", 3)]
+    again.close()

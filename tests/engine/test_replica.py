@@ -1,0 +1,431 @@
+"""A real replica process, over its socket: greeting, streams, crashes and replays, several gateways, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from engine.protocol import (
+    MAX_FRAME_BYTES,
+    VERSION,
+    Abort,
+    Ack,
+    Beat,
+    Counts,
+    Credit,
+    Dial,
+    Done,
+    Forget,
+    Generate,
+    Hello,
+    Tokens,
+    encode,
+    link_proof,
+    read_from_replica,
+)
+from prompt_cache.model_digest import model_digest, text_digest
+from tests.engine.client import LINK_KEY, Client, ReplicaProcess
+from tests.engine.conftest import SCOPES, VOCABULARY, generate, make_bench
+
+ALL = tuple(SCOPES.values())
+LONG = [(11 * i + i * i) % VOCABULARY for i in range(300)]
+
+
+@pytest_asyncio.fixture
+async def replica(tmp_path: Path, tiny_model: Path) -> AsyncIterator[ReplicaProcess]:
+    process = await ReplicaProcess.start(tmp_path, tiny_model)
+    yield process
+    if process.process.returncode is None:
+        await process.kill()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> AsyncIterator[ReplicaProcess]:
+    """One replica for all tests that leave it as it was."""
+    process = await ReplicaProcess.start(tmp_path_factory.mktemp("replica"), tiny_model)
+    yield process
+    assert await process.stop() == 0
+
+
+def gone(client: Client) -> bool:
+    return client.reader.at_eof()
+
+
+# ------------------------------------------------------------ a life
+
+
+async def test_streams_are_what_the_engine_computes(replica: ReplicaProcess, tiny_model: Path):
+    client = await Client.dial(replica.path)
+    hello = client.hello
+    assert (hello.version, hello.replica, hello.epoch) == (VERSION, "replica", 1)
+    assert hello.model.name == "tiny"
+    assert hello.model.digest == model_digest(tiny_model, "float32")
+    assert hello.model.text_digest == text_digest(tiny_model)
+    assert (hello.model.vocabulary, hello.capacity.context_tokens) == (VOCABULARY, 2048)
+    assert hello.layout.block_tokens == 64
+    assert hello.capacity.blocks == ((8 << 20) // hello.layout.groups[0].block_bytes,)
+    client.send(*ALL)
+    expected = {}
+    for index in range(12):
+        sampling = {"temperature": 1.0, "seed": index} if index % 2 else {}
+        request = generate(str(index), LONG[: 20 * index + 1], 30, **sampling)
+        expected[request.id] = make_bench(tiny_model).one(request).tokens
+        client.send(request)
+    await client.finished(*expected)
+    assert client.tokens == expected
+    for index in range(12):
+        end = client.done[str(index)]
+        assert end.reason == "length"
+        assert end.counts.prompt == 20 * index + 1
+        assert end.counts.output == 30
+        assert client.began[str(index)].counts.prompt == 20 * index + 1
+    sequences = [end.sequence for end in client.done.values()]
+    assert len(set(sequences)) == 12
+    await client.until(
+        lambda: bool(client.beats) and client.beats[-1].metrics["turnpike_engine_output_tokens_total"] >= 360
+    )
+    beat = client.beats[-1]
+    load = beat.memory[0]
+    assert beat.steps > 0
+    assert beat.running == 0
+    assert load.free + load.referenced + load.cached == load.total
+    assert beat.metrics["turnpike_engine_steps_total"] == beat.steps
+    await client.close()
+    assert await replica.stop() == 0
+    assert not Path(replica.path).exists()
+
+
+async def test_kill_9_loses_nothing_that_was_shown(tmp_path: Path, tiny_model: Path, replica: ReplicaProcess):
+    client = await Client.dial(replica.path)
+    client.send(*ALL)
+    client.acknowledges = False
+    client.send(generate("short", LONG[:50], 3))
+    await client.finished("short")
+    for index in range(3):
+        client.send(generate(str(index), LONG, 1500, credit=1500))
+    client.send(generate("waits", LONG, 3, credit=0))
+    await client.until(lambda: all(len(client.tokens.get(str(index), ())) > 40 for index in range(3)))
+    client.send(Credit("0", 25, 1500))
+    await client.until(lambda: len(client.beats) > 0)
+    seen = len(client.tokens["0"])
+    await client.until(lambda: len(client.tokens["0"]) > seen + 20)
+    await replica.kill()
+    while (message := await read_from_replica(client.reader)) is not None:
+        if isinstance(message, Tokens):
+            client.tokens[message.id] += message.tokens
+    second = await ReplicaProcess.start(tmp_path, tiny_model)
+    try:
+        heir = await Client.dial(second.path, name="another")
+        assert heir.hello.epoch == 2
+        heir.acknowledges = False
+        await heir.finished("short", "0", "1", "2")
+        assert "waits" not in heir.done
+        short = heir.done["short"]
+        assert short == msgspec.structs.replace(client.done["short"], replayed=True)
+        for index in range(3):
+            end = heir.done[str(index)]
+            end.counts.check()
+            assert (end.reason, end.replayed) == ("crash", True)
+            assert end.counts.prompt == 300
+            # At most the step that was running when it was killed had not been shown.
+            assert 0 <= end.counts.output - len(client.tokens[str(index)]) <= 1
+            assert end.sequence > short.sequence
+        assert heir.done["0"].delivered == 25
+        # Unacknowledged, it is replayed to the next one too, and to nobody once acknowledged.
+        await heir.close()
+        third = await Client.dial(second.path, name="third")
+        await third.finished("short", "0", "1", "2")
+        assert third.done == heir.done
+        third.send(Ack("short", short.sequence + 1), Ack("0", short.sequence))  # neither is its own
+        await third.until(lambda: len(third.beats) > 2)
+        await third.close()
+        fourth = await Client.dial(second.path, name="fourth")
+        await fourth.until(lambda: len(fourth.beats) > 1)
+        assert not fourth.done
+        assert fourth.beats[-1].metrics["turnpike_engine_journal_unacknowledged"] == 0
+        fourth.send(*ALL)
+        fourth.send(generate("0", LONG, 3, attempt=2))
+        await fourth.finished("0")
+        assert fourth.done["0"].attempt == 2
+    finally:
+        await second.kill()
+
+
+async def test_a_lost_gateway_s_requests_end_and_wait_for_the_next(replica: ReplicaProcess):
+    lost, other = await Client.dial(replica.path), await Client.dial(replica.path, name="other")
+    for client in (lost, other):
+        client.send(*ALL)
+    lost.send(generate("left", LONG, 1500), generate("back", LONG, 1500))
+    other.send(generate("stays", LONG, 60))
+    await lost.until(lambda: len(lost.tokens.get("left", ())) > 5 and len(lost.tokens.get("back", ())) > 5)
+    lost.writer.transport.abort()
+    await other.finished("stays")
+    assert other.done["stays"].reason == "length"
+    assert "left" not in other.done
+    back = await Client.dial(replica.path)
+    back.send(Abort("back"))
+    await back.finished("left", "back")
+    for id in ("left", "back"):
+        end = back.done[id]
+        assert end.reason == "abort"
+        assert end.counts.prompt == 300
+        assert end.counts.output >= len(lost.tokens[id])
+        assert end.sequence > 0
+    for client in (back, other):
+        await client.close()
+
+
+async def test_sigterm_ends_what_runs_and_the_journal_keeps_it(tmp_path: Path, tiny_model: Path):
+    replica = await ReplicaProcess.start(tmp_path, tiny_model, drain_s=0.3)
+    client = await Client.dial(replica.path)
+    client.send(*ALL, generate("runs", LONG, 1700), generate("paused", LONG, 10, credit=2))
+    await client.until(lambda: len(client.tokens.get("paused", ())) == 2 and bool(client.tokens.get("runs")))
+    replica.process.terminate()
+    await client.until(lambda: "runs" in client.done and "paused" in client.done)
+    assert client.done["paused"].reason == "abort"
+    assert client.done["runs"].counts.output == len(client.tokens["runs"])
+    assert "stopped" in await replica.output()
+    assert replica.process.returncode == 0
+    again = await ReplicaProcess.start(tmp_path, tiny_model)
+    heir = await Client.dial(again.path)
+    await heir.until(lambda: len(heir.beats) > 1)
+    assert not heir.done, "it was acknowledged"
+    await heir.close()
+    assert await again.stop() == 0
+
+
+async def test_it_ends_with_its_parent(tmp_path: Path, tiny_model: Path):
+    replica = await ReplicaProcess.start(tmp_path, tiny_model, parent_pid=os.getpid() + 1)
+    assert "parent is gone" in await replica.output()
+    assert replica.process.returncode == 0
+
+
+# ------------------------------------------------------------ starting
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "/nowhere"}, "/nowhere: no such model folder"),
+        ({"address": "unix:/nowhere/at/all"}, "listen: unix:/nowhere/at/all cannot be used"),
+        ({"address": "http://x"}, "listen: 'http://x' is not unix:PATH or tcp:HOST:PORT"),
+        ({"address": "tcp:localhost:70000"}, "is not unix:PATH or tcp:HOST:PORT"),
+        ({"token_budget": 64}, "token_budget: 64 is too small for max_running 64: at least 128"),
+        ({"context": 4096}, "context: 4096 tokens are more than the model's 2048"),
+        ({"kv_memory": 100}, "kv_memory: 100 bytes hold 0 blocks"),
+        ({"data": "/dev/null/x"}, "/dev/null/x: the journal folder cannot be used"),
+    ],
+)
+async def test_what_is_wrong_at_the_start_is_one_line(
+    options: dict[str, object], message: str, tmp_path: Path, tiny_model: Path
+):
+    replica = await ReplicaProcess.start(tmp_path, tiny_model, **options)
+    output = await replica.output()
+    assert message in output.splitlines()[-1]
+    assert "Traceback" not in output
+    assert replica.process.returncode == 2
+
+
+async def test_a_second_replica_on_the_same_folder_or_socket_says_so(
+    replica: ReplicaProcess, tmp_path: Path, tiny_model: Path
+):
+    client = await Client.dial(replica.path)
+    same_folder = await ReplicaProcess.start(tmp_path, tiny_model, address=f"unix:{tmp_path / 'other'}")
+    assert "another replica uses this journal folder" in await same_folder.output()
+    same_socket = await ReplicaProcess.start(tmp_path, tiny_model, data=str(tmp_path / "other-journal"))
+    assert "is in use by another process" in await same_socket.output()
+    taken = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    port = taken.sockets[0].getsockname()[1]
+    options = {"data": str(tmp_path / "third-journal"), "address": f"tcp:127.0.0.1:{port}"}
+    same_port = await ReplicaProcess.start(tmp_path, tiny_model, **options)
+    assert f"listen: tcp:127.0.0.1:{port} cannot be used" in await same_port.output()
+    taken.close()
+    await client.until(lambda: len(client.beats) > 1)
+    await client.close()
+
+
+# ------------------------------------------------------------ bad guests
+
+
+def raw(body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + body
+
+
+NASTY = {
+    "no frame": b"\x00",
+    "empty frame": raw(b""),
+    "not msgpack": raw(b"\xc1\xc1"),
+    "not an array": raw(msgspec.msgpack.encode({"type": "Ack"})),
+    "unknown tag": raw(msgspec.msgpack.encode(["Explode", 1])),
+    "no fields": raw(msgspec.msgpack.encode(["Generate"])),
+    "wrong types": raw(msgspec.msgpack.encode(["Ack", 5, "x"])),
+    "trailing bytes": raw(msgspec.msgpack.encode(["Abort", "x"]) + b"\x00"),
+    "huge token": raw(msgspec.msgpack.encode(["Generate", "x", 1, [], [2**64 - 1, "a"], [1], 1])),
+    "too long": struct.pack(">I", MAX_FRAME_BYTES + 1),
+    "longest length": b"\xff\xff\xff\xff",
+    "a message of the other side": encode(Done("x", 1, "stop", Counts(), 1)),
+    "second Dial": encode(Dial(VERSION, "x", b"")),
+    "text": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "deep": raw(b"\x91" * 2000),
+}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", NASTY)
+@pytest.mark.parametrize("proved", [True, False])
+async def test_a_nasty_frame_closes_that_connection_only(shared: ReplicaProcess, name: str, proved: bool):
+    steady = await Client.dial(shared.path, name="steady")
+    steady.send(*ALL, generate(f"steady {name} {proved}", LONG[:20], 5))
+    if proved:
+        guest = await Client.dial(shared.path, name="guest")
+        reader, writer = guest.reader, guest.writer
+    else:
+        reader, writer = await asyncio.open_unix_connection(shared.path)
+    writer.write(NASTY[name])
+    if NASTY[name] == b"\x00":
+        writer.write_eof()
+    async with asyncio.timeout(10):
+        while await read_from_replica(reader) is not None:
+            pass
+    writer.close()
+    await steady.finished(f"steady {name} {proved}")
+    await steady.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("case", ["wrong key", "another name", "empty proof", "no proof", "old version"])
+async def test_without_proof_nobody_comes_in(shared: ReplicaProcess, case: str):
+    reader, writer = await asyncio.open_unix_connection(shared.path)
+    hello = await read_from_replica(reader)
+    assert isinstance(hello, Hello)
+    right = link_proof(LINK_KEY, hello.challenge, "me")
+    match case:
+        case "wrong key":
+            writer.write(encode(Dial(VERSION, "me", link_proof(b"x" * 32, hello.challenge, "me"))))
+        case "another name":
+            writer.write(encode(Dial(VERSION, "you", right)))
+        case "empty proof":
+            writer.write(encode(Dial(VERSION, "me", b"")))
+        case "no proof":
+            writer.write(encode(generate("x", [1])))
+        case "old version":
+            writer.write(encode(Dial(0, "me", right)))
+    writer.write(encode(generate("x", [1])))
+    assert await asyncio.wait_for(read_from_replica(reader), 10) is None
+    writer.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_challenges_differ(shared: ReplicaProcess):
+    first, second = await Client.dial(shared.path), await Client.dial(shared.path)
+    assert first.hello.challenge != second.hello.challenge
+    assert len(first.hello.challenge) == 32
+    await first.close()
+    await second.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_unknown_ids_and_scopes_are_answered(shared: ReplicaProcess):
+    client = await Client.dial(shared.path)
+    client.send(Abort("nobody"), Credit("nobody", 1, 1), Ack("nobody", 7))
+    await client.finished("nobody")
+    assert client.done["nobody"].reason == "rejected"
+    client.send(generate("early", [1, 2]))
+    await client.finished("early")
+    assert "scope 'project' was not introduced" in (client.done["early"].error or "")
+    client.send(*ALL, generate("late", [1, 2], 2), Forget("project"), generate("after", [1, 2], 2))
+    await client.finished("late", "after")
+    assert client.done["late"].reason == "length"
+    assert client.done["after"].reason == "rejected"
+    await client.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_scopes_are_the_connection_s_own(shared: ReplicaProcess):
+    first, second = await Client.dial(shared.path), await Client.dial(shared.path)
+    first.send(*ALL, generate("mine", [1, 2], 2))
+    second.send(generate("yours", [1, 2], 2))
+    await first.finished("mine")
+    await second.finished("yours")
+    assert first.done["mine"].reason == "length"
+    assert second.done["yours"].reason == "rejected"
+    await first.close()
+    await second.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_id_that_runs_elsewhere_is_refused_and_left_alone(shared: ReplicaProcess):
+    first, second = await Client.dial(shared.path), await Client.dial(shared.path)
+    for client in (first, second):
+        client.send(*ALL)
+    first.send(generate("same", LONG, 100))
+    await first.until(lambda: bool(first.tokens.get("same")))
+    second.send(generate("same", LONG, 100, attempt=2))
+    await second.finished("same")
+    assert second.done["same"].reason == "rejected"
+    await first.finished("same")
+    assert (first.done["same"].reason, len(first.tokens["same"])) == ("length", 100)
+    await first.close()
+    await second.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_credit_and_abort_over_the_wire(shared: ReplicaProcess):
+    client = await Client.dial(shared.path)
+    client.send(*ALL, generate("slow", LONG, 30, credit=4))
+    await client.until(lambda: len(client.tokens.get("slow", ())) == 4)
+    beats = len(client.beats)
+    await client.until(lambda: len(client.beats) > beats + 1)
+    assert len(client.tokens["slow"]) == 4
+    client.send(Credit("slow", 4, 10))
+    await client.until(lambda: len(client.tokens["slow"]) == 10)
+    client.send(Abort("slow"))
+    await client.finished("slow")
+    done = client.done["slow"]
+    assert (done.reason, done.delivered, done.counts.output) == ("abort", 4, 10)
+    await client.until(lambda: client.beats[-1].memory[0].referenced == 0)
+    await client.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_connection_without_greeting_is_dropped_in_time(shared: ReplicaProcess):
+    reader, writer = await asyncio.open_unix_connection(shared.path)
+    assert isinstance(await read_from_replica(reader), Hello)
+    assert await asyncio.wait_for(read_from_replica(reader), 10) is None
+    writer.close()
+
+
+async def test_over_tcp_too(tmp_path: Path, tiny_model: Path):
+    with_free_port = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    port = with_free_port.sockets[0].getsockname()[1]
+    with_free_port.close()
+    await with_free_port.wait_closed()
+    replica = await ReplicaProcess.start(tmp_path, tiny_model, address=f"tcp:127.0.0.1:{port}")
+    for _ in range(400):
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            break
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.05)
+    hello = await read_from_replica(reader)
+    assert isinstance(hello, Hello)
+    writer.write(encode(Dial(VERSION, "me", link_proof(LINK_KEY, hello.challenge, "me"))))
+    assert isinstance(await read_from_replica(reader), Beat)
+    writer.close()
+    replica.process.send_signal(signal.SIGINT)
+    await replica.output()
+    assert replica.process.returncode == 0
+
+
+def test_requests_survive_the_wire() -> None:
+    request = generate("a", LONG, 5)
+    assert isinstance(request, Generate)
+    assert len(encode(request)) < 1000
