@@ -283,7 +283,6 @@ class Replica:
 
     def _beat(self) -> Beat:
         own = {
-            "turnpike_engine_journal_unacknowledged": float(len(self._unacknowledged)),
             "turnpike_engine_gateways": float(len(self.links)),
             "turnpike_engine_journal_damaged_records": float(self.journal.damaged),
         }

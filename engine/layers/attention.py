@@ -13,7 +13,7 @@ from engine.kv_memory import KvMemory
 from engine.layers.attention_plan import SPLIT_TOKENS, AttentionPlan, Level, Tiles, padded_rows
 
 SLAB_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
-"""Pairs are computed as many at a time as have their keys and scores in this: on the CPU, about what its cache holds."""
+"""Pairs are computed as many at a time as have their keys and scores in this: on the CPU, what its cache holds."""
 _LEAST = -1e30
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from engine.protocol import (
     VERSION,
@@ -35,6 +36,7 @@ LINK_KEY = b"k" * 32
 _START = """
 import json, sys
 from pathlib import Path
+from typing import ClassVar
 from engine.replica import ReplicaOptions, main
 from engine.errors import EngineError
 fields = json.loads(sys.argv[1])
@@ -60,6 +62,7 @@ class Client:
     done: dict[str, Done] = field(default_factory=dict)
     beats: list[Beat] = field(default_factory=list)
     acknowledges: bool = True
+    dialed: ClassVar[list[Client]] = []
 
     @classmethod
     async def dial(cls, path: str, key: bytes = LINK_KEY, name: str = "test", patience: float = 20.0) -> Client:
@@ -75,6 +78,7 @@ class Client:
         hello = await read_from_replica(reader)
         assert isinstance(hello, Hello)
         client = cls(reader, writer, hello)
+        cls.dialed.append(client)
         client.send(Dial(VERSION, name, link_proof(key, hello.challenge, name)))
         return client
 
@@ -123,7 +127,7 @@ class ReplicaProcess:
     data: Path
 
     @classmethod
-    async def start(cls, folder: Path, model: Path, **fields: object) -> ReplicaProcess:
+    async def start(cls, folder: Path, model: Path, /, **fields: object) -> ReplicaProcess:
         path = str(folder / "socket")
         options = {
             "model": str(model),
@@ -146,6 +150,10 @@ class ReplicaProcess:
             stderr=asyncio.subprocess.STDOUT,
         )
         return cls(process, path, Path(str(options["data"])))
+
+    def leaves_socket(self) -> bool:
+        """Whether the socket's file is there."""
+        return Path(self.path).exists()
 
     async def kill(self) -> None:
         """kill -9."""

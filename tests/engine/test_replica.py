@@ -13,6 +13,10 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from engine import link as link_module
+from engine.errors import EngineError, StartError
+from engine.link import GatewayLink
+from engine.options import ReplicaOptions
 from engine.protocol import (
     MAX_FRAME_BYTES,
     VERSION,
@@ -31,6 +35,7 @@ from engine.protocol import (
     link_proof,
     read_from_replica,
 )
+from engine.replica import serve
 from prompt_cache.model_digest import model_digest, text_digest
 from tests.engine.client import LINK_KEY, Client, ReplicaProcess
 from tests.engine.conftest import SCOPES, VOCABULARY, generate, make_bench
@@ -55,8 +60,13 @@ async def shared(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> 
     assert await process.stop() == 0
 
 
-def gone(client: Client) -> bool:
-    return client.reader.at_eof()
+@pytest_asyncio.fixture(autouse=True)
+async def connections() -> AsyncIterator[None]:
+    """Hang up what a test dialed."""
+    yield
+    for client in Client.dialed:
+        await client.close()
+    Client.dialed.clear()
 
 
 # ------------------------------------------------------------ a life
@@ -89,9 +99,8 @@ async def test_streams_are_what_the_engine_computes(replica: ReplicaProcess, tin
         assert client.began[str(index)].counts.prompt == 20 * index + 1
     sequences = [end.sequence for end in client.done.values()]
     assert len(set(sequences)) == 12
-    await client.until(
-        lambda: bool(client.beats) and client.beats[-1].metrics["turnpike_engine_output_tokens_total"] >= 360
-    )
+    counted = "turnpike_engine_output_tokens_total"
+    await client.until(lambda: bool(client.beats) and client.beats[-1].metrics[counted] >= 360)
     beat = client.beats[-1]
     load = beat.memory[0]
     assert beat.steps > 0
@@ -100,7 +109,7 @@ async def test_streams_are_what_the_engine_computes(replica: ReplicaProcess, tin
     assert beat.metrics["turnpike_engine_steps_total"] == beat.steps
     await client.close()
     assert await replica.stop() == 0
-    assert not Path(replica.path).exists()
+    assert not replica.leaves_socket()
 
 
 async def test_kill_9_loses_nothing_that_was_shown(tmp_path: Path, tiny_model: Path, replica: ReplicaProcess):
@@ -211,45 +220,57 @@ async def test_it_ends_with_its_parent(tmp_path: Path, tiny_model: Path):
 # ------------------------------------------------------------ starting
 
 
+def make_options(folder: Path, model: Path, /, **changes: object) -> ReplicaOptions:
+    fields = {"model": model, "address": f"unix:{folder / 'other'}", "data": folder / "other-journal"}
+    known = {"name": "r", "link_key": LINK_KEY, "device": "cpu", "kv_memory": 1 << 20}
+    return ReplicaOptions(**{**fields, **known, **changes})
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "/nowhere"}, "/nowhere: no such model folder"),
+        ({"model": Path("/nowhere")}, "/nowhere: no such model folder"),
         ({"address": "unix:/nowhere/at/all"}, "listen: unix:/nowhere/at/all cannot be used"),
         ({"address": "http://x"}, "listen: 'http://x' is not unix:PATH or tcp:HOST:PORT"),
         ({"address": "tcp:localhost:70000"}, "is not unix:PATH or tcp:HOST:PORT"),
         ({"token_budget": 64}, "token_budget: 64 is too small for max_running 64: at least 128"),
         ({"context": 4096}, "context: 4096 tokens are more than the model's 2048"),
         ({"kv_memory": 100}, "kv_memory: 100 bytes hold 0 blocks"),
-        ({"data": "/dev/null/x"}, "/dev/null/x: the journal folder cannot be used"),
+        ({"data": Path("/dev/null/x")}, "/dev/null/x: the journal folder cannot be used"),
     ],
 )
-async def test_what_is_wrong_at_the_start_is_one_line(
+async def test_what_is_wrong_at_the_start_is_named(
     options: dict[str, object], message: str, tmp_path: Path, tiny_model: Path
 ):
-    replica = await ReplicaProcess.start(tmp_path, tiny_model, **options)
-    output = await replica.output()
-    assert message in output.splitlines()[-1]
-    assert "Traceback" not in output
+    with pytest.raises(EngineError) as raised:
+        await serve(make_options(tmp_path, tiny_model, **options))
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+async def test_a_process_that_cannot_start_prints_one_line(tmp_path: Path):
+    replica = await ReplicaProcess.start(tmp_path, tmp_path / "nowhere")
+    assert (await replica.output()).splitlines() == [f"{tmp_path}/nowhere: no such model folder"]
     assert replica.process.returncode == 2
 
 
-async def test_a_second_replica_on_the_same_folder_or_socket_says_so(
+async def test_a_second_replica_on_the_same_folder_or_address_says_so(
     replica: ReplicaProcess, tmp_path: Path, tiny_model: Path
 ):
     client = await Client.dial(replica.path)
-    same_folder = await ReplicaProcess.start(tmp_path, tiny_model, address=f"unix:{tmp_path / 'other'}")
-    assert "another replica uses this journal folder" in await same_folder.output()
-    same_socket = await ReplicaProcess.start(tmp_path, tiny_model, data=str(tmp_path / "other-journal"))
-    assert "is in use by another process" in await same_socket.output()
+    with pytest.raises(StartError, match="another replica uses this journal folder"):
+        await serve(make_options(tmp_path, tiny_model, data=replica.data))
+    with pytest.raises(StartError, match=f"listen: unix:{replica.path} is in use by another process"):
+        await serve(make_options(tmp_path, tiny_model, address=f"unix:{replica.path}"))
     taken = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-    port = taken.sockets[0].getsockname()[1]
-    options = {"data": str(tmp_path / "third-journal"), "address": f"tcp:127.0.0.1:{port}"}
-    same_port = await ReplicaProcess.start(tmp_path, tiny_model, **options)
-    assert f"listen: tcp:127.0.0.1:{port} cannot be used" in await same_port.output()
+    address = f"tcp:127.0.0.1:{taken.sockets[0].getsockname()[1]}"
+    with pytest.raises(StartError, match=f"listen: {address} cannot be used"):
+        await serve(make_options(tmp_path, tiny_model, address=address))
     taken.close()
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(StartError, match="file is there and not a socket"):
+        await serve(make_options(tmp_path, tiny_model, address=f"unix:{tmp_path / 'file'}"))
     await client.until(lambda: len(client.beats) > 1)
-    await client.close()
 
 
 # ------------------------------------------------------------ bad guests
@@ -395,12 +416,23 @@ async def test_credit_and_abort_over_the_wire(shared: ReplicaProcess):
     await client.close()
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_a_connection_without_greeting_is_dropped_in_time(shared: ReplicaProcess):
-    reader, writer = await asyncio.open_unix_connection(shared.path)
-    assert isinstance(await read_from_replica(reader), Hello)
-    assert await asyncio.wait_for(read_from_replica(reader), 10) is None
+async def test_a_guest_that_says_nothing_is_not_waited_for(shared: ReplicaProcess, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(link_module, "GREETING_S", 0.05)
+    ended = asyncio.Event()
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = GatewayLink(reader, writer)
+        with pytest.raises(TimeoutError):
+            await link.greet(hello, LINK_KEY)
+        await link.close()
+        ended.set()
+
+    hello = (await Client.dial(shared.path)).hello
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    await asyncio.wait_for(ended.wait(), 5)
     writer.close()
+    server.close()
 
 
 async def test_over_tcp_too(tmp_path: Path, tiny_model: Path):
