@@ -160,10 +160,14 @@ class Admission:
 def _sampling(generation: Generation, model: ServedModel, max_output: int) -> Sampling:
     defaults = model.defaults
     seed = secrets.randbits(64) if generation.seed is None else generation.seed % 2**64
+    temperature = defaults.temperature if generation.temperature is None else generation.temperature
+    top_p = defaults.top_p if generation.top_p is None else generation.top_p
+    if top_p == 0:  # clients ask for the likeliest token in this way too; the engine knows it as temperature 0
+        temperature, top_p = 0.0, 1.0
     return Sampling(
         max_tokens=max_output,
-        temperature=defaults.temperature if generation.temperature is None else generation.temperature,
-        top_p=defaults.top_p if generation.top_p is None else generation.top_p,
+        temperature=temperature,
+        top_p=top_p,
         seed=seed,
         stop_tokens=model.stop_tokens,
     )

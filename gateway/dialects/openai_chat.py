@@ -131,8 +131,6 @@ def parse(body: bytes) -> ChatCall:
     if request.stream_options is not None and not stream:
         raise InvalidRequest("$.stream_options is only for streamed answers.", path="$.stream_options")
     completion = request.max_completion_tokens is not None
-    if request.temperature is not None and request.top_p == 0 and request.temperature > 0:
-        raise InvalidRequest("$.top_p of 0 leaves nothing to choose from.", path="$.top_p", code="invalid_value")
     generation = Generation(
         surface="openai",
         model=request.model,
