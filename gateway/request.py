@@ -128,7 +128,7 @@ class RequestOwner:
     async def _reserve(self) -> Hold:
         try:
             return await self._around.admission.reserve(self.prepared)
-        except Unavailable:
+        except (Unavailable, asyncio.CancelledError):
             # the hold may exist although we were not told
             await self._around.recorder.once_release(self.request_id, "not admitted")
             raise

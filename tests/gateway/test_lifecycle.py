@@ -13,8 +13,11 @@ import httpx
 import openai
 import pytest
 
+from billing.holds import Hold
 from billing.spool import SpoolUnavailable
 from engine.protocol import Counts, Done
+from gateway.admission.admission import Prepared
+from gateway.failures import Unavailable
 from gateway.fleet.options import FleetOptions
 from gateway.services import GatewayOptions
 from tests.gateway.fake_replica import Script
@@ -220,6 +223,16 @@ async def test_sampling_reaches_the_replica(stack: Stack) -> None:
     assert str(stack.project.id) not in first.segments[0].scope
     assert first.flow == str(stack.tenant.id)
     await stack.settled(2)
+
+
+@pytest.mark.parametrize("temperature", [None, 0, 1])
+async def test_a_top_p_of_zero_is_greedy(stack: Stack, temperature: float | None) -> None:
+    """The engine refuses a nucleus of nothing, so it must never see one."""
+    stack.say("ok")
+    assert (await stack.post({**WHOLE, "temperature": temperature, "top_p": 0})).status_code == 200
+    (run,) = stack.replica.runs.values()
+    assert (run.generate.sampling.temperature, run.generate.sampling.top_p) == (0.0, 1.0)
+    await stack.settled(1)
 
 
 async def test_cached_tokens_are_shown_and_billed(stack: Stack) -> None:
@@ -539,6 +552,36 @@ async def test_a_stop_ends_what_takes_too_long(
         assert event.output == (event.output if body is STREAM else 0)
         assert (event.cost_pico > 0) == (body is STREAM)
         assert [abort.why for abort in stack.replica.aborts] == ["shutdown"]
+
+
+@pytest.mark.parametrize("ended_by", ["the database's silence", "our stop"])
+async def test_a_hold_that_we_were_not_told_of_ends(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, ended_by: str
+) -> None:
+    """The database makes the hold, and its answer never comes."""
+    reserve = stack.gateway.admission.reserve
+    made = asyncio.Event()
+
+    async def unanswered(prepared: Prepared) -> Hold:
+        await reserve(prepared)
+        made.set()
+        if ended_by == "our stop":
+            await asyncio.Event().wait()
+        raise Unavailable("The database is away.")
+
+    monkeypatch.setattr(stack.gateway.admission, "reserve", unanswered)
+    monkeypatch.setattr("gateway.requests._AFTER_INTERRUPT_S", 0.1)
+    request = asyncio.create_task(stack.post(WHOLE))
+    await made.wait()
+    if ended_by == "our stop":
+        await stack.gateway.requests.drain(0.1)
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+    else:
+        assert (await request).status_code == 503
+    assert await stack.settled(0) == []
+    assert await stack.holds() == ["released"]
+    assert not stack.replica.runs
 
 
 async def test_nothing_new_is_taken_while_draining(stack: Stack) -> None:
