@@ -15,6 +15,8 @@ import structlog
 
 EXIT_UNUSABLE = 2
 """A child that exits with this status would fail the same way again: it is not restarted."""
+AFTER_DRAIN_S = 35.0
+"""Beyond the time that running requests have: to end the rest, record it, and hand it over."""
 _PR_SET_PDEATHSIG = 1
 _BACKOFF_FIRST = 0.5
 _BACKOFF_LAST = 15.0
@@ -66,6 +68,8 @@ class Child:
                 pass_fds=self._pass_fds,
                 env=self._environment,
             )
+            if self._stopping.is_set():  # it was told to stop before there was a process to tell
+                self._terminate()
             status = await self._process.wait()
             if self._stopping.is_set():
                 return
@@ -75,7 +79,8 @@ class Child:
                 backoff = _BACKOFF_FIRST
             self.restarts += 1
             logger.error("child died", child=self.name, status=status, restart_in_s=backoff)
-            await asyncio.sleep(backoff)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), backoff)
             backoff = min(backoff * 2, _BACKOFF_LAST)
 
     async def stop(self, patience: float) -> None:
@@ -84,8 +89,7 @@ class Child:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+        self._terminate()
         try:
             await asyncio.wait_for(process.wait(), patience)
         except TimeoutError:
@@ -93,3 +97,8 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+    def _terminate(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()

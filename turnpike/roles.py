@@ -13,7 +13,7 @@ import structlog
 import uvloop
 
 from turnpike import listening, secrets
-from turnpike.children import Child
+from turnpike.children import AFTER_DRAIN_S, Child
 from turnpike.failures import CommandError
 from turnpike.office import opened, prepare_data_folder, read_secrets
 from turnpike.probe import Unreachable, probe
@@ -60,7 +60,7 @@ async def _gateway_parent(settings: Settings, listener: socket.socket) -> int:
     running = [asyncio.create_task(child.run()) for child in children]
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([*running, stopping], return_when=asyncio.FIRST_COMPLETED)
-    await asyncio.gather(*(child.stop(settings.drain_timeout + 15) for child in children))
+    await asyncio.gather(*(child.stop(settings.drain_timeout + AFTER_DRAIN_S) for child in children))
     stopping.cancel()
     await asyncio.gather(*running)
     return 0

@@ -27,10 +27,10 @@ from gateway.services import GatewayServices
 from gateway.tenancy.repositories import NotFound
 from turnpike import listening
 from turnpike.administration import CURRENCY, DEFAULT_PROJECT, folder_prices
-from turnpike.children import Child
+from turnpike.children import AFTER_DRAIN_S, Child
 from turnpike.gateway_process import serve_until_signal, services
 from turnpike.office import DataFolderError, Office, opened, prepare_data_folder, read_secrets
-from turnpike.settings import Settings, to_environment
+from turnpike.settings import SettingError, Settings, to_environment
 from turnpike.worker import work
 
 DEMO_TENANT = "demo"
@@ -43,10 +43,12 @@ logger = structlog.get_logger(__name__)
 
 def serve(settings: Settings) -> int:
     """Run until SIGINT or SIGTERM. Raises what makes it impossible, each with one clear line."""
+    if len(settings.model_folders) != 1:
+        raise SettingError("model: serve runs one model; for several, run turnpike gateway and an engine for each")
     listener = listening.listen(settings)
     prepare_data_folder(settings)
     with _sole_owner(settings.data):
-        registry = Registry.load(settings.model_folders[:1])
+        registry = Registry.load(settings.model_folders)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(settings, listener, registry))
 
@@ -69,9 +71,8 @@ async def _serve(settings: Settings, listener: socket.socket, registry: Registry
     replica = Child(
         "replica",
         ["engine", "--listen", settings.own_replica_address, "--replica-name", "replica-0"],
-        # The child takes the first model alone, and the secrets file that was just made.
-        to_environment(settings)
-        | {"TURNPIKE_MODEL": str(settings.model_folders[0]), "TURNPIKE_SECRETS_FILE": str(settings.secrets)},
+        # The child reads the secrets file that was just made.
+        to_environment(settings) | {"TURNPIKE_SECRETS_FILE": str(settings.secrets)},
     )
     # The replica takes longest to start, so it starts first, beside the migration.
     running = asyncio.create_task(replica.run())
@@ -81,7 +82,7 @@ async def _serve(settings: Settings, listener: socket.socket, registry: Registry
             async with services(settings, office, known, registry) as built:
                 await _run(settings, office, built, listener, running)
     finally:
-        await replica.stop(settings.drain_timeout)
+        await replica.stop(settings.drain_timeout + AFTER_DRAIN_S)
         await asyncio.wait([running])
     return _result(running)
 
@@ -116,7 +117,7 @@ async def _run(
 
 async def _provide_demo(office: Office, settings: Settings) -> None:
     """At the first start: tenant, project, money, and the model's own prices."""
-    for folder in settings.model_folders[:1]:
+    for folder in settings.model_folders:
         if found := folder_prices(folder):
             name, currency, prices = found
             try:
