@@ -1,0 +1,83 @@
+"""The same engine on a GPU with stock PyTorch operations, against itself on the CPU."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.assembly import assemble
+from engine.engine import Engine
+from engine.options import Device, Dtype, ReplicaOptions
+from engine.protocol import Done, Generate, Sampling, Scope, Segment, Tokens
+
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "stdlib-qa"
+SCOPES = {"project": Scope("project", b"root" * 8, b"key")}
+PROMPTS = [
+    [4091, 4093, *((17 * i * (n + 1) + 3) % 4000 for i in range(length)), 4095, 4094]
+    for n, length in enumerate((5, 70, 400, 1500))
+]
+
+
+def engine(tmp_path: Path, device: Device, dtype: Dtype) -> Engine:
+    options = ReplicaOptions(
+        DEMO_MODEL, "unix:unused", tmp_path, "gpu", b"", device=device, dtype=dtype, kv_memory=1 << 29
+    )
+    return assemble(options).engine
+
+
+def run(on: Engine, prompts: list[list[int]], max_tokens: int, name: str = "r") -> list[list[int]]:
+    for index, prompt in enumerate(prompts):
+        sampling = Sampling(max_tokens, temperature=0.0)
+        segments = (Segment(len(prompt), "project"),)
+        on.add(Generate(f"{name}{index}", 1, segments, prompt, sampling, credit=1 << 20), SCOPES)
+    output: dict[str, list[int]] = {f"{name}{index}": [] for index in range(len(prompts))}
+    open_requests = set(output)
+    while open_requests:
+        for event in on.step().events:
+            if isinstance(event, Tokens):
+                output[event.id] += event.tokens
+            elif isinstance(event, Done):
+                assert event.reason == "length", event
+                event.counts.check()
+                open_requests.discard(event.id)
+        on.pool.check()
+    return [output[f"{name}{index}"] for index in range(len(prompts))]
+
+
+def test_fp32_on_the_gpu_says_what_the_cpu_says(tmp_path: Path) -> None:
+    expected = run(engine(tmp_path, "cpu", "float32"), PROMPTS, 48)
+    assert run(engine(tmp_path, "cuda", "float32"), PROMPTS, 48) == expected
+
+
+def test_bf16_agrees_at_the_beginning(tmp_path: Path) -> None:
+    expected = run(engine(tmp_path, "cpu", "float32"), PROMPTS, 16)
+    got = run(engine(tmp_path, "cuda", "bfloat16"), PROMPTS, 16)
+    same = sum(a == b for want, have in zip(expected, got, strict=True) for a, b in zip(want, have, strict=True))
+    assert same >= 0.5 * 16 * len(PROMPTS), (same, expected, got)
+
+
+def test_a_warm_prefix_is_read_on_the_gpu(tmp_path: Path) -> None:
+    on = engine(tmp_path, "cuda", "float32")
+    cold = run(on, PROMPTS, 24, "cold")
+    read = on.totals["read"]
+    assert run(on, PROMPTS, 24, "warm") == cold
+    assert on.totals["read"] - read >= 1500 // 64 * 64
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_speed_is_reported(tmp_path: Path, dtype: Dtype, record_property: Callable[[str, object], None]) -> None:
+    """No bar yet: the figure is printed, for the notes."""
+    on = engine(tmp_path, "cuda", dtype)
+    run(on, PROMPTS[:1], 8, "warm-up")
+    figures = {}
+    for batch in (1, 8, 64):
+        started = time.perf_counter()
+        run(on, [[4091, 4093, index + 5, 4095, 4094] for index in range(batch)], 64, f"b{batch}-")
+        figures[batch] = round(batch * 64 / (time.perf_counter() - started))
+    print(json.dumps({"dtype": dtype, "tokens_per_s": figures}))
+    record_property("tokens_per_s", json.dumps(figures))
+    assert all(figures.values())
