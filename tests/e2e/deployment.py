@@ -57,14 +57,14 @@ class Deployment:
         assert answer.returncode == 0, f"{arguments}: {answer.stderr}"
         return answer.stdout
 
-    def start(self, name: str) -> Process:
+    def start(self, name: str, *flags: str) -> Process:
         data = ("--data-dir", str(self.folder / name))
         arguments = {
             "gateway": ("gateway", "--port", str(self.port), "--gateway-name", "gateway-0", *data),
             "engine": ("engine", "--listen", self.env["TURNPIKE_REPLICAS"], "--replica-name", "engine-0", *data),
             "worker": ("worker", *data),
         }[name]
-        self.processes[name] = Process(self.folder / f"{name}-logs", *arguments, env=self.env)
+        self.processes[name] = Process(self.folder / f"{name}-logs", *arguments, *flags, env=self.env)
         return self.processes[name]
 
     def wait_ready(self) -> None:
@@ -165,3 +165,33 @@ class Streams:
             thread.join(seconds)
             assert not thread.is_alive(), "a stream hangs"
         return self.answers
+
+
+def events(deployment: Deployment) -> int:
+    count: int = deployment.query("SELECT count(*) FROM usage_event")[0][0]
+    return count
+
+
+def wait_for_text(streams: Streams, at_least: int = 1) -> None:
+    """Wait until every stream has said something, so that the murder is in the middle."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if all(len(answer.text) >= at_least for answer in streams.answers):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"streams do not begin: {streams.answers}")
+
+
+def assert_books(deployment: Deployment) -> None:
+    deployment.wait_settled()
+    for check in ("money", "counts"):
+        audited = run("audit", check, env=deployment.env)
+        assert audited.returncode == 0, audited.stdout + audited.stderr
+    assert deployment.query("SELECT count(*) FROM hold h WHERE state = 'settled'")[0][0] == events(deployment)
+
+
+def assert_alive(deployment: Deployment) -> None:
+    answer = deployment.stream("Who are you?", max_tokens=5)
+    assert answer.done, answer
+    assert answer.usage
+    assert answer.usage["completion_tokens"] == 5

@@ -7,14 +7,12 @@ up, and the events' counts are what the replica's journal counted.
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.deployment import Answer, Deployment, Streams
+from tests.e2e.deployment import Answer, Deployment, Streams, assert_alive, assert_books, events, wait_for_text
 from tests.e2e.endless_model import NAME
-from tests.e2e.processes import run
 from tests.servers import PostgresServer, postgres_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -40,36 +38,6 @@ def deployment(
         yield made
     finally:
         made.clean_up()
-
-
-def events(deployment: Deployment) -> int:
-    count: int = deployment.query("SELECT count(*) FROM usage_event")[0][0]
-    return count
-
-
-def wait_for_text(streams: Streams, at_least: int = 1) -> None:
-    """Wait until every stream has said something, so that the murder is in the middle."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if all(len(answer.text) >= at_least for answer in streams.answers):
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"streams do not begin: {streams.answers}")
-
-
-def assert_books(deployment: Deployment) -> None:
-    deployment.wait_settled()
-    for check in ("money", "counts"):
-        audited = run("audit", check, env=deployment.env)
-        assert audited.returncode == 0, audited.stdout + audited.stderr
-    assert deployment.query("SELECT count(*) FROM hold h WHERE state = 'settled'")[0][0] == events(deployment)
-
-
-def assert_alive(deployment: Deployment) -> None:
-    answer = deployment.stream("Who are you?", max_tokens=5)
-    assert answer.done, answer
-    assert answer.usage
-    assert answer.usage["completion_tokens"] == 5
 
 
 def test_the_replica_dies(deployment: Deployment) -> None:

@@ -1,0 +1,151 @@
+"""SIGTERM under load, one worker of two that dies, clients that hang up, `serve` killed: the books are right."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.deployment import Deployment, Streams, assert_alive, assert_books, events, wait_for_text
+from tests.e2e.endless_model import NAME, make_endless_model
+from tests.e2e.processes import free_port, process, run, this_month, usage, wait_ready
+from tests.servers import postgres_server
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+
+STREAMS = 6
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Deployment]:
+    with postgres_server() as server:
+        made = Deployment(tmp_path_factory.mktemp("deployment"), server.url, redis_url)
+        try:
+            for name in ("engine", "gateway", "worker"):
+                made.start(name)
+            made.wait_ready()
+            yield made
+        finally:
+            made.clean_up()
+
+
+def hang_up(base: str, key: str, after: float) -> float:
+    """Ask for a long whole answer, and be gone after so many seconds; returns when that was."""
+    body = {"model": NAME, "messages": [{"role": "user", "content": "Explain everything"}], "max_tokens": 4000}
+    data = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {key}\r\n"
+    with socket.create_connection(("127.0.0.1", int(base.rsplit(":", 1)[1]))) as client:
+        client.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        time.sleep(after)
+    return time.time()
+
+
+def test_who_hangs_up_on_a_whole_answer_stops_its_work_at_once(deployment: Deployment) -> None:
+    before = events(deployment)
+    left = hang_up(deployment.base, deployment.key, 1.0)
+    assert_books(deployment)
+    assert events(deployment) == before + 1
+    (event,) = deployment.query("SELECT * FROM usage_event ORDER BY admitted_at DESC LIMIT 1")
+    assert event.status == "cancelled"
+    assert event.finished_at / 1_000_000 - left < 1.0
+    assert 0 < event.count_output < 4000
+    assert event.output == 0, "nothing of it was delivered"
+
+
+def test_sigterm_lets_streams_finish(deployment: Deployment) -> None:
+    before = events(deployment)
+    streams = Streams(deployment, STREAMS, pause=0.01, max_tokens=150)
+    wait_for_text(streams)
+    assert deployment.processes["gateway"].stop() == 0
+    answers = streams.join()
+    assert all(answer.done and answer.usage for answer in answers), answers
+    assert events(deployment) == before + STREAMS, "all of it was settled before the end"
+    deployment.start("gateway")
+    deployment.wait_ready()
+    assert_books(deployment)
+
+
+def test_sigterm_ends_streams_that_take_too_long(deployment: Deployment) -> None:
+    deployment.processes["gateway"].stop()
+    deployment.start("gateway", "--drain-timeout", "1")
+    deployment.wait_ready()
+    before = events(deployment)
+    streams = Streams(deployment, STREAMS, pause=0.05, max_tokens=4000)
+    wait_for_text(streams)
+    started = time.monotonic()
+    assert deployment.processes["gateway"].stop() == 0
+    assert time.monotonic() - started < 15
+    answers = streams.join()
+    assert all(answer.error and not answer.done for answer in answers), answers
+    deployment.start("gateway")
+    deployment.wait_ready()
+    assert_books(deployment)
+    assert events(deployment) == before + STREAMS
+
+
+def test_one_of_two_workers_dies(deployment: Deployment) -> None:
+    deployment.processes["gateway"].stop()
+    gateway = deployment.start("gateway", "--workers", "2")
+    deployment.wait_ready()
+    before = events(deployment)
+    streams = Streams(deployment, STREAMS, pause=0.05, max_tokens=500)
+    wait_for_text(streams)
+    victim, *_ = workers = gateway.children()
+    assert len(workers) == 2
+    victim.kill()
+    streams.join()
+    assert_books(deployment)
+    assert events(deployment) == before + STREAMS
+    assert_alive(deployment)
+    workers = gateway.children()
+    assert len(workers) == 2, "the parent starts another"
+    assert gateway.stop() == 0
+    _, alive = psutil.wait_procs(workers, 5)
+    assert not alive
+    deployment.start("gateway")
+    deployment.wait_ready()
+
+
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM])
+def test_serve_dies_in_the_middle_of_an_answer(tmp_path: Path, death: signal.Signals) -> None:
+    """Everything on one machine: SQLite, one replica as a child."""
+    port = free_port()
+    env = {
+        "TURNPIKE_DATA_DIR": str(tmp_path / "data"),
+        "TURNPIKE_MODEL": str(make_endless_model(tmp_path / NAME)),
+        "TURNPIKE_PORT": str(port),
+        "TURNPIKE_DRAIN_TIMEOUT": "0",
+    }
+    with process(tmp_path / "first", "serve", env=env) as first:
+        first.wait_for_output(r"curl ")
+        key = run("keys", "create", "--tenant", "demo", "--project", "default", env=env).stdout.strip()
+        children = first.children()
+        hang = socket.create_connection(("127.0.0.1", port))
+        data = json.dumps(
+            {"model": NAME, "messages": [{"role": "user", "content": "Go on"}], "stream": True, "max_tokens": 4000}
+        ).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {key}\r\n"
+        hang.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        assert b"200 OK" in hang.recv(4096)
+        first.popen.send_signal(death)
+        status = first.popen.wait(30)
+        hang.close()
+        assert status == (-9 if death == signal.SIGKILL else 0)
+        _, alive = psutil.wait_procs(children, 10)
+        assert not alive
+    with process(tmp_path / "second", "serve", env=env) as second:
+        second.wait_for_output(r"curl ")
+        wait_ready(f"http://127.0.0.1:{port}", [second])
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and not usage(this_month(), env):
+            time.sleep(0.2)
+        for check in ("money", "counts"):
+            audited = run("audit", check, env=env)
+            assert audited.returncode == 0, audited.stdout + audited.stderr
+    assert [row["requests"] for row in usage(this_month(), env)] == [1]
