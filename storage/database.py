@@ -32,8 +32,9 @@ _CLOCK: dict[Dialect, ColumnElement[int]] = {
 }
 _SQLITE_PRAGMAS = ("busy_timeout = 10000", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON")
 _SQLITE_UNAVAILABLE = ("locked", "busy", "unable to open", "disk I/O error", "full", "interrupted")
-_POSTGRESQL_UNAVAILABLE = ("08", "53", "57P", "40")
-"""Classes of SQLSTATE: no connection, no resources, shutting down, and transactions that may be tried again."""
+_POSTGRESQL_UNAVAILABLE = ("08", "28", "3D", "53", "57P", "58", "40")
+"""Classes of SQLSTATE: no connection, not let in, no such database, no resources, shutting down, a failing disk,
+and transactions that may be tried again."""
 
 
 class InvalidDatabaseUrl(ValueError):
@@ -105,6 +106,12 @@ def _is_unavailable(error: Exception) -> bool:
     return isinstance(error, (OSError, TimeoutError, sqlalchemy.exc.TimeoutError))
 
 
+def _cause(error: Exception) -> str:
+    """The kind of the driver's own error: its text may hold what nobody should read in a log."""
+    cause = error.orig if isinstance(error, sqlalchemy.exc.DBAPIError) and error.orig is not None else error
+    return type(cause.__cause__ or cause).__name__
+
+
 class Database:
     """A database that was opened by its URL. `engine` is the one that writes; migrations use it."""
 
@@ -144,7 +151,7 @@ class Database:
                 yield session
         except Exception as error:
             if _is_unavailable(error):
-                raise DatabaseUnavailable(type(error).__name__) from error
+                raise DatabaseUnavailable(f"{SETTING}: the database does not serve us: {_cause(error)}") from error
             raise
 
     async def now(self) -> int:

@@ -22,14 +22,15 @@ DEMO_MODEL = CHECKOUT / "models" / "stdlib-qa"
 
 SERVE, GATEWAY, ENGINE, WORKER, ADMIN = "serve", "gateway", "engine", "worker", "admin"
 ALL = (SERVE, GATEWAY, ENGINE, WORKER, ADMIN)
+_DAY = 86_400
 
 
 class SettingError(Exception):
     """A setting has no usable value; the message names it, its source and what would be accepted."""
 
 
-def _about(text: str, *roles: str, at_least: float | None = None) -> Meta:
-    return Meta(description=text, ge=at_least, extra={"roles": roles})
+def _about(text: str, *roles: str, at_least: float | None = None, at_most: float | None = None) -> Meta:
+    return Meta(description=text, ge=at_least, le=at_most, extra={"roles": roles})
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
 
     host: Annotated[str, _about("address to listen on", SERVE, GATEWAY)] = "127.0.0.1"
-    port: Annotated[int, _about("port to listen on", SERVE, GATEWAY, at_least=0)] = 8080
+    port: Annotated[int, _about("port to listen on; 0: any free one", SERVE, GATEWAY, at_least=0, at_most=65535)] = 8080
     replicas: Annotated[str, _about("replicas, separated by commas: unix:PATH or tcp:HOST:PORT", GATEWAY, ADMIN)] = ""
     gateway_name: Annotated[
         str, _about("name of this gateway, the same after a restart; default: the host's name", SERVE, GATEWAY)
@@ -67,10 +68,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     workers: Annotated[int, _about("gateway processes", GATEWAY, at_least=1)] = 1
     body_limit: Annotated[int, _about("largest request body, bytes", SERVE, GATEWAY, at_least=1024)] = 8 * 1024 * 1024
     request_timeout: Annotated[
-        float, _about("longest time that a request may run, seconds", SERVE, GATEWAY, at_least=1)
+        float, _about("longest time that a request may run, seconds", SERVE, GATEWAY, at_least=1, at_most=_DAY)
     ] = 600.0
     drain_timeout: Annotated[
-        float, _about("how long running requests may finish at a stop, seconds", SERVE, GATEWAY, ENGINE, at_least=0)
+        float,
+        _about(
+            "how long running requests may finish at a stop, seconds", SERVE, GATEWAY, ENGINE, at_least=0, at_most=_DAY
+        ),
     ] = 30.0
 
     listen: Annotated[str, _about("unix:PATH or tcp:HOST:PORT to listen on", ENGINE)] = ""

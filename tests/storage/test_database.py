@@ -127,6 +127,15 @@ async def test_a_database_that_is_away_says_so(tmp_path: Path) -> None:
     await asyncio.sleep(0.05)  # the driver's thread of the connection that failed says good-bye to the loop
 
 
+async def test_a_server_that_does_not_let_us_in_is_away_too(postgres_url: str) -> None:
+    server, _, _ = postgres_url.rpartition("/")
+    for url in (f"{server}/nothing", postgres_url.replace("//turnpike@", "//nobody@")):
+        away = await Database.open(url)
+        with pytest.raises(DatabaseUnavailable, match=r"TURNPIKE_DATABASE_URL: .*Invalid"):
+            await away.ping()
+        await away.close()
+
+
 async def test_a_bug_is_no_outage(database: Database) -> None:
     row = _row()
     with pytest.raises(IntegrityError):

@@ -27,7 +27,10 @@ def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path) -> No
         ({"port": "eighty"}, {}, ["port", "--port"]),
         ({}, {"TURNPIKE_PORT": "-1"}, ["port", "TURNPIKE_PORT"]),
         ({}, {"TURNPIKE_DEVICE": "tpu"}, ["device", "TURNPIKE_DEVICE", "tpu"]),
+        ({"port": "65536"}, {}, ["port", "--port", "65535"]),
         ({"workers": "0"}, {}, ["workers"]),
+        ({"request_timeout": "inf"}, {}, ["request_timeout"]),
+        ({"drain_timeout": "nan"}, {}, ["drain_timeout"]),
         ({"config": "no-such-file.toml"}, {}, ["config", "no-such-file.toml"]),
     ],
 )
