@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import os
 import threading
+import time
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -144,8 +145,12 @@ def read_records(data: bytes) -> tuple[list[AnyRecord], int, int]:
 class Journal:
     """`epoch` is this start's; `damaged` and `torn_bytes` say what was wrong with the last one's file."""
 
-    def __init__(self, folder: Path) -> None:
-        """Open or make the journal. Raises StartError if the folder is not usable or another replica owns it."""
+    def __init__(self, folder: Path, first_epoch: int | None = None) -> None:
+        """Open or make the journal. Raises StartError if the folder is not usable or another replica owns it.
+
+        `first_epoch` is for a journal that knows of none; by default it is the time. So a replica whose folder was lost
+        neither looks older than it did, nor gives out a sequence number again.
+        """
         self.folder = folder
         self._path = folder / "journal"
         self._guard = threading.Lock()
@@ -159,6 +164,7 @@ class Journal:
         self._buffer: list[bytes] = []
         self._size = 0
         self._file = -1
+        self._first_epoch = int(time.time()) if first_epoch is None else first_epoch
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -289,7 +295,8 @@ class Journal:
                     last = max(last, record.epoch)
                 case _:
                     self.damaged += not self._apply(record)
-        self.epoch = max(last, self._stored_epoch()) + 1
+        known = max(last, self._stored_epoch())
+        self.epoch = known + 1 if known else self._first_epoch
         self._store_epoch()
         if self.damaged:
             # Someone may want to see what was lost; the journal goes on without it.

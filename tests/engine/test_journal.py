@@ -19,12 +19,28 @@ def counts(output: int) -> Counts:
     return Counts(prompt=10, computed=6, read_hbm=4, output=output)
 
 
+def opened(folder: Path) -> Journal:
+    """The journal of a folder, its epochs counted from 1."""
+    return Journal(folder, first_epoch=1)
+
+
+def test_a_new_journal_begins_where_no_earlier_one_can_have_been(tmp_path: Path):
+    journal = Journal(tmp_path / "first")
+    ended = journal.end(done("a", 1))
+    journal.close()
+    later = Journal(tmp_path / "lost and made anew", first_epoch=journal.epoch + 1)
+    assert later.end(done("a", 1)).sequence > ended.sequence
+    later.close()
+    assert journal.epoch > 1_700_000_000
+    assert ended.sequence < 2**63
+
+
 def done(id: str, output: int, attempt: int = 1) -> Done:
     return Done(id, attempt, "stop", counts(output), 0)
 
 
 def test_what_had_begun_ends_with_the_counts_last_written(tmp_path: Path):
-    journal = Journal(tmp_path)
+    journal = opened(tmp_path)
     assert journal.epoch == 1
     journal.begin("ends", 1)
     journal.begin("crashes", 2)
@@ -35,7 +51,7 @@ def test_what_had_begun_ends_with_the_counts_last_written(tmp_path: Path):
     ended = journal.end(done("ends", 1))
     assert ended.sequence == (1 << SEQUENCE_BITS) + 1
     journal.close()
-    again = Journal(tmp_path)
+    again = opened(tmp_path)
     assert again.epoch == 2
     assert again.damaged == again.torn_bytes == 0
     first, second = again.unacknowledged()
@@ -43,29 +59,29 @@ def test_what_had_begun_ends_with_the_counts_last_written(tmp_path: Path):
     assert second == Done("crashes", 2, "crash", counts(5), (2 << SEQUENCE_BITS) + 1, delivered=3, replayed=True)
     again.close()
     # A crash is told once, under one number, until it is acknowledged.
-    third = Journal(tmp_path)
+    third = opened(tmp_path)
     assert third.unacknowledged() == [first, second]
     third.acknowledge(first.sequence)
     third.acknowledge(999)
     third.close()
-    fourth = Journal(tmp_path)
+    fourth = opened(tmp_path)
     assert fourth.unacknowledged() == [second]
     fourth.close()
 
 
 def test_a_request_that_never_began_may_end(tmp_path: Path):
-    journal = Journal(tmp_path)
+    journal = opened(tmp_path)
     journal.progress([("unknown", 1, counts(1))])
     journal.delivered("unknown", 1, 5)
     ended = journal.end(Done("waited", 1, "abort", Counts(), 0))
     journal.close()
-    again = Journal(tmp_path)
+    again = opened(tmp_path)
     assert again.unacknowledged() == [ended]
     again.close()
 
 
 def test_written_is_in_the_file_and_unwritten_is_not(tmp_path: Path):
-    journal = Journal(tmp_path)
+    journal = opened(tmp_path)
     journal.begin("a", 1)
     journal.progress([("a", 1, counts(2))])
     records, _, _ = read_records((tmp_path / "journal").read_bytes())
@@ -78,7 +94,7 @@ def test_written_is_in_the_file_and_unwritten_is_not(tmp_path: Path):
 
 def test_the_file_is_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(journal_module, "COMPACT_BYTES", 20_000)
-    journal = Journal(tmp_path)
+    journal = opened(tmp_path)
     journal.begin("long", 1)
     kept = journal.end(done("kept", 1))
     for index in range(1000):
@@ -90,7 +106,7 @@ def test_the_file_is_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         assert (tmp_path / "journal").stat().st_size < 25_000
     journal.begin("after", 1)
     journal.close()
-    again = Journal(tmp_path)
+    again = opened(tmp_path)
     assert again.damaged == 0
     assert again.unacknowledged()[0] == kept
     assert {(end.id, end.reason, end.counts.output) for end in again.unacknowledged()[1:]} == {
@@ -101,7 +117,7 @@ def test_the_file_is_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def sample_file(folder: Path) -> bytes:
-    journal = Journal(folder)
+    journal = opened(folder)
     for index in range(6):
         journal.begin(str(index), 1)
         for output in range(4):
@@ -141,7 +157,7 @@ def test_any_torn_tail_is_cut(tmp_path_factory: pytest.TempPathFactory, data: st
     (folder / "journal").write_bytes(torn)
     complete, _, rest = read_records(whole[:cut])
     live, _, ended = state(complete)
-    journal = Journal(folder)
+    journal = opened(folder)
     assert journal.epoch == 2
     assert journal.damaged == 0
     assert journal.torn_bytes == rest + len(torn) - cut
@@ -168,7 +184,7 @@ def test_damage_in_the_middle_loses_no_sound_record(tmp_path_factory: pytest.Tem
     found, damaged, torn = read_records(bytes(whole))
     assert found == records[:hit] + records[hit + 1 :]
     assert (damaged, torn) == (1, 0)
-    journal = Journal(folder)
+    journal = opened(folder)
     assert journal.damaged >= 1
     assert (folder / "journal.damaged-2").read_bytes() == bytes(whole)
     ended = [record.done for record in found if isinstance(record, Ended)]
@@ -182,41 +198,41 @@ def test_any_bytes_can_be_opened(tmp_path_factory: pytest.TempPathFactory, data:
     folder = tmp_path_factory.mktemp("journal")
     (folder / "journal").write_bytes(data)
     (folder / "epoch").write_bytes(data[:3])
-    journal = Journal(folder)
+    journal = opened(folder)
     assert journal.epoch >= 1
     journal.close()
 
 
 def test_the_epoch_grows_even_when_the_journal_is_lost(tmp_path: Path):
-    Journal(tmp_path).close()
+    opened(tmp_path).close()
     (tmp_path / "journal").unlink()
-    journal = Journal(tmp_path)
+    journal = opened(tmp_path)
     assert journal.epoch == 2
     journal.close()
     (tmp_path / "epoch").unlink()
-    journal = Journal(tmp_path)
+    journal = opened(tmp_path)
     assert journal.epoch == 3
     journal.close()
 
 
 def test_one_folder_has_one_owner(tmp_path: Path):
-    journal = Journal(tmp_path)
+    journal = opened(tmp_path)
     with pytest.raises(StartError, match="another replica uses this journal folder"):
-        Journal(tmp_path)
+        opened(tmp_path)
     journal.close()
-    Journal(tmp_path).close()
+    opened(tmp_path).close()
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StartError, match="file: the journal folder cannot be used"):
-        Journal(tmp_path / "file")
+        opened(tmp_path / "file")
     with pytest.raises(StartError, match="below: the journal folder cannot be used"):
-        Journal(tmp_path / "file" / "below")
+        opened(tmp_path / "file" / "below")
 
 
 def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    journal = Journal(tmp_path)
+    journal = opened(tmp_path)
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:7]))
     journal.begin("a", 1)
@@ -224,6 +240,6 @@ def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     journal.write()
     monkeypatch.undo()
     journal.close()
-    again = Journal(tmp_path)
+    again = opened(tmp_path)
     assert [(end.id, end.counts.output) for end in again.unacknowledged()] == [("a", 3)]
     again.close()
