@@ -11,12 +11,13 @@ from engine.engine import Engine, EngineLimits
 from engine.errors import ModelError, StartError
 from engine.invariance import ensure_invariance
 from engine.kv_memory import KvMemory, layer_group
-from engine.layers.linear import Tiling
+from engine.layers.linear import best_tiling
 from engine.models.config import read_config
 from engine.models.registry import load_model
 from engine.options import ReplicaOptions
 from engine.protocol import Capacity, Layout, ServedModel
 from engine.runner import Runner
+from engine.thread_choice import choose_threads
 from prompt_cache.blocks import BlockPool
 from prompt_cache.keys import BLOCK_TOKENS
 from prompt_cache.model_digest import model_digest, text_digest
@@ -54,12 +55,13 @@ def assemble(options: ReplicaOptions) -> Assembled:
             f" at least {options.max_running + BLOCK_TOKENS}"
         )
     like = prototype(options)
-    tiling = Tiling()
+    tiling = best_tiling(like)
     model = load_model(options.model, config, like, tiling, context)
     group = layer_group(config.layers, config.kv_heads, config.head_dim, like.dtype)
     blocks = block_count(options, group, like.device, context)
-    runner = Runner(model, KvMemory(group, blocks, like), like.device)
-    ensure_invariance(runner, tiling, options.token_budget, options.max_running)
+    runner = Runner(model, KvMemory(group, blocks, like), like.device, tiling)
+    choose_threads(runner, options.token_budget)
+    ensure_invariance(runner, options.token_budget, options.max_running)
     dtype = str(like.dtype).removeprefix("torch.")
     digest = model_digest(options.model, dtype)
     name = options.served or served_name(options.model)

@@ -14,6 +14,7 @@ import torch
 from engine.errors import StartError
 from engine.options import ReplicaOptions
 from engine.protocol import LayerGroup
+from engine.threads import all_threads
 from prompt_cache.keys import BLOCK_TOKENS
 
 logger = structlog.get_logger("engine.device")
@@ -27,7 +28,7 @@ def prototype(options: ReplicaOptions) -> torch.Tensor:
     """An empty tensor on the device and of the type that everything is to be made like. Raises StartError."""
     device = _device(options)
     if device.type == "cpu":
-        torch.set_num_threads(_threads())
+        torch.set_num_threads(all_threads())
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(options.dtype)
     if dtype is None:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -42,12 +43,6 @@ def _device(options: ReplicaOptions) -> torch.device:
     if options.device == "cuda":
         raise StartError("device: cuda was asked for, and no GPU is available")
     return torch.device("cpu")
-
-
-def _threads() -> int:
-    """The largest power of two of the cores that this process may use: work is then divided evenly."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 1 << (cores.bit_length() - 1)
 
 
 def block_count(options: ReplicaOptions, group: LayerGroup, device: torch.device, context: int) -> int:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from engine.kv_memory import KvMemory
-from engine.layers.attention_plan import PREFILL_TILE, Chunk, padded_rows, plan_attention
+from engine.layers.attention_plan import PREFILL_TILE, Chunk, plan_attention
+from engine.layers.linear import Tiling
 from engine.models.registry import Model
 from engine.sampling.sampler import Draw, sample
 from engine.scheduling.scheduler import Work
+from engine.threads import Threads
 
 
 class NotFinite(Exception):
@@ -27,12 +29,14 @@ class Outcome:
 
 
 class Runner:
-    """A model and its memory. `on_logits` sees (works that sample, their logits): a test's window."""
+    """A model and its memory; `tiling` is the model's. `on_logits` sees works that sample and their logits."""
 
-    def __init__(self, model: Model, memory: KvMemory, device: torch.device) -> None:
+    def __init__(self, model: Model, memory: KvMemory, device: torch.device, tiling: Tiling) -> None:
         self.model = model
         self.memory = memory
         self.device = device
+        self.tiling = tiling
+        self.threads = Threads(torch.get_num_threads(), torch.get_num_threads())
         self.prefill_tile = PREFILL_TILE
         self.on_logits: Callable[[Sequence[Work], torch.Tensor], None] | None = None
 
@@ -57,7 +61,9 @@ class Runner:
             tokens += work.request.tokens[work.start : work.start + work.count]
             positions += range(work.start, work.start + work.count)
             last.append(len(tokens) - 1)
-        padding = padded_rows(len(tokens)) - len(tokens)
+        padding = self.tiling.padding(len(tokens))
+        if self.device.type == "cpu":
+            self.threads.use(len(tokens))
         plan = plan_attention(
             [Chunk(work.start, work.count, work.request.table) for work in works],
             sum(work.count == 1 for work in works),
@@ -90,8 +96,7 @@ class Runner:
         return sound
 
     def _sample(self, works: Sequence[Work], hidden: torch.Tensor, rows: list[int]) -> list[int]:
-        # Rows are padded with repetitions to a whole multiple, like all others.
-        taken = rows + [rows[0]] * (padded_rows(len(rows)) - len(rows))
+        taken = rows + [rows[0]] * self.tiling.padding(len(rows))
         logits = self.model.head(hidden[taken])
         if self.on_logits is not None:
             self.on_logits(works, logits[: len(rows), : self.model.config.vocabulary])

@@ -36,7 +36,8 @@ class Head:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] → [rows, padded vocabulary]."""
         logits = self.linear(x).float()
-        logits[:, self.vocabulary :] = -torch.inf
+        if logits.shape[1] > self.vocabulary:
+            logits[:, self.vocabulary :] = -torch.inf
         return logits
 
 

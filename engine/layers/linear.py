@@ -2,9 +2,9 @@
 
 In fp32 on the CPU the weight is packed once for oneDNN, whose product gives a row the same bits at every count, and is
 twice as fast as the plain one at the few rows of a decode step. Where that is not there the plain product is used: its
-kernels take other paths for 1, 2 and 3 rows, but not from multiples of 8, so the engine pads its rows to
-`ROW_MULTIPLE`. The self-test at start checks either at the model's shapes; where it fails, `row_tile` makes every
-product one of exactly that many rows, which is slow and right.
+kernels take other paths for 1, 2 and 3 rows, but not from multiples of 8, so rows are padded to `ROW_MULTIPLE`. The
+self-test at start checks either at the model's shapes; where it fails, `row_tile` makes every product one of exactly
+that many rows, which is slow and right.
 """
 
 from __future__ import annotations
@@ -21,9 +21,19 @@ ROW_MULTIPLE = 8
 
 @dataclass
 class Tiling:
-    """How matrix products are cut on this machine. `row_tile` None: as they come, in multiples of `ROW_MULTIPLE`."""
+    """How matrix products are cut on this machine: rows come in multiples of `row_multiple`, and in tiles if set."""
 
+    row_multiple: int = ROW_MULTIPLE
     row_tile: int | None = None
+
+    def padding(self, rows: int) -> int:
+        """How many rows to add to this many."""
+        return -rows % self.row_multiple
+
+
+def best_tiling(like: torch.Tensor) -> Tiling:
+    """What to try first on `like`'s device with its type."""
+    return Tiling(1 if _packed(like.new_zeros(1, 1)) is not None else ROW_MULTIPLE)
 
 
 def _packed(weight: torch.Tensor) -> torch.Tensor | None:
@@ -48,7 +58,7 @@ class Linear:
         self._tiling = tiling
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, inputs] → [rows, outputs]; rows a multiple of `ROW_MULTIPLE`."""
+        """[rows, inputs] → [rows, outputs]; rows padded as the tiling says."""
         tile = self._tiling.row_tile
         if tile is None or x.shape[0] <= tile:
             return self._product(x)

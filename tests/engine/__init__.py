@@ -1,0 +1,6 @@
+"""Tests of one replica."""
+
+import os
+
+# As engine.device does, and for the same reason; tests may load torch before it.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

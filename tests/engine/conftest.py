@@ -13,12 +13,13 @@ from safetensors.torch import save_file
 
 from engine.engine import Engine, EngineLimits
 from engine.kv_memory import KvMemory, layer_group
-from engine.layers.linear import Tiling
+from engine.layers.linear import best_tiling
 from engine.models.config import read_config
 from engine.models.registry import load_model
 from engine.protocol import Began, Counts, Done, Generate, Sampling, Scope, Segment, Tokens
 from engine.runner import Runner
 from engine.scheduling.scheduler import Work
+from engine.threads import Threads
 from prompt_cache.blocks import BlockPool
 
 VOCABULARY = 131
@@ -174,14 +175,18 @@ class Bench:
         return done.counts
 
 
-def make_bench(folder: Path, blocks: int = 64, budget: int = 256, running: int = 64, **limits: int) -> Bench:
+def make_bench(
+    folder: Path, blocks: int = 64, budget: int = 256, running: int = 64, many_threads: int = 1, **limits: int
+) -> Bench:
     """A bench on the CPU in fp32; freed blocks are poisoned with NaN."""
     config = read_config(folder)
     like = torch.zeros(())
-    model = load_model(folder, config, like, Tiling(), config.context_tokens)
+    tiling = best_tiling(like)
+    model = load_model(folder, config, like, tiling, config.context_tokens)
     group = layer_group(config.layers, config.kv_heads, config.head_dim, like.dtype)
     memory = KvMemory(group, blocks, like)
-    runner = Runner(model, memory, torch.device("cpu"))
+    runner = Runner(model, memory, torch.device("cpu"), tiling)
+    runner.threads = Threads(1, many_threads)
     pool = BlockPool(blocks, on_free=memory.poison)
     bounds = EngineLimits(config.context_tokens, max_running=running, budget=budget, **limits)
     engine = Engine(runner, pool, bounds, "digest", clock=lambda: bench.now)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from engine.assembly import assemble
 from engine.invariance import ensure_invariance
-from engine.layers.linear import Tiling
 from engine.options import ReplicaOptions
 from engine.protocol import Generate
 from tests.engine.conftest import VOCABULARY, Bench, Run, generate, make_bench
@@ -48,7 +47,7 @@ def check(run: Run, expected: Run) -> None:
 @pytest.mark.parametrize("length", LENGTHS)
 def test_chunked_and_warm(tiny_model: Path, length: int, seeded: bool):
     expected = alone(tiny_model, length, seeded)
-    bench = make_bench(tiny_model, budget=65, running=1)
+    bench = make_bench(tiny_model, budget=65, running=1, many_threads=2)
     check(bench.one(request("chunked", length, seeded)), expected)
     warm = bench.one(request("warm", length, seeded))
     check(warm, expected)
@@ -140,13 +139,11 @@ def test_continued_elsewhere(tiny_model: Path):
 
 def test_the_self_test_holds_and_its_fallback_too(tiny_model: Path, tmp_path: Path):
     bench = make_bench(tiny_model)
-    assert ensure_invariance(bench.engine.runner, Tiling(), 256, 64)
+    assert ensure_invariance(bench.engine.runner, 256, 64)
     options = ReplicaOptions(tiny_model, "unix:x", tmp_path, "r", b"", device="cpu", kv_memory=1 << 20)
     engine = assemble(options).engine
     # The fallback's own path: row tiles and tiles of one token.
-    model = engine.runner.model
-    for layer in model.layers:  # type: ignore[attr-defined]  # it is a Llama
-        layer.qkv._tiling.row_tile = 8
+    engine.runner.tiling.row_tile = engine.runner.tiling.row_multiple = 8
     engine.runner.prefill_tile = 1
     tiled = Bench(engine).one(request("tiled", 200, False))
     assert tiled.tokens == alone(tiny_model, 200, False).tokens
@@ -155,7 +152,7 @@ def test_the_self_test_holds_and_its_fallback_too(tiny_model: Path, tmp_path: Pa
 def test_a_machine_whose_kernels_depend_on_the_batch_falls_back(tiny_model: Path, monkeypatch: pytest.MonkeyPatch):
     bench = make_bench(tiny_model)
     runner = bench.engine.runner
-    tiling = runner.model.layers[0].qkv._tiling  # type: ignore[attr-defined]  # it is a Llama
+    tiling = runner.tiling
     from engine.layers.linear import Linear
 
     sound = Linear._product
@@ -164,6 +161,6 @@ def test_a_machine_whose_kernels_depend_on_the_batch_falls_back(tiny_model: Path
         return sound(self, x) * (1 + 1e-6 * (x.shape[0] > 24))
 
     monkeypatch.setattr(Linear, "_product", unsound)
-    assert ensure_invariance(runner, tiling, 256, 64)
+    assert ensure_invariance(runner, 256, 64)
     assert tiling.row_tile == 8
     assert runner.prefill_tile == 1

@@ -1,0 +1,74 @@
+"""Made-up tokens through the model's first layer and its head: what tests and measurements at start are made of."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.layers.attention_plan import Chunk, plan_attention
+from engine.runner import Runner
+from prompt_cache.keys import BLOCK_TOKENS
+
+_SEED = 20261
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tokens of one made-up sequence from position `start`; the sequence lies in one block."""
+
+    tokens: list[int]
+    start: int
+    block: int
+
+
+class Rehearsal:
+    """Uses the memory's first two blocks, which it clears: `BLOCK` for what matters, `OTHER` for its company."""
+
+    BLOCK = 0
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.OTHER = min(1, runner.memory.data.shape[0] - 1)
+        self._chance = random.Random(_SEED)  # noqa: S311  # which tokens does not matter, only that they vary
+        runner.clear([self.BLOCK, self.OTHER])
+
+    def tokens(self, count: int) -> list[int]:
+        """So many token ids."""
+        return [self._chance.randrange(self.runner.model.config.vocabulary) for _ in range(count)]
+
+    def decodes(self, count: int) -> list[Part]:
+        """So many sequences of one token."""
+        return [Part(self.tokens(1), 0, self.OTHER) for _ in range(count)]
+
+    def chunks(self, tokens: int) -> list[Part]:
+        """About so many tokens in chunks of more than one."""
+        full, rest = divmod(max(0, tokens), BLOCK_TOKENS)
+        sizes = [BLOCK_TOKENS] * full + ([rest] if rest > 1 else [])
+        return [Part(self.tokens(size), 0, self.OTHER) for size in sizes]
+
+    def compute(self, parts: Sequence[Part]) -> torch.Tensor:
+        """Logits of all rows after one layer; parts of one token come first."""
+        runner = self.runner
+        tokens = [token for part in parts for token in part.tokens]
+        positions = [at for part in parts for at in range(part.start, part.start + len(part.tokens))]
+        padding = [0] * runner.tiling.padding(len(tokens))
+        plan = plan_attention(
+            [Chunk(part.start, len(part.tokens), [part.block]) for part in parts],
+            sum(len(part.tokens) == 1 for part in parts),
+            runner.model.config.heads,
+            group=runner.memory.group,
+            device=runner.device,
+            tile=runner.prefill_tile,
+        )
+        with torch.inference_mode():
+            hidden = runner.model(
+                torch.tensor(tokens + padding, device=runner.device),
+                torch.tensor(positions + padding, device=runner.device),
+                plan,
+                runner.memory,
+                1,
+            )
+            return runner.model.head(hidden)[: len(tokens)]
