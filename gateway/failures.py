@@ -48,6 +48,12 @@ class BodyTooLarge(Failure):
     code = "request_too_large"
 
 
+class BodyTooSlow(Failure):
+    """The body did not come in time."""
+
+    code = "request_timeout"
+
+
 class Unaffordable(Failure):
     """The request's upper bound does not fit into what the balance has left."""
 

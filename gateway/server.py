@@ -8,6 +8,7 @@ import uvicorn
 from litestar import Litestar
 
 from gateway.app import gateway_of
+from gateway.http_protocol import HttpProtocol
 
 _AFTER_DRAIN_S = 20
 
@@ -24,7 +25,7 @@ class GatewayServer(uvicorn.Server):
                 host=host,
                 port=port,
                 loop="uvloop",
-                http="httptools",
+                http=HttpProtocol,
                 ws="none",
                 lifespan="on",
                 log_config=None,

@@ -30,7 +30,8 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     """Settings of a worker; times in seconds.
 
     `keep_alive`: a stream silent for so long sends a comment, and is answered with 200 at the latest. `patience`: a
-    client that does not read for so long is given up. `courtesy`: how long a hold of another gateway is left to it.
+    client that does not read, or has not sent its body, for so long is given up. `courtesy`: how long a hold of another
+    gateway is left to it.
     """
 
     body_limit: int = 8 * 1024 * 1024

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from gateway.failures import (
     BodyTooLarge,
+    BodyTooSlow,
     Failure,
     Interrupted,
     InvalidRequest,
@@ -43,6 +44,7 @@ _KINDS: tuple[tuple[type[Failure], int, str], ...] = (
     (Unaffordable, 402, "insufficient_quota"),
     (NotAllowed, 403, "permission_error"),
     (ModelNotFound, 404, "invalid_request_error"),
+    (BodyTooSlow, 408, "invalid_request_error"),
     (BodyTooLarge, 413, "invalid_request_error"),
     (Unavailable, 503, "service_unavailable_error"),
     (TimedOut, 504, "timeout_error"),
@@ -73,6 +75,8 @@ def headers(failure: Failure) -> dict[str, str]:
         return {"x-should-retry": "false"}
     if isinstance(failure, NotAuthenticated):
         return {"www-authenticate": "Bearer"}
+    if isinstance(failure, BodyTooSlow):
+        return {"connection": "close"}
     return {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from gateway.authentication import project_principal
 from gateway.delivery import Delivery, Failed, Finished, Left
 from gateway.dialects import openai_answer, openai_chat
 from gateway.dialects.openai_answer import ChatEvents, Header
+from gateway.failures import BodyTooSlow
 from gateway.request_scope import of
 from gateway.services import Gateway
 from gateway.sse import ClientWatch, EventStream
@@ -34,7 +36,7 @@ def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
         gateway.requests.check()
         about, principal = of(request.scope), project_principal(request.scope)
         assert principal.project_id is not None
-        call = openai_chat.parse(await request.body())
+        call = openai_chat.parse(await _body(request, options.patience))
         model = gateway.services.models.get(call.generation.model)
         about.model = model.name
         payer = Payer(principal.tenant_id, principal.project_id, principal.key_id)
@@ -67,6 +69,15 @@ def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
         )
 
     return create_chat_completion
+
+
+async def _body(request: Request[Any, Any, Any], patience: float) -> bytes:
+    """The body. Raises BodyTooSlow for one that does not end within `patience` seconds."""
+    try:
+        async with asyncio.timeout(patience):
+            return await request.body()
+    except TimeoutError as error:
+        raise BodyTooSlow(f"The request's body did not come within {patience:g} s.") from error
 
 
 async def _whole(delivery: Delivery, header: Header) -> ASGIApp:
