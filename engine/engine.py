@@ -18,6 +18,10 @@ from engine.scheduling.scheduler import Scheduler, Step, Work
 from prompt_cache.blocks import BlockPool
 from prompt_cache.keys import BLOCK_TOKENS, model_root
 
+_LONGEST_ID = 256
+_LONGEST_ERROR = 500
+"""Both go into journal records, which are bounded."""
+
 
 @dataclass(frozen=True)
 class EngineLimits:
@@ -173,7 +177,8 @@ class Engine:
         for work, outcome in zip(step.work, outcomes, strict=True):
             request = work.request
             if outcome.error is not None:
-                self._finish(request, "error", f"{type(outcome.error).__name__}: {outcome.error}")
+                error = f"{type(outcome.error).__name__}: {outcome.error}"
+                self._finish(request, "error", error[:_LONGEST_ERROR])
                 continue
             self._count(work)
             if outcome.token is None:
@@ -242,6 +247,8 @@ class Engine:
 
     def _accept(self, generate: Generate, scopes: Mapping[str, Scope]) -> Request:
         sampling = generate.sampling
+        if not 1 <= len(generate.id) <= _LONGEST_ID:
+            raise Rejected(f"id: {len(generate.id)} characters are not within 1..{_LONGEST_ID}")
         if generate.id in self._requests:
             raise Rejected(f"id: {generate.id!r} is already running")
         if len(self._requests) - len(self.scheduler.running) >= self.limits.max_waiting:

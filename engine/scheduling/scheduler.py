@@ -16,7 +16,7 @@ from prompt_cache.blocks import BlockPool
 from prompt_cache.keys import BLOCK_TOKENS
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Work:
     """Compute the KV of `count` tokens of a request from `start`; `samples` when they reach its last token."""
 
@@ -67,7 +67,7 @@ class Scheduler:
         """Take a request out wherever it is, and free its blocks at once (E4)."""
         if request.id in self.parked:
             del self.parked[request.id]
-        elif request in self.running:
+        elif request.table:
             self.running.remove(request)
             self._release(request)
         else:
@@ -135,10 +135,8 @@ class Scheduler:
     def _grow(self, step: Step) -> None:
         """Give each decoding request the block that its next token needs, by preemption if it must be."""
         for request in list(self.running):
-            if request.paused or request not in self.running:
-                continue
-            if len(request.table) * BLOCK_TOKENS >= len(request.tokens):
-                continue
+            if request.paused or not request.table or len(request.table) * BLOCK_TOKENS >= len(request.tokens):
+                continue  # without a table it was preempted just now
             while not self.pool.available:
                 victim = self.queue.victim(other for other in self.running if other.fresh_output > 0)
                 if victim is None or (victim is request and self.running[-1] is not request):
@@ -146,7 +144,7 @@ class Scheduler:
                 self._preempt(victim)
                 if victim is request:
                     break
-            if request in self.running and self.pool.available:
+            if request.table and self.pool.available:
                 blocks = self.pool.allocate(1)
                 request.table += blocks
                 step.fresh += blocks

@@ -309,6 +309,8 @@ def test_decodes_go_on_beside_a_long_prefill(benches: Benches):
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
+        (generate("", [1]), "id: 0 characters are not within 1..256"),
+        (generate("x" * 257, [1]), "id: 257 characters"),
         (generate("x", []), "tokens: the prompt is empty"),
         (generate("x", [1, VOCABULARY]), "tokens: token id 131 is outside the vocabulary of 131"),
         (generate("x", [1, -1]), "tokens: token id -1 is outside"),

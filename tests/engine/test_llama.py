@@ -9,11 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.assembly import assemble
 from engine.errors import ModelError
 from engine.layers.linear import Tiling
 from engine.models.config import read_config
 from engine.models.registry import load_model
-from tests.engine.conftest import VOCABULARY, generate, make_bench, write_model
+from engine.options import ReplicaOptions
+from tests.engine.conftest import VOCABULARY, Bench, generate, make_bench, write_model
 
 PROMPT = [(7 * i * i + 3 * i) % VOCABULARY for i in range(150)]
 ROPE_LLAMA3 = {
@@ -39,10 +41,12 @@ CASES = {
 }
 
 
-def greedy_by_transformers(folder: Path, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:
+def greedy_by_transformers(
+    folder: Path, prompt: list[int], count: int, dtype: torch.dtype = torch.float32
+) -> tuple[list[int], torch.Tensor]:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     given = torch.tensor([prompt])
     with torch.no_grad():
         out = model.generate(
@@ -84,6 +88,16 @@ def test_bfloat16_checkpoint_is_run_in_float32(tiny_model: Path, tmp_path: Path)
     tokens, logits = greedy_by_transformers(folder, PROMPT, 16)
     assert run.tokens == tokens
     assert (torch.stack(run.logits) - logits).abs().max() < 1e-4
+
+
+def test_in_bfloat16_it_is_as_close_as_transformers(tiny_model: Path, tmp_path: Path):
+    options = ReplicaOptions(
+        tiny_model, "unix:x", tmp_path, "r", b"", device="cpu", dtype="bfloat16", kv_memory=1 << 20
+    )
+    run = Bench(assemble(options).engine).one(generate("a", PROMPT, 1))
+    _, exact = greedy_by_transformers(tiny_model, PROMPT, 1)
+    _, theirs = greedy_by_transformers(tiny_model, PROMPT, 1, torch.bfloat16)
+    assert (run.logits[0] - exact[0]).norm() < 1.5 * (theirs[0] - exact[0]).norm() < 0.2 * exact[0].norm()
 
 
 def test_sharded_checkpoint_is_the_same_model(tiny_model: Path, tmp_path: Path):
