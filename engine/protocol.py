@@ -125,7 +125,10 @@ class Hello(Message, frozen=True, tag="Hello"):
 
 
 class Dial(Message, frozen=True, tag="Dial"):
-    """The gateway's first frame: who it is, and proof that it knows the link key (see `link_proof`)."""
+    """The gateway's first frame: who it is, and proof that it knows the link key (see `link_proof`).
+
+    Who gives no name only looks: it hears beats, and is never handed what others left unacknowledged.
+    """
 
     version: int
     gateway: str

@@ -116,8 +116,10 @@ class Replica:
 
     def _welcome(self, link: GatewayLink) -> None:
         self.links.append(link)
-        logger.info("gateway connected", gateway=link.gateway)
         link.send([self._beat()])
+        if not link.gateway:
+            return
+        logger.info("gateway connected", gateway=link.gateway)
         self._replay(link, [sequence for sequence in self._unacknowledged if sequence not in self._holders])
 
     def _part(self, link: GatewayLink) -> None:
@@ -126,7 +128,8 @@ class Replica:
         if link not in self.links:
             return
         self.links.remove(link)
-        logger.info("gateway gone", gateway=link.gateway)
+        if link.gateway:
+            logger.info("gateway gone", gateway=link.gateway)
         for id, owner in list(self._owners.items()):
             if owner is link:
                 self._stop_request(id)
@@ -283,7 +286,7 @@ class Replica:
 
     def _beat(self) -> Beat:
         own = {
-            "turnpike_engine_gateways": float(len(self.links)),
+            "turnpike_engine_gateways": float(sum(bool(link.gateway) for link in self.links)),
             "turnpike_engine_journal_damaged_records": float(self.journal.damaged),
         }
         beat = self.loop.beat
@@ -299,12 +302,13 @@ class Replica:
             self._place_orphans()
 
     def _place_orphans(self) -> None:
-        if not self.links:
+        heir = next((link for link in self.links if link.gateway), None)
+        if heir is None:
             return
         overdue = time.monotonic() - ORPHAN_PATIENCE_S
         waiting = [sequence for sequence, since in self._orphaned_at.items() if since < overdue]
         if waiting:
-            self._replay(self.links[0], waiting)
+            self._replay(heir, waiting)
 
     async def _watch_parent(self, parent: int) -> None:
         while os.getppid() == parent:  # noqa: ASYNC110  # the kernel tells nobody

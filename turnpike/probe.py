@@ -1,4 +1,4 @@
-"""Asking a replica how it is: dial it as a gateway would, hear its Hello and one Beat, hang up."""
+"""Asking a replica how it is: dial it without a name, hear its Hello and its beats, hang up."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from turnpike.office import read_secrets
 from turnpike.settings import Settings
 
 PATIENCE = 4.0
-_NAME = "probe"
+_NAMELESS = ""
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """What a replica said of itself; `beat` is None if it sent none in time."""
+    """What a replica said of itself; `beat` is the last, None if it sent none in time.
+
+    `advancing`: it is idle, or its steps were seen to go on (E3).
+    """
 
     hello: Hello
     beat: Beat | None
+    advancing: bool
 
 
 class Unreachable(Exception):
@@ -41,6 +45,7 @@ async def probe(address: str, link_key: bytes, patience: float = PATIENCE) -> Pr
         raise Unreachable(f"no replica answers at {address}: {error or 'timed out'}") from error
     hello: Hello | None = None
     beat: Beat | None = None
+    advancing = False
     try:
         async with asyncio.timeout(patience):
             message = await protocol.read_from_replica(reader)
@@ -48,11 +53,13 @@ async def probe(address: str, link_key: bytes, patience: float = PATIENCE) -> Pr
                 raise Unreachable(f"what listens at {address} is not a replica")
             hello = message
             version = protocol.agree_version(hello.version, hello.oldest)
-            proof = protocol.link_proof(link_key, hello.challenge, _NAME)
-            writer.write(protocol.encode(Dial(version, _NAME, proof)))
-            while beat is None and message is not None:
+            proof = protocol.link_proof(link_key, hello.challenge, _NAMELESS)
+            writer.write(protocol.encode(Dial(version, _NAMELESS, proof)))
+            while not advancing and message is not None:
                 message = await protocol.read_from_replica(reader)
                 if isinstance(message, Beat):
+                    idle = not message.running and not any(message.waiting.values())
+                    advancing = idle or (beat is not None and message.steps != beat.steps)
                     beat = message
     except TimeoutError:
         pass
@@ -64,7 +71,7 @@ async def probe(address: str, link_key: bytes, patience: float = PATIENCE) -> Pr
             await writer.wait_closed()
     if hello is None:
         raise Unreachable(f"the replica at {address} says nothing")
-    return Probe(hello, beat)
+    return Probe(hello, beat, advancing)
 
 
 async def probe_replicas(settings: Settings) -> list[Probe]:

@@ -103,6 +103,8 @@ def probe_engine(settings: Settings) -> int:
         raise CommandError(str(error)) from error
     if found.beat is None:
         raise CommandError(f"{found.hello.replica} answers, but sends no beat: is the link key the same?")
+    if not found.advancing:
+        raise CommandError(f"{found.hello.replica} has work, and is still at step {found.beat.steps}")
     print(
         f"{found.hello.replica}: {found.hello.model.name}, epoch {found.hello.epoch}, step {found.beat.steps}, "
         f"{found.beat.running} running, {sum(found.beat.waiting.values())} waiting"

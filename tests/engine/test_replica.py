@@ -193,6 +193,25 @@ async def test_a_lost_gateway_s_requests_end_and_wait_for_the_next(replica: Repl
         await client.close()
 
 
+async def test_who_only_looks_is_handed_nothing_and_delays_nothing(replica: ReplicaProcess):
+    lost, other = await Client.dial(replica.path), await Client.dial(replica.path, name="other")
+    lost.send(*ALL, generate("left", LONG, 1500))
+    await lost.until(lambda: bool(lost.tokens.get("left")))
+    lost.writer.transport.abort()
+
+    end = asyncio.get_running_loop().time() + 30
+    while "left" not in other.done:
+        guest = await Client.dial(replica.path, name="")
+        while len(guest.beats) < 2:
+            await guest.hear()
+        await guest.close()
+        assert not guest.done
+        await other.until(lambda: len(other.beats) > 1)
+        other.beats.clear()
+        assert asyncio.get_running_loop().time() < end
+    await other.close()
+
+
 async def test_sigterm_ends_what_runs_and_the_journal_keeps_it(tmp_path: Path, tiny_model: Path):
     replica = await ReplicaProcess.start(tmp_path, tiny_model, drain_s=0.3)
     client = await Client.dial(replica.path)

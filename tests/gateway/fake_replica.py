@@ -98,6 +98,9 @@ class FakeReplica:
         self.aborts: list[Abort] = []
         self.dials: list[Dial] = []
         self.beating = True
+        self.busy = 0
+        """Claim so many running requests at least."""
+        self.stuck = False
         self.beat_steps = 0
         self.sequence = 0
         self.beat_interval = 0.1
@@ -217,8 +220,8 @@ class FakeReplica:
     async def _beat(self, writer: asyncio.StreamWriter) -> None:
         while True:
             if self.beating:
-                self.beat_steps += 1
-                running = sum(1 for run in self.runs.values() if run.task and not run.task.done())
+                self.beat_steps += not self.stuck
+                running = self.busy + sum(1 for run in self.runs.values() if run.task and not run.task.done())
                 metrics = {"turnpike_engine_kv_blocks_free": 7.0}
                 writer.write(encode(Beat(self.beat_steps, running, {"standard": 0}, (), metrics=metrics)))
             await asyncio.sleep(self.beat_interval)
