@@ -85,8 +85,7 @@ class Admission:
         model = self._models.get(generation.model)
         prompt = await self._prompt(model, generation)
         prompt_tokens = len(prompt.tokens)
-        context = min(model.context_tokens, self._fleet.context_tokens(model.name) or model.context_tokens)
-        max_output = output_bound(generation, prompt_tokens, context)
+        max_output = output_bound(generation, prompt_tokens, self.context_tokens(model))
         cache = plan(
             rules_for(generation.surface, model.family),
             prompt_tokens=prompt_tokens,
@@ -109,6 +108,10 @@ class Admission:
             price=price,
             terms=Terms(generation.surface, cache.read_min, prompt_tokens),
         )
+
+    def context_tokens(self, model: ServedModel) -> int:
+        """The context that a request may fill: the model's, or what its replicas have memory for."""
+        return min(model.context_tokens, self._fleet.context_tokens(model.name) or model.context_tokens)
 
     async def reserve(self, prepared: Prepared) -> Hold:
         """Hold the upper bound of the cost. Raises Unaffordable, Unavailable."""

@@ -27,11 +27,11 @@ class ModelList(Struct, frozen=True):
     object: str = "list"
 
 
-def model_object(model: ServedModel) -> ModelObject:
-    """One model."""
-    return ModelObject(model.name, model.created, model.context_tokens, model.min_cacheable_tokens)
+def model_object(model: ServedModel, context_tokens: int) -> ModelObject:
+    """One model, with the context that its replicas give it."""
+    return ModelObject(model.name, model.created, context_tokens, model.min_cacheable_tokens)
 
 
-def model_list(models: Iterable[ServedModel]) -> ModelList:
-    """All models."""
-    return ModelList([model_object(model) for model in models])
+def model_list(models: Iterable[tuple[ServedModel, int]]) -> ModelList:
+    """All models, each with its context."""
+    return ModelList([model_object(model, context_tokens) for model, context_tokens in models])

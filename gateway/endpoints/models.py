@@ -13,17 +13,18 @@ from gateway.services import Gateway
 
 def model_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    models = gateway.services.models
+    models, context_tokens = gateway.services.models, gateway.admission.context_tokens
 
     @get("/v1/models")
     async def list_models() -> Response[bytes]:
         """Every served model."""
-        return Response(msgspec.json.encode(model_list(models)), media_type=MediaType.JSON)
+        found = model_list((model, context_tokens(model)) for model in models)
+        return Response(msgspec.json.encode(found), media_type=MediaType.JSON)
 
     @get("/v1/models/{name:path}")
     async def retrieve_model(name: FromPath[str]) -> Response[bytes]:
         """One served model."""
         model = models.get(name.lstrip("/"))
-        return Response(msgspec.json.encode(model_object(model)), media_type=MediaType.JSON)
+        return Response(msgspec.json.encode(model_object(model, context_tokens(model))), media_type=MediaType.JSON)
 
     return [list_models, retrieve_model]

@@ -73,3 +73,14 @@ async def test_the_frames_of_a_stream(stack: Stack) -> None:
     assert all("usage" not in chunk for chunk in chunks)
     assert chunks[-1]["choices"][0] == {"delta": {}, "finish_reason": "stop", "index": 0, "logprobs": None}
     await stack.settled(1)
+
+
+async def test_a_model_says_the_context_that_its_replicas_have(stack: Stack) -> None:
+    """A replica may have memory for less than the model could take."""
+    stack.replica.context = 100
+    stack.replica.drop()
+    await stack.until(lambda: stack.gateway.services.fleet.context_tokens("tiny") == 100)
+    headers = {"authorization": f"Bearer {stack.key}"}
+    (listed,) = (await stack.http.get("/v1/models", headers=headers)).json()["data"]
+    assert listed == (await stack.http.get("/v1/models/tiny", headers=headers)).json()
+    assert listed["context_tokens"] == 100
