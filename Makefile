@@ -1,4 +1,4 @@
-# The five commands: make serve, check, test, test-fast, lock. `make help` lists all.
+# The five commands: make serve, check, test-fast, test, format. `make help` lists all.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
