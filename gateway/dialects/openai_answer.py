@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from billing.money import format_pico
-from billing.usage import AUTOMATIC, Usage
+from billing.usage import Usage
 from gateway.delivery import Failed, Finished
 from gateway.dialects.errors import envelope
 
@@ -53,16 +53,6 @@ def chat_usage(usage: Usage, cost_pico: int, currency: str) -> ChatUsage:
         prompt_tokens_details=PromptDetails(sum(usage.read.values()), sum(usage.write.values())),
         completion_tokens_details=CompletionDetails(),
         cost=Cost(currency, format_pico(cost_pico)),
-    )
-
-
-def usage_from_chat(view: ChatUsage) -> Usage:
-    """The inverse of `chat_usage` where nothing was written and reads are automatic: it loses nothing."""
-    cached = view.prompt_tokens_details.cached_tokens
-    return Usage(
-        uncached=view.prompt_tokens - cached,
-        read={AUTOMATIC: cached} if cached else {},
-        output=view.completion_tokens,
     )
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.usage import Usage
+from billing.usage import AUTOMATIC, Usage
 from engine.protocol import Counts
 from gateway.delivery import Failed, Finished
-from gateway.dialects.openai_answer import ChatEvents, Header, chat_usage, usage_from_chat
+from gateway.dialects.openai_answer import ChatEvents, Header, chat_usage
 from gateway.ending import judge, seen, whose_fault
 from gateway.failures import Interrupted, TimedOut, Unavailable
 from gateway.metering import Fault, Terms, pack, recorded, unpack, usage_of
@@ -81,7 +81,9 @@ def test_identities(counts: Counts, terms: Terms, delivered: int, fault: Fault) 
 def test_openais_view_loses_nothing(counts: Counts, delivered: int) -> None:
     usage = usage_of(counts, OPENAI, delivered, "none")
     view = chat_usage(usage, 123, "USD")
-    assert usage_from_chat(view) == usage
+    cached = view.prompt_tokens_details.cached_tokens
+    read = {AUTOMATIC: cached} if cached else {}
+    assert Usage(uncached=view.prompt_tokens - cached, read=read, output=view.completion_tokens) == usage
     assert view.total_tokens == view.prompt_tokens + view.completion_tokens
     assert view.prompt_tokens_details.cached_tokens <= view.prompt_tokens
     assert view.cost.amount == "0.000000000123"
