@@ -120,7 +120,9 @@ class Replica:
         if not link.gateway:
             return
         logger.info("gateway connected", gateway=link.gateway)
-        self._replay(link, [sequence for sequence in self._unacknowledged if sequence not in self._holders])
+        # What is not yet on the disk follows when it is.
+        taken = self._holders.keys() | self._pending.keys()
+        self._replay(link, [sequence for sequence in self._unacknowledged if sequence not in taken])
 
     def _part(self, link: GatewayLink) -> None:
         """What the gateway was running is stopped; what it has not acknowledged waits for the next one."""
@@ -134,7 +136,7 @@ class Replica:
             if owner is link:
                 self._stop_request(id)
         for sequence, holder in list(self._holders.items()):
-            if holder is link:
+            if holder is link and sequence not in self._pending:
                 self._orphan(sequence)
 
     def _orphan(self, sequence: int) -> None:
@@ -274,13 +276,17 @@ class Replica:
                 self._send_done(done)
 
     def _send_done(self, done: Done) -> None:
-        holder = self._holders.get(done.sequence)
         if done.sequence not in self._unacknowledged:
             return
+        holder = self._holders.get(done.sequence)
         if holder is not None and holder.open:
             holder.send([done])
-        else:
-            self._orphan(done.sequence)
+            return
+        self._orphan(done.sequence)
+        # Its gateway may have come back meanwhile.
+        back = next((link for link in self.links if holder is not None and link.gateway == holder.gateway), None)
+        if back is not None:
+            self._replay(back, [done.sequence])
 
     # ------------------------------------------------------------ time
 
