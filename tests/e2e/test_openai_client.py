@@ -122,7 +122,7 @@ def test_the_usage_api_agrees_with_the_command(serve: Running) -> None:
         results = [result for bucket in json.loads(body)["data"] for result in bucket["results"]]
         assert sum(result["output_tokens"] for result in results) == sum(int(str(row["output"])) for row in rows)
         assert sum(result["num_model_requests"] for result in results) == sum(int(str(row["requests"])) for row in rows)
-    assert get(serve.base + "/v1/models", admin)[0] in (200, 401, 403)
+    assert get(serve.base + "/v1/models", admin)[0] == 200
 
 
 def _month_start() -> int:
