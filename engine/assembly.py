@@ -17,6 +17,7 @@ from engine.models.registry import load_model
 from engine.options import ReplicaOptions
 from engine.protocol import Capacity, Layout, ServedModel
 from engine.runner import Runner
+from engine.scheduling.costs import MeasuredCosts
 from engine.thread_choice import choose_threads
 from prompt_cache.blocks import BlockPool
 from prompt_cache.keys import BLOCK_TOKENS
@@ -67,7 +68,7 @@ def assemble(options: ReplicaOptions) -> Assembled:
     name = options.served or served_name(options.model)
     limits = EngineLimits(context, options.max_running, options.max_waiting, options.token_budget)
     return Assembled(
-        Engine(runner, BlockPool(blocks), limits, digest),
+        Engine(runner, BlockPool(blocks), limits, digest, costs=MeasuredCosts(options.max_running)),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, (group,)),
         Capacity((blocks,), context, options.max_running),

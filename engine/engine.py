@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from engine.protocol import Began, Counts, Done, Generate, Miss, Reason, Scope, TierLoad, Tokens
 from engine.runner import Outcome, Runner
+from engine.scheduling.costs import FixedCosts, Rates, StepCosts
+from engine.scheduling.fair_share import FairShare
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler, Step, Work
 from prompt_cache.blocks import BlockPool
@@ -65,12 +67,16 @@ class Engine:
         limits: EngineLimits,
         model_digest: str,
         clock: Callable[[], float] = time.time,
+        *,
+        costs: StepCosts | None = None,
     ) -> None:
         self.runner = runner
         self.pool = pool
         self.limits = limits
         self.steps = 0
-        self.scheduler = Scheduler(pool, limits.budget, limits.max_running)
+        self.costs: StepCosts = FixedCosts(Rates(batch=limits.max_running)) if costs is None else costs
+        self.fairness = FairShare(self.costs)
+        self.scheduler = Scheduler(pool, limits.budget, limits.max_running, self.fairness, costs=self.costs)
         self.totals = dict.fromkeys(("computed", "read", "output", "recomputed", "finished", "rejected", "errors"), 0)
         self._root = model_root(model_digest)
         self._clock = clock
@@ -124,6 +130,10 @@ class Engine:
                 request.deadline = deadline
                 self._watch_deadline(request)
 
+    def elsewhere(self, replica: str, service: Mapping[str, int]) -> None:
+        """What another replica's `Beat.service` says: counts against those flows here, so that each has one share."""
+        self.fairness.elsewhere(replica, service)
+
     def forget(self, scope: str) -> None:
         """Make all blocks of this scope unfindable."""
         self.pool.forget(scope)
@@ -147,7 +157,7 @@ class Engine:
     def step(self) -> StepResult:
         """Run one step, if there is work, and return all that happened since the last call."""
         self._expire()
-        step = self.scheduler.schedule()
+        step = self.scheduler.schedule(self._clock())
         for request in step.began:
             self._begin(request)
         self.runner.clear(step.fresh)
@@ -160,7 +170,12 @@ class Engine:
 
     def _run(self, step: Step) -> list[Outcome]:
         try:
-            return self.runner.run(step.work)
+            began = time.perf_counter()
+            outcomes = self.runner.run(step.work)
+            decodes = sum(work.count == 1 for work in step.work)
+            prefill = sum(work.count for work in step.work) - decodes
+            self.costs.observe(prefill, decodes, (time.perf_counter() - began) * 1e6)
+            return outcomes
         except Exception as error:
             if len(step.work) == 1:
                 return [Outcome(error=error)]
@@ -324,6 +339,10 @@ class Engine:
             for request in group:
                 lanes[request.lane] = lanes.get(request.lane, 0) + 1
         return lanes
+
+    def service(self) -> dict[str, int]:
+        """Engine time in µs that this replica gave so far, by `lane/flow`."""
+        return self.fairness.service_given()
 
     def memory(self) -> tuple[TierLoad, ...]:
         """The device's blocks (C4)."""

@@ -113,5 +113,6 @@ class EngineLoop:
             running=engine.running,
             waiting=engine.waiting(),
             memory=engine.memory(),
+            service=engine.service(),
             metrics=engine.metrics() | self.journal.metrics(),
         )

@@ -321,8 +321,9 @@ class TierLoad(Part, frozen=True):
 class Beat(Message, frozen=True, tag="Beat"):
     """Sent each second: how far the replica got, how loaded it is, what each flow received.
 
-    `steps` must grow while work exists (E3). `service` is cumulative engine time per flow in microseconds. `cache` is a
-    digest of which prefixes are held, for routing. `metrics` are the replica's counters and gauges by Prometheus name.
+    `steps` must grow while work exists (E3). `service` is cumulative engine time in microseconds per `lane/flow`; a
+    total that falls has begun again. `cache` is a digest of which prefixes are held, for routing. `metrics` are the
+    replica's counters and gauges by Prometheus name.
     """
 
     steps: int

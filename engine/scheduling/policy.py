@@ -1,28 +1,34 @@
-"""In which order waiting requests are admitted, and who gives way when memory runs out."""
+"""Who is admitted next, whose prefill comes first, and who gives way: what a policy decides for the scheduler."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from engine.scheduling.request import Request
+
+Matched = Callable[[Request], int]
+"""How many tokens of a request are in memory already."""
 
 
 class Policy(Protocol):
     """The order of the queue. A preempted request is pushed again and keeps its place by its arrival."""
 
+    def at(self, now: float) -> None:
+        """A step begins: the time, in seconds since the Unix epoch."""
+
     def push(self, request: Request) -> None:
         """Put a request into the queue."""
 
-    def peek(self) -> Request | None:
+    def peek(self, matched: Matched) -> Request | None:
         """The request to admit next; None when nobody waits."""
 
-    def pop(self) -> Request:
-        """Take out the request that `peek` shows."""
+    def take(self, request: Request) -> None:
+        """Take the request that `peek` showed: it is admitted."""
 
     def remove(self, request: Request) -> None:
-        """Take a waiting request out."""
+        """Take a waiting request out: it has ended."""
 
     def __len__(self) -> int:
         """How many wait."""
@@ -30,8 +36,29 @@ class Policy(Protocol):
     def waiting(self) -> Iterable[Request]:
         """All waiting requests, in no particular order."""
 
+    def placed(self, request: Request) -> None:
+        """An admitted request has its blocks, and its counts say what was read."""
+
+    def grown(self, request: Request) -> None:
+        """A running request got another block to decode into."""
+
+    def released(self, request: Request) -> None:
+        """A running request gave its blocks back: it ended, or was preempted."""
+
+    def prefill(self, pending: Sequence[Request]) -> Request:
+        """Whose chunk goes into the step next, of these in the order of their placing; never called with none."""
+
+    def prefilled(self, request: Request, tokens: int) -> None:
+        """So many of its tokens went into the step."""
+
     def victim(self, candidates: Iterable[Request]) -> Request | None:
         """Who of these gives its memory back first; None if there are none."""
+
+    def overtakes(self, request: Request, other: Request) -> bool:
+        """Whether the prefill of a request that is admitted now may come before that of a running one."""
+
+    def outranks(self, request: Request, other: Request) -> bool:
+        """Whether a waiting request may take the slot and the memory of a running one."""
 
 
 class FirstComeFirstServed:
@@ -41,25 +68,23 @@ class FirstComeFirstServed:
         self._heap: list[tuple[int, Request]] = []
         self._waiting: dict[int, Request] = {}
 
+    def at(self, now: float) -> None:
+        """Time changes nothing."""
+
     def push(self, request: Request) -> None:
         self._waiting[request.arrival] = request
         heapq.heappush(self._heap, (request.arrival, request))
 
-    def peek(self) -> Request | None:
+    def peek(self, matched: Matched) -> Request | None:
         while self._heap and self._waiting.get(self._heap[0][0]) is not self._heap[0][1]:
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
 
-    def pop(self) -> Request:
-        request = self.peek()
-        if request is None:
-            raise IndexError("nobody waits")
-        heapq.heappop(self._heap)
+    def take(self, request: Request) -> None:
+        # Its entry in the heap goes when it comes to the top.
         del self._waiting[request.arrival]
-        return request
 
     def remove(self, request: Request) -> None:
-        # Its entry in the heap goes when it comes to the top.
         del self._waiting[request.arrival]
 
     def __len__(self) -> int:
@@ -68,5 +93,26 @@ class FirstComeFirstServed:
     def waiting(self) -> Iterable[Request]:
         return self._waiting.values()
 
+    def placed(self, request: Request) -> None:
+        """Nobody is charged."""
+
+    def grown(self, request: Request) -> None:
+        """Nobody is charged."""
+
+    def released(self, request: Request) -> None:
+        """Nobody is charged."""
+
+    def prefill(self, pending: Sequence[Request]) -> Request:
+        return pending[0]
+
+    def prefilled(self, request: Request, tokens: int) -> None:
+        """Nobody is charged."""
+
     def victim(self, candidates: Iterable[Request]) -> Request | None:
         return max(candidates, key=lambda request: (request.paused, request.arrival), default=None)
+
+    def overtakes(self, request: Request, other: Request) -> bool:
+        return False
+
+    def outranks(self, request: Request, other: Request) -> bool:
+        return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.protocol import Counts, Lane, Sampling, StorePolicy
+from engine.scheduling.costs import Rates
 from prompt_cache.keys import BLOCK_TOKENS, block_key
 
 
@@ -50,6 +51,18 @@ class Request:
     began: bool = False
     fresh_output: int = 0
     """Output tokens sampled since the request last got its blocks: 0 means that it made no progress since."""
+    redone: int = 0
+    """Tokens that it had to compute again after it last got its blocks."""
+    placed: int = 0
+    """Place in the order in which requests got their blocks."""
+    rates: Rates = field(default_factory=Rates)
+    """What its tokens cost, as known when it was queued or last got its blocks."""
+    estimate: float = 0.0
+    """µs of engine time that it is thought to need, while it waits."""
+    charged: float = 0.0
+    """µs that its flow and lane were charged for it so far, ahead of what it got."""
+    served: float = 0.0
+    """µs of what it got that are in its flow's total of service."""
     computed: int = 0
     read_hbm: int = 0
     recomputed: int = 0
@@ -63,6 +76,11 @@ class Request:
     def paused(self) -> bool:
         """Out of credit: what it would sample may not be sent."""
         return self.output >= self.credit
+
+    @property
+    def spent(self) -> float:
+        """µs of engine time that it got so far; what is computed again is our cost and not the flow's."""
+        return self.rates.cost(self.computed, self.read_hbm, self.output)
 
     def counts(self) -> Counts:
         """What was done so far (E2)."""

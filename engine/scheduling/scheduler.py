@@ -1,19 +1,27 @@
 """The token-budget scheduler: each step decodes every running request, and fills the rest of its budget with prefill.
 
-A request is admitted when there are blocks for all tokens that it has and one more, after reading what is already in
-memory; so prefill never runs out of memory half way, and only a decoding request can need another block. When none is
-left, the youngest request that has made progress since it was admitted gives its blocks back and is recomputed later.
-Whoever has not yet made progress cannot be preempted, so no two requests preempt each other for ever.
+How much prefill goes beside decodes comes from what steps were measured to cost, so that the time between two tokens
+stays within what the decoding lanes are promised. A request is admitted when the step has room for its prefill, and
+there are blocks for all tokens that it has and one more, after reading what is already in memory; so prefill never runs
+out of memory half way, and only a decoding request can need another block. When none is left, the policy's victim gives
+its blocks back and is recomputed later. Whoever has not yet made progress cannot be preempted, so no two requests
+preempt each other for ever.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from engine.protocol import Lane
+from engine.scheduling.costs import FixedCosts, StepCosts
 from engine.scheduling.policy import FirstComeFirstServed, Policy
 from engine.scheduling.request import Request
 from prompt_cache.blocks import BlockPool
 from prompt_cache.keys import BLOCK_TOKENS
+
+TOKEN_TARGETS: Mapping[Lane, float] = {"interactive": 100_000.0, "standard": 200_000.0, "batch": 1_000_000.0}
+"""µs between two tokens of a decoding request, at most, as far as the decodes alone allow it."""
 
 
 @dataclass(slots=True)
@@ -38,7 +46,16 @@ class Step:
 class Scheduler:
     """Owns the queue, the running requests and their blocks. Requests come in already validated."""
 
-    def __init__(self, pool: BlockPool, budget: int, max_running: int, policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        budget: int,
+        max_running: int,
+        policy: Policy | None = None,
+        *,
+        costs: StepCosts | None = None,
+        targets: Mapping[Lane, float] = TOKEN_TARGETS,
+    ) -> None:
         if budget < max_running + BLOCK_TOKENS:
             raise ValueError(
                 f"a budget of {budget} tokens a step is too small for {max_running} running requests:"
@@ -48,11 +65,14 @@ class Scheduler:
         self.budget = budget
         self.max_running = max_running
         self.queue: Policy = FirstComeFirstServed() if policy is None else policy
+        self.costs: StepCosts = FixedCosts() if costs is None else costs
+        self.targets = targets
         self.running: list[Request] = []
         """In the order of arrival."""
         self.parked: dict[str, Request] = {}
         """Without blocks and out of credit: not in the queue until credit comes."""
         self.preemptions = 0
+        self._placed = 0
 
     # ------------------------------------------------------------ requests in and out
 
@@ -69,6 +89,7 @@ class Scheduler:
             del self.parked[request.id]
         elif request.table:
             self.running.remove(request)
+            self.queue.released(request)
             self._release(request)
         else:
             self.queue.remove(request)
@@ -90,13 +111,14 @@ class Scheduler:
 
     # ------------------------------------------------------------ a step
 
-    def schedule(self) -> Step:
-        """Choose the next step's work and give its requests their blocks."""
+    def schedule(self, now: float = 0.0) -> Step:
+        """Choose the next step's work and give its requests their blocks. `now`: seconds since the Unix epoch."""
         step = Step()
+        self.queue.at(now)
         self._grow(step)
         self._admit(step)
-        left = self.budget
         prefills: list[Request] = []
+        decoding: set[Lane] = set()
         for request in self.running:
             if request.paused:
                 continue
@@ -104,9 +126,24 @@ class Scheduler:
                 prefills.append(request)
             elif len(request.table) * BLOCK_TOKENS >= len(request.tokens):
                 step.work.append(Work(request, request.kv, 1, samples=True))
-                left -= 1
+                decoding.add(request.lane)
+        self._prefill(step, prefills, self._room(len(step.work), decoding))
+        return step
+
+    def _room(self, decodes: int, decoding: Collection[Lane]) -> int:
+        """How many tokens may be prefilled beside these decodes: always a block, so that all come to their end."""
+        left = self.budget - decodes
+        if decoding:
+            target = min(self.targets[lane] for lane in decoding)
+            left = int(min(left, max(BLOCK_TOKENS, self.costs.prefill_within(target, decodes))))
+        return left
+
+    def _prefill(self, step: Step, pending: list[Request], left: int) -> None:
+        """Fill the step with chunks, whole blocks but for a prompt's end, in the policy's order."""
+        pending.sort(key=lambda request: request.placed)
         chunks: list[Work] = []
-        for request in prefills:
+        while pending:
+            request = self.queue.prefill(pending)
             total = len(request.tokens)
             end = min(total, request.kv + left)
             if end < total:
@@ -116,8 +153,9 @@ class Scheduler:
             work = Work(request, request.kv, end - request.kv, samples=end == total)
             (step.work if work.count == 1 else chunks).append(work)
             left -= work.count
+            pending.remove(request)
+            self.queue.prefilled(request, work.count)
         step.work += chunks
-        return step
 
     def computed(self, work: Work) -> None:
         """A work is done: count it and publish the blocks that it filled."""
@@ -139,8 +177,8 @@ class Scheduler:
                 continue  # without a table it was preempted just now
             while not self.pool.available:
                 victim = self.queue.victim(other for other in self.running if other.fresh_output > 0)
-                if victim is None or (victim is request and self.running[-1] is not request):
-                    break  # younger ones have yet to make progress: this one waits a step
+                if victim is None or (victim is request and self.queue.victim(self.running) is not request):
+                    break  # one that should give way first has yet to make progress: this one waits a step
                 self._preempt(victim)
                 if victim is request:
                     break
@@ -148,17 +186,44 @@ class Scheduler:
                 blocks = self.pool.allocate(1)
                 request.table += blocks
                 step.fresh += blocks
+                self.queue.grown(request)
 
     def _admit(self, step: Step) -> None:
-        while (request := self.queue.peek()) is not None:
-            while not self._fits(request):
-                # Those who cannot go on for want of credit hold neither slots nor memory against those who can.
-                paused = self.queue.victim(other for other in self.running if other.paused)
-                if paused is None:
-                    return
-                self._preempt(paused)
-            self.queue.pop()
+        decoding = {r.lane for r in self.running if not r.paused and len(r.tokens) - r.kv <= 1}
+        room = self._room(len(self.running), decoding)
+        while (request := self.queue.peek(self._matched_tokens)) is not None:
+            # Admitted when the step comes to it: who is admitted sooner could not be overtaken any more.
+            if self._prefill_before(request) >= room or not self._make_room(request):
+                return
+            self.queue.take(request)
             self._place(request, step)
+            self.queue.placed(request)
+
+    def _prefill_before(self, request: Request) -> int:
+        """Tokens to prefill of running requests that this one would not overtake."""
+        return sum(
+            len(other.tokens) - other.kv
+            for other in self.running
+            if not other.paused and len(other.tokens) - other.kv > 1 and not self.queue.overtakes(request, other)
+        )
+
+    def _make_room(self, request: Request) -> bool:
+        """Whether the request fits, after those gave way who must: out of credit, or outranked."""
+        while not self._fits(request):
+            # Those who cannot go on for want of credit hold neither slots nor memory against those who can.
+            victim = self.queue.victim(other for other in self.running if other.paused)
+            if victim is None:
+                outranked = [other for other in self.running if self.queue.outranks(request, other)]
+                freed = sum(len(other.table) for other in outranked)
+                if not outranked or request.blocks_for(len(request.tokens) + 1) > self.pool.available + freed:
+                    return False
+                victim = self.queue.victim(outranked)
+                assert victim is not None
+            self._preempt(victim)
+        return True
+
+    def _matched_tokens(self, request: Request) -> int:
+        return len(self._matched(request)) * BLOCK_TOKENS
 
     def _matched(self, request: Request) -> list[int]:
         """The blocks already in memory. At least the last token is always computed: its logits are wanted."""
@@ -184,7 +249,10 @@ class Scheduler:
         request.table = matched + fresh
         request.published = len(matched)
         request.fresh_output = 0
+        request.redone = max(0, request.seen - len(matched) * BLOCK_TOKENS)
         request.account_read(len(matched) * BLOCK_TOKENS)
+        self._placed += 1
+        request.placed = self._placed
         if not request.began:
             request.began = True
             step.began.append(request)
@@ -206,7 +274,9 @@ class Scheduler:
         request.published = full
 
     def _preempt(self, request: Request) -> None:
+        """Take a request's blocks; it is computed again later. (To swap them out instead is decided here.)"""
         self.running.remove(request)
+        self.queue.released(request)
         self._release(request)
         self.preemptions += 1
         self.add(request)

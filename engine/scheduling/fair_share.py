@@ -1,0 +1,172 @@
+"""The policy: lanes by deficit round robin, flows in a lane by virtual counters, charged in engine time.
+
+A request is charged when it is admitted: what of its prompt must be computed and read, and the output that its flow's
+requests usually have. When it puts out more, each further block is charged ahead; when it ends, what it did not use is
+given back. So what a flow was charged is never less than what it got, and the guarantees follow (µs; E the most that
+one request costs or is thought to cost, C = running requests × E, both per weight; Q the quantum, L a round's pay):
+
+G1  Whoever waits is admitted as soon as slots, memory and the step's budget allow: no share is held back for nobody.
+G2  Two flows that wait in one lane throughout any interval get service within 2 (C + Q) of each other, per weight; on R
+    replicas that hear of each other's service every T µs, within 2 (R C + Q + (R - 1) T).
+G3  A request that is its flow's next is admitted after its lane has charged, to each other flow of weight w, at most
+    w (2 C + Q + E) µs; and a lane with work after the others have been charged at most (2 L + C) µs each.
+G4  Backlogged lanes get engine time by weight, within L + C µs over any interval.
+G5  A flow that was silent is served as if it had just come: what it did not use is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from engine.protocol import Lane
+from engine.scheduling.costs import FixedCosts, StepCosts
+from engine.scheduling.flows import FlowShares, Matched
+from engine.scheduling.lanes import LANES, QUANTUM, RANK, WEIGHTS, LaneShares
+from engine.scheduling.request import Request
+from engine.scheduling.service import ServiceTotals
+from prompt_cache.keys import BLOCK_TOKENS
+
+LOCALITY = 250_000.0
+"""Q: µs of engine time per weight that a flow may go ahead of another for the sake of a cached prefix."""
+URGENT_S = 3600.0
+"""Batch gains weight when the slack before its earliest deadline falls below this many seconds."""
+_FORGET_EVERY = 1024
+
+
+class FairShare:
+    """Lanes by weight, flows by counter. `quantum` is Q; `lane_quantum` what a lane's weight of 1 is paid a round."""
+
+    def __init__(
+        self,
+        costs: StepCosts | None = None,
+        quantum: float = LOCALITY,
+        weights: Mapping[Lane, float] = WEIGHTS,
+        lane_quantum: float = QUANTUM,
+    ) -> None:
+        self.costs: StepCosts = costs or FixedCosts()
+        self.weights = dict(weights)
+        self.lanes = LaneShares(weights, lane_quantum)
+        self.flows = {lane: FlowShares(quantum, by_deadline=lane == "batch") for lane in LANES}
+        self.service = ServiceTotals()
+        self._prefills = LaneShares(weights, lane_quantum)
+        """A second account, of prefill chunks alone: who of those already admitted goes into the step first."""
+        self._taken = 0
+
+    # ------------------------------------------------------------ the queue
+
+    def at(self, now: float) -> None:
+        for shares in (self.lanes, self._prefills):
+            shares.weights["batch"] = self._batch_weight(now)
+
+    def push(self, request: Request) -> None:
+        request.rates = self.costs.rates if not request.began else request.rates
+        request.estimate = self._ahead(request)
+        self.flows[request.lane].push(request)
+
+    def peek(self, matched: Matched) -> Request | None:
+        lane = self.lanes.choose([lane for lane in LANES if len(self.flows[lane])])
+        return None if lane is None else self.flows[lane].choose(matched)
+
+    def take(self, request: Request) -> None:
+        flows = self.flows[request.lane]
+        flows.take(request)
+        flows.flow(request.flow).turn(request.sub_flow)
+        self._taken += 1
+        if self._taken % _FORGET_EVERY == 0:
+            for other in self.flows.values():
+                other.forget_idle()
+
+    def remove(self, request: Request) -> None:
+        self.flows[request.lane].take(request)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.flows.values()))
+
+    def waiting(self) -> Iterable[Request]:
+        for flows in self.flows.values():
+            yield from flows.waiting()
+
+    # ------------------------------------------------------------ charging
+
+    def placed(self, request: Request) -> None:
+        self.flows[request.lane].flow(request.flow).running[request.arrival] = request
+        self._charge(request, request.spent + self._ahead(request) - request.charged)
+
+    def grown(self, request: Request) -> None:
+        ahead = request.spent + BLOCK_TOKENS * request.rates.decoded - request.charged
+        if ahead > 0:
+            self._charge(request, ahead)
+
+    def released(self, request: Request) -> None:
+        flow = self.flows[request.lane].flow(request.flow)
+        del flow.running[request.arrival]
+        flow.learn(request.output)
+        self.service.add(request.lane, request.flow, request.spent - request.served)
+        request.served = request.spent
+        self._charge(request, request.spent - request.charged)
+
+    def elsewhere(self, replica: str, service: Mapping[str, int]) -> None:
+        """Another replica says what flows got from it so far: add what is new to their counters."""
+        for lane, name, cost in self.service.news(replica, service):
+            flows = self.flows[lane]
+            flows.charge(flows.flow(name), cost)
+
+    def service_given(self) -> dict[str, int]:
+        """What flows got from this replica so far, as `elsewhere` of the others takes it."""
+        for lane, flows in self.flows.items():
+            for flow in flows.flows.values():
+                for request in flow.running.values():
+                    self.service.add(lane, flow.name, request.spent - request.served)
+                    request.served = request.spent
+        return self.service.given()
+
+    def _charge(self, request: Request, cost: float) -> None:
+        flows = self.flows[request.lane]
+        request.charged += cost
+        flows.charge(flows.flow(request.flow), cost)
+        self.lanes.charge(request.lane, cost)
+
+    def _ahead(self, request: Request) -> float:
+        """µs of engine time that the request is thought to need still; computing again is not its cost."""
+        usual = self.flows[request.lane].flow(request.flow).output
+        output = min(request.max_output - request.output, max(usual - request.output, BLOCK_TOKENS))
+        prompt = max(0, request.prompt - max(request.kv, request.seen))
+        return request.rates.cost(prompt, 0, output)
+
+    # ------------------------------------------------------------ the step
+
+    def prefill(self, pending: Sequence[Request]) -> Request:
+        if len(pending) == 1:
+            return pending[0]
+        lane = self._prefills.choose({request.lane for request in pending})
+        return next(request for request in pending if request.lane == lane)
+
+    def prefilled(self, request: Request, tokens: int) -> None:
+        self._prefills.charge(request.lane, request.rates.cost(tokens, 0, 0))
+
+    def victim(self, candidates: Iterable[Request]) -> Request | None:
+        """Who is out of credit; else the lowest lane, there the one with the least work to lose."""
+        return max(candidates, key=lambda r: (r.paused, RANK[r.lane], -r.kv, r.arrival), default=None)
+
+    def overtakes(self, request: Request, other: Request) -> bool:
+        return RANK[request.lane] < RANK[other.lane]
+
+    def outranks(self, request: Request, other: Request) -> bool:
+        """A higher lane whose turn it is takes what a lower one holds, once that has earned again what it lost."""
+        return (
+            RANK[request.lane] < RANK[other.lane]
+            and other.fresh_output > 0
+            and other.fresh_output * other.rates.decoded >= other.redone * other.rates.uncached
+        )
+
+    # ------------------------------------------------------------ batch's deadlines
+
+    def _batch_weight(self, now: float) -> float:
+        """From its own weight up to the highest lane's, as the slack before the earliest deadline falls."""
+        least, most = self.weights["batch"], max(self.weights.values())
+        flows = self.flows["batch"]
+        deadline = flows.earliest()
+        if deadline is None:
+            return least
+        slack = deadline - now - flows.queued / 1e6
+        return least + (most - least) * min(1.0, max(0.0, 1 - slack / URGENT_S))

@@ -1,0 +1,211 @@
+"""Shares between the flows of one lane: a virtual counter each, after VTC (Sheng et al., OSDI '24) and DLPM (2025).
+
+A flow's counter grows by what it is charged, divided by its weight; the flow with the least is served next. A flow that
+wakes up is lifted to the least of those that wait, so that silence earns nothing. Among flows within the quantum Q of
+the least, the one whose next request finds most of its prefix in memory goes first: Q bounds what fairness gives up
+for cache hits. Inside a flow its sub-flows take turns; inside a sub-flow it is first come, first served.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from engine.scheduling.request import Request
+
+Matched = Callable[[Request], int]
+"""How many tokens of a request are in memory already."""
+
+CANDIDATES = 8
+"""How many flows within Q are looked at for the longest prefix."""
+DEBT = 30_000_000.0
+"""µs per weight that a flow that wakes up may owe at most: what it got elsewhere while nobody wanted it is forgiven."""
+OUTPUT_GUESS = 128.0
+"""Tokens that a flow's requests are thought to put out before one has ended."""
+_MEAN_WEIGHT = 1 / 8
+
+
+class Flow:
+    """One tenant in one lane. `counter` is µs of engine time per weight; `queued` µs of requests that wait."""
+
+    __slots__ = ("_heaps", "_turns", "counter", "name", "output", "queued", "running", "waiting", "weight")
+
+    def __init__(self, name: str, counter: float) -> None:
+        self.name = name
+        self.weight = 1.0
+        self.counter = counter
+        self.output = OUTPUT_GUESS
+        self.queued = 0.0
+        self.waiting: dict[int, Request] = {}
+        """By arrival."""
+        self.running: dict[int, Request] = {}
+        self._heaps: dict[str, list[tuple[float, int, Request]]] = {}
+        self._turns: deque[str] = deque()
+
+    def push(self, request: Request, urgency: float) -> None:
+        heap = self._heaps.get(request.sub_flow)
+        if heap is None:
+            heap = self._heaps[request.sub_flow] = []
+            self._turns.append(request.sub_flow)
+        heapq.heappush(heap, (urgency, request.arrival, request))
+        self.waiting[request.arrival] = request
+        self.queued += request.estimate
+
+    def take(self, request: Request) -> None:
+        """Take a waiting request out; its entry in the heap goes when it comes to the top."""
+        del self.waiting[request.arrival]
+        self.queued = self.queued - request.estimate if self.waiting else 0.0
+
+    def head(self) -> Request:
+        """The next request of the sub-flow whose turn it is."""
+        while True:
+            name = self._turns[0]
+            heap = self._heaps[name]
+            while heap and self.waiting.get(heap[0][1]) is not heap[0][2]:
+                heapq.heappop(heap)
+            if heap:
+                return heap[0][2]
+            del self._heaps[name]
+            self._turns.popleft()
+
+    def turn(self, sub_flow: str) -> None:
+        """The sub-flow was served: the others come first."""
+        if self._turns and self._turns[0] == sub_flow:
+            self._turns.rotate(-1)
+
+    def outstanding(self) -> float:
+        """µs that running requests were charged and have not yet got."""
+        return sum(request.charged - request.spent for request in self.running.values())
+
+    def learn(self, output: int) -> None:
+        """A request ended after so many output tokens."""
+        self.output += (output - self.output) * _MEAN_WEIGHT
+
+
+class FlowShares:
+    """The flows of one lane, by name. `quantum` is Q in µs per weight."""
+
+    def __init__(self, quantum: float, by_deadline: bool = False) -> None:
+        self.quantum = quantum
+        self.by_deadline = by_deadline
+        self.flows: dict[str, Flow] = {}
+        self.queued = 0.0
+        self._order: list[tuple[float, int, Flow]] = []
+        """Backlogged flows by counter; an entry counts only while it says the flow's counter."""
+        self._serial = 0
+        self._floor = 0.0
+        """The largest least counter so far."""
+        self._waiting = 0
+        self._deadlines: list[tuple[float, int, Request]] = []
+
+    def __len__(self) -> int:
+        return self._waiting
+
+    def waiting(self) -> Iterator[Request]:
+        """All waiting requests."""
+        for flow in self.flows.values():
+            yield from flow.waiting.values()
+
+    def flow(self, name: str) -> Flow:
+        """The flow of this name, made if there is none."""
+        flow = self.flows.get(name)
+        if flow is None:
+            flow = self.flows[name] = Flow(name, self._floor)
+        return flow
+
+    def push(self, request: Request) -> None:
+        """Queue a request. A flow that did not wait is lifted; what it has in flight stays on top."""
+        flow = self.flow(request.flow)
+        flow.weight = request.weight
+        if not flow.waiting:
+            least = self._least()
+            level = (self._floor if least is None else least.counter) + flow.outstanding() / flow.weight
+            flow.counter = min(max(flow.counter, level), level + DEBT)
+            self._enter(flow)
+        flow.push(request, self._urgency(request))
+        if self.by_deadline and request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.arrival, request))
+        self.queued += request.estimate
+        self._waiting += 1
+
+    def choose(self, matched: Matched) -> Request | None:
+        """The request to serve next; None when nobody waits."""
+        least = self._least()
+        if least is None:
+            return None
+        self._floor = max(self._floor, least.counter)
+        if self.quantum <= 0:
+            return least.head()
+        candidates = self._within(least.counter + self.quantum)
+        if len(candidates) == 1:
+            return least.head()
+        heads = [flow.head() for flow in candidates]
+        if self.by_deadline:
+            return min(heads, key=lambda head: (self._urgency(head), -matched(head)))
+        return max(heads, key=matched)  # the first of equals, which is the one with the least counter
+
+    def take(self, request: Request) -> None:
+        """Take a waiting request out, whether to be served or not."""
+        flow = self.flows[request.flow]
+        flow.take(request)
+        self._waiting -= 1
+        self.queued = self.queued - request.estimate if self._waiting else 0.0
+
+    def charge(self, flow: Flow, cost: float) -> None:
+        """Add `cost` µs to a flow's counter; negative to correct it."""
+        if cost:
+            flow.counter += cost / flow.weight
+            if flow.waiting:
+                self._enter(flow)
+
+    def forget_idle(self) -> None:
+        """Drop flows that would come back as they would come new."""
+        for name in [
+            name
+            for name, flow in self.flows.items()
+            if not flow.waiting and not flow.running and flow.counter <= self._floor
+        ]:
+            del self.flows[name]
+
+    def earliest(self) -> float | None:
+        """The earliest deadline of those that wait, where the order is by deadline; None if there is none."""
+        deadlines = self._deadlines
+        while deadlines:
+            deadline, arrival, request = deadlines[0]
+            flow = self.flows.get(request.flow)
+            if flow is not None and flow.waiting.get(arrival) is request:
+                return deadline
+            heapq.heappop(deadlines)
+        return None
+
+    def _urgency(self, request: Request) -> float:
+        if not self.by_deadline:
+            return 0.0
+        return float("inf") if request.deadline is None else request.deadline
+
+    def _enter(self, flow: Flow) -> None:
+        self._serial += 1
+        heapq.heappush(self._order, (flow.counter, self._serial, flow))
+
+    def _least(self) -> Flow | None:
+        order = self._order
+        while order:
+            counter, _, flow = order[0]
+            if flow.waiting and flow.counter == counter:
+                return flow
+            heapq.heappop(order)
+        return None
+
+    def _within(self, limit: float) -> list[Flow]:
+        """The first flows with counters up to `limit`, the least first."""
+        found: list[Flow] = []
+        entries = []
+        while len(found) < CANDIDATES and (flow := self._least()) is not None and flow.counter <= limit:
+            entry = heapq.heappop(self._order)
+            if flow not in found:
+                found.append(flow)
+                entries.append(entry)
+        for entry in entries:
+            heapq.heappush(self._order, entry)
+        return found

@@ -1,0 +1,182 @@
+"""Flows inside a lane, against a naive model: who is next, who is lifted, what locality may cost (G2, G5)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.scheduling.costs import FixedCosts, MeasuredCosts, Rates
+from engine.scheduling.fair_share import FairShare
+from engine.scheduling.flows import DEBT, FlowShares
+from engine.scheduling.service import KEPT, ServiceTotals
+from tests.engine.scheduling import request
+
+
+def nothing(_: object) -> int:
+    return 0
+
+
+class Naive:
+    """A sorted list: counters in a dictionary, the least of those that wait, by name in order of waking."""
+
+    def __init__(self) -> None:
+        self.counter: dict[str, float] = {}
+        self.waiting: dict[str, list[str]] = {}
+        self.floor = 0.0
+
+    def push(self, flow: str, id: str) -> None:
+        if not self.waiting.get(flow):
+            backlogged = [self.counter[f] for f, ids in self.waiting.items() if ids]
+            level = min(backlogged, default=self.floor)
+            self.counter[flow] = min(max(self.counter.get(flow, self.floor), level), level + DEBT)
+        self.waiting.setdefault(flow, []).append(id)
+
+    def least(self) -> float:
+        least = min(self.counter[f] for f, ids in self.waiting.items() if ids)
+        self.floor = max(self.floor, least)
+        return least
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_the_least_served_flow_is_next_and_who_wakes_is_lifted(data: st.DataObject):
+    shares, naive = FlowShares(0.0), Naive()
+    requests = {}
+    for number in range(data.draw(st.integers(1, 60))):
+        flow = data.draw(st.sampled_from("abcd"))
+        waits = [f for f, ids in naive.waiting.items() if ids]
+        match data.draw(st.integers(0, 3)):
+            case 0 | 1:
+                requests[str(number)] = request(number, flow=flow)
+                shares.push(requests[str(number)])
+                naive.push(flow, str(number))
+            case 2 if waits:
+                least = naive.least()
+                chosen = shares.choose(nothing)
+                assert chosen is not None
+                assert naive.counter[chosen.flow] == least
+                assert naive.waiting[chosen.flow][0] == chosen.id, "first come, first served inside a flow"
+                shares.take(chosen)
+                naive.waiting[chosen.flow].remove(chosen.id)
+                cost = data.draw(st.sampled_from([1.0, 10.0, 500.0]))
+                shares.charge(shares.flow(chosen.flow), cost)
+                naive.counter[chosen.flow] += cost
+            case 3 if waits:
+                flow = data.draw(st.sampled_from(sorted(waits)))
+                id = data.draw(st.sampled_from(naive.waiting[flow]))
+                shares.take(requests[id])
+                naive.waiting[flow].remove(id)
+        assert len(shares) == sum(map(len, naive.waiting.values()))
+        for name, flow_ in shares.flows.items():
+            assert flow_.counter == naive.counter[name]
+    if not any(naive.waiting.values()):
+        assert shares.choose(nothing) is None
+
+
+def test_a_prefix_in_memory_goes_first_within_the_quantum_and_not_beyond():
+    shares = FlowShares(100.0)
+    cold, warm = request(1, flow="cold"), request(2, flow="warm")
+    shares.push(cold)
+    shares.push(warm)
+    matched = {cold: 0, warm: 640}.__getitem__
+    shares.charge(shares.flow("warm"), 100.0)
+    assert shares.choose(matched) is warm
+    shares.charge(shares.flow("warm"), 0.5)
+    assert shares.choose(matched) is cold
+
+
+def test_batch_takes_the_earliest_deadline_within_the_quantum():
+    shares = FlowShares(100.0, by_deadline=True)
+    late, soon, never = (request(n, flow=str(n), deadline=d) for n, d in ((1, 50.0), (2, 20.0), (3, None)))
+    for each in (late, soon, never):
+        shares.push(each)
+    assert shares.choose(nothing) is soon
+    assert shares.earliest() == 20.0
+    shares.take(soon)
+    assert shares.earliest() == 50.0
+    shares.push(sooner := request(4, flow="1", deadline=10.0))
+    assert shares.choose(nothing) is sooner, "earliest deadline first inside a flow too"
+
+
+def test_sub_flows_take_turns():
+    policy = FairShare()
+    for number in range(6):
+        policy.push(request(number, flow="f", sub_flow="script"))
+    policy.push(request(6, flow="f", sub_flow="product"))
+    order = []
+    while (head := policy.peek(nothing)) is not None:
+        policy.take(head)
+        order.append(head.sub_flow)
+    assert order[:3] == ["script", "product", "script"]
+
+
+def test_weights_divide_the_charge():
+    shares = FlowShares(0.0)
+    served = {"light": 0, "heavy": 0}
+    for number in range(1100):
+        shares.push(request(number, flow="light", weight=1))
+        shares.push(request(2000 + number, flow="heavy", weight=10))
+    for _ in range(1100):
+        chosen = shares.choose(nothing)
+        assert chosen is not None
+        shares.take(chosen)
+        shares.charge(shares.flow(chosen.flow), 7.0)
+        served[chosen.flow] += 1
+    assert served == {"light": 100, "heavy": 1000}
+
+
+def test_flows_that_would_come_back_as_new_are_forgotten():
+    shares = FlowShares(0.0)
+    for number in range(100):
+        shares.push(one := request(number, flow=str(number)))
+        shares.take(one)
+    shares.charge(shares.flow("99"), 5.0)
+    shares.forget_idle()
+    assert set(shares.flows) == {"99"}
+
+
+def test_a_debt_made_elsewhere_is_bounded():
+    policy = FairShare(quantum=0.0)
+    policy.elsewhere("r2", {"standard/busy": int(DEBT * 50)})
+    policy.push(request(1, flow="quiet"))
+    policy.push(request(2, flow="busy"))
+    assert policy.peek(nothing).flow == "quiet"  # type: ignore[union-attr]
+    assert policy.flows["standard"].flow("busy").counter == DEBT
+
+
+def test_service_totals_are_heard_once_and_may_begin_again():
+    totals = ServiceTotals()
+    assert list(totals.news("r", {"standard/a": 10, "batch/b/c": 5, "unknown/x": 7})) == [
+        ("standard", "a", 10),
+        ("batch", "b/c", 5),
+    ]
+    assert list(totals.news("r", {"standard/a": 10, "batch/b/c": 5})) == []
+    assert list(totals.news("r", {"standard/a": 3})) == [("standard", "a", 3)]
+    assert list(totals.news("other", {"standard/a": 3})) == [("standard", "a", 3)]
+    for number in range(KEPT + 10):
+        totals.add("standard", str(number), 1.5)
+    assert len(totals.given()) == KEPT
+    assert "standard/0" not in totals.given()
+
+
+def test_fixed_costs_say_what_fits_into_a_target():
+    costs = FixedCosts(Rates(step=1000, uncached=10, cached=1, row=100, batch=10))
+    assert costs.prefill_within(3000, 10) == 100
+    assert costs.prefill_within(500, 10) == 0
+    assert costs.rates.cost(10, 20, 3) == 100 + 20 + 3 * 200
+
+
+def test_measured_costs_come_near_the_machine():
+    truth = Rates(step=4000, uncached=20, cached=0.2, row=30, batch=64)
+    costs = MeasuredCosts(64)
+    assert costs.prefill_within(1.0, 5) == float("inf"), "nothing is limited before it was measured"
+    for number in range(200):
+        decodes = (1, 7, 16, 60)[number % 4]
+        prefill = (0, 512)[number // 4 % 2]
+        costs.observe(prefill, decodes, truth.step_time(prefill, decodes) if prefill or decodes else 0)
+    assert costs.decode_time(16) == pytest.approx(truth.step_time(0, 16), rel=0.1)
+    assert costs.rates.uncached == pytest.approx(truth.uncached, rel=0.2)
+    assert costs.rates.decoded == pytest.approx(truth.decoded, rel=0.2)
+    fits = costs.prefill_within(20_000, 16)
+    assert truth.step_time(int(fits), 16) == pytest.approx(20_000, rel=0.15)

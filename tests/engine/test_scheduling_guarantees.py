@@ -1,0 +1,305 @@
+"""G1 to G5 of the fair-share policy, with their constants, on the real scheduler and block pool without a model."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.protocol import Lane
+from engine.scheduling.fair_share import FairShare
+from engine.scheduling.lanes import LANES, WEIGHTS, LaneShares
+from engine.scheduling.request import Request
+from engine.scheduling.scheduler import Step
+from tests.engine.scheduling import RATES, Replica, request
+
+SLOTS = st.sampled_from([1, 2, 5])
+
+
+class Meter:
+    """What each flow and lane got, and the most that one request cost or was charged (E)."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.most = 0.0
+
+    def look(self) -> None:
+        self.most = max(self.most, *(max(r.charged, r.spent) for r in self.requests))
+
+    def service(self, by: str) -> dict[str, float]:
+        got: dict[str, float] = defaultdict(float)
+        for each in self.requests:
+            got[getattr(each, by)] += each.spent
+        return got
+
+
+class Source:
+    """Keeps flows backlogged: more requests of each wait than a step can admit."""
+
+    def __init__(self, data: st.DataObject, meter: Meter, flows: dict[str, tuple[Lane, int]]) -> None:
+        self.data, self.meter, self.flows = data, meter, flows
+        self.kinds = {
+            flow: data.draw(st.lists(st.tuples(*map(st.sampled_from, self.SHAPES)), min_size=1, max_size=3), flow)
+            for flow in flows
+        }
+        self.number = 0
+
+    SHAPES = ([1, 64, 500, 1500], [1, 20, 300], [False, True])
+
+    def fill(self, replica: Replica) -> None:
+        waiting: dict[str, int] = defaultdict(int)
+        for each in replica.policy.waiting():
+            waiting[each.flow] += 1
+        for flow, (lane, weight) in self.flows.items():
+            while waiting[flow] <= replica.running:
+                waiting[flow] += 1
+                replica.add(self.make(replica, flow, lane, weight))
+
+    def make(self, replica: Replica, flow: str, lane: Lane, weight: int) -> Request:
+        self.number += 1
+        kinds = self.kinds[flow]
+        prompt, output, early = kinds[self.number % len(kinds)]
+        # Half of the prompts of a kind are equal: some are cached. Some end at a tenth of what they might put out.
+        made = request(
+            self.number, prompt, output * 10, flow=flow, lane=lane, weight=weight, prefix=prompt + self.number % 2
+        )
+        replica.ends[made.id] = output if early else output * 10
+        self.meter.requests.append(made)
+        return made
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), slots=SLOTS, quantum=st.sampled_from([0.0, 5_000.0, 50_000.0]))
+def test_g2_backlogged_flows_stay_within_the_constant(data: st.DataObject, slots: int, quantum: float):
+    weights = data.draw(st.sampled_from([(1, 1), (1, 10), (3, 2, 1)]))
+    flows: dict[str, tuple[Lane, int]] = {f"f{index}": ("standard", weight) for index, weight in enumerate(weights)}
+    meter = Meter()
+    source = Source(data, meter, flows)
+    replica = Replica(FairShare(quantum=quantum), running=slots, blocks=400)
+    gaps: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for _ in range(400):
+        source.fill(replica)
+        replica.step()
+        meter.look()
+        service = meter.service("flow")
+        for one, (_, weight) in flows.items():
+            for other, (_, other_weight) in flows.items():
+                gaps[one, other].append(service[one] / weight - service[other] / other_weight)
+    constant = 2 * (slots * meter.most / min(weights) + quantum)
+    for pair, gap in gaps.items():
+        assert max(gap) - min(gap) <= constant, pair
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data(), every=st.sampled_from([1, 7, 30]))
+def test_g2_holds_over_replicas_that_hear_of_each_other(data: st.DataObject, every: int):
+    """One flow is backlogged on both replicas and one too; what a third gets on one alone counts against it there."""
+    flows: dict[str, tuple[Lane, int]] = {"a": ("standard", 1), "b": ("standard", 1)}
+    meter, quantum, slots = Meter(), 5_000.0, 2
+    policies = [FairShare(quantum=quantum) for _ in range(2)]
+    replicas = [Replica(policy, running=slots, blocks=400) for policy in policies]
+    sources = [Source(data, meter, flows) for _ in replicas]
+    sources[1].number = 1_000_000
+    gaps, longest, heard = [], 0.0, [0.0, 0.0]
+    for step in range(300):
+        for source, replica in zip(sources, replicas, strict=True):
+            source.fill(replica)
+        # The replica that is behind in time steps next.
+        next_ = min(range(2), key=lambda index: replicas[index].now)
+        replicas[next_].step()
+        meter.look()
+        if step % every == 0:
+            for index, policy in enumerate(policies):
+                other = policies[1 - index]
+                policy.elsewhere(str(1 - index), other.service_given())
+                longest = max(longest, replicas[1 - index].now - heard[index])
+                heard[index] = replicas[1 - index].now
+        service = meter.service("flow")
+        gaps.append(service["a"] - service["b"])
+    # Costs are shares of a full batch, so a replica may give more cost than time passes: a step of one is cheaper.
+    constant = 2 * (2 * slots * meter.most + quantum + longest)
+    assert max(gaps) - min(gaps) <= constant
+
+
+def test_g2_a_flow_spread_over_eight_replicas_has_one_share():
+    """`wide` sends to eight replicas, eight others to one each: with service exchanged, all nine get about the same."""
+    meter = Meter()
+    policies = [FairShare(quantum=0.0) for _ in range(8)]
+    replicas = [Replica(policy, running=2) for policy in policies]
+    number = 0
+    for step in range(12_000):
+        index = min(range(8), key=lambda index: replicas[index].now)
+        replica = replicas[index]
+        for flow in ("wide", f"narrow{index}"):
+            while sum(each.flow == flow for each in replica.policy.waiting()) < 3:
+                number += 1
+                replica.add(made := request(number, 128, 4, flow=flow))
+                meter.requests.append(made)
+        replica.step()
+        if step % 40 == 0:
+            given_ = [policy.service_given() for policy in policies]
+            for here, policy in enumerate(policies):
+                for there in range(8):
+                    if here != there:
+                        policy.elsewhere(str(there), given_[there])
+    service = meter.service("flow")
+    fair = sum(service.values()) / 9
+    assert service["wide"] == pytest.approx(fair, rel=0.1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), slots=SLOTS)
+def test_g1_no_capacity_is_left_while_somebody_waits(data: st.DataObject, slots: int):
+    flows: dict[str, tuple[Lane, int]] = {lane: (lane, 1) for lane in LANES}
+    replica = Replica(FairShare(), running=slots, blocks=60)
+    source = Source(data, Meter(), flows)
+    replicas_idle: list[str] = []
+
+    def seen(step: Step) -> None:
+        scheduler = replica.scheduler
+        if not scheduler.waiting:
+            return
+        if not step.work:
+            replicas_idle.append("an empty step while somebody waits")
+        used = sum(work.count for work in step.work)
+        prefill_left = any(
+            len(r.tokens) - r.kv > 1 for r in scheduler.running if r not in [w.request for w in step.work]
+        )
+        head = replica.policy.peek(lambda _: 0)
+        assert head is not None
+        room = replica.pool.available >= head.blocks_for(len(head.tokens) + 1)
+        if len(scheduler.running) < slots and room and used < 64 and not prefill_left:
+            replicas_idle.append("a slot, memory and budget are free while somebody waits")
+
+    replica.seen = seen
+    for _ in range(150):
+        if data.draw(st.booleans()):
+            source.fill(replica)
+        replica.step()
+    assert not replicas_idle
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), slots=SLOTS)
+def test_g3_every_request_is_admitted_after_a_bounded_amount_of_service(data: st.DataObject, slots: int):
+    """One request of each lane among floods in all lanes: it begins after a bounded service to the others."""
+    flows: dict[str, tuple[Lane, int]] = {f"{lane}{n}": (lane, 1) for lane in LANES for n in range(2)}
+    meter, quantum = Meter(), 5_000.0
+    policy = FairShare(quantum=quantum, lane_quantum=20_000.0)
+    replica = Replica(policy, running=slots, blocks=400)
+    source = Source(data, meter, flows)
+    for _ in range(data.draw(st.integers(0, 60))):
+        source.fill(replica)
+        replica.step()
+    lane = data.draw(st.sampled_from(LANES))
+    wanted = request(9_999_999, 100, 5, flow="one", lane=lane)
+    before = sum(meter.service("flow").values())
+    replica.add(wanted)
+    for _ in range(20_000):
+        if wanted.began:
+            break
+        source.fill(replica)
+        replica.step()
+        meter.look()
+    assert wanted.began
+    most = max(meter.most, wanted.charged)
+    in_flight = slots * most
+    own_lane = 2 * (2 * in_flight + quantum + most)
+    round_ = sum(WEIGHTS.values()) * 20_000.0
+    rounds = own_lane / (WEIGHTS[lane] * 20_000.0) + 2
+    constant = own_lane + rounds * round_ + 2 * len(LANES) * in_flight
+    assert sum(meter.service("flow").values()) - before <= constant
+
+
+def test_g4_backlogged_lanes_get_their_weights():
+    flows: dict[str, tuple[Lane, int]] = {lane: (lane, 1) for lane in LANES}
+    shapes = {"interactive": (500, 20), "standard": (60, 200), "batch": (1500, 40)}
+    meter = Meter()
+    replica = Replica(FairShare(lane_quantum=20_000.0), running=4)
+    number = 0
+    for _ in range(25_000):
+        waiting = [each.lane for each in replica.policy.waiting()]
+        for flow, (lane, _) in flows.items():
+            for _ in range(5 - waiting.count(lane)):
+                number += 1
+                replica.add(made := request(number, *shapes[lane], flow=flow, lane=lane))
+                meter.requests.append(made)
+        replica.step()
+    service = meter.service("lane")
+    total = sum(service.values())
+    for lane, weight in WEIGHTS.items():
+        assert service[lane] / total == pytest.approx(weight / sum(WEIGHTS.values()), rel=0.05)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_g4_lanes_by_themselves_stay_within_a_round(data: st.DataObject):
+    lanes = LaneShares(quantum=10.0)
+    backlogged = data.draw(st.sets(st.sampled_from(LANES), min_size=1))
+    service = dict.fromkeys(LANES, 0.0)
+    largest = data.draw(st.sampled_from([1.0, 25.0, 300.0]))
+    for number in range(300):
+        lane = lanes.choose(backlogged)
+        assert lane in backlogged
+        cost = largest * ((number * 7) % 10 + 1) / 10
+        lanes.charge(lane, cost)
+        service[lane] += cost
+    for one in backlogged:
+        for other in backlogged:
+            gap = service[one] / WEIGHTS[one] - service[other] / WEIGHTS[other]
+            assert abs(gap) <= 2 * 10.0 + largest * (1 / WEIGHTS[one] + 1 / WEIGHTS[other])
+
+
+def test_g4_what_a_lane_leaves_goes_to_the_others_at_once():
+    lanes = LaneShares()
+    for _ in range(100):
+        assert lanes.choose(["batch"]) == "batch"
+        lanes.charge("batch", 1e6)
+    assert lanes.choose(["interactive", "batch"]) == "interactive"
+    assert lanes.choose([]) is None
+
+
+@pytest.mark.parametrize("silent", [0, 2_000])
+def test_g5_a_silent_flow_gains_nothing(silent: int):
+    """Whoever was silent gets, from its waking on, its share and no more, however long it was silent."""
+    meter = Meter()
+    replica = Replica(FairShare(quantum=0.0), running=2)
+    number = 0
+    start: dict[str, float] = {}
+    for step in range(silent + 2_000):
+        waiting = [each.flow for each in replica.policy.waiting()]
+        if step == silent:
+            start = dict(meter.service("flow"))
+        for flow in ("busy", "other", "sleeper") if step >= silent else ("busy", "other"):
+            for _ in range(3 - waiting.count(flow)):
+                number += 1
+                replica.add(made := request(number, 128, 4, flow=flow))
+                meter.requests.append(made)
+        replica.step()
+    meter.look()
+    got = {flow: service - start.get(flow, 0.0) for flow, service in meter.service("flow").items()}
+    assert abs(got["sleeper"] - got["busy"]) <= 2 * 2 * meter.most
+    assert got["sleeper"] == pytest.approx(got["busy"], rel=0.03)
+
+
+def test_batch_keeps_its_deadline_against_a_flood():
+    """With weight 1 it would not: the weight rises as slack falls."""
+    ends = {}
+    for deadline in (None, 20.0):
+        replica = Replica(FairShare(lane_quantum=20_000.0), running=2)
+        wanted = [request(n, 500, 20, flow="b", lane="batch", deadline=deadline) for n in range(600)]
+        replica.add(*wanted)
+        number = 10_000
+        while len([each for each in replica.finished if each.lane == "batch"]) < 600:
+            if not len(replica.policy.flows["interactive"]):  # type: ignore[attr-defined]
+                number += 1
+                replica.add(request(number, 500, 20, flow="i", lane="interactive"))
+            replica.step()
+        ends[deadline] = replica.now / 1e6
+    assert ends[20.0] < 20.0 < ends[None]
+
+
+def test_costs_add_up_to_the_time_of_a_full_step():
+    assert RATES.cost(0, 0, RATES.batch) == RATES.step_time(0, RATES.batch)
