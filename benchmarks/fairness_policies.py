@@ -1,0 +1,165 @@
+"""The policies that ours is measured against, as the systems that are in use have them.
+
+Each one drives the same scheduler with the same blocks, budget and costs; only the order differs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from engine.scheduling.costs import StepCosts
+from engine.scheduling.fair_share import FairShare
+from engine.scheduling.flows import FlowShares
+from engine.scheduling.lanes import RANK
+from engine.scheduling.policy import FirstComeFirstServed, Matched, Policy
+from engine.scheduling.request import Request
+
+
+class StrictPriority(FirstComeFirstServed):
+    """vLLM's `priority`: the higher lane first, always; memory is taken from the lowest and youngest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lanes = {lane: FirstComeFirstServed() for lane in RANK}
+
+    def push(self, request: Request) -> None:
+        self._lanes[request.lane].push(request)
+
+    def peek(self, matched: Matched) -> Request | None:
+        heads = (lane.peek(matched) for lane in self._lanes.values())
+        return next((head for head in heads if head is not None), None)
+
+    def take(self, request: Request) -> None:
+        self._lanes[request.lane].take(request)
+
+    def remove(self, request: Request) -> None:
+        self._lanes[request.lane].remove(request)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lanes.values()))
+
+    def waiting(self) -> Iterable[Request]:
+        for lane in self._lanes.values():
+            yield from lane.waiting()
+
+    def prefill(self, pending: Sequence[Request]) -> Request:
+        return min(pending, key=lambda request: (RANK[request.lane], request.placed))
+
+    def overtakes(self, request: Request, other: Request) -> bool:
+        return RANK[request.lane] < RANK[other.lane]
+
+    def victim(self, candidates: Iterable[Request]) -> Request | None:
+        return max(candidates, key=lambda r: (r.paused, RANK[r.lane], r.arrival), default=None)
+
+
+class RoundRobin(FirstComeFirstServed):
+    """llm-d's flow control: flows take turns, one request each, whatever it costs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._flows: dict[str, FirstComeFirstServed] = {}
+        self._turns: deque[str] = deque()
+
+    def push(self, request: Request) -> None:
+        if request.flow not in self._flows:
+            self._flows[request.flow] = FirstComeFirstServed()
+            self._turns.append(request.flow)
+        self._flows[request.flow].push(request)
+
+    def peek(self, matched: Matched) -> Request | None:
+        while self._turns:
+            head = self._flows[self._turns[0]].peek(matched)
+            if head is not None:
+                return head
+            del self._flows[self._turns.popleft()]
+        return None
+
+    def take(self, request: Request) -> None:
+        self._flows[request.flow].take(request)
+        if self._turns[0] == request.flow:
+            self._turns.rotate(-1)
+
+    def remove(self, request: Request) -> None:
+        self._flows[request.flow].remove(request)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._flows.values()))
+
+    def waiting(self) -> Iterable[Request]:
+        for flow in self._flows.values():
+            yield from flow.waiting()
+
+
+class DeficitByPrefill(RoundRobin):
+    """Dynamo's router queue: deficit round robin over flows in uncached prefill tokens; decode is not charged."""
+
+    QUANTUM = 4096
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._deficit: dict[str, int] = {}
+
+    def peek(self, matched: Matched) -> Request | None:
+        while (head := super().peek(matched)) is not None:
+            cost = len(head.tokens) - matched(head)
+            if self._deficit.get(head.flow, 0) >= cost:
+                return head
+            self._deficit[head.flow] = self._deficit.get(head.flow, 0) + self.QUANTUM
+            if self._deficit[head.flow] >= cost:
+                return head
+            self._turns.rotate(-1)
+        self._deficit.clear()
+        return None
+
+    def take(self, request: Request) -> None:
+        self._flows[request.flow].take(request)
+
+    def placed(self, request: Request) -> None:
+        left = self._deficit.get(request.flow, 0) - (len(request.tokens) - request.kv)
+        self._deficit[request.flow] = max(0, left)
+        if left <= 0 and self._turns and self._turns[0] == request.flow:
+            self._turns.rotate(-1)
+
+
+class PlainVtc(FairShare):
+    """VTC (OSDI '24): the flows of all lanes in one, no locality, output charged as it is made and not ahead."""
+
+    def __init__(self, costs: StepCosts) -> None:
+        super().__init__(costs, quantum=0.0)
+        self._all = FlowShares(0.0)
+        self.flows = dict.fromkeys(self.flows, self._all)
+
+    def peek(self, matched: Matched) -> Request | None:
+        return self._all.choose(matched)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def waiting(self) -> Iterable[Request]:
+        return self._all.waiting()
+
+    def prefill(self, pending: Sequence[Request]) -> Request:
+        return pending[0]
+
+    def overtakes(self, request: Request, other: Request) -> bool:
+        return False
+
+    def outranks(self, request: Request, other: Request) -> bool:
+        return False
+
+    def victim(self, candidates: Iterable[Request]) -> Request | None:
+        return max(candidates, key=lambda request: (request.paused, request.arrival), default=None)
+
+    def _ahead(self, request: Request) -> float:
+        return request.rates.cost(max(0, request.prompt - max(request.kv, request.seen)), 0, 0)
+
+
+POLICIES: dict[str, Callable[[StepCosts], Policy]] = {
+    "fcfs": lambda costs: FirstComeFirstServed(),
+    "strict_priority": lambda costs: StrictPriority(),
+    "round_robin": lambda costs: RoundRobin(),
+    "drr_prefill": lambda costs: DeficitByPrefill(),
+    "vtc": PlainVtc,
+    "turnpike": FairShare,
+}
