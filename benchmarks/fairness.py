@@ -1,8 +1,8 @@
-"""Fairness of scheduling policies side by side, in simulation: service gap, Jain's index, time to the first token, hits.
+"""Fairness of scheduling policies side by side, in simulation: service, time to the first token, cache hits.
 
-The real policy classes drive the real scheduler and block pool; only the model is missing: a step takes what fixed rates
-say. Engine time is the unit of service. max_gap is the largest difference in service, over any interval, between two
-flows of one lane that both had requests waiting throughout.
+The real policy classes drive the real scheduler and block pool; only the model is missing: a step takes what fixed
+rates say. Engine time is the unit of service. max_gap is the largest difference in service, over any interval, between
+two flows of one lane that both had requests waiting throughout; jain is Jain's index of what such flows got.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def figures(outcomes: Iterable[Outcome]) -> dict[str, Any]:
 
 
 def judge(scenario: Scenario, outcomes: dict[str, Outcome], policies: dict[str, Any]) -> dict[str, Any]:
-    """Our policy against the bar in one scenario: each figure, what it may be at most or must be at least, and whether."""
+    """Our policy against the bar in one scenario: each figure, what it is held against, and whether it is met."""
     ours, others = policies[OURS], {name: found for name, found in policies.items() if name != OURS}
     quantum = LOCALITY / 1e6
     most = max(outcomes[OURS].most, outcomes["vtc"].most)

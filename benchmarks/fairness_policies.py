@@ -99,27 +99,30 @@ class DeficitByPrefill(RoundRobin):
     def __init__(self) -> None:
         super().__init__()
         self._deficit: dict[str, int] = {}
+        self._paid: str | None = None
+        """The flow that has had its quantum in this turn of its."""
 
     def peek(self, matched: Matched) -> Request | None:
         while (head := super().peek(matched)) is not None:
-            cost = len(head.tokens) - matched(head)
-            if self._deficit.get(head.flow, 0) >= cost:
+            flow, cost = head.flow, len(head.tokens) - matched(head)
+            if self._paid != flow:
+                self._paid = flow
+                self._deficit[flow] = self._deficit.get(flow, 0) + self.QUANTUM
+            if self._deficit[flow] >= cost:
                 return head
-            self._deficit[head.flow] = self._deficit.get(head.flow, 0) + self.QUANTUM
-            if self._deficit[head.flow] >= cost:
-                return head
+            self._paid = None
             self._turns.rotate(-1)
         self._deficit.clear()
+        self._paid = None
         return None
 
     def take(self, request: Request) -> None:
         self._flows[request.flow].take(request)
 
     def placed(self, request: Request) -> None:
-        left = self._deficit.get(request.flow, 0) - (len(request.tokens) - request.kv)
-        self._deficit[request.flow] = max(0, left)
-        if left <= 0 and self._turns and self._turns[0] == request.flow:
-            self._turns.rotate(-1)
+        self._deficit[request.flow] -= len(request.tokens) - request.kv
+        if not len(self._flows[request.flow]):
+            self._deficit[request.flow] = 0
 
 
 class PlainVtc(FairShare):

@@ -125,11 +125,11 @@ def eight_replicas(seconds: float, seed: int = 5) -> Scenario:
     """Conversations stick to replicas, unevenly; one tenant has half of them, and its prefixes are hot."""
     maker = Maker(seed)
     lanes: tuple[Lane, ...] = ("interactive", "standard", "standard", "batch")
-    for number in range(int(seconds * 5)):
+    for number in range(int(seconds * 14)):
         flow = "wide" if number % 2 else f"narrow{number // 2 % 12}"
         lane = lanes[number // 2 % 12 % 4] if flow != "wide" else "standard"
-        _conversation(maker, maker.chance.uniform(0, seconds), flow, lane, 2500 if flow == "wide" else 1500)
-    return maker.scenario("eight_replicas", replicas=8, running=32, blocks=4096)
+        _conversation(maker, maker.chance.uniform(0, seconds), flow, lane, 12_000 if flow == "wide" else 6000)
+    return maker.scenario("eight_replicas", replicas=8, running=32, blocks=8192)
 
 
 def conversations(seconds: float, seed: int = 6) -> Scenario:

@@ -53,7 +53,7 @@ class Outcome:
 
 
 class Gaps:
-    """Service of flows that wait in the same lane at the same time: the largest gap, and Jain's index of their rates."""
+    """Service of flows that wait in one lane at the same time: the largest gap, and Jain's index of their rates."""
 
     def __init__(self, flows: list[tuple[str, str]]) -> None:
         self.index = {flow: number for number, flow in enumerate(flows)}
