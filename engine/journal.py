@@ -33,6 +33,8 @@ METRIC = "turnpike_engine_journal"
 COMPACT_BYTES = 8 * 1024 * 1024
 SEQUENCE_BITS = 32
 """Sequence numbers are (epoch << 32) + count: they grow across epochs whatever was lost of the last one's end."""
+_EPOCHS_BEGIN = 1_767_225_600
+"""2026-01-01: a first epoch is the seconds since then, so that sequence numbers fit 63 bits until 2094."""
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -148,7 +150,7 @@ class Journal:
     def __init__(self, folder: Path, first_epoch: int | None = None) -> None:
         """Open or make the journal. Raises StartError if the folder is not usable or another replica owns it.
 
-        `first_epoch` is for a journal that knows of none; by default it is the time. So a replica whose folder was lost
+        `first_epoch` is for a journal that knows of none; by default it tells the time. So a replica whose folder was lost
         neither looks older than it did, nor gives out a sequence number again.
         """
         self.folder = folder
@@ -164,7 +166,7 @@ class Journal:
         self._buffer: list[bytes] = []
         self._size = 0
         self._file = -1
-        self._first_epoch = int(time.time()) if first_epoch is None else first_epoch
+        self._first_epoch = int(time.time()) - _EPOCHS_BEGIN if first_epoch is None else first_epoch
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)

@@ -98,6 +98,7 @@ async def test_orphans_of_a_neighbour_are_settled(
     assert list(tmp_path.glob("*.spool")) == []
 
 
+@pytest.mark.slow
 async def test_the_database_goes_away_and_comes_back(tmp_path: Path) -> None:
     """Stopped in order, and crashed in the middle of settling: every event arrives, and once."""
     with postgres_server() as server:

@@ -40,6 +40,7 @@ from prompt_cache.model_digest import model_digest, text_digest
 from tests.engine.client import LINK_KEY, Client, ReplicaProcess
 from tests.engine.conftest import SCOPES, VOCABULARY, generate, make_bench
 
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 ALL = tuple(SCOPES.values())
 LONG = [(11 * i + i * i) % VOCABULARY for i in range(300)]
 
@@ -76,7 +77,7 @@ async def test_streams_are_what_the_engine_computes(replica: ReplicaProcess, tin
     client = await Client.dial(replica.path)
     hello = client.hello
     assert (hello.version, hello.replica) == (VERSION, "replica")
-    assert hello.epoch > 1_700_000_000, "a first epoch is the time"
+    assert hello.epoch > 20_000_000, "a first epoch is the time"
     assert hello.model.name == "tiny"
     assert hello.model.digest == model_digest(tiny_model, "float32")
     assert hello.model.text_digest == text_digest(tiny_model)
