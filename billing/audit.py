@@ -9,20 +9,13 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import func, select
 
+from billing.audit_ledger import Finding, check_books
 from billing.prices import PriceBook, PriceMissing, PriceVersion, UnknownPriceVersion
 from billing.tables import balance, grant, hold, refused_settlement, usage_event
 from billing.usage import COUNTS, METERS, Usage
 from storage.database import Database
 
 _CHUNK = 5000
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """Something that is not as it must be; `what` names the invariant, `subject` the tenant or request."""
-
-    what: str
-    subject: UUID
-    detail: str
 
 
 async def check(database: Database) -> list[Finding]:
@@ -36,6 +29,7 @@ async def check(database: Database) -> list[Finding]:
         debits = await _events(session, versions, findings)
         credits_, held = await _grants(session), await _open_holds(session)
         await _balances(session, findings, credits_, debits, held)
+        await check_books(session, findings)
         await _ended(session, findings)
     return findings
 
@@ -102,7 +96,7 @@ async def _balances(
             if found != sums.get(tenant, 0):
                 detail = f"{side} is {found}, the {name} add up to {sums.get(tenant, 0)}"
                 findings.append(Finding("a balance is not the sum of its entries", tenant, detail))
-        if row is not None and row.overdraft != max(0, row.debit + row.held - row.credit):
+        if row is not None and row.overdraft != max(0, row.debit + row.held - row.credit - row.credit_line):
             findings.append(Finding("a balance's overdraft is wrong", tenant, f"it is {row.overdraft}"))
 
 

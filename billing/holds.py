@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import insert, select, update
+from sqlalchemy import select
 
-from billing import balances
-from billing.balances import Balance, Change, CurrencyMismatch
+from billing.balances import CurrencyMismatch
+from billing.ledger import Balance
 from billing.money import MAX_PICO, InvalidMoney, format_pico
+from billing.open_books import opened
 from billing.prices import UnknownPriceVersion
 from billing.tables import hold, price_version
 from billing.usage import period_of
@@ -118,40 +120,34 @@ class Holds:
         """Expire open holds whose time had passed at `now` (the database's clock if absent); return how many."""
         instant = await self._database.now() if now is None else now
         expired = 0
-        while True:
-            candidates, ended = await self._sweep_some(instant)
+        while ended := await self._sweep_some(instant):
             expired += ended
-            if candidates < _SWEEP:
-                return expired
+        return expired
 
     async def close(self) -> None:
         """Wait for what is being reserved; take nothing more."""
         await self._batcher.close()
 
     async def _reserve(self, requests: list[HoldRequest]) -> list[Hold | Exception]:
-        database = self._database
-        async with database.transaction() as session:
-            await self._learn_currencies(session, {request.price_version for request in requests})
-            owners = await balances.lock(database, session, {request.tenant_id for request in requests})
-            ids = {request.request_id for request in requests}
-            query = select(hold).where(one_of(database, hold.c.request_id, ids))
-            known = {row.request_id: Hold(*row) for row in await session.execute(query)}
-            now = (await session.execute(select(database.clock))).scalar_one()
-            answers, made, changes = self._decide(requests, owners, known, now)
+        await self._learn_currencies({request.price_version for request in requests})
+        async with opened(self._database) as books:
+            owners = await books.lock({request.tenant_id for request in requests})
+            now, rows = await books.holds({request.request_id for request in requests})
+            known = {row[0]: Hold(*row) for row in rows}
+            answers, made, held = self._decide(requests, owners, known, now)
             if made:
-                await session.execute(insert(hold), [msgspec.structs.asdict(new) for new in made])
-                await balances.hold_back(session, changes)
+                await books.hold_back(held, made)
         return answers
 
     def _decide(
         self, requests: Sequence[HoldRequest], owners: dict[UUID, Balance], known: dict[UUID, Hold], now: int
-    ) -> tuple[list[Hold | Exception], list[Hold], dict[UUID, Change]]:
-        """Who gets a hold, in the order of the queue: the answers, the new holds, and what they change."""
+    ) -> tuple[list[Hold | Exception], list[Hold], dict[UUID, int]]:
+        """Who gets a hold, in the order of the queue: the answers, the new holds, and what they hold of whom."""
         left = {tenant: owner.available for tenant, owner in owners.items()}
         known = dict(known)
         answers: list[Hold | Exception] = []
         made: list[Hold] = []
-        changes: dict[UUID, Change] = {}
+        held: dict[UUID, int] = defaultdict(int)
         period = period_of(now)
         for request in requests:
             tenant, amount = request.tenant_id, request.amount_pico
@@ -175,49 +171,23 @@ class Holds:
                 new = Hold(**fields, admitted_at=now, period=period, expires_at=now + lifetime, state="open")
                 known[new.request_id] = new
                 left[tenant] -= amount
-                changes.setdefault(tenant, Change()).held += amount
+                held[tenant] += amount
                 made.append(new)
                 answers.append(new)
-        return answers, made, changes
+        return answers, made, held
 
-    async def _learn_currencies(self, session: Any, versions: set[int]) -> None:
+    async def _learn_currencies(self, versions: set[int]) -> None:
         unknown = versions - self._currencies.keys()
         if unknown:
             query = select(price_version.c.id, price_version.c.currency)
-            rows = await session.execute(query.where(one_of(self._database, price_version.c.id, unknown)))
+            async with self._database.reading() as session:
+                rows = await session.execute(query.where(one_of(self._database, price_version.c.id, unknown)))
             self._currencies |= {row.id: row.currency for row in rows}
 
-    async def _sweep_some(self, now: int) -> tuple[int, int]:
-        database = self._database
-        due = select(hold.c.request_id, hold.c.tenant_id).where(hold.c.state == "open", hold.c.expires_at <= now)
-        async with database.transaction() as session:
-            candidates = (await session.execute(due.limit(_SWEEP))).all()
-            if not candidates:
-                return 0, 0
-            await balances.lock(database, session, {row.tenant_id for row in candidates})
-            ended = await end(database, session, {row.request_id for row in candidates}, "expired")
-            await balances.move(session, ended.changes)
-        return len(candidates), len(ended.requests)
-
-
-class Ended(msgspec.Struct, frozen=True):
-    """The holds that ended now, and what that gives back to whom."""
-
-    requests: set[UUID]
-    changes: dict[UUID, Change]
-
-
-async def end(database: Database, session: Any, requests: set[UUID], state: State) -> Ended:
-    """Close those of the requests' holds that are open; each ends once. Their tenants' balances are locked by then."""
-    ended = Ended(set(), {})
-    if requests:
-        closing = (
-            update(hold)
-            .where(one_of(database, hold.c.request_id, requests), hold.c.state == "open")
-            .values(state=state)
-            .returning(hold.c.request_id, hold.c.tenant_id, hold.c.amount_pico)
-        )
-        for request_id, tenant_id, amount in await session.execute(closing):
-            ended.requests.add(request_id)
-            ended.changes.setdefault(tenant_id, Change()).held -= amount
-    return ended
+    async def _sweep_some(self, now: int) -> int:
+        async with opened(self._database) as books:
+            ended = await books.expire_holds(now, _SWEEP)
+            given_back = {some.tenant_id: some.amount_pico for some in ended}
+            found = await books.lock(given_back.keys())
+            await books.save([found[tenant].holding(-pico) for tenant, pico in given_back.items() if tenant in found])
+        return sum(len(some.requests) for some in ended)

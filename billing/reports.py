@@ -1,4 +1,7 @@
-"""What was used, summed exactly: by project and model for a month, and in buckets of time for the usage APIs."""
+"""What was used, summed exactly: by project and model for a month, and in buckets of time for the usage APIs.
+
+Whole hours are read from the rollups, which add up to the same; what is not a whole hour, from the events.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Label, func, select
+from sqlalchemy import ColumnElement, Select, Table, func, select
 
 from billing.money import format_pico
-from billing.tables import price_version, usage_event
+from billing.rollups import HOUR, LIMB, SUMS
+from billing.tables import price_version, rollup_hour, usage_event
 from billing.usage import METERS, Usage, check_period
 from storage.bulk import one_of
 from storage.database import Database
@@ -21,16 +25,7 @@ Group = Literal["project_id", "api_key_id", "model", "lane", "batch"]
 _MICROSECONDS = {"1m": 60_000_000, "1h": 3_600_000_000, "1d": 86_400_000_000}
 LIMITS = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
 """Buckets on a page by width: when nothing is said, and at most."""
-_LIMB = 10**9
-
-_columns = usage_event.c
-_GROUPS: dict[str, ColumnElement[Any]] = {
-    "project_id": _columns.project_id,
-    "api_key_id": _columns.key_id,
-    "model": _columns.model,
-    "lane": _columns.lane,
-    "batch": _columns.lane == "batch",
-}
+_GROUPS = ("project_id", "api_key_id", "model", "lane", "batch")
 
 
 class InvalidReport(ValueError):
@@ -82,42 +77,79 @@ class Page(msgspec.Struct, frozen=True):
     next_page: str | None
 
 
-def _sums() -> list[Label[Any]]:
-    """Counts, tokens and cost. The cost is summed in two limbs, which no sum of 64-bit costs can overflow."""
-    return [
-        func.count().label("requests"),
-        *(func.sum(_columns[meter]).label(meter) for meter in METERS),
-        func.sum(_columns.cost_pico.op("/")(_LIMB)).label("cost_high"),
-        func.sum(_columns.cost_pico.op("%")(_LIMB)).label("cost_low"),
-    ]
+Source = Literal["rollups", "events"]
+
+
+class _Table:
+    """Where sums come from, and how."""
+
+    def __init__(self, table: Table, at: str, sums: dict[str, ColumnElement[Any]]) -> None:
+        self.columns = of = table.c
+        self.at: ColumnElement[int] = of[at]
+        self.sums = [sums[name].label(name) for name in SUMS]
+        self.groups: dict[str, ColumnElement[Any]] = {
+            "project_id": of.project_id,
+            "api_key_id": of.key_id,
+            "model": of.model,
+            "lane": of.lane,
+            "batch": of.lane == "batch",
+        }
+
+
+def _of_events() -> dict[str, ColumnElement[Any]]:
+    of = usage_event.c
+    return {
+        "requests": func.count(),
+        **{meter: func.sum(of[meter]) for meter in METERS},
+        "cost_high": func.sum(of.cost_pico.op("/")(LIMB)),
+        "cost_low": func.sum(of.cost_pico.op("%")(LIMB)),
+    }
+
+
+_TABLES: dict[Source, _Table] = {
+    "events": _Table(usage_event, "admitted_at", _of_events()),
+    "rollups": _Table(rollup_hour, "hour", {name: func.sum(rollup_hour.c[name]) for name in SUMS}),
+}
 
 
 def _cost(row: Any) -> int:
-    return int(row.cost_high) * _LIMB + int(row.cost_low)
-
-
-_EVENTS = usage_event.join(price_version, price_version.c.id == _columns.price_version)
+    return int(row.cost_high) * LIMB + int(row.cost_low)
 
 
 async def usage_by_project_and_model(
-    database: Database, period: str, tenant_id: UUID | None = None, project_id: UUID | None = None
+    database: Database,
+    period: str,
+    tenant_id: UUID | None = None,
+    project_id: UUID | None = None,
+    *,
+    source: Source = "rollups",
 ) -> list[MonthRow]:
     """A month's usage of one tenant (and project), or of all. Raises InvalidPeriod, DatabaseUnavailable."""
-    groups = (_columns.tenant_id, _columns.project_id, _columns.model, price_version.c.currency)
-    query = select(*groups, *_sums()).select_from(_EVENTS).where(_columns.period == check_period(period))
+    of = _TABLES[source].columns
+    # Summed by version first, so that the join is of sums and not of events.
+    inner = (of.tenant_id, of.project_id, of.model, of.price_version)
+    query = select(*inner, *_TABLES[source].sums).where(of.period == check_period(period))
     if tenant_id is not None:
-        query = query.where(_columns.tenant_id == tenant_id)
+        query = query.where(of.tenant_id == tenant_id)
     if project_id is not None:
-        query = query.where(_columns.project_id == project_id)
+        query = query.where(of.project_id == project_id)
+    part = query.group_by(*inner).subquery()
+    groups = (part.c.tenant_id, part.c.project_id, part.c.model, price_version.c.currency)
+    whole = (
+        select(*groups, *(func.sum(part.c[name]).label(name) for name in SUMS))
+        .join(price_version, price_version.c.id == part.c.price_version)
+        .group_by(*groups)
+        .order_by(*groups)
+    )
     async with database.reading() as session:
-        rows = (await session.execute(query.group_by(*groups).order_by(*groups))).all()
+        rows = (await session.execute(whole)).all()
     return [
         MonthRow(
             tenant_id=row.tenant_id,
             project_id=row.project_id,
             model=row.model,
             currency=row.currency,
-            requests=row.requests,
+            requests=int(row.requests),
             meters={meter: int(tokens) for meter in METERS if (tokens := getattr(row, meter))},
             cost_pico=_cost(row),
         )
@@ -153,44 +185,77 @@ async def usage_buckets(
     until = await database.now() if end_at is None else end_at
     first = _first_bucket(page, start_at, until, size)
     last = min(first + count * size, -(-until // size) * size)
-    in_bucket = (_columns.admitted_at - _columns.admitted_at % size).label("bucket")
-    groups = [_GROUPS[group].label(f"group_{group}") for group in group_by]
-    query = (
-        select(in_bucket, price_version.c.currency, *groups, *_sums())
-        .select_from(_EVENTS)
-        .where(
-            _columns.tenant_id == tenant_id,
-            _columns.admitted_at >= max(first, start_at),
-            _columns.admitted_at < min(last, until),
-        )
+    asked = _Asked(
+        tenant_id, {"project_id": project_ids, "key_id": key_ids, "model": models}, batch, tuple(group_by), size
     )
-    for column, values in ((_columns.project_id, project_ids), (_columns.key_id, key_ids), (_columns.model, models)):
-        if values is not None:
-            query = query.where(one_of(database, column, values))
-    if batch is not None:
-        query = query.where((_columns.lane == "batch") if batch else (_columns.lane != "batch"))
-    query = query.group_by(in_bucket, price_version.c.currency, *groups)
+    rows: list[Any] = []
     async with database.reading() as session:
-        rows = (await session.execute(query.order_by(in_bucket, *groups, price_version.c.currency))).all()
+        for source, low, high in _parts(max(first, start_at), min(last, until), width, open_ended=end_at is None):
+            rows += await session.execute(asked.query(database, source, low, high))
     found: dict[int, dict[tuple[Any, ...], Result]] = {}
     for row in rows:
         key: dict[str, Any] = {name: getattr(row, f"group_{name}") for name in group_by}
         if "batch" in key:
             key["batch"] = bool(key["batch"])
         usage = Usage.from_meters({meter: int(getattr(row, meter)) for meter in METERS})
-        result = Result(key, row.requests, usage, {row.currency: _cost(row)})
+        result = Result(key, int(row.requests), usage, {row.currency: _cost(row)})
         results = found.setdefault(row.bucket, {})
         same = results.get(tuple(key.values()))
         results[tuple(key.values())] = result if same is None else _added(same, result)
+    for results in found.values():
+        results_in_order = sorted(results.items(), key=lambda item: [str(part) for part in item[0]])
+        results.clear()
+        results.update(results_in_order)
     buckets = [Bucket(at, at + size, list(found.get(at, {}).values())) for at in range(first, last, size)]
     return Page(buckets, f"page_{last}" if last < until else None)
 
 
+class _Asked(msgspec.Struct, frozen=True):
+    """What buckets are asked of: a tenant's usage, filtered and grouped."""
+
+    tenant_id: UUID
+    only: dict[str, Sequence[Any] | None]
+    batch: bool | None
+    group_by: tuple[Group, ...]
+    size: int
+
+    def query(self, database: Database, source: Source, low: int, high: int) -> Select[Any]:
+        """The sums of one table from `low` (included) to `high` (excluded)."""
+        table = _TABLES[source]
+        of = table.columns
+        in_bucket = (table.at - table.at % self.size).label("bucket")
+        groups = [table.groups[group].label(f"group_{group}") for group in self.group_by]
+        query = (
+            select(in_bucket, price_version.c.currency, *groups, *table.sums)
+            .join(price_version, price_version.c.id == of.price_version)
+            .where(of.tenant_id == self.tenant_id, table.at >= low, table.at < high)
+        )
+        for name, values in self.only.items():
+            if values is not None:
+                query = query.where(one_of(database, of[name], values))
+        if self.batch is not None:
+            query = query.where((of.lane == "batch") if self.batch else (of.lane != "batch"))
+        return query.group_by(in_bucket, price_version.c.currency, *groups)
+
+
+def _parts(low: int, high: int, width: Width, *, open_ended: bool) -> list[tuple[Source, int, int]]:
+    """Whole hours from the rollups, the rest from the events. Until now means all of this hour."""
+    if width == "1m":
+        return [("events", low, high)]
+    first, last = -(-low // HOUR) * HOUR, (-(-high // HOUR) if open_ended else high // HOUR) * HOUR
+    if first >= last:
+        return [("events", low, high)]
+    parts: list[tuple[Source, int, int]] = [("events", low, first), ("rollups", first, last), ("events", last, high)]
+    return [part for part in parts if part[1] < part[2]]
+
+
 def _added(one: Result, other: Result) -> Result:
-    """The same group's results in two currencies."""
+    """The same group's results from two tables or in two currencies."""
     meters = other.usage.meters()
     usage = Usage.from_meters({meter: tokens + meters[meter] for meter, tokens in one.usage.meters().items()})
-    return Result(one.group, one.requests + other.requests, usage, one.costs_pico | other.costs_pico)
+    currencies = one.costs_pico.keys() | other.costs_pico.keys()
+    costs = {name: one.costs_pico.get(name, 0) + other.costs_pico.get(name, 0) for name in sorted(currencies)}
+    return Result(one.group, one.requests + other.requests, usage, costs)
 
 
 def _width(width: str) -> int:

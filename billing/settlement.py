@@ -1,23 +1,28 @@
-"""From the spool into the database: each event once, its hold closed, its cost debited, in one transaction a batch."""
+"""From the spool into the database: each event once, with its hold closed, its cost posted and rolled up, in one
+transaction a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import select
 
-from billing import balances
-from billing.balances import Balance, Change
-from billing.holds import end
+from billing.books import Books, Ended, Notice, Refusal, Written
+from billing.ledger import Balance, Transaction
+from billing.money import format_pico
+from billing.months import Months, is_ordered_by_time
+from billing.open_books import opened
 from billing.prices import PriceBook, PriceMissing, PriceVersion, UnknownPriceVersion
-from billing.tables import hold, refused_settlement, usage_event
-from billing.usage import Release, Settlement, UsageEvent
+from billing.usage import Settlement, UsageEvent
 from storage.base import new_id
-from storage.bulk import insert_new, one_of
 from storage.database import Database
+
+OVERDRAWN = "balance.overdrawn"
+"""The outbox topic of a tenant who came to owe more than was promised to be covered."""
+
+_months = Months()
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -44,56 +49,72 @@ async def settle(database: Database, book: PriceBook, records: Sequence[Settleme
     Raises DatabaseUnavailable, and then nothing is written.
     """
     events: dict[UUID, UsageEvent] = {}
+    releases = set()
     for record in records:
         if isinstance(record, UsageEvent):
             events.setdefault(record.id, record)
-    releases = {record.request_id for record in records if isinstance(record, Release)}
+        else:
+            releases.add(record.request_id)
     versions = await _versions(book, {event.price_version for event in events.values()})
-    async with database.transaction() as session:
-        owners = await _lock(database, session, events, releases)
-        refused = {event.id: cause for event in events.values() if (cause := _untrue(event, versions, owners))}
-        true = [event for event in events.values() if event.id not in refused]
-        written = await insert_new(database, session, usage_event, [event_row(event) for event in true])
-        refused |= await _not_there(database, session, {event.id for event in true} - written)
-        settled = await end(database, session, written, "settled")
-        released = await end(database, session, releases - written, "released")
-        changes = settled.changes
-        for tenant, change in released.changes.items():
-            changes.setdefault(tenant, Change()).held += change.held
-        for event in true:
-            if event.id in written:
-                changes.setdefault(event.tenant_id, Change()).debit += event.cost_pico
-        await balances.move(session, changes)
-        await refuse(database, session, [(events[identity], cause) for identity, cause in refused.items()])
+    await _months.ensure_for(database, filter(is_ordered_by_time, events))
+    async with opened(database) as books:
+        currencies = await books.currencies({event.tenant_id for event in events.values()})
+        refused = {event.id: cause for event in events.values() if (cause := _untrue(event, versions, currencies))}
+        true = [event for event in events.values() if event.id not in refused] if refused else list(events.values())
+        new = await books.write_events(true)
+        written = {identity for some in new for identity in some.ids}
+        if len(written) < len(true):
+            refused |= await _not_there(books, {event.id for event in true} - written)
+        settled = await books.end_holds(written, "settled")
+        released = await books.end_holds(releases - written, "released")
+        await _post(books, new, [*settled, *released], currencies)
+        await refuse(books, [(events[identity], cause) for identity, cause in refused.items()])
     repeated = sum(isinstance(record, UsageEvent) for record in records) - len(written) - len(refused)
-    return Settled(len(written), repeated, len(released.requests), len(refused))
+    return Settled(len(written), repeated, sum(len(ended.requests) for ended in released), len(refused))
 
 
-def event_row(event: UsageEvent) -> dict[str, Any]:
-    """The event as a row of `usage_event`."""
-    row = {name: getattr(event, name) for name in _EVENT_FIELDS}
-    row |= {f"count_{name}": tokens for name, tokens in msgspec.structs.asdict(event.counts).items()}
-    return row | event.usage.meters()
-
-
-_EVENT_FIELDS = [name for name in UsageEvent.__struct_fields__ if name not in ("counts", "usage")]
-
-
-async def refuse(database: Database, session: Any, records: Sequence[tuple[Settlement, str]]) -> None:
+async def refuse(books: Books, records: Iterable[tuple[Settlement, str]]) -> None:
     """Keep records that cannot be settled, whole, with the cause of each."""
-    if records:
-        now = (await session.execute(select(database.clock))).scalar_one()
-        rows = [
-            {
-                "id": new_id(),
-                "request_id": record.id if isinstance(record, UsageEvent) else record.request_id,
-                "cause": cause,
-                "body": msgspec.msgpack.encode(record),
-                "refused_at": now,
-            }
+    await books.refuse(
+        [
+            Refusal(
+                new_id(),
+                record.id if isinstance(record, UsageEvent) else record.request_id,
+                cause,
+                msgspec.msgpack.encode(record),
+            )
             for record, cause in records
         ]
-        await session.execute(refused_settlement.insert(), rows)
+    )
+
+
+async def _post(books: Books, new: Sequence[Written], ended: Sequence[Ended], currencies: dict[UUID, str]) -> None:
+    """Give back what was held, debit what was used, and write the entries: all that needs the balances."""
+    given_back: dict[UUID, int] = defaultdict(int)
+    for some in ended:
+        given_back[some.tenant_id] += some.amount_pico
+    used: dict[UUID, list[Written]] = defaultdict(list)
+    for written in sorted(new, key=lambda written: written.period):
+        used[written.tenant_id].append(written)
+    balances: list[Balance] = []
+    transactions: list[Transaction] = []
+    notices: list[Notice] = []
+    for tenant, before in (await books.lock(sorted(given_back.keys() | used.keys()))).items():
+        after = before.holding(-given_back[tenant])
+        for written in used[tenant]:
+            after, entries = after.using(written.cost_pico)
+            if entries:
+                currency = currencies[tenant]
+                transactions.append(Transaction(new_id(), tenant, currency, "usage", written.period, entries))
+        balances.append(after)
+        if after.overdraft and not before.overdraft:
+            notices.append(Notice(new_id(), tenant, OVERDRAWN, _overdraft(after)))
+    await books.save(balances, transactions, notices)
+
+
+def _overdraft(balance: Balance) -> str:
+    told = {"available": format_pico(balance.available), "currency": balance.currency}
+    return msgspec.json.encode(told).decode()
 
 
 async def _versions(book: PriceBook, ids: set[int]) -> dict[int, PriceVersion]:
@@ -106,25 +127,16 @@ async def _versions(book: PriceBook, ids: set[int]) -> dict[int, PriceVersion]:
     return found
 
 
-async def _lock(
-    database: Database, session: Any, events: dict[UUID, UsageEvent], releases: set[UUID]
-) -> dict[UUID, Balance]:
-    """Lock the balances of all tenants that the batch touches: an event's own, and its hold's."""
-    tenants = {event.tenant_id for event in events.values()}
-    others = releases | events.keys()
-    query = select(hold.c.tenant_id).distinct().where(one_of(database, hold.c.request_id, others))
-    tenants |= set(await session.scalars(query))
-    return await balances.lock(database, session, tenants)
-
-
-def _untrue(event: UsageEvent, versions: dict[int, PriceVersion], owners: dict[UUID, Balance]) -> str | None:
-    version, owner = versions.get(event.price_version), owners.get(event.tenant_id)
+def _untrue(event: UsageEvent, versions: dict[int, PriceVersion], currencies: dict[UUID, str]) -> str | None:
+    version, currency = versions.get(event.price_version), currencies.get(event.tenant_id)
     if version is None:
         return f"price version {event.price_version} does not exist"
-    if owner is None:
+    if currency is None:
         return "the tenant has no balance"
-    if owner.currency != version.currency:
-        return f"the price is in {version.currency}, the balance in {owner.currency}"
+    if currency != version.currency:
+        return f"the price is in {version.currency}, the balance in {currency}"
+    if not is_ordered_by_time(event.id):
+        return "its id is not a UUIDv7 of our time"
     try:
         cost = version.cost(event.usage)
     except PriceMissing as error:
@@ -132,10 +144,7 @@ def _untrue(event: UsageEvent, versions: dict[int, PriceVersion], owners: dict[U
     return None if cost == event.cost_pico else f"the cost is {event.cost_pico}, and recomputes to {cost}"
 
 
-async def _not_there(database: Database, session: Any, identities: set[UUID]) -> dict[UUID, str]:
+async def _not_there(books: Books, identities: set[UUID]) -> dict[UUID, str]:
     """Of events that were not inserted, those that are not there either: their journal sequence was."""
-    if not identities:
-        return {}
-    query = select(usage_event.c.id).where(one_of(database, usage_event.c.id, identities))
-    there = set(await session.scalars(query))
+    there = await books.events_there(identities)
     return dict.fromkeys(identities - there, "its replica and journal sequence belong to another request")

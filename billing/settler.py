@@ -8,6 +8,7 @@ import time
 
 import structlog
 
+from billing.open_books import opened
 from billing.prices import PriceBook
 from billing.settlement import Settled, refuse, settle
 from billing.spool import Spool, SpoolBatch
@@ -136,8 +137,8 @@ class Settler:
             except Exception as error:
                 log.exception("a record cannot be settled and is kept aside")
                 try:
-                    async with self._database.transaction() as session:
-                        await refuse(self._database, session, [(record, f"{type(error).__name__}: {error}")])
+                    async with opened(self._database) as books:
+                        await refuse(books, [(record, f"{type(error).__name__}: {error}")])
                 except DatabaseUnavailable as away:
                     await self._wait(away)
                     return False

@@ -12,6 +12,8 @@ from sqlalchemy import CheckConstraint, Column, ForeignKey, Index, Integer, Larg
 from billing.usage import COUNTS, METERS
 from storage.base import STRICT, Base, Count, Id, Pico
 
+ACCOUNTS = "'clearing', 'goodwill', 'prepaid', 'promo', 'receivable', 'revenue'"
+
 price_version = Table(
     "price_version",
     Base.metadata,
@@ -60,13 +62,22 @@ balance = Table(
     Column("debit", Pico, nullable=False),
     Column("held", Pico, nullable=False),
     Column("overdraft", Pico, nullable=False),
-    CheckConstraint("credit - debit - held + overdraft >= 0", name="covered"),
+    Column("promo", Pico, nullable=False, server_default=text("0")),
+    Column("receivable", Pico, nullable=False, server_default=text("0")),
+    Column("credit_line", Pico, nullable=False, server_default=text("0")),
+    CheckConstraint("credit - debit - held + overdraft + credit_line >= 0", name="covered"),
     CheckConstraint("held >= 0", name="held_not_negative"),
     CheckConstraint("overdraft >= 0", name="overdraft_not_negative"),
+    CheckConstraint("promo >= 0", name="promo_not_negative"),
+    CheckConstraint("receivable >= 0", name="receivable_not_negative"),
+    CheckConstraint("credit_line >= 0", name="credit_line_not_negative"),
     **STRICT,
 )
 """What a tenant has: `credit` was put in, `debit` was used, `held` is reserved by open holds.
 
+Of what is left, `promo` was given and is used first; the rest was paid, and `receivable` was used before it was paid.
+Up to `credit_line` may be used so: 0 for a prepaid tenant. Each column but `held` and `credit_line` is a sum of the
+ledger's entries.
 `overdraft` is 0 but for usage that arrived after its hold had expired and the money was promised to others: then it is
 what is missing. Only settling raises it, so reserving can never bring what is available below zero.
 """
@@ -135,10 +146,76 @@ usage_event = Table(
         "sequence",
         unique=True,
         sqlite_where=text("sequence > 0"),
-        postgresql_where=text("sequence > 0"),
-    ),
+    ).ddl_if(dialect="sqlite"),
+    **STRICT,
+    postgresql_partition_by="RANGE (id)",
+)
+"""On PostgreSQL a partition holds the ids of one month (`billing.months`), so that the id stays the one key of all; the
+journal's sequence is unique within each partition."""
+
+rollup_hour = Table(
+    "rollup_hour",
+    Base.metadata,
+    Column("tenant_id", Id, primary_key=True),
+    Column("period", Text, primary_key=True),
+    Column("hour", Count, primary_key=True, autoincrement=False),
+    Column("project_id", Id, primary_key=True),
+    Column("key_id", Id, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("lane", Text, primary_key=True),
+    Column("price_version", Integer, primary_key=True, autoincrement=False),
+    Column("requests", Count, nullable=False),
+    *(Column(meter, Count, nullable=False) for meter in METERS),
+    Column("cost_high", Count, nullable=False),
+    Column("cost_low", Count, nullable=False),
+    **STRICT,
+    postgresql_with={"fillfactor": 70},
+)
+"""What the events admitted in an hour add up to; `hour` is its first instant. The cost is `cost_high` × 10⁹ +
+`cost_low`, sums of quotients and remainders that cannot overflow where a sum of costs could."""
+
+ledger_txn = Table(
+    "ledger_txn",
+    Base.metadata,
+    Column("id", Id, primary_key=True),
+    Column("tenant_id", Id, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("period", Text, nullable=False),
+    Column("posted_at", Count, nullable=False),
+    Index(None, "tenant_id", "posted_at"),
     **STRICT,
 )
+
+ledger_entry = Table(
+    "ledger_entry",
+    Base.metadata,
+    Column("txn_id", Id, ForeignKey("ledger_txn.id"), primary_key=True),
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    Column("tenant_id", Id, nullable=False),
+    Column("currency", Text, nullable=False),
+    Column("debit", Text, nullable=False),
+    Column("credit", Text, nullable=False),
+    Column("amount_pico", Pico, nullable=False),
+    CheckConstraint("amount_pico > 0", name="positive"),
+    CheckConstraint("debit <> credit", name="two_accounts"),
+    *(CheckConstraint(f"{side} IN ({ACCOUNTS})", name=side) for side in ("debit", "credit")),
+    **STRICT,
+)
+"""Both sides of each entry in one row: a transaction that does not sum to zero in its currency cannot be written."""
+
+outbox = Table(
+    "outbox",
+    Base.metadata,
+    Column("id", Id, primary_key=True),
+    Column("tenant_id", Id, nullable=False),
+    Column("topic", Text, nullable=False),
+    Column("payload", Text, nullable=False),
+    Column("created_at", Count, nullable=False),
+    Column("sent_at", Count, nullable=True),
+    Index("ix_outbox_unsent", "id", sqlite_where=text("sent_at IS NULL"), postgresql_where=text("sent_at IS NULL")),
+    **STRICT,
+)
+"""What others are to be told, written with what it tells of: neither is there without the other."""
 
 refused_settlement = Table(
     "refused_settlement",

@@ -12,12 +12,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import asyncpg  # type: ignore[import-untyped]
 import sqlalchemy.exc
 from sqlalchemy import URL, ColumnElement, Select, event, literal_column, make_url, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from storage.base import Count
+from storage.direct import Connection, Direct, is_unavailable
 
 Dialect = Literal["sqlite", "postgresql"]
 
@@ -83,6 +85,9 @@ def _sqlite_engine(url: URL, *, reading: bool) -> AsyncEngine:
     return engine
 
 
+_POSTGRESQL: dict[str, Any] = {"timeout": 5, "command_timeout": 60, "server_settings": {"jit": "off"}}
+
+
 def _postgresql_engine(url: URL, pool_size: int) -> AsyncEngine:
     return create_async_engine(
         url.set(drivername="postgresql+asyncpg"),
@@ -91,8 +96,13 @@ def _postgresql_engine(url: URL, pool_size: int) -> AsyncEngine:
         max_overflow=pool_size,
         pool_timeout=10,
         pool_pre_ping=True,
-        connect_args={"timeout": 5, "command_timeout": 60, "server_settings": {"jit": "off"}},
+        connect_args=_POSTGRESQL,
     )
+
+
+def _direct(engine: AsyncEngine, pool_size: int) -> Direct:
+    _, options = engine.dialect.create_connect_args(engine.url)
+    return Direct({**options, **_POSTGRESQL}, pool_size)
 
 
 def _is_unavailable(error: Exception) -> bool:
@@ -103,7 +113,9 @@ def _is_unavailable(error: Exception) -> bool:
         if error.connection_invalidated or isinstance(error, sqlalchemy.exc.InterfaceError):
             return True
         return any(word in str(error.orig) for word in _SQLITE_UNAVAILABLE)
-    return isinstance(error, (OSError, TimeoutError, sqlalchemy.exc.TimeoutError))
+    if isinstance(error, asyncpg.PostgresError):
+        return (error.sqlstate or "").startswith(_POSTGRESQL_UNAVAILABLE)
+    return is_unavailable(error) or isinstance(error, (OSError, TimeoutError, sqlalchemy.exc.TimeoutError))
 
 
 def _cause(error: Exception) -> str:
@@ -115,12 +127,16 @@ def _cause(error: Exception) -> str:
 class Database:
     """A database that was opened by its URL. `engine` is the one that writes; migrations use it."""
 
-    def __init__(self, dialect: Dialect, engine: AsyncEngine, reader: AsyncEngine) -> None:
+    def __init__(
+        self, dialect: Dialect, engine: AsyncEngine, reader: AsyncEngine, direct: Direct | None = None
+    ) -> None:
         self.dialect: Dialect = dialect
         self.engine = engine
         self.clock: ColumnElement[int] = _CLOCK[dialect]
         """The database's clock as a column: microseconds since the Unix epoch."""
         self._reader = reader
+        self._direct = direct
+        self._clock_text: tuple[ColumnElement[int] | None, str] = (None, "")
 
     @classmethod
     async def open(cls, url: str, pool_size: int = 5) -> Database:
@@ -130,7 +146,7 @@ class Database:
             return cls("sqlite", _sqlite_engine(parsed, reading=False), _sqlite_engine(parsed, reading=True))
         engine = _postgresql_engine(parsed, pool_size)
         snapshot = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-        return cls("postgresql", engine, snapshot)
+        return cls("postgresql", engine, snapshot, _direct(engine, pool_size))
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSession]:
@@ -154,6 +170,19 @@ class Database:
                 raise DatabaseUnavailable(f"{SETTING}: the database does not serve us: {_cause(error)}") from error
             raise
 
+    @asynccontextmanager
+    async def direct(self) -> AsyncIterator[Connection]:
+        """Like `transaction`, a connection of PostgreSQL's driver (`storage.direct`). Raises DatabaseUnavailable."""
+        if self._direct is None:
+            raise RuntimeError("SQLite has no direct connections")
+        try:
+            async with self._direct.transaction() as connection:
+                yield connection
+        except Exception as error:
+            if _is_unavailable(error):
+                raise DatabaseUnavailable(type(error).__name__) from error
+            raise
+
     async def now(self) -> int:
         """The database's clock, in microseconds since the Unix epoch."""
         async with self.reading() as session:
@@ -165,11 +194,22 @@ class Database:
 
     async def close(self) -> None:
         """Close every connection."""
+        if self._direct is not None:
+            await self._direct.close()
         await self.engine.dispose()
         if self.dialect == "sqlite":
             await self._reader.dispose()
 
     # ------------------------------------------------------------ what the two dialects say differently
+
+    @property
+    def clock_sql(self) -> str:
+        """The clock as SQL text, for direct connections."""
+        clock, text = self._clock_text
+        if clock is not self.clock:
+            text = str(self.clock.compile(dialect=self.engine.dialect, compile_kwargs={"literal_binds": True}))
+            self._clock_text = (self.clock, text)
+        return text
 
     def insert(self, table: Any) -> postgresql.Insert | sqlite.Insert:
         """An INSERT that understands `on_conflict_do_nothing` and `on_conflict_do_update`."""

@@ -8,12 +8,12 @@ from sqlalchemy.exc import DBAPIError
 
 from billing.prices import PriceBook
 from billing.settlement import settle
-from billing.tables import grant, price, price_version, usage_event
+from billing.tables import grant, ledger_entry, ledger_txn, price, price_version, usage_event
 from storage.database import Database
 from tests.billing.money import Tenant
 
 
-@pytest.mark.parametrize("name", ["usage_event", "grant", "price", "price_version"])
+@pytest.mark.parametrize("name", ["usage_event", "grant", "price", "price_version", "ledger_txn", "ledger_entry"])
 async def test_rows_cannot_be_changed_or_deleted(database: Database, name: str) -> None:
     tenant = await Tenant.rich(database, 10**12)
     await settle(database, PriceBook(database), [tenant.event(tenant.request(0))])
@@ -22,6 +22,8 @@ async def test_rows_cannot_be_changed_or_deleted(database: Database, name: str) 
         "grant": (grant, "amount_pico"),
         "price": (price, "price_micro"),
         "price_version": (price_version, "effective_at"),
+        "ledger_txn": (ledger_txn, "posted_at"),
+        "ledger_entry": (ledger_entry, "amount_pico"),
     }[name]
     statements: list[Executable] = [update(table).values({column: 1}), delete(table)]
     if database.dialect == "postgresql":

@@ -68,9 +68,9 @@ class Money(RuleBasedStateMachine):
         held = sum(request.hold.amount_pico for request in self.requests.values() if request.state == "open")
         return self.credit - costs - held
 
-    @rule(amount=amounts.filter(bool))
-    def put_money_in(self, amount: int) -> None:
-        self.run(Balances(self.database).grant(self.tenant.id, amount, "USD"))
+    @rule(amount=amounts.filter(bool), kind=st.sampled_from(["paid", "promo"]))
+    def put_money_in(self, amount: int, kind: str) -> None:
+        self.run(Balances(self.database).grant(self.tenant.id, amount, "USD", kind=kind))
         self.credit += amount
 
     @rule(asked=st.lists(amounts, min_size=1, max_size=6), lifetime=st.integers(1, 100))

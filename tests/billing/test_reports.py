@@ -7,13 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from billing.months import Months
+from billing.open_books import opened
 from billing.prices import PriceBook
 from billing.reports import InvalidReport, usage_buckets, usage_by_project_and_model
-from billing.settlement import event_row
-from billing.tables import usage_event
 from billing.usage import InvalidPeriod, Usage, UsageEvent
 from storage.base import new_id
-from storage.bulk import insert_new
 from storage.database import Database
 from tests.billing.money import PRICES, Tenant
 
@@ -22,8 +21,9 @@ NOON = 1_795_003_200_000_000 // DAY * DAY + DAY // 2
 
 
 async def _store(database: Database, *events: UsageEvent) -> None:
-    async with database.transaction() as session:
-        assert len(await insert_new(database, session, usage_event, [event_row(e) for e in events])) == len(events)
+    await Months().ensure_for(database, [event.id for event in events])
+    async with opened(database) as books:
+        assert sum(len(written.ids) for written in await books.write_events(events)) == len(events)
 
 
 def _at(event: UsageEvent, instant: int, **changes: Any) -> UsageEvent:
@@ -51,6 +51,26 @@ async def test_a_month_by_project_and_model(database: Database) -> None:
     assert await usage_by_project_and_model(database, "2026-10") == []
     with pytest.raises(InvalidPeriod):
         await usage_by_project_and_model(database, "2026-13")
+
+
+async def test_rollups_say_what_the_events_say(database: Database) -> None:
+    tenant, other = await Tenant.rich(database, 0), await Tenant.rich(database, 0, "big")
+    event = tenant.event(tenant.request(0), Usage(uncached=4, write={"1h": 9}, output=2))
+    instants = [NOON + n * 1_111_000_000 for n in range(20)]
+    keys = [new_id(), new_id()]
+    await _store(database, *(_at(event, at, id=new_id(), key_id=keys[at % 3 // 2]) for at in instants))
+    await _store(database, other.event(other.request(0)))
+    for who in (tenant.id, None):
+        by_events = await usage_by_project_and_model(database, "2026-11", who, source="events")
+        assert await usage_by_project_and_model(database, "2026-11", who) == by_events
+    for low, high in ((NOON, NOON + DAY // 2), (NOON + 1, NOON + DAY // 4 + 1), (NOON + 5, NOON + 6)):
+        page = await usage_buckets(database, tenant.id, start_at=low, end_at=high, group_by=["api_key_id"])
+        within = [at for at in instants if low <= at < high]
+        for result in page.buckets[0].results:
+            mine = [at for at in within if keys[at % 3 // 2] == result.group["api_key_id"]]
+            assert (result.requests, result.usage.output) == (len(mine), 2 * len(mine))
+            assert result.costs_pico == {"USD": len(mine) * event.cost_pico}
+        assert sum(result.requests for result in page.buckets[0].results) == len(within)
 
 
 async def test_sums_do_not_overflow(database: Database) -> None:

@@ -42,7 +42,11 @@ def test_an_instant_needs_a_time_zone() -> None:
 
 
 def _row() -> dict[str, object]:
-    return {"tenant_id": new_id(), "currency": "USD", "credit": 1, "debit": 0, "held": 0, "overdraft": 0}
+    return {"tenant_id": new_id(), "currency": "USD", "credit": 1, "debit": 0, "held": 0, "overdraft": 0} | {
+        "promo": 0,
+        "receivable": 0,
+        "credit_line": 0,
+    }
 
 
 async def test_a_transaction_is_whole_or_not_at_all(database: Database) -> None:

@@ -1,0 +1,109 @@
+"""The statements that move money, in each database's fastest way: one transaction in which everything changes together.
+
+On PostgreSQL they go to the driver, with arrays for rows; on SQLite through SQLAlchemy. What is decided between them is
+decided once, by those who call this.
+
+So that no two transactions wait for each other, all lock in one order: usage events, rollups, holds that end, balances;
+each by its key. A balance is locked as late as possible, since everyone who reserves waits for it; what depends on it
+is computed in a later statement, which sees what the lock waited for. New holds come after their balances: nobody else
+can wait for a hold that is not there yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
+from uuid import UUID
+
+import msgspec
+
+from billing.ledger import Balance, Transaction
+from billing.usage import UsageEvent
+
+
+class Written(msgspec.Struct, frozen=True):
+    """New events of one tenant and period: their ids, and what they cost together."""
+
+    tenant_id: UUID
+    period: str
+    ids: Collection[UUID]
+    cost_pico: int
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """Holds of one tenant that ended now, and what they held together."""
+
+    tenant_id: UUID
+    requests: Collection[UUID]
+    amount_pico: int
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """Money put in; given if its kind is promo, else paid."""
+
+    id: UUID
+    tenant_id: UUID
+    amount_pico: int
+    currency: str
+    kind: str
+    reason: str
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """What goes to the outbox: a topic, and the payload as JSON."""
+
+    id: UUID
+    tenant_id: UUID
+    topic: str
+    payload: str
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """A record that cannot be settled, whole, with the cause."""
+
+    id: UUID
+    request_id: UUID
+    cause: str
+    body: bytes
+
+
+class Books(Protocol):
+    """One transaction. The methods are in the order in which they may be called."""
+
+    async def now(self) -> int:
+        """The database's clock."""
+
+    async def currencies(self, tenants: Collection[UUID]) -> dict[UUID, str]:
+        """The currencies of the balances there are; neither ever changes."""
+
+    async def write_events(self, events: Sequence[UsageEvent]) -> list[Written]:
+        """Insert the events that are not there yet, and add those to the hourly rollups."""
+
+    async def events_there(self, ids: Collection[UUID]) -> set[UUID]:
+        """Which of these events are there."""
+
+    async def end_holds(self, requests: Collection[UUID], state: str) -> list[Ended]:
+        """Close those of the requests' holds that are open: each ends once."""
+
+    async def expire_holds(self, now: int, most: int) -> list[Ended]:
+        """Close at most so many open holds whose time had passed at `now`; not those that someone else is ending."""
+
+    async def write_grant(self, grant: Grant) -> bool:
+        """Insert a grant; False if it is there already."""
+
+    async def lock(self, tenants: Collection[UUID]) -> dict[UUID, Balance]:
+        """The balances, locked until the end; those without one are absent."""
+
+    async def save(
+        self, balances: Sequence[Balance], transactions: Sequence[Transaction] = (), notices: Sequence[Notice] = ()
+    ) -> None:
+        """Write locked balances as they are now, with the entries and notices of what made them so."""
+
+    async def holds(self, requests: Collection[UUID]) -> tuple[int, list[Sequence[Any]]]:
+        """The database's clock, and the holds of these requests as rows in the order of the table's columns."""
+
+    async def hold_back(self, held: dict[UUID, int], made: Sequence[Any]) -> None:
+        """Insert new holds, and add to what is held of locked balances. The database refuses what is not covered."""
+
+    async def refuse(self, refusals: Sequence[Refusal]) -> None:
+        """Keep records that cannot be settled."""

@@ -1,0 +1,222 @@
+"""The books on PostgreSQL: each statement takes arrays, so that a batch is one round trip however large it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import cache
+from operator import attrgetter
+from typing import Any, cast
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Dialect, Table
+from sqlalchemy.dialects import postgresql
+
+from billing import tables
+from billing.books import Ended, Grant, Notice, Refusal, Written
+from billing.ledger import Balance, Transaction
+from billing.rollups import HOUR, KEYS, LIMB, SUMS
+from billing.usage import COUNTS, METERS, UsageEvent
+from storage.direct import Connection
+
+_DIALECT = cast(Callable[[], Dialect], postgresql.dialect)()
+_NAMES = tuple(column.name for column in tables.usage_event.columns)
+_PLAIN = tuple(name for name in _NAMES if name not in METERS and not name.startswith("count_"))
+_plain = attrgetter(*_PLAIN)
+_counts = attrgetter(*(f"counts.{name}" for name in COUNTS))
+
+
+def _type(table: Table, name: str) -> str:
+    return f"{table.c[name].type.compile(_DIALECT)}[]"
+
+
+@cache
+def _write_events(tokens: tuple[str, ...]) -> str:
+    """Insert events of whose counts and meters only `tokens` have any, roll up what is new, and say what that was."""
+    given = (*_PLAIN, *tokens)
+    arrays = ", ".join(f"${n}::{_type(tables.usage_event, name)}" for n, name in enumerate(given, 1))
+    values = ", ".join(f'"{name}"' if name in given else "0" for name in _NAMES)
+    keys = ", ".join(f"admitted_at - admitted_at % {HOUR}" if name == "hour" else name for name in KEYS)
+    sums = ", ".join(
+        {"requests": "count(*)", "cost_high": f"sum(cost_pico / {LIMB})", "cost_low": f"sum(cost_pico % {LIMB})"}.get(
+            name, f"sum({name})" if name in tokens else "0"
+        )
+        for name in SUMS
+    )
+    grouped = ", ".join(str(n) for n in range(1, len(KEYS) + 1))
+    added = ", ".join(f"{name} = r.{name} + excluded.{name}" for name in SUMS if name in {*tokens, *_ALWAYS_ADDED})
+    return f"""
+        WITH new AS (
+            INSERT INTO usage_event ({", ".join(_NAMES)})
+            SELECT {values} FROM unnest({arrays}) AS t ({", ".join(given)})
+            ON CONFLICT DO NOTHING RETURNING *
+        ), rolled AS (
+            INSERT INTO rollup_hour AS r ({", ".join((*KEYS, *SUMS))})
+            SELECT {keys}, {sums} FROM new GROUP BY {grouped} ORDER BY {grouped}
+            ON CONFLICT ({", ".join(KEYS)}) DO UPDATE SET {added}
+        )
+        SELECT tenant_id, period, array_agg(id), sum(cost_pico) FROM new GROUP BY tenant_id, period
+    """  # noqa: S608  # names of columns
+
+
+_ALWAYS_ADDED = ("requests", "cost_high", "cost_low")
+
+_END_HOLDS = """
+    WITH mine AS (
+        SELECT request_id FROM hold WHERE request_id = ANY($1::uuid[]) AND state = 'open'
+        ORDER BY request_id FOR UPDATE
+    ), ended AS (
+        UPDATE hold SET state = $2 FROM mine WHERE hold.request_id = mine.request_id AND hold.state = 'open'
+        RETURNING tenant_id, hold.request_id, amount_pico
+    )
+    SELECT tenant_id, array_agg(request_id), sum(amount_pico) FROM ended GROUP BY tenant_id
+"""
+
+_EXPIRE_HOLDS = """
+    WITH due AS (
+        SELECT request_id FROM hold WHERE state = 'open' AND expires_at <= $1 LIMIT $2 FOR UPDATE SKIP LOCKED
+    ), ended AS (
+        UPDATE hold SET state = 'expired' FROM due WHERE hold.request_id = due.request_id
+        RETURNING tenant_id, hold.request_id, amount_pico
+    )
+    SELECT tenant_id, array_agg(request_id), sum(amount_pico) FROM ended GROUP BY tenant_id
+"""
+
+_BALANCE = tuple(column.name for column in tables.balance.columns)
+_MONEY = tuple(name for name in _BALANCE if name not in ("tenant_id", "currency"))
+_LOCK = f"""
+    SELECT {", ".join(_BALANCE)} FROM balance WHERE tenant_id = ANY($1::uuid[]) ORDER BY tenant_id FOR UPDATE
+"""  # noqa: S608  # names of columns
+_SAVE = f"""
+    UPDATE balance SET {", ".join(f"{name} = t.{name}" for name in _MONEY)}
+    FROM unnest($1::uuid[], {", ".join(f"${n}::numeric[]" for n in range(2, len(_MONEY) + 2))})
+        AS t (tenant_id, {", ".join(_MONEY)})
+    WHERE balance.tenant_id = t.tenant_id
+"""  # noqa: S608  # names of columns
+_POST = """
+    WITH posted AS (
+        INSERT INTO ledger_txn (id, tenant_id, kind, period, posted_at)
+        SELECT t.*, {clock} FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[]) AS t
+    )
+    INSERT INTO ledger_entry (txn_id, seq, tenant_id, currency, debit, credit, amount_pico)
+    SELECT * FROM unnest($5::uuid[], $6::int[], $7::uuid[], $8::text[], $9::text[], $10::text[], $11::numeric[])
+"""
+_GRANT = """
+    INSERT INTO "grant" (id, tenant_id, amount_pico, currency, kind, reason, at)
+    VALUES ($1, $2, $3, $4, $5, $6, {clock}) ON CONFLICT DO NOTHING RETURNING id
+"""
+_NOTE = """
+    INSERT INTO outbox (id, tenant_id, topic, payload, created_at)
+    SELECT t.*, {clock} FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[]) AS t
+"""
+_REFUSE = """
+    INSERT INTO refused_settlement (id, request_id, cause, body, refused_at)
+    SELECT t.*, {clock} FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::bytea[]) AS t
+"""
+
+_HOLD = tuple(column.name for column in tables.hold.columns)
+_HOLDS = f"SELECT {', '.join(_HOLD)} FROM hold WHERE request_id = ANY($1::uuid[])"  # noqa: S608  # names of columns
+_HOLD_BACK = f"""
+    WITH held AS (
+        UPDATE balance SET held = balance.held + t.held
+        FROM unnest($1::uuid[], $2::numeric[]) AS t (tenant_id, held) WHERE balance.tenant_id = t.tenant_id
+    )
+    INSERT INTO hold ({", ".join(_HOLD)})
+    SELECT * FROM unnest({", ".join(f"${n}::{_type(tables.hold, name)}" for n, name in enumerate(_HOLD, 3))})
+"""  # noqa: S608  # names of columns
+
+
+def _columns(rows: Sequence[Sequence[Any]], width: int) -> list[Sequence[Any]]:
+    return list(zip(*rows, strict=True)) if rows else [()] * width
+
+
+class PostgresBooks:
+    """Books in a transaction of the driver's connection. `clock` is the database's clock as SQL."""
+
+    def __init__(self, connection: Connection, clock: str) -> None:
+        self._connection = connection
+        self._clock = clock
+
+    async def now(self) -> int:
+        return int(await self._connection.fetchval(f"SELECT {self._clock}"))  # of our own
+
+    async def currencies(self, tenants: Collection[UUID]) -> dict[UUID, str]:
+        query = "SELECT tenant_id, currency FROM balance WHERE tenant_id = ANY($1::uuid[])"
+        return dict(await self._connection.fetch(query, list(tenants)))
+
+    async def write_events(self, events: Sequence[UsageEvent]) -> list[Written]:
+        if not events:
+            return []
+        in_order = sorted(events, key=lambda event: event.id.int)
+        plain = _columns([_plain(event) for event in in_order], len(_PLAIN))
+        names, tokens = _token_columns(in_order)
+        rows = await self._connection.fetch(_write_events(names), *plain, *tokens)
+        return [Written(*row) for row in rows]
+
+    async def events_there(self, ids: Collection[UUID]) -> set[UUID]:
+        # all tenants: a record is repeated whoever sent it
+        query = "SELECT id FROM usage_event WHERE id = ANY($1::uuid[])"
+        return {row[0] for row in await self._connection.fetch(query, list(ids))}
+
+    async def end_holds(self, requests: Collection[UUID], state: str) -> list[Ended]:
+        if not requests:
+            return []
+        return [Ended(*row) for row in await self._connection.fetch(_END_HOLDS, list(requests), state)]
+
+    async def expire_holds(self, now: int, most: int) -> list[Ended]:
+        return [Ended(*row) for row in await self._connection.fetch(_EXPIRE_HOLDS, now, most)]
+
+    async def write_grant(self, grant: Grant) -> bool:
+        values = msgspec.structs.astuple(grant)
+        return await self._connection.fetchval(_GRANT.format(clock=self._clock), *values) is not None
+
+    async def lock(self, tenants: Collection[UUID]) -> dict[UUID, Balance]:
+        if not tenants:
+            return {}
+        return {row[0]: Balance(*row) for row in await self._connection.fetch(_LOCK, list(tenants))}
+
+    async def save(
+        self, balances: Sequence[Balance], transactions: Sequence[Transaction] = (), notices: Sequence[Notice] = ()
+    ) -> None:
+        if balances:
+            rows = [(b.tenant_id, *(getattr(b, name) for name in _MONEY)) for b in balances]
+            await self._connection.execute(_SAVE, *_columns(rows, len(_MONEY) + 1))
+        if transactions:
+            heads = [(t.id, t.tenant_id, t.kind, t.period) for t in transactions]
+            entries = [
+                (t.id, seq, t.tenant_id, t.currency, entry.debit, entry.credit, entry.amount_pico)
+                for t in transactions
+                for seq, entry in enumerate(t.entries, 1)
+            ]
+            post = _POST.format(clock=self._clock)
+            await self._connection.execute(post, *_columns(heads, 4), *_columns(entries, 7))
+        if notices:
+            rows = [(n.id, n.tenant_id, n.topic, n.payload) for n in notices]
+            await self._connection.execute(_NOTE.format(clock=self._clock), *_columns(rows, 4))
+
+    async def holds(self, requests: Collection[UUID]) -> tuple[int, list[Sequence[Any]]]:
+        return await self.now(), await self._connection.fetch(_HOLDS, list(requests))
+
+    async def hold_back(self, held: dict[UUID, int], made: Sequence[Any]) -> None:
+        columns = _columns([msgspec.structs.astuple(hold) for hold in made], len(_HOLD))
+        await self._connection.execute(_HOLD_BACK, list(held), list(held.values()), *columns)
+
+    async def refuse(self, refusals: Sequence[Refusal]) -> None:
+        rows = [(r.id, r.request_id, r.cause, r.body) for r in refusals]
+        if rows:
+            await self._connection.execute(_REFUSE.format(clock=self._clock), *_columns(rows, 4))
+
+
+def _token_columns(events: Sequence[UsageEvent]) -> tuple[tuple[str, ...], list[Sequence[int]]]:
+    """The counts and meters of which some event has any: their columns' names, and the columns."""
+    usages = [event.usage for event in events]
+    columns: dict[str, Sequence[int]] = {
+        f"count_{name}": column for name, column in zip(COUNTS, zip(*map(_counts, events), strict=True), strict=True)
+    }
+    columns["uncached"] = [usage.uncached for usage in usages]
+    columns["output"] = [usage.output for usage in usages]
+    for kind, by_class in (("read", [u.read for u in usages]), ("write", [u.write for u in usages])):
+        for name in {name for tokens in by_class for name in tokens}:
+            columns[f"{kind}_{name}"] = [tokens.get(name, 0) for tokens in by_class]
+    names = tuple(name for name in _NAMES if any(columns.get(name, ())))
+    return names, [columns[name] for name in names]

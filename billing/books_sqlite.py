@@ -1,0 +1,146 @@
+"""The books on SQLite, whose one writer holds every lock there is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing import tables
+from billing.books import Ended, Grant, Notice, Refusal, Written
+from billing.event_rows import event_row
+from billing.ledger import Balance, Transaction
+from billing.rollups import KEYS, SUMS, roll_up
+from billing.tables import (
+    balance,
+    hold,
+    ledger_entry,
+    ledger_txn,
+    outbox,
+    refused_settlement,
+    rollup_hour,
+    usage_event,
+)
+from billing.usage import UsageEvent
+from storage.base import Pico
+from storage.bulk import insert_new, one_of
+from storage.database import Database
+
+_rolled = sqlite.insert(rollup_hour)
+_ROLL_UP = _rolled.on_conflict_do_update(
+    index_elements=KEYS, set_={name: rollup_hour.c[name] + _rolled.excluded[name] for name in SUMS}
+)
+_MONEY = [column.name for column in balance.columns if column.name not in ("tenant_id", "currency")]
+_SAVE = (
+    update(balance)
+    .where(balance.c.tenant_id == bindparam("tenant"))
+    .values({name: bindparam(f"new_{name}", type_=Pico()) for name in _MONEY})
+)
+_HOLD_BACK = (
+    update(balance)
+    .where(balance.c.tenant_id == bindparam("tenant"))
+    .values(held=balance.c.held + bindparam("more", type_=Pico()))
+)
+
+
+class SqliteBooks:
+    """Books in a session's transaction."""
+
+    def __init__(self, database: Database, session: AsyncSession) -> None:
+        self._database = database
+        self._session = session
+
+    async def now(self) -> int:
+        return (await self._session.execute(select(self._database.clock))).scalar_one()
+
+    async def currencies(self, tenants: Collection[UUID]) -> dict[UUID, str]:
+        query = select(balance.c.tenant_id, balance.c.currency)
+        rows = await self._session.execute(query.where(one_of(self._database, balance.c.tenant_id, tenants)))
+        return {row.tenant_id: row.currency for row in rows}
+
+    async def write_events(self, events: Sequence[UsageEvent]) -> list[Written]:
+        new = await insert_new(self._database, self._session, usage_event, [event_row(event) for event in events])
+        written = [event for event in events if event.id in new]
+        if written:
+            await self._session.execute(_ROLL_UP, roll_up(written))
+        found: dict[tuple[UUID, str], tuple[list[UUID], int]] = {}
+        for event in written:
+            ids, cost = found.get((event.tenant_id, event.period), ([], 0))
+            found[event.tenant_id, event.period] = ([*ids, event.id], cost + event.cost_pico)
+        return [Written(*key, *sums) for key, sums in found.items()]
+
+    async def events_there(self, ids: Collection[UUID]) -> set[UUID]:
+        # all tenants: a record is repeated whoever sent it
+        query = select(usage_event.c.id).where(one_of(self._database, usage_event.c.id, ids))
+        return set(await self._session.scalars(query))
+
+    async def end_holds(self, requests: Collection[UUID], state: str) -> list[Ended]:
+        if not requests:
+            return []
+        closing = update(hold).where(one_of(self._database, hold.c.request_id, requests), hold.c.state == "open")
+        closed = closing.values(state=state).returning(hold.c.tenant_id, hold.c.request_id, hold.c.amount_pico)
+        return _by_tenant(await self._session.execute(closed))
+
+    async def expire_holds(self, now: int, most: int) -> list[Ended]:
+        due = select(hold.c.request_id).where(hold.c.state == "open", hold.c.expires_at <= now).limit(most)
+        return await self.end_holds(list(await self._session.scalars(due)), "expired")
+
+    async def write_grant(self, grant: Grant) -> bool:
+        row = msgspec.structs.asdict(grant) | {"at": self._database.clock}
+        new = sqlite.insert(tables.grant).values(row).on_conflict_do_nothing().returning(tables.grant.c.id)
+        return (await self._session.execute(new)).one_or_none() is not None
+
+    async def lock(self, tenants: Collection[UUID]) -> dict[UUID, Balance]:
+        query = select(balance).where(one_of(self._database, balance.c.tenant_id, tenants))
+        return {row.tenant_id: Balance(*row) for row in await self._session.execute(query)}
+
+    async def save(
+        self, balances: Sequence[Balance], transactions: Sequence[Transaction] = (), notices: Sequence[Notice] = ()
+    ) -> None:
+        now = await self.now()
+        if balances:
+            rows = [{"tenant": b.tenant_id, **{f"new_{name}": getattr(b, name) for name in _MONEY}} for b in balances]
+            await self._session.execute(_SAVE, rows)
+        if transactions:
+            heads = [
+                {"id": t.id, "tenant_id": t.tenant_id, "kind": t.kind, "period": t.period, "posted_at": now}
+                for t in transactions
+            ]
+            await self._session.execute(insert(ledger_txn), heads)
+            entries = [
+                {"txn_id": t.id, "seq": seq, "tenant_id": t.tenant_id, "currency": t.currency}
+                | msgspec.structs.asdict(entry)
+                for t in transactions
+                for seq, entry in enumerate(t.entries, 1)
+            ]
+            await self._session.execute(insert(ledger_entry), entries)
+        if notices:
+            told = [msgspec.structs.asdict(notice) | {"created_at": now} for notice in notices]
+            await self._session.execute(insert(outbox), told)
+
+    async def holds(self, requests: Collection[UUID]) -> tuple[int, list[Sequence[Any]]]:
+        query = select(hold).where(one_of(self._database, hold.c.request_id, requests))
+        return await self.now(), list((await self._session.execute(query)).all())
+
+    async def hold_back(self, held: dict[UUID, int], made: Sequence[Any]) -> None:
+        await self._session.execute(insert(hold), [msgspec.structs.asdict(new) for new in made])
+        await self._session.execute(_HOLD_BACK, [{"tenant": tenant, "more": pico} for tenant, pico in held.items()])
+
+    async def refuse(self, refusals: Sequence[Refusal]) -> None:
+        if refusals:
+            now = await self.now()
+            rows = [msgspec.structs.asdict(refusal) | {"refused_at": now} for refusal in refusals]
+            await self._session.execute(insert(refused_settlement), rows)
+
+
+def _by_tenant(rows: Iterable[Any]) -> list[Ended]:
+    found: dict[UUID, tuple[list[UUID], int]] = {}
+    for tenant, request, amount in rows:
+        requests, sum_ = found.get(tenant, ([], 0))
+        found[tenant] = ([*requests, request], sum_ + amount)
+    return [Ended(tenant, *sums) for tenant, sums in found.items()]

@@ -1,0 +1,100 @@
+"""Double-entry accounts: what each movement of money debits and what it credits, and the balance that follows from it.
+
+Every tenant has its own accounts, in its currency. `clearing` is where money comes from and `goodwill` what we give
+away; `prepaid` and `promo` are what we owe in service; `receivable` is what was used before it was paid; `revenue` is
+what was earned. An entry debits one account and credits another, so that every transaction sums to zero.
+
+What was given is used first, then what was paid; the rest is receivable, and the next payment goes there first.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+
+Account = Literal["clearing", "goodwill", "prepaid", "promo", "receivable", "revenue"]
+Kind = Literal["grant", "usage"]
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """An amount, more than zero, from one account to another."""
+
+    debit: Account
+    credit: Account
+    amount_pico: int
+
+
+class Transaction(msgspec.Struct, frozen=True):
+    """Entries that belong together. A grant's has the grant's id; usage is posted by settled batch, tenant and period:
+    that an event counts once is the event's own key."""
+
+    id: UUID
+    tenant_id: UUID
+    currency: str
+    kind: Kind
+    period: str
+    entries: list[Entry]
+
+
+class Balance(msgspec.Struct, frozen=True):
+    """A tenant's money in pico-units: put in, used, reserved by open holds; `overdraft` is what is missing, if so.
+
+    `promo` is what is left of what was given, `receivable` what was used and not paid, `credit_line` how much that may
+    become.
+    """
+
+    tenant_id: UUID
+    currency: str
+    credit: int
+    debit: int
+    held: int
+    overdraft: int
+    promo: int = 0
+    receivable: int = 0
+    credit_line: int = 0
+
+    @property
+    def available(self) -> int:
+        """What may still be reserved; negative only by as much as usage came in after its hold had expired."""
+        return self.credit - self.debit - self.held + self.credit_line
+
+    @property
+    def prepaid(self) -> int:
+        """What is left of what was paid."""
+        return self.credit - self.debit - self.promo + self.receivable
+
+    def holding(self, pico: int) -> Balance:
+        """With this much more held; less, if it is negative. What is not covered any more becomes overdraft."""
+        return self._with(held=self.held + pico)
+
+    def using(self, pico: int) -> tuple[Balance, list[Entry]]:
+        """With this much used, and the entries that say so."""
+        promo = min(pico, self.promo)
+        prepaid = min(pico - promo, self.prepaid)
+        owed = pico - promo - prepaid
+        after = self._with(debit=self.debit + pico, promo=self.promo - promo, receivable=self.receivable + owed)
+        return after, _entries(
+            ("promo", "revenue", promo), ("prepaid", "revenue", prepaid), ("receivable", "revenue", owed)
+        )
+
+    def granted(self, pico: int, kind: str) -> tuple[Balance, list[Entry]]:
+        """With this much put in: given if `kind` is promo, else paid."""
+        if kind == "promo":
+            return self._with(credit=self.credit + pico, promo=self.promo + pico), _entries(("goodwill", "promo", pico))
+        owed = min(pico, self.receivable)
+        after = self._with(credit=self.credit + pico, receivable=self.receivable - owed)
+        return after, _entries(("clearing", "receivable", owed), ("clearing", "prepaid", pico - owed))
+
+    def with_credit_line(self, pico: int) -> Balance:
+        """With another credit line."""
+        return self._with(credit_line=pico)
+
+    def _with(self, **changes: int) -> Balance:
+        after = msgspec.structs.replace(self, **changes)
+        return msgspec.structs.replace(after, overdraft=max(0, -after.available))
+
+
+def _entries(*moves: tuple[Account, Account, int]) -> list[Entry]:
+    return [Entry(*move) for move in moves if move[2]]

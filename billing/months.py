@@ -1,0 +1,103 @@
+"""Usage events by month on PostgreSQL: a partition holds the ids of one month, and is made before its first event.
+
+A UUIDv7 begins with its milliseconds since the Unix epoch, so that the ids of a month are a range. There is no default
+partition: an event that has nowhere to go makes its month first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from uuid import UUID
+
+from storage.base import to_instant
+from storage.database import Database
+
+FIRST_YEAR, LAST_YEAR = 2020, 2199
+_MILLISECONDS = 80
+_LOCK = 7_233_104_872
+"""PostgreSQL's advisory lock: two processes that need the same month make it one after the other."""
+
+Month = tuple[int, int]
+
+
+def is_ordered_by_time(identity: UUID) -> bool:
+    """Whether this is a UUIDv7 of our time: any other has no month."""
+    return identity.version == 7 and _start((FIRST_YEAR, 1)) <= identity < _start((LAST_YEAR, 1))
+
+
+def month_of(identity: UUID) -> Month:
+    """Year and month, in UTC, of a UUIDv7."""
+    moment = datetime.fromtimestamp((identity.int >> _MILLISECONDS) // 1000, UTC)
+    return moment.year, moment.month
+
+
+def following(month: Month) -> Month:
+    """The month after this one."""
+    year, number = month
+    return (year + 1, 1) if number == 12 else (year, number + 1)
+
+
+def _start(month: Month) -> UUID:
+    """The least id of a month."""
+    return UUID(int=to_instant(datetime(*month, 1, tzinfo=UTC)) // 1000 << _MILLISECONDS)
+
+
+class Months:
+    """The months that have a partition, as far as this process knows."""
+
+    def __init__(self) -> None:
+        self._known: set[Month] = set()
+
+    async def ensure(self, database: Database, months: Iterable[Month]) -> None:
+        """Make the partitions of these months that are missing, each in a transaction. SQLite has none to make.
+
+        Raises DatabaseUnavailable.
+        """
+        if database.dialect != "postgresql":
+            return
+        for month in sorted(set(months) - self._known):
+            await _make(database, month)
+            self._known.add(month)
+
+    async def ensure_for(self, database: Database, ids: Iterable[UUID]) -> None:
+        """Make the partitions that these ids need. Raises DatabaseUnavailable."""
+        await self.ensure(database, {month_of(identity) for identity in ids})
+
+
+async def prepare(database: Database, ahead: int = 2) -> None:
+    """Make this month's partition and those of the next: the worker's job. Raises DatabaseUnavailable."""
+    moment = datetime.fromtimestamp(await database.now() // 1_000_000, UTC)
+    month = (moment.year, moment.month)
+    months = [month] + [month := following(month) for _ in range(ahead)]
+    await Months().ensure(database, months)
+
+
+# Asked of the catalog's rows: a lookup by name may be answered from what the connection remembers.
+_THERE = """
+    SELECT true FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
+    WHERE inhparent = 'usage_event'::regclass AND relname = $1
+"""
+
+
+async def _make(database: Database, month: Month) -> None:
+    name = f"usage_event_{month[0]:04d}_{month[1]:02d}"
+    async with database.direct() as connection:
+        if await connection.fetchval(_THERE, name):
+            return
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
+        if await connection.fetchval(_THERE, name):
+            return
+        # Made beside the table and then attached, which stops no one who reads or writes the other months for long.
+        await connection.execute(f"CREATE TABLE {name} (LIKE usage_event INCLUDING ALL)")
+        await connection.execute(
+            f"CREATE UNIQUE INDEX ix_{name}_replica_sequence ON {name} (replica, sequence) WHERE sequence > 0"
+        )
+        await connection.execute(
+            f"CREATE TRIGGER immutable BEFORE UPDATE OR DELETE OR TRUNCATE ON {name} "
+            "FOR EACH STATEMENT EXECUTE FUNCTION refuse_change()"
+        )
+        lower, upper = _start(month), _start(following(month))
+        await connection.execute(
+            f"ALTER TABLE usage_event ATTACH PARTITION {name} FOR VALUES FROM ('{lower}') TO ('{upper}')"
+        )
