@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import TypeAlias
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 from storage.base import to_instant
 from storage.database import Database
@@ -18,17 +20,21 @@ _MILLISECONDS = 80
 _LOCK = 7_233_104_872
 """PostgreSQL's advisory lock: two processes that need the same month make it one after the other."""
 
-Month = tuple[int, int]
+Month: TypeAlias = tuple[int, int]
 
 
 def is_ordered_by_time(identity: UUID) -> bool:
     """Whether this is a UUIDv7 of our time: any other has no month."""
-    return identity.version == 7 and _start((FIRST_YEAR, 1)) <= identity < _start((LAST_YEAR, 1))
+    return identity.int >> 76 & 15 == 7 and _FIRST <= identity.int < _LAST
 
 
 def month_of(identity: UUID) -> Month:
     """Year and month, in UTC, of a UUIDv7."""
-    moment = datetime.fromtimestamp((identity.int >> _MILLISECONDS) // 1000, UTC)
+    return _month(identity.int >> _MILLISECONDS)
+
+
+def _month(milliseconds: int) -> Month:
+    moment = datetime.fromtimestamp(milliseconds // 1000, UTC)
     return moment.year, moment.month
 
 
@@ -43,34 +49,41 @@ def _start(month: Month) -> UUID:
     return UUID(int=to_instant(datetime(*month, 1, tzinfo=UTC)) // 1000 << _MILLISECONDS)
 
 
-class Months:
-    """The months that have a partition, as far as this process knows."""
+_FIRST, _LAST = _start((FIRST_YEAR, 1)).int, _start((LAST_YEAR, 1)).int
 
-    def __init__(self) -> None:
-        self._known: set[Month] = set()
+_known: WeakKeyDictionary[Database, set[Month]] = WeakKeyDictionary()
+"""The months that have a partition in each database, as far as this process knows."""
 
-    async def ensure(self, database: Database, months: Iterable[Month]) -> None:
-        """Make the partitions of these months that are missing, each in a transaction. SQLite has none to make.
 
-        Raises DatabaseUnavailable.
-        """
-        if database.dialect != "postgresql":
-            return
-        for month in sorted(set(months) - self._known):
-            await _make(database, month)
-            self._known.add(month)
+async def ensure(database: Database, months: Iterable[Month]) -> None:
+    """Make the partitions of these months that are missing, each in a transaction. SQLite has none to make.
 
-    async def ensure_for(self, database: Database, ids: Iterable[UUID]) -> None:
-        """Make the partitions that these ids need. Raises DatabaseUnavailable."""
-        await self.ensure(database, {month_of(identity) for identity in ids})
+    Raises DatabaseUnavailable.
+    """
+    if database.dialect != "postgresql":
+        return
+    known = _known.setdefault(database, set())
+    for month in sorted(set(months) - known):
+        await _make(database, month)
+        known.add(month)
+
+
+async def ensure_for(database: Database, ids: Iterable[UUID]) -> None:
+    """Make the partitions that these ids need. Raises DatabaseUnavailable."""
+    milliseconds = {identity.int >> _MILLISECONDS for identity in ids}
+    if milliseconds:
+        first, last = min(milliseconds), max(milliseconds)
+        months = {_month(first), _month(last)}
+        if len(months) > 1:
+            months |= {_month(instant) for instant in milliseconds}
+        await ensure(database, months)
 
 
 async def prepare(database: Database, ahead: int = 2) -> None:
     """Make this month's partition and those of the next: the worker's job. Raises DatabaseUnavailable."""
     moment = datetime.fromtimestamp(await database.now() // 1_000_000, UTC)
     month = (moment.year, moment.month)
-    months = [month] + [month := following(month) for _ in range(ahead)]
-    await Months().ensure(database, months)
+    await ensure(database, [month] + [month := following(month) for _ in range(ahead)])
 
 
 # Asked of the catalog's rows: a lookup by name may be answered from what the connection remembers.

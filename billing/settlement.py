@@ -9,10 +9,11 @@ from uuid import UUID
 
 import msgspec
 
+from billing import months
 from billing.books import Books, Ended, Notice, Refusal, Written
 from billing.ledger import Balance, Transaction
 from billing.money import format_pico
-from billing.months import Months, is_ordered_by_time
+from billing.months import is_ordered_by_time
 from billing.open_books import opened
 from billing.prices import PriceBook, PriceMissing, PriceVersion, UnknownPriceVersion
 from billing.usage import Settlement, UsageEvent
@@ -21,8 +22,6 @@ from storage.database import Database
 
 OVERDRAWN = "balance.overdrawn"
 """The outbox topic of a tenant who came to owe more than was promised to be covered."""
-
-_months = Months()
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -56,7 +55,7 @@ async def settle(database: Database, book: PriceBook, records: Sequence[Settleme
         else:
             releases.add(record.request_id)
     versions = await _versions(book, {event.price_version for event in events.values()})
-    await _months.ensure_for(database, filter(is_ordered_by_time, events))
+    await months.ensure_for(database, filter(is_ordered_by_time, events))
     async with opened(database) as books:
         currencies = await books.currencies({event.tenant_id for event in events.values()})
         refused = {event.id: cause for event in events.values() if (cause := _untrue(event, versions, currencies))}

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from billing.months import Months
+from billing import months
 from billing.open_books import opened
 from billing.prices import PriceBook
 from billing.reports import InvalidReport, usage_buckets, usage_by_project_and_model
@@ -21,7 +21,7 @@ NOON = 1_795_003_200_000_000 // DAY * DAY + DAY // 2
 
 
 async def _store(database: Database, *events: UsageEvent) -> None:
-    await Months().ensure_for(database, [event.id for event in events])
+    await months.ensure_for(database, [event.id for event in events])
     async with opened(database) as books:
         assert sum(len(written.ids) for written in await books.write_events(events)) == len(events)
 
