@@ -116,6 +116,12 @@ class Holds:
             row = (await session.execute(select(hold).where(hold.c.request_id == request_id))).one_or_none()
         return None if row is None else Hold(*row)
 
+    async def open_of(self, gateway: str) -> list[UUID]:
+        """The requests, of all tenants, whose holds this gateway took and that are still open."""
+        query = select(hold.c.request_id).where(hold.c.state == "open", hold.c.gateway == gateway)
+        async with self._database.reading() as session:
+            return list(await session.scalars(query))
+
     async def sweep(self, now: int | None = None) -> int:
         """Expire open holds whose time had passed at `now` (the database's clock if absent); return how many."""
         instant = await self._database.now() if now is None else now

@@ -54,6 +54,11 @@ class Recovery:
             task = self._running[done.id] = asyncio.create_task(self._recover(link, done))
             task.add_done_callback(lambda _: self._running.pop(done.id, None))
 
+    @property
+    def busy(self) -> bool:
+        """Whether something is being adopted."""
+        return bool(self._running)
+
     async def stop(self) -> None:
         """Leave what is not finished to the next start."""
         tasks = list(self._running.values())
@@ -67,7 +72,7 @@ class Recovery:
             if hold is not None and hold.gateway != self._gateway:
                 await asyncio.sleep(self._courtesy)
                 hold = await self._find(done)
-            if hold is not None and hold.state in ("open", "expired"):
+            if hold is not None and hold.state != "settled":
                 await self._adopt(link, done, hold)
         except (InvalidUsage, msgspec.MsgspecError, PriceMissing, UnknownPriceVersion, ValueError) as error:
             log.error("a journal's request makes no sense", request_id=done.id, replica=link.replica, cause=str(error))

@@ -14,6 +14,7 @@ from gateway.admission.admission import Admission
 from gateway.admission.lifetimes import Lifetimes
 from gateway.domains import CacheDomains
 from gateway.fleet.fleet import Fleet
+from gateway.leftovers import Leftovers
 from gateway.metrics import Metrics
 from gateway.recording import Recorder
 from gateway.recovery import Recovery
@@ -31,7 +32,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
 
     `keep_alive`: a stream silent for so long sends a comment, and is answered with 200 at the latest. `patience`: a
     client that does not read, or has not sent its body, for so long is given up. `courtesy`: how long a hold of another
-    gateway is left to it.
+    gateway, or of an earlier start, is left to who may still know something of it.
     """
 
     body_limit: int = 8 * 1024 * 1024
@@ -88,6 +89,15 @@ class Gateway:
             fleet=services.fleet,
             courtesy=services.options.courtesy,
         )
+        self.leftovers = Leftovers(
+            services.name,
+            holds=services.holds,
+            recorder=self.recorder,
+            fleet=services.fleet,
+            spool=services.spool,
+            recovering=lambda: self.recovery.busy,
+            patience=services.options.courtesy,
+        )
         self._drain: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -98,6 +108,7 @@ class Gateway:
         await services.settler.start()
         services.fleet.on_stray = self.recovery.stray
         services.fleet.start()
+        self.leftovers.start()
 
     def begin_drain(self) -> None:
         """Take nothing new; give what runs its time to end."""
@@ -110,6 +121,7 @@ class Gateway:
         self.begin_drain()
         if self._drain is not None:
             await self._drain
+        await self.leftovers.stop()
         await self.recovery.stop()
         await self.services.fleet.stop()
         await self.services.settler.drain(_SETTLE_S)

@@ -513,6 +513,48 @@ async def test_holds_of_other_gateways_are_left_alone_for_a_while(
         await stack.until(lambda: {ack.id for ack in stack.replica.acked} == {identity, unknown})
 
 
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_hold_that_nothing_was_done_for_is_given_back(
+    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, known: bool
+) -> None:
+    """The gateway died between hold and Generate; or after it, and the replica's journal knows."""
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.mkdir()
+    second.mkdir()
+    async with running_stack(fresh_sqlite_url, first, model_folder, name="gateway-test") as stack:
+        stack.say(TEXT, queued=9)
+        asking = asyncio.create_task(stack.post(WHOLE))
+        await stack.until(lambda: stack.replica.runs)
+        identity = next(iter(stack.replica.runs))
+        for task in list(stack.gateway.requests._running.values()):
+            task.cancel()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    options = GatewayOptions(courtesy=0.3, lifetimes=quick_lifetimes(), drain_timeout=1.0)
+    async with running_stack(
+        fresh_sqlite_url, second, model_folder, options=options, name="gateway-test", start_replica=False
+    ) as stack:
+        await asyncio.sleep(0.5)
+        assert await stack.holds() == ["open"], "no replica could say yet what it knows"
+        if known:
+            stack.replica.journal[identity] = Done(identity, 1, "crash", Counts(prompt=9, computed=9, output=4), 12, 2)
+        await stack.replica.start()
+        await stack.ready()
+        if known:
+            (event,) = await stack.settled(1)
+            assert (event.output, event.source) == (2, "journal")
+            assert await stack.holds() == ["settled"]
+        else:
+            async with asyncio.timeout(10):
+                while await stack.holds() != ["released"]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            assert await stack.events() == []
+            late = Done(identity, 1, "crash", Counts(prompt=9, computed=9, output=4), 13, 2)
+            stack.gateway.recovery.stray(stack.gateway.services.fleet.links[0], late)
+            (event,) = await stack.settled(1)
+            assert event.output == 2, "a journal that comes later is still billed"
+
+
 # ---------------------------------------------------------------- stopping
 
 
