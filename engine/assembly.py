@@ -10,7 +10,7 @@ from engine.device import block_count, prototype
 from engine.engine import Engine, EngineLimits
 from engine.errors import ModelError, StartError
 from engine.invariance import ensure_invariance
-from engine.kv_memory import KvMemory, layer_group
+from engine.kv_memory import KvMemory
 from engine.layers.linear import best_tiling
 from engine.models.config import read_config
 from engine.models.registry import load_model
@@ -19,7 +19,7 @@ from engine.protocol import Capacity, Layout, ServedModel
 from engine.runner import Runner
 from engine.scheduling.costs import MeasuredCosts
 from engine.thread_choice import choose_threads
-from prompt_cache.blocks import BlockPool
+from prompt_cache.block_groups import GroupedPool
 from prompt_cache.keys import BLOCK_TOKENS
 from prompt_cache.model_digest import model_digest, text_digest
 
@@ -58,18 +58,19 @@ def assemble(options: ReplicaOptions) -> Assembled:
     like = prototype(options)
     tiling = best_tiling(like)
     model = load_model(options.model, config, like, tiling, context)
-    group = layer_group(config.layers, config.kv_heads, config.head_dim, like.dtype)
-    blocks = block_count(options, group, like.device, context)
-    runner = Runner(model, KvMemory(group, blocks, like), like.device, tiling)
+    blocks = block_count(options, model.groups, like.device, context)
+    memories = [KvMemory(group, blocks, like) for group in model.groups]
+    runner = Runner(model, memories, like.device, tiling)
     choose_threads(runner, options.token_budget)
     ensure_invariance(runner, options.token_budget, options.max_running)
     dtype = str(like.dtype).removeprefix("torch.")
     digest = model_digest(options.model, dtype)
     name = options.served or served_name(options.model)
     limits = EngineLimits(context, options.max_running, options.max_waiting, options.token_budget)
+    pool = GroupedPool([(blocks, group.window) for group in model.groups])
     return Assembled(
-        Engine(runner, BlockPool(blocks), limits, digest, costs=MeasuredCosts(options.max_running)),
+        Engine(runner, pool, limits, digest, costs=MeasuredCosts(options.max_running)),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
-        Layout(BLOCK_TOKENS, (group,)),
-        Capacity((blocks,), context, options.max_running),
+        Layout(BLOCK_TOKENS, model.groups),
+        Capacity((blocks,) * len(model.groups), context, options.max_running),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 # Threads that wait for each other in a matrix product spin by default. On a machine whose cores are shared (with the
 # gateway, say) they then spin while the one they wait for is not running: twenty times slower. Read when torch loads.
@@ -45,8 +46,12 @@ def _device(options: ReplicaOptions) -> torch.device:
     return torch.device("cpu")
 
 
-def block_count(options: ReplicaOptions, group: LayerGroup, device: torch.device, context: int) -> int:
-    """How many blocks fit into what the option says, else into a share of what is free. Raises StartError."""
+def block_count(options: ReplicaOptions, groups: Sequence[LayerGroup], device: torch.device, context: int) -> int:
+    """How many blocks of every layer group fit into what the option says, else into a share of what is free.
+
+    Raises StartError.
+    """
+    block_bytes = sum(group.block_bytes for group in groups)
     memory, least = options.kv_memory, 1
     if not memory:
         least = -(-context // BLOCK_TOKENS)
@@ -54,10 +59,10 @@ def block_count(options: ReplicaOptions, group: LayerGroup, device: torch.device
             memory = int(torch.cuda.mem_get_info(device)[0] * _SHARE_OF_GPU)
         else:
             memory = min(_CPU_MEMORY, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _SHARE_OF_RAM)
-    blocks = memory // group.block_bytes
+    blocks = memory // block_bytes
     if blocks < least:
         raise StartError(
-            f"kv_memory: {memory} bytes hold {blocks} blocks of {group.block_bytes} bytes, at least {least} are needed"
+            f"kv_memory: {memory} bytes hold {blocks} blocks of {block_bytes} bytes, at least {least} are needed"
         )
-    logger.info("memory for KV", blocks=blocks, tokens=blocks * BLOCK_TOKENS, bytes=blocks * group.block_bytes)
+    logger.info("memory for KV", blocks=blocks, tokens=blocks * BLOCK_TOKENS, bytes=blocks * block_bytes)
     return blocks

@@ -17,7 +17,7 @@ from engine.scheduling.costs import FixedCosts, Rates, StepCosts
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler, Step, Work
-from prompt_cache.blocks import BlockPool
+from prompt_cache.block_groups import GroupedPool
 from prompt_cache.keys import BLOCK_TOKENS, model_root
 
 _LONGEST_ID = 256
@@ -63,7 +63,7 @@ class Engine:
     def __init__(
         self,
         runner: Runner,
-        pool: BlockPool,
+        pool: GroupedPool,
         limits: EngineLimits,
         model_digest: str,
         clock: Callable[[], float] = time.time,
@@ -207,6 +207,7 @@ class Engine:
         self.scheduler.computed(work)
         self.totals["computed"] += request.computed - computed
         self.totals["recomputed"] += request.recomputed - recomputed
+        self.pool.slide(request.table, request.kv)
 
     def _emit(self, request: Request, token: int) -> None:
         start = request.output
@@ -346,8 +347,10 @@ class Engine:
 
     def memory(self) -> tuple[TierLoad, ...]:
         """The device's blocks (C4)."""
-        pool = self.pool
-        return (TierLoad("hbm", 0, pool.free_blocks, pool.referenced_blocks, pool.cached_blocks, pool.total),)
+        return tuple(
+            TierLoad("hbm", group, pool.free_blocks, pool.referenced_blocks, pool.cached_blocks, pool.total)
+            for group, pool in enumerate(self.pool.pools)
+        )
 
     def metrics(self) -> dict[str, float]:
         """Counters and gauges by Prometheus name."""

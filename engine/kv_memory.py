@@ -1,11 +1,13 @@
-"""The device memory behind a block pool: one tensor per layer group, a block contiguous.
+"""The device memory behind the block pools: one tensor per layer group, a block contiguous.
 
-[blocks, layers, 2 (K|V), KV heads, 64, head dim]. A block is what is moved between tiers, so it lies in one piece.
+[blocks, layers, parts, KV heads, 64, head dim], where the parts are K and V, or for a latent group the one latent
+vector from which both are made. A block is what is moved between tiers, so it lies in one piece.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -13,17 +15,49 @@ from engine.protocol import LayerGroup
 from prompt_cache.keys import BLOCK_TOKENS
 
 
-def layer_group(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> LayerGroup:
-    """The description of a full-attention group of this many layers, with its block size in bytes."""
-    return LayerGroup(
-        kind="full",
-        layers=tuple(range(layers)),
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        window=0,
-        dtype=str(dtype).removeprefix("torch."),
-        block_bytes=layers * 2 * kv_heads * BLOCK_TOKENS * head_dim * dtype.itemsize,
-    )
+def parts(group: LayerGroup) -> int:
+    """How many vectors a token has in each KV head of a layer: key and value, or one latent."""
+    return 1 if group.kind == "latent" else 2
+
+
+@dataclass(frozen=True)
+class KvSlot:
+    """Where a layer's KV lies: in which group, and as which of its layers."""
+
+    group: int
+    layer: int
+
+
+class KvLayout:
+    """Collects the layer groups of a model while its layers are made: layers whose KV is alike share a group."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._layers: dict[tuple[str, int, int, int], list[int]] = {}
+
+    def place(self, layer: int, kv_heads: int, head_dim: int, *, window: int = 0, latent: bool = False) -> KvSlot:
+        """The slot of a layer with such KV; `window` 0 for one that attends to everything."""
+        kind = "latent" if latent else "window" if window else "full"
+        shape = (kind, kv_heads, head_dim, window)
+        members = self._layers.setdefault(shape, [])
+        members.append(layer)
+        return KvSlot(list(self._layers).index(shape), len(members) - 1)
+
+    def groups(self) -> tuple[LayerGroup, ...]:
+        """The groups in the order in which their first layers were placed, with their block sizes in bytes."""
+        size = BLOCK_TOKENS * self._dtype.itemsize
+        return tuple(
+            LayerGroup(
+                kind=kind,
+                layers=tuple(layers),
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                window=window,
+                dtype=str(self._dtype).removeprefix("torch."),
+                block_bytes=len(layers) * (1 if kind == "latent" else 2) * kv_heads * head_dim * size,
+            )
+            for (kind, kv_heads, head_dim, window), layers in self._layers.items()
+        )
 
 
 class KvMemory:
@@ -31,14 +65,15 @@ class KvMemory:
 
     def __init__(self, group: LayerGroup, blocks: int, like: torch.Tensor) -> None:
         self.group = group
-        layers, heads, dim = len(group.layers), group.kv_heads, group.head_dim
+        layers, heads, dim, per_layer = len(group.layers), group.kv_heads, group.head_dim, parts(group)
         # Not cleared here: a block is when it is allocated, and memory that was never used then costs nothing.
-        self.data = like.new_empty(blocks, layers, 2, heads, BLOCK_TOKENS, dim)
+        self.data = like.new_empty(blocks, layers, per_layer, heads, BLOCK_TOKENS, dim)
         by_row, by_head = self.data.view(-1, dim), self.data.view(-1, BLOCK_TOKENS * dim)
         # Views that begin at a layer's part of the first block: the same index then serves every layer.
-        self.rows = [by_row[layer * 2 * heads * BLOCK_TOKENS :] for layer in range(layers)]
-        self.keys = [by_head[layer * 2 * heads :] for layer in range(layers)]
-        self.values = [by_head[(layer * 2 + 1) * heads :] for layer in range(layers)]
+        self.rows = [by_row[layer * per_layer * heads * BLOCK_TOKENS :] for layer in range(layers)]
+        self.keys = [by_head[layer * per_layer * heads :] for layer in range(layers)]
+        # A latent's keys hold its values: those are the first elements of the same vectors.
+        self.values = [by_head[(layer * per_layer + per_layer - 1) * heads :] for layer in range(layers)]
 
         self._scratch: dict[str, torch.Tensor] = {}
 

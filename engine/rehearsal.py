@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.layers.attention_plan import Chunk, plan_attention
 from engine.runner import Runner
 from prompt_cache.keys import BLOCK_TOKENS
 
@@ -31,9 +30,10 @@ class Rehearsal:
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
-        self.OTHER = min(1, runner.memory.data.shape[0] - 1)
+        self.OTHER = min(1, min(memory.data.shape[0] for memory in runner.memories) - 1)
         self._chance = random.Random(_SEED)  # noqa: S311  # which tokens does not matter, only that they vary
-        runner.clear([self.BLOCK, self.OTHER])
+        groups = len(runner.memories)
+        runner.clear([(self.BLOCK,) * groups, (self.OTHER,) * groups])
 
     def tokens(self, count: int) -> list[int]:
         """So many token ids."""
@@ -55,20 +55,16 @@ class Rehearsal:
         tokens = [token for part in parts for token in part.tokens]
         positions = [at for part in parts for at in range(part.start, part.start + len(part.tokens))]
         padding = [0] * runner.tiling.padding(len(tokens))
-        plan = plan_attention(
-            [Chunk(part.start, len(part.tokens), [part.block]) for part in parts],
+        plans = runner.plans(
+            [(part.start, len(part.tokens), [(part.block,) * len(runner.memories)]) for part in parts],
             sum(len(part.tokens) == 1 for part in parts),
-            runner.model.config.heads,
-            group=runner.memory.group,
-            device=runner.device,
-            tile=runner.prefill_tile,
         )
         with torch.inference_mode():
             hidden = runner.model(
                 torch.tensor(tokens + padding, device=runner.device),
                 torch.tensor(positions + padding, device=runner.device),
-                plan,
-                runner.memory,
+                plans,
+                runner.memories,
                 1,
             )
             return runner.model.head(hidden)[: len(tokens)]

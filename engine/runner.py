@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from engine.kv_memory import KvMemory
-from engine.layers.attention_plan import PREFILL_TILE, Chunk, plan_attention
+from engine.layers.attention_plan import PREFILL_TILE, AttentionPlan, Chunk, plan_attention
 from engine.layers.linear import Tiling
-from engine.models.registry import Model
+from engine.models.decoder import Decoder
 from engine.sampling.sampler import Draw, sample
 from engine.scheduling.scheduler import Work
 from engine.threads import Threads
+from prompt_cache.block_groups import Block
 
 
 class NotFinite(Exception):
@@ -29,21 +30,39 @@ class Outcome:
 
 
 class Runner:
-    """A model and its memory; `tiling` is the model's. `on_logits` sees works that sample and their logits."""
+    """A model and the memories of its layer groups; `tiling` is the model\'s.
 
-    def __init__(self, model: Model, memory: KvMemory, device: torch.device, tiling: Tiling) -> None:
+    `on_logits` sees works that sample and their logits.
+    """
+
+    def __init__(self, model: Decoder, memories: Sequence[KvMemory], device: torch.device, tiling: Tiling) -> None:
         self.model = model
-        self.memory = memory
+        self.memories = tuple(memories)
         self.device = device
         self.tiling = tiling
         self.threads = Threads(torch.get_num_threads(), torch.get_num_threads())
         self.prefill_tile = PREFILL_TILE
         self.on_logits: Callable[[Sequence[Work], torch.Tensor], None] | None = None
 
-    def clear(self, blocks: Sequence[int]) -> None:
+    def clear(self, blocks: Sequence[Block]) -> None:
         """Clear newly allocated blocks before their first use."""
         with torch.inference_mode():
-            self.memory.zero(blocks)
+            for group, memory in enumerate(self.memories):
+                memory.zero([block[group] for block in blocks])
+
+    def plans(self, chunks: Sequence[tuple[int, int, Sequence[Block]]], decodes: int) -> list[AttentionPlan]:
+        """One attention plan for each layer group, for chunks (start, count, table); see `plan_attention`."""
+        return [
+            plan_attention(
+                [Chunk(start, count, [block[group] for block in table]) for start, count, table in chunks],
+                decodes,
+                self.model.config.heads,
+                group=memory.group,
+                device=self.device,
+                tile=self.prefill_tile,
+            )
+            for group, memory in enumerate(self.memories)
+        ]
 
     def run(self, works: Sequence[Work]) -> list[Outcome]:
         """Compute these works, those of one token first; raises what the model raises.
@@ -64,19 +83,14 @@ class Runner:
         padding = self.tiling.padding(len(tokens))
         if self.device.type == "cpu":
             self.threads.use(len(tokens))
-        plan = plan_attention(
-            [Chunk(work.start, work.count, work.request.table) for work in works],
-            sum(work.count == 1 for work in works),
-            self.model.config.heads,
-            group=self.memory.group,
-            device=self.device,
-            tile=self.prefill_tile,
+        plans = self.plans(
+            [(work.start, work.count, work.request.table) for work in works], sum(work.count == 1 for work in works)
         )
         hidden = self.model(
             torch.tensor(tokens + [0] * padding, device=self.device),
             torch.tensor(positions + [0] * padding, device=self.device),
-            plan,
-            self.memory,
+            plans,
+            self.memories,
         )
         finite = hidden.isfinite().all(-1)
         sound = [True] * len(works) if bool(finite.all()) else self._sound(works, finite.tolist())

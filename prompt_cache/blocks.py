@@ -111,6 +111,10 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
+    def holds(self, key: bytes) -> bool:
+        """Whether a block can be found under this key."""
+        return key in self._index
+
     def share(self, blocks: Sequence[int]) -> None:
         """Take one more reference of each block, all of them found or held by the caller."""
         for block in blocks:

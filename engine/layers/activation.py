@@ -1,15 +1,29 @@
-"""The gated activation of the feed-forward layer."""
+"""The gated activations of the feed-forward layer, by the names that configurations use.
+
+Written with `exp` and `tanh` of whole tensors because torch's own silu and gelu compute the last few elements of a
+range with another function, so that an element's bits would depend on where threads divide the rows.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
 
 import torch
 
 
-def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) · up for [rows, gate | up] → [rows, size]: gate · up / (1 + e^-gate).
-
-    Written with `exp` because torch's own silu computes the last few elements of a range with another function, so
-    that an element's bits would depend on where threads divide the rows.
-    """
-    gate, up = gate_up.chunk(2, dim=-1)
+def silu_times(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) · up = gate · up / (1 + e^-gate); all of the same shape."""
     return (gate * up).div_(gate.neg().exp_().add_(1.0))
+
+
+def gelu_tanh_times(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) · up with the tanh approximation of gelu; all of the same shape."""
+    inner = (gate * gate).mul_(gate).mul_(0.044715).add_(gate).mul_(math.sqrt(2 / math.pi))
+    return inner.tanh_().add_(1.0).mul_(gate).mul_(0.5).mul_(up)
+
+
+GATED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "silu": silu_times,
+    "gelu_pytorch_tanh": gelu_tanh_times,
+}

@@ -2,7 +2,8 @@
 
 Attention is cut at fixed absolute positions: keys are taken in *splits* of `SPLIT_TOKENS`, each computed by itself over
 its full fixed length (what lies beyond the query is masked), and the splits of a query are folded by a binary tree over
-their absolute numbers. So a query at a position gets the same bits whether it came in a long prefill chunk, a short one
+their absolute numbers. In a window group the splits that lie before the window are left out: they would add nothing,
+exactly. So a query at a position gets the same bits whether it came in a long prefill chunk, a short one
 or a decode step, in whatever company (E1), and whether its keys were computed or read (C2).
 
 Queries come in *tiles*: one token of each decoding request, or `PREFILL_TILE` tokens of a chunk. A (tile, split) is a
@@ -19,8 +20,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.kv_memory import parts
 from engine.layers.linear import ROW_MULTIPLE
 from engine.protocol import LayerGroup
+from prompt_cache.block_groups import ABSENT
 from prompt_cache.keys import BLOCK_TOKENS
 
 SPLIT_BLOCKS = 2
@@ -32,7 +35,7 @@ Indices: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens `start`..`start + count` of one sequence; `table` are the sequence's blocks."""
+    """Tokens `start`..`start + count` of one sequence; `table` are its blocks, ABSENT where none is needed."""
 
     start: int
     count: int
@@ -61,7 +64,10 @@ class Tiles:
     gather: torch.Tensor
     """[pairs · KV heads · SPLIT_BLOCKS] rows of KvMemory's keys and values."""
     masked: torch.Tensor
-    """[first pairs, 1, query rows, SPLIT_TOKENS], true where a key comes after the query. The others need no mask."""
+    """[first pairs, 1, query rows, SPLIT_TOKENS], true where a key comes after the query or before its window.
+
+    The other pairs need no mask.
+    """
     levels: tuple[Level, ...]
     final: torch.Tensor | None
     """The node that holds each tile's result, None where node i holds tile i's."""
@@ -72,7 +78,7 @@ class AttentionPlan:
     """Where the step's keys and values are written, and its tiles; decoding tiles take the first batch rows."""
 
     write: torch.Tensor
-    """[tokens · 2 · KV heads] rows of KvMemory's `rows`."""
+    """[tokens · parts · KV heads] rows of KvMemory's `rows`."""
     tokens: int
     tiles: tuple[Tiles, ...]
 
@@ -95,6 +101,8 @@ def plan_attention(
     tables = np.fromiter((block for chunk in chunks for block in chunk.table), np.int64)
     sizes = np.array([len(chunk.table) for chunk in chunks], np.int64)
     offsets = np.cumsum(sizes) - sizes
+    # What fell out of the window is masked wherever it is met; the sequence's last block stands in for it.
+    tables = np.where(tables == ABSENT, np.repeat(tables[offsets + sizes - 1], sizes), tables)
     starts = np.array([chunk.start for chunk in chunks], np.int64)
     counts = np.array([chunk.count for chunk in chunks], np.int64)
     layout = _Layout(heads, group, device, tables, sizes, offsets)
@@ -108,8 +116,8 @@ def plan_attention(
     sequence = np.repeat(np.arange(len(chunks)), counts)
     positions = _ramp(counts) + starts[sequence]
     block = tables[offsets[sequence] + positions // BLOCK_TOKENS]
-    lanes = np.arange(2 * group.kv_heads)
-    write = (block[:, None] * (len(group.layers) * 2 * group.kv_heads) + lanes) * BLOCK_TOKENS
+    lanes = np.arange(parts(group) * group.kv_heads)
+    write = (block[:, None] * (len(group.layers) * len(lanes)) + lanes) * BLOCK_TOKENS
     write += (positions % BLOCK_TOKENS)[:, None]
     return AttentionPlan(_tensor(write.reshape(-1), device), int(counts.sum()), tuple(tiles))
 
@@ -167,16 +175,20 @@ class _Layout:
     ) -> Tiles:
         """Tiles of the given sequences whose queries stand at positions `begin`..`last`."""
         count = len(sequence)
-        splits = last // SPLIT_TOKENS + 1
+        window = self.group.window
+        first = np.maximum(begin - window + 1, 0) // SPLIT_TOKENS if window else np.zeros_like(begin)
+        splits = last // SPLIT_TOKENS + 1 - first
         pair_tile = np.repeat(np.arange(count), splits)
-        pair_split = _ramp(splits)
+        pair_split = _ramp(splits) + first[pair_tile]
         # With one pair for each tile the pairs stay in order; else those that need a mask come first.
         single = len(pair_tile) == count
         needs_mask = single | ((pair_split + 1) * SPLIT_TOKENS - 1 > begin[pair_tile])
+        if window:
+            needs_mask |= pair_split * SPLIT_TOKENS <= last[pair_tile] - window
         order = np.argsort(~needs_mask, kind="stable")
         node = np.empty_like(order)
         node[order] = np.arange(len(order))
-        levels, final = self._fold(node, splits)
+        levels, final = self._fold(node, first, splits)
         pair_tile, pair_split = pair_tile[order], pair_split[order]
         masked = int(needs_mask.sum())
         return Tiles(
@@ -197,7 +209,9 @@ class _Layout:
         within = np.minimum(within, self.sizes[sequence][:, None] - 1)
         blocks = self.tables[self.offsets[sequence][:, None] + within]
         kv_heads = self.group.kv_heads
-        rows = blocks[:, None, :] * (len(self.group.layers) * 2 * kv_heads) + np.arange(kv_heads)[:, None]
+        rows = (
+            blocks[:, None, :] * (len(self.group.layers) * parts(self.group) * kv_heads) + np.arange(kv_heads)[:, None]
+        )
         return _tensor(rows.reshape(-1), self.device)
 
     def _mask(self, tokens: int, begin: Indices, last: Indices, tile: Indices, split: Indices) -> torch.Tensor:
@@ -206,21 +220,29 @@ class _Layout:
         token = np.minimum(np.arange(rows) // query_heads, tokens - 1)
         query = np.minimum(begin[tile][:, None] + token, last[tile][:, None])
         key = split[:, None] * SPLIT_TOKENS + np.arange(SPLIT_TOKENS)
-        return _tensor(key[:, None, None, :] > query[:, None, :, None], self.device)
+        distance = query[:, None, :, None] - key[:, None, None, :]
+        hidden = distance < 0
+        if self.group.window:
+            hidden |= distance >= self.group.window
+        return _tensor(hidden, self.device)
 
-    def _fold(self, node: Indices, counts: Indices) -> tuple[tuple[Level, ...], Indices]:
-        """The levels of folding `counts` nodes per tile into one; `node` numbers them in order of tile and split."""
+    def _fold(self, node: Indices, first: Indices, counts: Indices) -> tuple[tuple[Level, ...], Indices]:
+        """The levels of folding each tile's splits `first`..`first + counts` into one, by halves of absolute numbers.
+
+        `node` numbers the splits in order of tile and split.
+        """
         levels = []
         while counts.max() > 1:
-            starts = np.cumsum(counts) - counts
-            parents = (counts + 1) // 2
+            starts, last = np.cumsum(counts) - counts, first + counts - 1
+            parents = last // 2 - first // 2 + 1
             tile = np.repeat(np.arange(len(counts)), parents)
-            child = 2 * _ramp(parents)
-            both = child + 1 < counts[tile]
-            at = starts[tile] + child
+            left = 2 * (_ramp(parents) + (first // 2)[tile])
+            both = (left >= first[tile]) & (left < last[tile])
+            # The left child, or the right one where the left lies before the first split.
+            at = starts[tile] + np.maximum(left, first[tile]) - first[tile]
             order = np.argsort(~both, kind="stable")
             levels.append(Level(_tensor(node[at[order]], self.device), _tensor(node[at[both] + 1], self.device)))
             node = np.empty_like(order)
             node[order] = np.arange(len(order))
-            counts = parents
+            first, counts = first // 2, parents
         return tuple(levels), node

@@ -27,15 +27,18 @@ class Embedding:
 
 
 class Head:
-    """Hidden states → logits in fp32; its weight may be the embedding's (tied)."""
+    """Hidden states → logits in fp32, softly capped at `cap` if given; its weight may be the embedding's (tied)."""
 
-    def __init__(self, embedding: Embedding, tiling: Tiling) -> None:
+    def __init__(self, embedding: Embedding, tiling: Tiling, cap: float | None = None) -> None:
         self.linear = Linear(embedding.weight, None, tiling)
         self.vocabulary = embedding.vocabulary
+        self.cap = cap
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] → [rows, padded vocabulary]."""
         logits = self.linear(x).float()
+        if self.cap is not None:
+            logits = logits.div_(self.cap).tanh_().mul_(self.cap)
         if logits.shape[1] > self.vocabulary:
             logits[:, self.vocabulary :] = -torch.inf
         return logits

@@ -1,4 +1,4 @@
-"""Root-mean-square normalization."""
+"""Root-mean-square normalization (Zhang and Sennrich 2019)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.weights.checkpoint import Checkpoint
 
 
 class RmsNorm:
-    """x / rms(x) · w, each row by itself."""
+    """x / rms(x) · w over the last dimension, each row by itself."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         self.weight = weight
@@ -17,12 +17,14 @@ class RmsNorm:
         self.shape = tuple(weight.shape)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] → the same."""
+        """[..., size] → the same."""
         return rms_norm(x, self.shape, self.weight, self.eps)
 
 
-def load_norm(checkpoint: Checkpoint, name: str, size: int, eps: float, like: torch.Tensor) -> RmsNorm:
-    """The norm with the weight `name`.weight of `size` elements."""
+def load_norm(
+    checkpoint: Checkpoint, name: str, size: int, eps: float, like: torch.Tensor, *, plus_one: bool = False
+) -> RmsNorm:
+    """The norm with the weight `name`.weight of `size` elements; `plus_one`: it is stored as w − 1 (Gemma)."""
     weight = like.new_empty(size)
     checkpoint.load(f"{name}.weight", weight)
-    return RmsNorm(weight, eps)
+    return RmsNorm(weight.add_(1.0) if plus_one else weight, eps)

@@ -6,16 +6,30 @@ import math
 
 import torch
 
-from engine.models.config import RopeConfig
+from engine.errors import ModelError
+from engine.models.rope import RopeConfig
 
 
-def frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """[head_dim / 2] angles per position, in radians, fp32."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+def frequencies(rope: RopeConfig, dim: int) -> torch.Tensor:
+    """[dim / 2] angles per position, in radians, fp32."""
+    exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     inverse = 1.0 / rope.theta**exponents
-    if rope.kind != "llama3":
-        return inverse
-    # Llama 3: long waves are stretched by `factor`, short ones left alone, those between blended.
+    match rope.kind:
+        case "linear":
+            return inverse / rope.factor
+        case "llama3":
+            return _llama3(rope, inverse)
+        case "yarn":
+            return _yarn(rope, inverse, dim)
+        case "longrope":
+            if len(rope.factors) != dim // 2:
+                raise ModelError(f"rope: {len(rope.factors)} factors for {dim // 2} turned pairs")
+            return 1.0 / (torch.tensor(rope.factors) * rope.theta**exponents)
+    return inverse
+
+
+def _llama3(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
+    # Long waves are stretched by `factor`, short ones left alone, those between blended.
     wavelength = 2 * math.pi / inverse
     smooth = (rope.original_context / wavelength - rope.low_freq_factor) / (
         rope.high_freq_factor - rope.low_freq_factor
@@ -26,25 +40,40 @@ def frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     return torch.where(long, inverse / rope.factor, torch.where(short, inverse, blended))
 
 
+def _yarn(rope: RopeConfig, inverse: torch.Tensor, dim: int) -> torch.Tensor:
+    # Blended like Llama 3's, but linearly over pairs between those that turn beta_fast and beta_slow times in all.
+    def pair(turns: float) -> float:
+        return dim * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = pair(rope.beta_fast), pair(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    stretched = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return inverse / rope.factor * stretched + inverse * (1 - stretched)
+
+
 class Rotary:
-    """Tables of cosines and sines for every position of the context."""
+    """Tables of cosines and sines for every position of the context; the first `dim` elements of a head are turned."""
 
     def __init__(self, rope: RopeConfig, head_dim: int, context_tokens: int, like: torch.Tensor) -> None:
+        self.dim = int(head_dim * rope.partial)
         positions = torch.arange(context_tokens, dtype=torch.float32)
-        angles = torch.outer(positions, frequencies(rope, head_dim))
-        self.head_dim = head_dim
+        angles = torch.outer(positions, frequencies(rope, self.dim))
         # The rotated half of each element carries its sign here, so that a turn is two products and a sum.
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = angles.cos() * rope.magnitude, angles.sin() * rope.magnitude
         self._cos = torch.cat([cos, cos], -1)[:, None].to(like)
         self._sin = torch.cat([-sin, sin], -1)[:, None].to(like)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and signed sines for these positions, [rows, 1, head_dim] each: once a step, for all layers."""
+        """Cosines and signed sines for these positions, [rows, 1, dim] each: once a step, for all layers."""
         return self._cos[positions], self._sin[positions]
 
     def turn(self, x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """[rows, heads, head_dim] → the same, turned by the tables that `at` gave."""
+        """[rows, heads, dim] → the same, turned by the tables that `at` gave."""
         cos, sin = tables
-        half = self.head_dim // 2
+        half = self.dim // 2
         swapped = torch.cat([x[..., half:], x[..., :half]], -1)
         return (x * cos).add_(swapped.mul_(sin))

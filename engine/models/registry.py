@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from engine.errors import ModelError
-from engine.kv_memory import KvMemory
-from engine.layers.attention_plan import AttentionPlan
-from engine.layers.embedding import Head
 from engine.layers.linear import Tiling
 from engine.models.config import ModelConfig
-from engine.models.llama import Llama
+from engine.models.decoder import Decoder
+from engine.models.gemma import gemma2, gemma3
+from engine.models.llama import llama
+from engine.models.mistral import mistral
+from engine.models.mixtral import mixtral
+from engine.models.phi3 import phi3
+from engine.models.qwen2 import qwen2
+from engine.models.qwen3 import qwen3
+from engine.models.qwen3_moe import qwen3_moe
 from engine.weights.checkpoint import Checkpoint
+from engine.weights.loader import Loader
+
+ARCHITECTURES: dict[str, Callable[[Loader], Decoder]] = {
+    "gemma2": gemma2,
+    "gemma3_text": gemma3,
+    "llama": llama,
+    "mistral": mistral,
+    "mixtral": mixtral,
+    "phi3": phi3,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "qwen3_moe": qwen3_moe,
+}
 
 
-class Model(Protocol):
-    """What an architecture offers to the runner."""
-
-    config: ModelConfig
-    head: Head
-
-    def __call__(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        plan: AttentionPlan,
-        memory: KvMemory,
-        depth: int | None = None,
-    ) -> torch.Tensor:
-        """[rows] token ids at [rows] positions → normalized hidden states [rows, hidden], after `depth` layers or all."""
-
-
-ARCHITECTURES = {"llama": Llama}
-
-
-def load_model(folder: Path, config: ModelConfig, like: torch.Tensor, tiling: Tiling, context_tokens: int) -> Model:
+def load_model(folder: Path, config: ModelConfig, like: torch.Tensor, tiling: Tiling, context_tokens: int) -> Decoder:
     """Load the folder's weights as `like`'s type on its device. Raises ModelError naming what is unsupported."""
     architecture = ARCHITECTURES.get(config.model_type)
     if architecture is None:
@@ -46,4 +44,4 @@ def load_model(folder: Path, config: ModelConfig, like: torch.Tensor, tiling: Ti
             f" (supported: {', '.join(sorted(ARCHITECTURES))})"
         )
     with Checkpoint(folder) as checkpoint, torch.inference_mode():
-        return architecture(config, checkpoint, like, tiling, context_tokens)
+        return architecture(Loader(checkpoint, config, like, tiling, context_tokens))

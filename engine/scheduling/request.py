@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from engine.protocol import Counts, Lane, Sampling, StorePolicy
 from engine.scheduling.costs import Rates
+from prompt_cache.block_groups import Block
 from prompt_cache.keys import BLOCK_TOKENS, block_key
 
 
@@ -38,8 +39,8 @@ class Request:
     delivered: int = 0
     arrived_at: float = 0.0
 
-    table: list[int] = field(default_factory=list)
-    """Block numbers, one for each 64 tokens; the first ones may be shared."""
+    table: list[Block] = field(default_factory=list)
+    """One block for each 64 tokens; the first ones may be shared."""
     kv: int = 0
     """How many tokens have their KV in the table's blocks."""
     keys: list[bytes] = field(default_factory=list)

@@ -17,7 +17,7 @@ from engine.protocol import Lane
 from engine.scheduling.costs import FixedCosts, StepCosts
 from engine.scheduling.policy import FirstComeFirstServed, Policy
 from engine.scheduling.request import Request
-from prompt_cache.blocks import BlockPool
+from prompt_cache.block_groups import Block, GroupedPool
 from prompt_cache.keys import BLOCK_TOKENS
 
 TOKEN_TARGETS: Mapping[Lane, float] = {"interactive": 100_000.0, "standard": 200_000.0, "batch": 1_000_000.0}
@@ -40,7 +40,7 @@ class Step:
 
     work: list[Work] = field(default_factory=list)
     began: list[Request] = field(default_factory=list)
-    fresh: list[int] = field(default_factory=list)
+    fresh: list[Block] = field(default_factory=list)
 
 
 class Scheduler:
@@ -48,7 +48,7 @@ class Scheduler:
 
     def __init__(
         self,
-        pool: BlockPool,
+        pool: GroupedPool,
         budget: int,
         max_running: int,
         policy: Policy | None = None,
@@ -225,7 +225,7 @@ class Scheduler:
     def _matched_tokens(self, request: Request) -> int:
         return len(self._matched(request)) * BLOCK_TOKENS
 
-    def _matched(self, request: Request) -> list[int]:
+    def _matched(self, request: Request) -> list[Block]:
         """The blocks already in memory. At least the last token is always computed: its logits are wanted."""
         if not request.read:
             return []

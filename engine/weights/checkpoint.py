@@ -16,6 +16,8 @@ from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelError
 
+PARTS = ("weight", "weight_packed", "qweight")
+"""What the main tensor of a linear layer is called in the formats that there are."""
 _INDEX = "model.safetensors.index.json"
 
 
@@ -38,6 +40,10 @@ class Checkpoint:
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
+
+    def has_part(self, name: str) -> bool:
+        """Whether there is a tensor of the layer `name`, such as its weight."""
+        return any(f"{name}.{tensor}" in self._where for tensor in PARTS)
 
     def _locate(self) -> dict[str, Path]:
         index = self.folder / _INDEX

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from engine.engine import Engine, EngineLimits
-from engine.kv_memory import KvMemory, layer_group
+from engine.kv_memory import KvMemory
 from engine.layers.linear import best_tiling
 from engine.models.config import read_config
 from engine.models.registry import load_model
@@ -20,7 +22,8 @@ from engine.protocol import Began, Counts, Done, Generate, Sampling, Scope, Segm
 from engine.runner import Runner
 from engine.scheduling.scheduler import Work
 from engine.threads import Threads
-from prompt_cache.blocks import BlockPool
+from prompt_cache.block_groups import ABSENT, GroupedPool
+from tests.engine.families import write_family
 
 VOCABULARY = 131
 
@@ -85,6 +88,16 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
+Families: TypeAlias = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def family_folders(tmp_path_factory: pytest.TempPathFactory) -> Families:
+    """The folder of a family's tiny model, by the family's name; written at the first call."""
+    base = tmp_path_factory.mktemp("families")
+    return cache(lambda name: write_family(name, base / name.replace(" ", "-")))
+
+
 SCOPES = {name: Scope(name, name.encode() * 8, b"key") for name in ("public", "project", "other")}
 
 
@@ -136,7 +149,8 @@ class Bench:
     def step(self) -> None:
         result = self.engine.step()
         self.engine.pool.check()
-        held = sum(len(request.table) for request in self.engine.scheduler.running)
+        tables = [request.table for request in self.engine.scheduler.running]
+        held = sum(number != ABSENT for table in tables for block in table for number in block)
         assert held >= self.engine.pool.referenced_blocks
         for event in result.events:
             run = self.runs.setdefault(event.id, Run())
@@ -183,11 +197,12 @@ def make_bench(
     like = torch.zeros(())
     tiling = best_tiling(like)
     model = load_model(folder, config, like, tiling, config.context_tokens)
-    group = layer_group(config.layers, config.kv_heads, config.head_dim, like.dtype)
-    memory = KvMemory(group, blocks, like)
-    runner = Runner(model, memory, torch.device("cpu"), tiling)
+    memories = [KvMemory(group, blocks, like) for group in model.groups]
+    runner = Runner(model, memories, torch.device("cpu"), tiling)
     runner.threads = Threads(1, many_threads)
-    pool = BlockPool(blocks, on_free=memory.poison)
+    pool = GroupedPool(
+        [(blocks, group.window) for group in model.groups], on_free=lambda group, block: memories[group].poison(block)
+    )
     bounds = EngineLimits(config.context_tokens, max_running=running, budget=budget, **limits)
     engine = Engine(runner, pool, bounds, "digest", clock=lambda: bench.now)
     bench = Bench(engine)

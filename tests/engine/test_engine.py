@@ -87,7 +87,7 @@ def test_forgotten_and_purged_blocks_are_not_found(bench: Bench):
     bench.engine.forget("project")
     bench.one(scoped("b", [(128, "public"), (300, "project")], LONG))
     assert bench.counts("b").read_hbm == 128
-    bench.engine.purge(tuple(bench.engine.pool._index))
+    bench.engine.purge(tuple(bench.engine.pool.pools[0]._index))
     bench.one(scoped("c", [(128, "public"), (300, "project")], LONG))
     assert bench.counts("c").read_hbm == 0
 

@@ -14,7 +14,7 @@ from engine.assembly import assemble
 from engine.invariance import ensure_invariance
 from engine.options import ReplicaOptions
 from engine.protocol import Generate
-from tests.engine.conftest import VOCABULARY, Bench, Run, generate, make_bench
+from tests.engine.conftest import VOCABULARY, Bench, Families, Run, generate, make_bench
 
 # Long enough for three splits of keys, short enough to be quick.
 LENGTHS = [1, 3, 63, 64, 65, 127, 129, 200, 256, 270]
@@ -60,9 +60,36 @@ def test_chunked_and_warm(tiny_model: Path, length: int, seeded: bool):
         assert torch.equal(run.logits[0], expected.logits[-1])
 
 
+# The families whose attention or feed-forward layers are computed in other ways than Llama's.
+DIFFERENT = ["qwen2", "phi3 longrope", "gemma2", "gemma3", "mistral", "qwen3 moe"]
+
+
+@pytest.mark.parametrize("length", [65, 129, 270])
+@pytest.mark.parametrize("family", DIFFERENT)
+def test_every_family_chunked_and_warm(family_folders: Families, family: str, length: int):
+    folder = family_folders(family)
+    expected = alone(folder, length, True)
+    bench = make_bench(folder, budget=65, running=1)
+    check(bench.one(request("chunked", length, True)), expected)
+    check(bench.one(request("warm", length, True)), expected)
+    assert bench.counts("warm").read_hbm == (length - 1) // 64 * 64
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("family", DIFFERENT)
+def test_every_family_in_any_company(family_folders: Families, family: str, data: st.DataObject):
+    any_company(family_folders(family), data)
+
+
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_company(tiny_model: Path, data: st.DataObject):
+    any_company(tiny_model, data)
+
+
+def any_company(tiny_model: Path, data: st.DataObject) -> None:
     """Several requests arrive at several times, in little memory, some are aborted: all others come out the same."""
     budget = data.draw(st.sampled_from([70, 100, 192, 400]), "budget")
     blocks = data.draw(st.sampled_from([6, 9, 14, 40]), "blocks")

@@ -136,7 +136,7 @@ def rewrite(folder: Path, **changes: object) -> None:
         ({"num_attention_heads": True}, "field num_attention_heads must be"),
         ({"num_key_value_heads": 4}, "num_attention_heads 6 is not a multiple of num_key_value_heads 4"),
         ({"head_dim": 7}, "head_dim 7 is odd"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type 'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "field factor must be a positive number"),
         ({"rope_scaling": [1]}, "field rope_scaling must be an object"),
         ({"tie_word_embeddings": "no"}, "field tie_word_embeddings must be true or false"),

@@ -1,0 +1,34 @@
+"""The gated feed-forward layer (Shazeer 2020): Wdown · (act(Wgate · x) ⊙ Wup · x), gate and up as one product."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.errors import ModelError
+from engine.layers.activation import GATED
+from engine.layers.linear import Linear
+from engine.weights.loader import Loader
+
+
+class FeedForward:
+    """The layer `name` with inner size `inner`, whose projections are called `parts` (gate, up, down).
+
+    Raises ModelError for an activation that is not supported.
+    """
+
+    def __init__(
+        self, load: Loader, name: str, inner: int, parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    ) -> None:
+        config = load.config
+        activation = GATED.get(config.activation)
+        if activation is None:
+            raise ModelError(f"{config.fields.path}: hidden_act {config.activation!r} is not supported")
+        self._activation = activation
+        gate, up, down = (f"{name}.{part}" for part in parts)
+        bias = config.mlp_bias
+        self.gate_up: Linear = load.fused(f"{name}.gate_up_proj", [gate, up], [inner] * 2, config.hidden, bias=bias)
+        self.down: Linear = load.linear([down], [config.hidden], inner, bias=bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] → the same."""
+        return self.down(self._activation(*self.gate_up(x).chunk(2, dim=-1)))

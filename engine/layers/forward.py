@@ -1,0 +1,32 @@
+"""What every layer needs of one pass through the model, besides the hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.kv_memory import KvMemory, KvSlot
+from engine.layers.attention_plan import AttentionPlan
+from engine.layers.rotary import Rotary
+
+
+class Forward:
+    """One pass: positions [rows], and for each layer group its attention plan and its memory."""
+
+    def __init__(self, positions: torch.Tensor, plans: Sequence[AttentionPlan], memories: Sequence[KvMemory]) -> None:
+        self.positions = positions
+        self._plans = plans
+        self._memories = memories
+        self._turns: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def group(self, slot: KvSlot) -> tuple[AttentionPlan, KvMemory]:
+        """The plan and memory of the slot's layer group."""
+        return self._plans[slot.group], self._memories[slot.group]
+
+    def turn(self, rotary: Rotary, x: torch.Tensor) -> torch.Tensor:
+        """[rows, heads, dim] turned by the rows' positions; the tables are looked up once a pass."""
+        tables = self._turns.get(id(rotary))
+        if tables is None:
+            tables = self._turns[id(rotary)] = rotary.at(self.positions)
+        return rotary.turn(x, tables)

@@ -1,0 +1,68 @@
+"""Mixtures of experts (Shazeer et al. 2017): each token goes through the few experts that a router chooses for it.
+
+Each expert's rows are computed as one product padded to whole row multiples, and a token's experts are added in the
+order in which the router ranked them: so a token's bits do not depend on who else chose its experts (E1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+
+from engine.layers.attention_plan import padded_rows
+from engine.layers.linear import Linear
+
+Router: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Router logits [rows, experts] in fp32 → chosen experts [rows, k] and their weights [rows, k]."""
+Expert: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+"""[rows, hidden] → the same; rows a multiple of ROW_MULTIPLE."""
+
+
+def softmax(logits: torch.Tensor) -> torch.Tensor:
+    """Softmax of each row, its sum taken from left to right."""
+    weights = (logits - logits.amax(-1, keepdim=True)).exp_()
+    return weights / weights.cumsum(-1)[:, -1:]
+
+
+def normalized(weights: torch.Tensor) -> torch.Tensor:
+    """Weights [rows, k] divided by their sum, taken from left to right."""
+    return weights / weights.cumsum(-1)[:, -1:]
+
+
+def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """[rows, count] indices of the highest scores of each row, the best first; of equal ones the first.
+
+    A stable sort, since `topk` leaves open which of equal ones it takes.
+    """
+    indices: torch.Tensor = scores.sort(stable=True, dim=-1, descending=True).indices
+    return indices[:, :count]
+
+
+class MixtureOfExperts:
+    """Σ over the chosen experts of weight · expert(x)."""
+
+    def __init__(self, gate: Linear, router: Router, experts: Sequence[Expert]) -> None:
+        self.gate = gate
+        self.router = router
+        self.experts = experts
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] → the same."""
+        chosen, weights = self.router(self.gate(x).float()[:, : len(self.experts)])
+        rows, ranks = chosen.shape
+        # Pairs of row and rank, in order of the expert, then of the row.
+        order = chosen.reshape(-1).argsort(stable=True)
+        counts = chosen.reshape(-1).bincount(minlength=len(self.experts)).tolist()
+        results = x.new_empty(rows * ranks, x.shape[1])
+        for expert, pairs in zip(self.experts, torch.split(order, counts), strict=True):
+            if len(pairs):
+                taken = x.new_zeros(padded_rows(len(pairs)), x.shape[1])
+                taken[: len(pairs)] = x[pairs // ranks]
+                results[pairs] = expert(taken)[: len(pairs)]
+        weighted = results.view(rows, ranks, -1) * weights.to(x)[:, :, None]
+        total = weighted[:, 0]
+        for rank in range(1, ranks):
+            total = total + weighted[:, rank]
+        return total

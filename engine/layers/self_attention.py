@@ -1,0 +1,81 @@
+"""Self-attention with grouped query heads and rotary positions, as most architectures have it:
+
+    Wo · attention(rope(norm(Wq · x)), rope(norm(Wk · x)), Wv · x)
+
+where the norms, a window, a soft cap and sinks are what some of them add.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.layers.attention import Scoring, attend
+from engine.layers.forward import Forward
+from engine.layers.norm import RmsNorm
+from engine.layers.rotary import Rotary
+from engine.weights.loader import Loader
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What an architecture's attention has beyond the common. `window` in tokens, 0 for none.
+
+    `scale`: of the scores, 1/√head dim if None. `qk_norm`: queries and keys are normalized, each head by itself;
+    `plus_one`: those norms are stored as w − 1.
+    """
+
+    window: int = 0
+    scale: float | None = None
+    soft_cap: float | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+    plus_one: bool = False
+    sinks: bool = False
+
+
+class SelfAttention:
+    """The attention `name` of the layer `index`; Q, K and V are one product."""
+
+    def __init__(self, load: Loader, name: str, index: int, rotary: Rotary, variant: Variant) -> None:
+        config = load.config
+        self.heads, self.kv_heads, self.dim = config.heads, config.kv_heads, config.head_dim
+        q, kv = self.heads * self.dim, self.kv_heads * self.dim
+        self.rotary = rotary
+        self.slot = load.kv.place(index, self.kv_heads, self.dim, window=variant.window)
+        self.qkv = load.fused(
+            f"{name}.qkv_proj",
+            [f"{name}.{part}_proj" for part in "qkv"],
+            [q, kv, kv],
+            config.hidden,
+            bias=variant.qkv_bias,
+        )
+        self.output = load.linear([f"{name}.o_proj"], [config.hidden], q, bias=variant.output_bias)
+        self.norms: tuple[RmsNorm, RmsNorm] | None = None
+        if variant.qk_norm:
+            first, second = (load.norm(f"{name}.{part}_norm", self.dim, plus_one=variant.plus_one) for part in "qk")
+            self.norms = first, second
+        self.scoring = Scoring(
+            self.dim**-0.5 if variant.scale is None else variant.scale,
+            self.dim,
+            variant.soft_cap,
+            load.tensor(f"{name}.sinks", self.heads).float() if variant.sinks else None,
+        )
+
+    def __call__(self, x: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """[rows, hidden] → the same; the rows' keys and values are stored."""
+        turned = self.heads + self.kv_heads
+        qkv = self.qkv(x).view(x.shape[0], turned + self.kv_heads, self.dim)
+        if self.norms is not None:
+            for norm, part in zip(self.norms, (qkv[:, : self.heads], qkv[:, self.heads : turned]), strict=True):
+                part.copy_(norm(part))
+        part = qkv[:, :turned, : self.rotary.dim]
+        part.copy_(forward.turn(self.rotary, part))
+        plan, memory = forward.group(self.slot)
+        return self.output(
+            attend(
+                qkv[:, : self.heads], qkv[:, self.heads :], plan, memory, layer=self.slot.layer, scoring=self.scoring
+            )
+        )

@@ -1,0 +1,63 @@
+"""The frame that all architectures share: embedding, a stack of layers, a last norm, a head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+
+from engine.kv_memory import KvMemory
+from engine.layers.attention_plan import AttentionPlan
+from engine.layers.embedding import Head
+from engine.layers.forward import Forward
+from engine.protocol import LayerGroup
+from engine.weights.loader import Loader
+
+Layer: TypeAlias = Callable[[torch.Tensor, Forward], torch.Tensor]
+"""[rows, hidden] → the same."""
+
+
+class Decoder:
+    """A model: tokens and positions in, hidden states out; `head` makes logits of the rows that need them.
+
+    `groups` are its layer groups, each of which needs a memory and a plan. `embedding_scale` multiplies embeddings,
+    `plus_one` says that the last norm is stored as w − 1, `logit_cap` is the soft cap of the logits.
+    """
+
+    def __init__(
+        self,
+        load: Loader,
+        layers: Sequence[Layer],
+        *,
+        embedding_scale: float | None = None,
+        plus_one: bool = False,
+        logit_cap: float | None = None,
+    ) -> None:
+        self.config = load.config
+        self.layers = layers
+        self.groups: tuple[LayerGroup, ...] = load.kv.groups()
+        self.embedding = load.embedding("model.embed_tokens")
+        self.norm = load.norm("model.norm", plus_one=plus_one)
+        tied = self.config.tied_embeddings
+        self.head = Head(self.embedding if tied else load.embedding("lm_head"), load.tiling, logit_cap)
+        # Rounded to the type that the model runs in, as it was when the model was trained.
+        scale = 1.0 if embedding_scale is None else torch.tensor(embedding_scale).to(load.like).item()
+        self._embedding_scale = None if embedding_scale is None else float(scale)
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        plans: Sequence[AttentionPlan],
+        memories: Sequence[KvMemory],
+        depth: int | None = None,
+    ) -> torch.Tensor:
+        """[rows] token ids at [rows] positions → normalized hidden states [rows, hidden], after `depth` layers or all."""
+        h = self.embedding(tokens)
+        if self._embedding_scale is not None:
+            h = h * self._embedding_scale
+        forward = Forward(positions, plans, memories)
+        for layer in self.layers[:depth]:
+            h = layer(h, forward)
+        return self.norm(h)

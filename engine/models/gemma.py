@@ -1,0 +1,93 @@
+"""Gemma 2 and 3 (Gemma Team 2024, 2025): norms before and after each part, embeddings scaled by √hidden, GELU gates,
+layers with a sliding window between layers without.
+
+    h = h + norm(attention(norm(h)))
+    h = h + norm(Wdown · (gelu(Wgate · norm(h)) ⊙ Wup · norm(h)))
+
+Gemma 2 caps attention scores and logits softly; Gemma 3 normalizes queries and keys instead, and its window layers turn
+positions faster than the others. All norms are stored as w − 1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from engine.layers.feed_forward import FeedForward
+from engine.layers.forward import Forward
+from engine.layers.self_attention import SelfAttention, Variant
+from engine.models.decoder import Decoder
+from engine.models.rope import RopeConfig, read_rope
+from engine.weights.loader import Loader
+
+
+class GemmaLayer:
+    """One decoder layer."""
+
+    def __init__(self, load: Loader, index: int, rope: RopeConfig, variant: Variant) -> None:
+        name, config = f"model.layers.{index}", load.config
+        self.attention_norm = load.norm(f"{name}.input_layernorm", plus_one=True)
+        rotary = load.rotary(rope, config.head_dim)
+        self.attention = SelfAttention(load, f"{name}.self_attn", index, rotary, variant)
+        self.attention_out_norm = load.norm(f"{name}.post_attention_layernorm", plus_one=True)
+        self.mlp_norm = load.norm(f"{name}.pre_feedforward_layernorm", plus_one=True)
+        self.mlp = FeedForward(load, f"{name}.mlp", config.intermediate)
+        self.mlp_out_norm = load.norm(f"{name}.post_feedforward_layernorm", plus_one=True)
+
+    def __call__(self, h: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """[rows, hidden] → the same."""
+        h = h + self.attention_out_norm(self.attention(self.attention_norm(h), forward))
+        return h + self.mlp_out_norm(self.mlp(self.mlp_norm(h)))
+
+
+def _cap(load: Loader, name: str, default: float) -> float | None:
+    """A soft cap; a missing field means the published model's, null none."""
+    fields = load.config.fields
+    if name in fields.fields and name not in fields:
+        return None
+    return fields.number(name, default)
+
+
+def _scale(load: Loader) -> float:
+    """Of the scores: not the head size is under the root but a number of its own."""
+    return 1.0 / math.sqrt(load.config.fields.number("query_pre_attn_scalar", 256.0))
+
+
+def gemma2(load: Loader) -> Decoder:
+    """Gemma 2: every second layer slides, beginning with the first."""
+    config = load.config
+    scale, soft_cap = _scale(load), _cap(load, "attn_logit_softcapping", 50.0)
+    windows = config.windows(config.fields.count("sliding_window", 4096), lambda index: index % 2 == 0)
+    layers = [
+        GemmaLayer(load, index, config.rope, Variant(window=window, scale=scale, soft_cap=soft_cap))
+        for index, window in enumerate(windows)
+    ]
+    return Decoder(
+        load,
+        layers,
+        embedding_scale=math.sqrt(config.hidden),
+        plus_one=True,
+        logit_cap=_cap(load, "final_logit_softcapping", 30.0),
+    )
+
+
+def gemma3(load: Loader) -> Decoder:
+    """Gemma 3, text only: five sliding layers between full ones."""
+    config, fields = load.config, load.config.fields
+    pattern = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
+    windows = config.windows(fields.count("sliding_window", 4096), lambda index: (index + 1) % pattern != 0)
+    if "rope_parameters" in fields:
+        local = read_rope(fields, "sliding_attention")
+    else:
+        local = RopeConfig(fields.number("rope_local_base_freq", 10000.0))
+    layers = [
+        GemmaLayer(
+            load,
+            index,
+            local if window else config.rope,
+            Variant(window=window, scale=_scale(load), qk_norm=True, plus_one=True),
+        )
+        for index, window in enumerate(windows)
+    ]
+    return Decoder(load, layers, embedding_scale=math.sqrt(config.hidden), plus_one=True)

@@ -1,0 +1,52 @@
+"""Mixtral (Jiang et al. 2024): Mistral whose feed-forward layers are mixtures of experts.
+
+    h = h + attention(norm(h))
+    h = h + Σ over the two best experts of softmax over the two(Wgate · norm(h)) · expert(norm(h))
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.layers.feed_forward import FeedForward
+from engine.layers.forward import Forward
+from engine.layers.moe import MixtureOfExperts, highest, normalized, softmax
+from engine.layers.self_attention import SelfAttention, Variant
+from engine.models.decoder import Decoder
+from engine.weights.loader import Loader
+
+
+class MixtralLayer:
+    """One decoder layer."""
+
+    def __init__(self, load: Loader, index: int, window: int) -> None:
+        name, config = f"model.layers.{index}", load.config
+        self.ranks = config.fields.integer("num_experts_per_tok", 2)
+        self.attention_norm = load.norm(f"{name}.input_layernorm")
+        rotary = load.rotary(config.rope, config.head_dim)
+        self.attention = SelfAttention(load, f"{name}.self_attn", index, rotary, Variant(window=window))
+        self.mlp_norm = load.norm(f"{name}.post_attention_layernorm")
+        count = config.fields.integer("num_local_experts", 8)
+        experts = [
+            FeedForward(load, f"{name}.block_sparse_moe.experts.{expert}", config.intermediate, ("w1", "w3", "w2"))
+            for expert in range(count)
+        ]
+        gate = load.gate(f"{name}.block_sparse_moe.gate", count)
+        self.moe = MixtureOfExperts(gate, self._route, experts)
+
+    def _route(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights = softmax(logits)
+        chosen = highest(weights, self.ranks)
+        return chosen, normalized(weights.gather(1, chosen))
+
+    def __call__(self, h: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """[rows, hidden] → the same."""
+        h = h + self.attention(self.attention_norm(h), forward)
+        return h + self.moe(self.mlp_norm(h))
+
+
+def mixtral(load: Loader) -> Decoder:
+    """Mixtral."""
+    config = load.config
+    windows = config.windows(config.fields.count("sliding_window"), lambda _: True)
+    return Decoder(load, [MixtralLayer(load, index, window) for index, window in enumerate(windows)])

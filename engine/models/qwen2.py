@@ -1,0 +1,24 @@
+"""Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with biases on Q, K and V; upper layers may have a sliding window."""
+
+from __future__ import annotations
+
+from engine.layers.self_attention import Variant
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
+from engine.models.llama import LlamaLayer
+from engine.weights.loader import Loader
+
+
+def qwen_windows(config: ModelConfig) -> tuple[int, ...]:
+    """The window of each layer: where windows are used at all, the layers from `max_window_layers` have them."""
+    fields = config.fields
+    window = fields.count("sliding_window") if fields.flag("use_sliding_window") else 0
+    below = fields.count("max_window_layers", 28)
+    return config.windows(window, lambda index: index >= below)
+
+
+def qwen2(load: Loader) -> Decoder:
+    """Qwen2 and Qwen2.5, dense."""
+    windows = qwen_windows(load.config)
+    variants = [Variant(window=window, qkv_bias=True) for window in windows]
+    return Decoder(load, [LlamaLayer(load, index, variant) for index, variant in enumerate(variants)])

@@ -1,0 +1,62 @@
+"""Qwen3-MoE (Yang et al. 2025): Qwen3 whose feed-forward layers are mixtures of many small experts.
+
+The router takes the softmax over all experts, then the best; whether their weights are made to add up to 1 again is
+configured. Layers in `mlp_only_layers`, or off the `decoder_sparse_step`, are dense.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.layers.feed_forward import FeedForward
+from engine.layers.forward import Forward
+from engine.layers.moe import MixtureOfExperts, highest, normalized, softmax
+from engine.layers.self_attention import SelfAttention, Variant
+from engine.models.decoder import Decoder
+from engine.models.qwen3 import qwen3_variants
+from engine.weights.loader import Loader
+
+
+class Qwen3MoeLayer:
+    """One decoder layer; `sparse`: its feed-forward layer is a mixture."""
+
+    def __init__(self, load: Loader, index: int, variant: Variant, *, sparse: bool) -> None:
+        name, config, fields = f"model.layers.{index}", load.config, load.config.fields
+        self.ranks = fields.integer("num_experts_per_tok", 8)
+        self.normalize = fields.flag("norm_topk_prob")
+        self.attention_norm = load.norm(f"{name}.input_layernorm")
+        rotary = load.rotary(config.rope, config.head_dim)
+        self.attention = SelfAttention(load, f"{name}.self_attn", index, rotary, variant)
+        self.mlp_norm = load.norm(f"{name}.post_attention_layernorm")
+        self.mlp: FeedForward | MixtureOfExperts
+        if not sparse:
+            self.mlp = FeedForward(load, f"{name}.mlp", config.intermediate)
+            return
+        inner = fields.integer("moe_intermediate_size")
+        count = fields.integer("num_experts", fields.integer("num_local_experts", 128))
+        experts = [FeedForward(load, f"{name}.mlp.experts.{expert}", inner) for expert in range(count)]
+        self.mlp = MixtureOfExperts(load.gate(f"{name}.mlp.gate", count), self._route, experts)
+
+    def _route(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = softmax(logits)
+        chosen = highest(scores, self.ranks)
+        weights = scores.gather(1, chosen)
+        return chosen, normalized(weights) if self.normalize else weights
+
+    def __call__(self, h: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """[rows, hidden] → the same."""
+        h = h + self.attention(self.attention_norm(h), forward)
+        return h + self.mlp(self.mlp_norm(h))
+
+
+def qwen3_moe(load: Loader) -> Decoder:
+    """Qwen3-MoE."""
+    fields = load.config.fields
+    step, dense = fields.integer("decoder_sparse_step", 1), fields.fields.get("mlp_only_layers") or []
+    return Decoder(
+        load,
+        [
+            Qwen3MoeLayer(load, index, variant, sparse=index not in dense and (index + 1) % step == 0)
+            for index, variant in enumerate(qwen3_variants(load.config))
+        ],
+    )

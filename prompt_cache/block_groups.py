@@ -1,0 +1,175 @@
+"""The block pools of all layer groups of a model behind one: a block is a tuple with its number in each group's pool.
+
+Layers that attend to everything need every block of a sequence; layers with a sliding window only those that the
+window still reaches. So a group's part of a block may be `ABSENT`: it fell out of the window and was given back
+(`slide`), or a prefix was found of which only the window's last blocks are needed (`find`). All groups use the same
+keys, each in its own pool of blocks of its own size (C1 and C4 hold for each).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+from prompt_cache.blocks import BlockPool, OutOfBlocks
+from prompt_cache.keys import BLOCK_TOKENS
+
+ABSENT = -1
+Block: TypeAlias = tuple[int, ...]
+"""The number of a block in each group's pool, or ABSENT."""
+
+
+class GroupedPool:
+    """One pool for each (total, window): blocks of the group, and its window in tokens, 0 for no window.
+
+    `on_free` is called with (group, block) when a block becomes free, so that tests can poison its memory.
+    """
+
+    def __init__(self, groups: Sequence[tuple[int, int]], on_free: Callable[[int, int], None] | None = None) -> None:
+        if not groups:
+            raise ValueError("a model without layer groups")
+        self.pools = tuple(
+            BlockPool(total, None if on_free is None else self._telling(on_free, group))
+            for group, (total, _) in enumerate(groups)
+        )
+        self.windows = tuple(window for _, window in groups)
+        self._slides = [(group, window) for group, window in enumerate(self.windows) if window]
+
+    @staticmethod
+    def _telling(on_free: Callable[[int, int], None], group: int) -> Callable[[int], None]:
+        return lambda block: on_free(group, block)
+
+    # ------------------------------------------------------------ figures
+
+    @property
+    def total(self) -> int:
+        """How many blocks a sequence can have: those of the smallest group."""
+        return min(pool.total for pool in self.pools)
+
+    @property
+    def available(self) -> int:
+        """How many blocks `allocate` can give."""
+        return min(pool.available for pool in self.pools)
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks whose content means nothing, of all groups together."""
+        return sum(pool.free_blocks for pool in self.pools)
+
+    @property
+    def cached_blocks(self) -> int:
+        """Blocks in no table that can still be found under their key, of all groups together."""
+        return sum(pool.cached_blocks for pool in self.pools)
+
+    @property
+    def referenced_blocks(self) -> int:
+        """Blocks in at least one table, of all groups together."""
+        return sum(pool.referenced_blocks for pool in self.pools)
+
+    @property
+    def evictions(self) -> int:
+        """Blocks that lost their key for another use, of all groups together."""
+        return sum(pool.evictions for pool in self.pools)
+
+    def is_referenced(self, block: Block) -> bool:
+        """Whether taking the block costs no group a free or cached one."""
+        return all(number == ABSENT or pool.is_referenced(number) for pool, number in self._parts(block))
+
+    # ------------------------------------------------------------ blocks in and out
+
+    def allocate(self, count: int) -> list[Block]:
+        """Take `count` blocks in every group. Raises OutOfBlocks, and then took none."""
+        if count > self.available:
+            raise OutOfBlocks(f"{count} blocks asked for, {self.available} of {self.total} available")
+        return list(zip(*(pool.allocate(count) for pool in self.pools), strict=True))
+
+    def free(self, blocks: Sequence[Block]) -> None:
+        """Drop one reference of each block in each group that has it."""
+        for pool, numbers in self._columns(blocks):
+            pool.free(numbers)
+
+    def share(self, blocks: Sequence[Block]) -> None:
+        """Take one more reference of each block in each group that has it."""
+        for pool, numbers in self._columns(blocks):
+            pool.share(numbers)
+
+    def slide(self, table: list[Block], position: int) -> None:
+        """Give back what no token from `position` on can see any more; those parts of the table become ABSENT."""
+        for group, window in self._slides:
+            gone = []
+            index = min(_first_seen(position, window), len(table)) - 1
+            # What lies before an absent part is absent too.
+            while index >= 0 and table[index][group] != ABSENT:
+                gone.append(table[index][group])
+                table[index] = (*table[index][:group], ABSENT, *table[index][group + 1 :])
+                index -= 1
+            self.pools[group].free(gone[::-1])
+
+    # ------------------------------------------------------------ the index
+
+    def find(self, keys: Iterable[bytes]) -> list[Block]:
+        """The blocks of the longest prefix of these keys that every group can go on from. Takes no reference.
+
+        A group with a window only needs those blocks that the token after the prefix, or a later one, can see.
+        """
+        keys = list(keys)
+        columns: dict[int, list[int]] = {}
+        length = len(keys)
+        for group, pool in enumerate(self.pools):
+            if not self.windows[group]:
+                columns[group] = pool.find(keys[:length])
+                length = len(columns[group])
+        length = self._reach(keys, length)
+        for group, window in self._slides:
+            first = min(_first_seen(length * BLOCK_TOKENS, window), length)
+            columns[group] = [ABSENT] * first + self.pools[group].find(keys[first:length])
+        return list(zip(*(columns[group][:length] for group in range(len(self.pools))), strict=True))
+
+    def _reach(self, keys: Sequence[bytes], length: int) -> int:
+        """The longest prefix up to `length` whose last window is there in all groups with windows."""
+        while length:
+            gaps = [
+                index
+                for group, window in self._slides
+                for index in range(min(_first_seen(length * BLOCK_TOKENS, window), length), length)
+                if not self.pools[group].holds(keys[index])
+            ]
+            if not gaps:
+                break
+            # Every prefix that is longer than the gap needs the missing block as well.
+            length = min(gaps)
+        return length
+
+    def publish(self, block: Block, key: bytes, scope: str = "") -> Block:
+        """Let a written block be found under `key` in each group that has it; returns the one to use from now on."""
+        return tuple(
+            number if number == ABSENT else pool.publish(number, key, scope) for pool, number in self._parts(block)
+        )
+
+    def purge(self, keys: Iterable[bytes]) -> int:
+        """Make these keys unfindable in every group; returns how many blocks were."""
+        keys = list(keys)
+        return sum(pool.purge(keys) for pool in self.pools)
+
+    def forget(self, scope: str) -> int:
+        """Purge all that was published in this scope; returns how many blocks."""
+        return sum(pool.forget(scope) for pool in self.pools)
+
+    def check(self) -> None:
+        """Raise AssertionError unless each group's pool is consistent (C4)."""
+        for pool in self.pools:
+            pool.check()
+
+    # ------------------------------------------------------------ inside
+
+    def _parts(self, block: Block) -> Iterable[tuple[BlockPool, int]]:
+        return zip(self.pools, block, strict=True)
+
+    def _columns(self, blocks: Sequence[Block]) -> Iterable[tuple[BlockPool, list[int]]]:
+        for group, pool in enumerate(self.pools):
+            yield pool, [block[group] for block in blocks if block[group] != ABSENT]
+
+
+def _first_seen(position: int, window: int) -> int:
+    """The first block that the token at `position` sees; a token sees itself and the `window` − 1 before it."""
+    return max(0, position - window + 1) // BLOCK_TOKENS

@@ -1,0 +1,109 @@
+"""Tiny random models of every family, made by transformers, and what transformers computes with them."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCABULARY = 131
+WINDOW = 50
+BASE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.1,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+LAYERS = ["sliding_attention", "full_attention"]
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [1.0, 1.5, 3.0, 7.0],
+    "original_max_position_embeddings": 64,
+}
+# Name → model type and what is changed of BASE. Every family with windows has a full layer as well, but Mistral and
+# Phi-3, whose layers are all alike.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama 3": ("llama", {"rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama yarn": ("llama", {"rope_parameters": YARN}),
+    "llama linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    ),
+    "mistral": ("mistral", {"sliding_window": WINDOW}),
+    "mistral full": ("mistral", {"sliding_window": None, "head_dim": 16}),
+    "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "phi3": ("phi3", {"sliding_window": WINDOW}),
+    "phi3 longrope": ("phi3", {"rope_parameters": LONGROPE, "partial_rotary_factor": 0.5, "hidden_size": 64}),
+    "mixtral": ("mixtral", {"num_local_experts": 4}),
+    "qwen3 moe": (
+        "qwen3_moe",
+        {
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen3 moe partly": (
+        "qwen3_moe",
+        {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "mlp_only_layers": [0]},
+    ),
+    "gemma2": (
+        "gemma2",
+        {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 5.0},
+    ),
+    "gemma3": ("gemma3_text", {"head_dim": 16, "sliding_window": WINDOW, "layer_types": LAYERS}),
+}
+
+
+def write_family(name: str, folder: Path, **changes: object) -> Path:
+    """A folder with the family's tiny model, as transformers saves it; biases and norms are random as well."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_type, own = FAMILIES[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(len(name))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**BASE, **own, **changes}))
+        with torch.no_grad():
+            for parameter in [*model.parameters(), *model.buffers()]:
+                # What is initialized to zeros or ones would hide that it is not loaded.
+                if parameter.is_floating_point() and parameter.std().isnan() | (parameter.std() == 0):
+                    parameter.add_(torch.randn_like(parameter) * 0.1)
+        model.save_pretrained(folder, max_shard_size="40KB")
+    return folder
+
+
+def by_transformers(folder: Path, tokens: list[int]) -> torch.Tensor:
+    """The logits [tokens, vocabulary] after each token, with eager attention in fp32."""
+    from transformers import AutoModelForCausalLM
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0]
