@@ -154,7 +154,7 @@ class PlainVtc(FairShare):
     def victim(self, candidates: Iterable[Request]) -> Request | None:
         return max(candidates, key=lambda request: (request.paused, request.arrival), default=None)
 
-    def _ahead(self, request: Request) -> float:
+    def _ahead(self, request: Request, usual: float) -> float:
         return request.rates.cost(max(0, request.prompt - max(request.kv, request.seen)), 0, 0)
 
 

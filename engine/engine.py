@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from engine.protocol import Began, Counts, Done, Generate, Miss, Reason, Scope, TierLoad, Tokens
+from engine.protocol import Began, Counts, Done, Generate, Miss, Reason, Refusal, Scope, TierLoad, Tokens
 from engine.runner import Outcome, Runner
 from engine.scheduling.costs import FixedCosts, Rates, StepCosts
 from engine.scheduling.fair_share import FairShare
+from engine.scheduling.queue_bounds import QueueBounds, expected_wait
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler, Step, Work
 from prompt_cache.block_groups import GroupedPool
@@ -33,6 +34,7 @@ class EngineLimits:
     max_running: int = 256
     max_waiting: int = 4096
     budget: int = 1024
+    bounds: QueueBounds = field(default_factory=QueueBounds)
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,11 @@ class StepResult:
 
 
 class Rejected(Exception):
-    """A request that cannot be run; the message says why and names the field."""
+    """A request that cannot be run; the message says why and names the field. `refusal`: it could be, later."""
+
+    def __init__(self, message: str, refusal: Refusal | None = None) -> None:
+        super().__init__(message)
+        self.refusal = refusal
 
 
 class Engine:
@@ -91,9 +97,12 @@ class Engine:
         """Queue a request; one that cannot run is answered with a `rejected` Done at the next `step`."""
         try:
             request = self._accept(generate, scopes)
+            self._queueable(request)
         except Rejected as error:
             self.totals["rejected"] += 1
-            rejected = Done(generate.id, generate.attempt, "rejected", Counts(), 0, error=str(error))
+            rejected = Done(
+                generate.id, generate.attempt, "rejected", Counts(), 0, error=str(error), refusal=error.refusal
+            )
             self._result.events.append(rejected)
             return
         self._requests[request.id] = request
@@ -267,8 +276,6 @@ class Engine:
             raise Rejected(f"id: {len(generate.id)} characters are not within 1..{_LONGEST_ID}")
         if generate.id in self._requests:
             raise Rejected(f"id: {generate.id!r} is already running")
-        if len(self._requests) - len(self.scheduler.running) >= self.limits.max_waiting:
-            raise Rejected(f"the queue is full: {self.limits.max_waiting} requests wait")
         if not generate.tokens:
             raise Rejected("tokens: the prompt is empty")
         vocabulary = self.runner.model.config.vocabulary
@@ -311,6 +318,15 @@ class Engine:
             store=generate.store,
             arrived_at=self._clock(),
         )
+
+    def _queueable(self, request: Request) -> None:
+        """Raise Rejected, with an estimate of the wait, when too much waits already."""
+        if len(self._requests) - len(self.scheduler.running) >= self.limits.max_waiting:
+            refusal = Refusal("replica", expected_wait(self.fairness, request))
+            raise Rejected(f"the queue is full: {self.limits.max_waiting} requests wait", refusal)
+        full = self.limits.bounds.refusal(self.fairness, request)
+        if full is not None:
+            raise Rejected(f"the queue of this {full.whose} is full; a request would wait {full.wait_s:.0f} s", full)
 
     def _segments(self, generate: Generate, scopes: Mapping[str, Scope]) -> tuple[tuple[int, bytes, str], ...]:
         segments, before = [], 0

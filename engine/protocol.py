@@ -280,6 +280,13 @@ class Abort(Message, frozen=True, tag="Abort"):
     why: str = "client"
 
 
+class Refusal(Part, frozen=True):
+    """A bounded queue was full: whose bound it was, and how many seconds a request would wait, as far as is known."""
+
+    whose: Literal["flow", "lane", "replica"]
+    wait_s: float
+
+
 class Done(Message, frozen=True, tag="Done"):
     """The end of a request: always answers `Generate` and `Abort`, and is repeated until acknowledged.
 
@@ -295,6 +302,8 @@ class Done(Message, frozen=True, tag="Done"):
     delivered: int = 0
     error: str | None = None
     replayed: bool = False
+    refusal: Refusal | None = None
+    """With reason `rejected`: the queue was full, and the request itself is good."""
 
 
 class Ack(Message, frozen=True, tag="Ack"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from billing.usage import Status
-from engine.protocol import Counts, Done
+from engine.protocol import Counts, Done, Refusal
 from gateway.delivery import FinishReason
-from gateway.failures import Failure, Interrupted, TimedOut, Unavailable
+from gateway.failures import Failure, Interrupted, RateLimited, TimedOut, Unavailable
 from gateway.metering import Fault
 
 
@@ -35,15 +35,25 @@ def judge(done: Done | None, *, stopped: bool, left: bool, failure: Failure | No
         return Ending("ok", "stop")
     if reason in ("length", "budget"):
         return Ending("ok", reason, finish="length")
-    return Ending("failed", reason, failure=_failure(reason))
+    return Ending("failed", reason, failure=_failure(reason, done.refusal if done is not None else None))
 
 
-def _failure(reason: str) -> Failure:
+def _failure(reason: str, refusal: Refusal | None) -> Failure:
+    if refusal is not None:
+        return _refused(refusal)
     if reason == "deadline":
         return TimedOut("The request's time is over.")
     if reason == "rejected":
         return Unavailable("The replica did not take the request; try again shortly.")
     return Interrupted("The model's replica failed while it ran the request.")
+
+
+def _refused(refusal: Refusal) -> Failure:
+    """A full queue: the client's own is its limit, any other our lack of room."""
+    wait = max(1.0, refusal.wait_s)
+    if refusal.whose == "flow":
+        return RateLimited("Too many of your requests are waiting already; try again later.", retry_after=wait)
+    return Unavailable("The model is at its capacity; try again later.", retry_after=wait)
 
 
 def whose_fault(ending: Ending, delivered: int) -> Fault:

@@ -70,6 +70,16 @@ class Unavailable(Failure):
         self.retry_after = retry_after
 
 
+class RateLimited(Failure):
+    """The client's own limit or share is used up. Worth trying again after `retry_after` seconds."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+        self.retry_after = retry_after
+
+
 class TimedOut(Failure):
     """The request's own time limit passed."""
 

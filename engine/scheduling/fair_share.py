@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from engine.protocol import Lane
 from engine.scheduling.costs import FixedCosts, StepCosts
-from engine.scheduling.flows import FlowShares, Matched
+from engine.scheduling.flows import OUTPUT_GUESS, FlowShares, Matched
 from engine.scheduling.lanes import LANES, QUANTUM, RANK, WEIGHTS, LaneShares
 from engine.scheduling.request import Request
 from engine.scheduling.service import ServiceTotals
@@ -60,7 +60,7 @@ class FairShare:
 
     def push(self, request: Request) -> None:
         request.rates = self.costs.rates if not request.began else request.rates
-        request.estimate = self._ahead(request)
+        request.estimate = self.estimate(request)
         self.flows[request.lane].push(request)
 
     def peek(self, matched: Matched) -> Request | None:
@@ -90,7 +90,7 @@ class FairShare:
 
     def placed(self, request: Request) -> None:
         self.flows[request.lane].flow(request.flow).running[request.arrival] = request
-        self._charge(request, request.spent + self._ahead(request) - request.charged)
+        self._charge(request, request.spent + self.estimate(request) - request.charged)
 
     def grown(self, request: Request) -> None:
         ahead = request.spent + BLOCK_TOKENS * request.rates.decoded - request.charged
@@ -120,15 +120,19 @@ class FairShare:
                     request.served = request.spent
         return self.service.given()
 
+    def estimate(self, request: Request) -> float:
+        """µs of engine time that a request that has not been queued yet is thought to need."""
+        flow = self.flows[request.lane].flows.get(request.flow)
+        return self._ahead(request, OUTPUT_GUESS if flow is None else flow.output)
+
     def _charge(self, request: Request, cost: float) -> None:
         flows = self.flows[request.lane]
         request.charged += cost
         flows.charge(flows.flow(request.flow), cost)
         self.lanes.charge(request.lane, cost)
 
-    def _ahead(self, request: Request) -> float:
-        """µs of engine time that the request is thought to need still; computing again is not its cost."""
-        usual = self.flows[request.lane].flow(request.flow).output
+    def _ahead(self, request: Request, usual: float) -> float:
+        """µs that the request is thought to need still, if `usual` tokens come out; what is redone is not its cost."""
         output = min(request.max_output - request.output, max(usual - request.output, BLOCK_TOKENS))
         prompt = max(0, request.prompt - max(request.kv, request.seen))
         return request.rates.cost(prompt, 0, output)

@@ -17,6 +17,7 @@ from gateway.failures import (
     ModelNotFound,
     NotAllowed,
     NotAuthenticated,
+    RateLimited,
     TimedOut,
     Unaffordable,
     Unavailable,
@@ -46,6 +47,7 @@ _KINDS: tuple[tuple[type[Failure], int, str], ...] = (
     (ModelNotFound, 404, "invalid_request_error"),
     (BodyTooSlow, 408, "invalid_request_error"),
     (BodyTooLarge, 413, "invalid_request_error"),
+    (RateLimited, 429, "rate_limit_error"),
     (Unavailable, 503, "service_unavailable_error"),
     (TimedOut, 504, "timeout_error"),
     (Interrupted, 500, "server_error"),
@@ -69,7 +71,7 @@ def envelope(failure: Failure, request_id: str) -> Envelope:
 
 def headers(failure: Failure) -> dict[str, str]:
     """What tells clients whether and when to try again: they would retry some of these answers, and some never."""
-    if isinstance(failure, Unavailable):
+    if isinstance(failure, Unavailable | RateLimited):
         return {"retry-after": str(max(1, math.ceil(failure.retry_after)))}
     if isinstance(failure, Unaffordable):
         return {"x-should-retry": "false"}

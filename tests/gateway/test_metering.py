@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.usage import AUTOMATIC, Usage
-from engine.protocol import Counts
+from engine.protocol import Counts, Refusal
 from gateway.delivery import Failed, Finished
+from gateway.dialects import errors
 from gateway.dialects.openai_answer import ChatEvents, Header, chat_usage
 from gateway.ending import judge, seen, whose_fault
-from gateway.failures import Interrupted, TimedOut, Unavailable
+from gateway.failures import Interrupted, RateLimited, TimedOut, Unavailable
 from gateway.metering import Fault, Terms, pack, recorded, unpack, usage_of
 
 OPENAI = Terms("openai", 256, 1000)
@@ -108,6 +109,14 @@ def test_whose_fault_it_was() -> None:
     assert whose_fault(ours, 1) == "ours_after"
     assert isinstance(judge(done("deadline"), **plain).failure, TimedOut)  # type: ignore[arg-type]
     assert isinstance(judge(done("rejected"), **plain).failure, Unavailable)  # type: ignore[arg-type]
+    for whose, kind in (("flow", RateLimited), ("lane", Unavailable), ("replica", Unavailable)):
+        full = Done("x", 1, "rejected", Counts(), 0, refusal=Refusal(whose, 12.3))  # type: ignore[arg-type]
+        told = judge(full, **plain).failure  # type: ignore[arg-type]
+        assert isinstance(told, kind)
+        assert (errors.status_of(told), errors.headers(told)) == (
+            429 if kind is RateLimited else 503,
+            {"retry-after": "13"},
+        )
     for reason in ("abort", "error", "crash"):
         assert isinstance(judge(done(reason), **plain).failure, Interrupted)  # type: ignore[arg-type]
     assert seen(None, 3) == Counts(output=3)

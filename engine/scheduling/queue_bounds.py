@@ -1,0 +1,77 @@
+"""How much may wait, by flow and by lane, and how long it would: bounds in requests and in engine time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.protocol import Lane, Refusal
+from engine.scheduling.fair_share import FairShare
+from engine.scheduling.lanes import LANES
+from engine.scheduling.request import Request
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The most that may wait: requests, and µs of engine time that they are thought to cost."""
+
+    requests: int
+    cost: float
+
+    def passed(self, requests: int, cost: float) -> bool:
+        """Whether one more is too many. One request alone is never too dear: it would fit on no day."""
+        return requests > self.requests or (requests > 1 and cost > self.cost)
+
+
+_HOUR = 3600e6
+
+
+@dataclass(frozen=True)
+class QueueBounds:
+    """Bounds of one replica's queue. Interactive queues are short: who would wait long is told so at once."""
+
+    flow: Mapping[Lane, Bound] = field(
+        default_factory=lambda: {
+            "interactive": Bound(256, 60e6),
+            "standard": Bound(1024, 600e6),
+            "batch": Bound(4096, 24 * _HOUR),
+        }
+    )
+    lane: Mapping[Lane, Bound] = field(
+        default_factory=lambda: {
+            "interactive": Bound(1024, 300e6),
+            "standard": Bound(4096, _HOUR),
+            "batch": Bound(16384, 48 * _HOUR),
+        }
+    )
+
+    def refusal(self, policy: FairShare, request: Request) -> Refusal | None:
+        """Why the request may not wait, with an estimate of when to come again; None if it may."""
+        flows = policy.flows[request.lane]
+        flow = flows.flows.get(request.flow)
+        cost = policy.estimate(request)
+        wait = expected_wait(policy, request)
+        if flow is not None and self.flow[request.lane].passed(len(flow.waiting) + 1, flow.queued + cost):
+            return Refusal("flow", wait)
+        if self.lane[request.lane].passed(len(flows) + 1, flows.queued + cost):
+            return Refusal("lane", wait)
+        return None
+
+
+def expected_wait(policy: FairShare, request: Request) -> float:
+    """Seconds until a request that came now would be admitted, as far as shares and what waits tell.
+
+    What waits before it in its own flow, at the share of its flow and lane among those that wait; but never longer than
+    all that waits takes, since a share that others leave is its own.
+    """
+    flows = policy.flows[request.lane]
+    everything = sum(policy.flows[lane].queued for lane in LANES)
+    backlogged = [flow for flow in flows.flows.values() if flow.waiting and flow.name != request.flow]
+    own = flows.flows.get(request.flow)
+    before = own.queued if own is not None else 0.0
+    lanes = sum(policy.weights[lane] for lane in LANES if len(policy.flows[lane]) or lane == request.lane)
+    weights = request.weight + sum(flow.weight for flow in backlogged)
+    share = policy.weights[request.lane] / lanes * request.weight / weights
+    # Even an empty queue of its own waits for one request of each other flow, on average.
+    others = sum(flow.queued / len(flow.waiting) for flow in backlogged)
+    return min(everything, before / share + others) / 1e6

@@ -1,0 +1,73 @@
+"""Bounded queues: by count and cost, by flow and lane, with an estimate of the wait; and through the engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.protocol import Refusal
+from engine.scheduling.costs import FixedCosts
+from engine.scheduling.fair_share import FairShare
+from engine.scheduling.queue_bounds import Bound, QueueBounds, expected_wait
+from tests.engine.conftest import Bench, generate
+from tests.engine.scheduling import RATES, Replica, request
+
+WIDE = {lane: Bound(1000, 1e12) for lane in ("interactive", "standard", "batch")}
+
+
+def bounds(flow: Bound = WIDE["standard"], lane: Bound = WIDE["standard"]) -> QueueBounds:
+    """These bounds for the standard lane, none for the others."""
+    return QueueBounds({**WIDE, "standard": flow}, {**WIDE, "standard": lane})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("whose", ["flow", "lane"])
+@pytest.mark.parametrize("bound", [Bound(3, 1e12), Bound(1000, 40_000.0)])
+def test_a_flow_and_a_lane_are_bounded_by_count_and_cost(whose: str, bound: Bound):
+    policy, limits = FairShare(), bounds(**{whose: bound})
+    refused = None
+    for number in range(5):
+        made = request(number, 100, 100, flow="a" if whose == "flow" else str(number))
+        refused = limits.refusal(policy, made)
+        if refused is not None:
+            break
+        policy.push(made)
+    assert refused is not None
+    assert refused.whose == whose
+    assert 0 < refused.wait_s < 1
+    assert limits.refusal(policy, request(9, flow="b")) is None or whose == "lane"
+    assert limits.refusal(policy, request(9, flow="a", lane="batch")) is None
+
+
+def test_one_request_alone_is_never_too_dear():
+    assert bounds(flow=Bound(10, 1.0), lane=Bound(10, 1.0)).refusal(FairShare(), request(1, 5000, 100)) is None
+
+
+def test_the_estimate_is_near_the_wait_of_a_flow_with_a_share():
+    """Two flows, one much longer: the estimate for either is within a third of what a simulation shows."""
+    for flow in ("long", "short"):
+        replica = Replica(FairShare(FixedCosts(RATES), quantum=0.0))
+        for number in range(400):
+            replica.add(request(number, 500, 60, flow="long"))
+        for number in range(400, 500):
+            replica.add(request(number, 500, 60, flow="short"))
+        last = request(1000, 500, 60, flow=flow)
+        estimate = expected_wait(replica.policy, last)  # type: ignore[arg-type]
+        replica.add(last)
+        while not last.began:
+            replica.step()
+        assert replica.now / 1e6 == pytest.approx(estimate, rel=1 / 3)
+
+
+def test_a_full_queue_is_refused_with_the_wait_and_nothing_else_is_disturbed(bench: Bench):
+    object.__setattr__(bench.engine.limits, "bounds", bounds(flow=Bound(2, 1e12)))
+    for number in range(4):
+        bench.add(generate(str(number), range(10), flow="a"))
+    bench.add(generate("other", range(10), flow="b"))
+    bench.finish()
+    reasons = {id: run.done.reason for id, run in bench.runs.items() if run.done}
+    assert reasons == {"0": "length", "1": "length", "2": "rejected", "3": "rejected", "other": "length"}
+    done = bench.runs["2"].done
+    assert done is not None
+    assert isinstance(done.refusal, Refusal)
+    assert done.refusal.whose == "flow"
+    assert done.refusal.wait_s > 0
+    assert done.error is not None
