@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear as product
 
-from engine.weights.checkpoint import Checkpoint
-
 ROW_MULTIPLE = 8
 
 
@@ -69,24 +67,3 @@ class Linear:
             return product(x, self._weight, self._bias)
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
         return y
-
-
-def load_linear(
-    checkpoint: Checkpoint,
-    names: list[str],
-    outputs: list[int],
-    inputs: int,
-    *,
-    bias: bool,
-    like: torch.Tensor,
-    tiling: Tiling,
-) -> Linear:
-    """Fuse the projections `names` (without `.weight`) with these output sizes into one Linear of `like`'s kind."""
-    weight = like.new_empty(sum(outputs), inputs)
-    biases = like.new_empty(sum(outputs)) if bias else None
-    for name, rows in zip(names, torch.split(weight, outputs), strict=True):
-        checkpoint.load(f"{name}.weight", rows)
-    if biases is not None:
-        for name, part in zip(names, torch.split(biases, outputs), strict=True):
-            checkpoint.load(f"{name}.bias", part)
-    return Linear(weight, biases, tiling)

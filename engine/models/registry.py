@@ -11,7 +11,9 @@ from engine.errors import ModelError
 from engine.layers.linear import Tiling
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
+from engine.models.deepseek import deepseek_v2, deepseek_v3
 from engine.models.gemma import gemma2, gemma3
+from engine.models.gpt_oss import gpt_oss
 from engine.models.llama import llama
 from engine.models.mistral import mistral
 from engine.models.mixtral import mixtral
@@ -19,12 +21,16 @@ from engine.models.phi3 import phi3
 from engine.models.qwen2 import qwen2
 from engine.models.qwen3 import qwen3
 from engine.models.qwen3_moe import qwen3_moe
+from engine.quantization.on_load import Quantize
 from engine.weights.checkpoint import Checkpoint
 from engine.weights.loader import Loader
 
 ARCHITECTURES: dict[str, Callable[[Loader], Decoder]] = {
+    "deepseek_v2": deepseek_v2,
+    "deepseek_v3": deepseek_v3,
     "gemma2": gemma2,
     "gemma3_text": gemma3,
+    "gpt_oss": gpt_oss,
     "llama": llama,
     "mistral": mistral,
     "mixtral": mixtral,
@@ -35,7 +41,15 @@ ARCHITECTURES: dict[str, Callable[[Loader], Decoder]] = {
 }
 
 
-def load_model(folder: Path, config: ModelConfig, like: torch.Tensor, tiling: Tiling, context_tokens: int) -> Decoder:
+def load_model(
+    folder: Path,
+    config: ModelConfig,
+    like: torch.Tensor,
+    tiling: Tiling,
+    context_tokens: int,
+    *,
+    quantize: Quantize = "none",
+) -> Decoder:
     """Load the folder's weights as `like`'s type on its device. Raises ModelError naming what is unsupported."""
     architecture = ARCHITECTURES.get(config.model_type)
     if architecture is None:
@@ -43,5 +57,5 @@ def load_model(folder: Path, config: ModelConfig, like: torch.Tensor, tiling: Ti
             f"{folder / 'config.json'}: model_type {config.model_type!r} is not supported"
             f" (supported: {', '.join(sorted(ARCHITECTURES))})"
         )
-    with Checkpoint(folder) as checkpoint, torch.inference_mode():
-        return architecture(Loader(checkpoint, config, like, tiling, context_tokens))
+    with Checkpoint(folder, config.fields.inner("quantization_config")) as checkpoint, torch.inference_mode():
+        return architecture(Loader(checkpoint, config, like, tiling, context_tokens, quantize=quantize))

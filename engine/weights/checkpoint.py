@@ -15,6 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelError
+from engine.models.fields import Fields
+from engine.quantization.stored import read_weight
 
 PARTS = ("weight", "weight_packed", "qweight")
 """What the main tensor of a linear layer is called in the formats that there are."""
@@ -22,10 +24,14 @@ _INDEX = "model.safetensors.index.json"
 
 
 class Checkpoint:
-    """The tensors of a model folder by name; use it as a context manager. Raises ModelError."""
+    """The tensors of a model folder by name; use it as a context manager. Raises ModelError.
 
-    def __init__(self, folder: Path) -> None:
+    `quantization` are the fields of the configuration's `quantization_config`.
+    """
+
+    def __init__(self, folder: Path, quantization: Fields | None = None) -> None:
         self.folder = folder
+        self.quantization = Fields(folder, {}) if quantization is None else quantization
         self._files: dict[Path, Any] = {}
         self._stack = ExitStack()
         self._where = self._locate()
@@ -70,15 +76,27 @@ class Checkpoint:
                 raise ModelError(f"{path}: is not a readable safetensors file: {error}") from error
         return self._files[path]
 
-    def load(self, name: str, into: torch.Tensor) -> None:
-        """Copy the tensor `name` into `into`, converting its type. Raises ModelError if missing or of another shape."""
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor `name` as it is stored. Raises ModelError if it is missing or cannot be read."""
         path = self._where.get(name)
         if path is None:
             raise ModelError(f"{self.folder}: tensor {name} is missing")
         try:
-            tensor = self._open(path).get_tensor(name)
+            tensor: torch.Tensor = self._open(path).get_tensor(name)
         except SafetensorError as error:
             raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
+        return tensor
+
+    def load(self, name: str, into: torch.Tensor) -> None:
+        """Copy the tensor `name` into `into`, decoding it and converting its type.
+
+        Raises ModelError if it is missing, cannot be decoded or has another shape.
+        """
+        path = self._where.get(name, self.folder)
+        try:
+            tensor = read_weight(self, name, self.quantization)
+        except ValueError as error:
+            raise ModelError(f"{path}: tensor {name}: {error}") from error
         if not tensor.is_floating_point():
             raise ModelError(f"{path}: tensor {name} is {tensor.dtype}, which is not supported")
         if tensor.shape != into.shape:

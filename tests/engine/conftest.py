@@ -19,6 +19,7 @@ from engine.layers.linear import best_tiling
 from engine.models.config import read_config
 from engine.models.registry import load_model
 from engine.protocol import Began, Counts, Done, Generate, Sampling, Scope, Segment, Tokens
+from engine.quantization.on_load import Quantize
 from engine.runner import Runner
 from engine.scheduling.scheduler import Work
 from engine.threads import Threads
@@ -190,13 +191,19 @@ class Bench:
 
 
 def make_bench(
-    folder: Path, blocks: int = 64, budget: int = 256, running: int = 64, many_threads: int = 1, **limits: int
+    folder: Path,
+    blocks: int = 64,
+    budget: int = 256,
+    running: int = 64,
+    many_threads: int = 1,
+    quantize: Quantize = "none",
+    **limits: int,
 ) -> Bench:
     """A bench on the CPU in fp32; freed blocks are poisoned with NaN."""
     config = read_config(folder)
     like = torch.zeros(())
     tiling = best_tiling(like)
-    model = load_model(folder, config, like, tiling, config.context_tokens)
+    model = load_model(folder, config, like, tiling, config.context_tokens, quantize=quantize)
     memories = [KvMemory(group, blocks, like) for group in model.groups]
     runner = Runner(model, memories, torch.device("cpu"), tiling)
     runner.threads = Threads(1, many_threads)

@@ -40,6 +40,21 @@ LONGROPE = {
     "long_factor": [1.0, 1.5, 3.0, 7.0],
     "original_max_position_embeddings": 64,
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+}
 # Name → model type and what is changed of BASE. Every family with windows has a full layer as well, but Mistral and
 # Phi-3, whose layers are all alike.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -71,6 +86,29 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 moe partly": (
         "qwen3_moe",
         {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "mlp_only_layers": [0]},
+    ),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "sliding_window": WINDOW,
+            "layer_types": LAYERS,
+        },
+    ),
+    "deepseek v2": (
+        "deepseek_v2",
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "topk_method": "group_limited_greedy",
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+        },
+    ),
+    "deepseek v3": (
+        "deepseek_v3",
+        {**LATENT, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}},
     ),
     "gemma2": (
         "gemma2",

@@ -61,7 +61,7 @@ def test_chunked_and_warm(tiny_model: Path, length: int, seeded: bool):
 
 
 # The families whose attention or feed-forward layers are computed in other ways than Llama's.
-DIFFERENT = ["qwen2", "phi3 longrope", "gemma2", "gemma3", "mistral", "qwen3 moe"]
+DIFFERENT = ["qwen2", "phi3 longrope", "gemma2", "gemma3", "mistral", "qwen3 moe", "gpt-oss", "deepseek v3"]
 
 
 @pytest.mark.parametrize("length", [65, 129, 270])

@@ -1,0 +1,73 @@
+"""Multi-head latent attention (DeepSeek-AI 2024): of a token, only a latent vector and one turned key are stored.
+
+All heads' keys and values are linear in the latent, k = W_uk · c and v = W_uv · c, so W_uk goes into the query and W_uv
+behind the attention, which then runs over the latents themselves as if they were one KV head:
+
+    q·k = (W_ukᵀ · q_nope) · c + rope(q_rope) · rope(k_rope)        output = Wo · W_uv · Σ weight · c
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.layers.attention import Scoring, attend
+from engine.layers.forward import Forward
+from engine.layers.head_linear import HeadLinear
+from engine.layers.linear import Linear
+from engine.layers.norm import RmsNorm
+from engine.weights.loader import Loader
+
+
+def _halves(x: torch.Tensor) -> torch.Tensor:
+    """Elements that are turned as pairs, brought from beside each other to the two halves."""
+    return torch.cat([x[..., ::2], x[..., 1::2]], -1)
+
+
+class LatentAttention:
+    """The attention `name` of the layer `index`; queries come through a low rank of their own where there is one."""
+
+    def __init__(self, load: Loader, name: str, index: int) -> None:
+        config, fields = load.config, load.config.fields
+        self.heads = config.heads
+        self.rank = fields.integer("kv_lora_rank")
+        self.nope, self.rope = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
+        value = fields.integer("v_head_dim")
+        bias = config.attention_bias
+        self.interleaved = fields.flag("rope_interleave", True)
+        self.rotary = load.rotary(config.rope, self.rope)
+        self.slot = load.kv.place(index, 1, self.rank + self.rope, latent=True)
+        query = self.heads * (self.nope + self.rope)
+        self.query_down: tuple[Linear, RmsNorm] | None = None
+        if "q_lora_rank" in fields:
+            rank = fields.integer("q_lora_rank")
+            down = load.linear([f"{name}.q_a_proj"], [rank], config.hidden, bias=bias)
+            self.query_down = down, load.norm(f"{name}.q_a_layernorm", rank)
+            self.query = load.linear([f"{name}.q_b_proj"], [query], rank)
+        else:
+            self.query = load.linear([f"{name}.q_proj"], [query], config.hidden)
+        self.latent = load.linear([f"{name}.kv_a_proj_with_mqa"], [self.rank + self.rope], config.hidden, bias=bias)
+        self.latent_norm = load.norm(f"{name}.kv_a_layernorm", self.rank)
+        up = load.tensor(f"{name}.kv_b_proj.weight", self.heads * (self.nope + value), self.rank)
+        up = load.rounded(f"{name}.kv_b_proj", up).view(self.heads, self.nope + value, self.rank)
+        self.absorb = HeadLinear(up[:, : self.nope].transpose(1, 2))
+        self.value = HeadLinear(up[:, self.nope :])
+        self.output = load.linear([f"{name}.o_proj"], [config.hidden], self.heads * value, bias=bias)
+        scale = (self.nope + self.rope) ** -0.5 * config.rope.score_magnitude**2
+        self.scoring = Scoring(scale, self.rank)
+
+    def __call__(self, x: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """[rows, hidden] → the same; the rows' latents are stored."""
+        rows = x.shape[0]
+        q = x
+        if self.query_down is not None:
+            down, norm = self.query_down
+            q = norm(down(x))
+        q = self.query(q).view(rows, self.heads, self.nope + self.rope)
+        latent = self.latent(x)[:, None]
+        turned = torch.cat([q[..., self.nope :], latent[..., self.rank :]], dim=1)
+        turned = forward.turn(self.rotary, _halves(turned) if self.interleaved else turned)
+        query = torch.cat([self.absorb(q[..., : self.nope]), turned[:, : self.heads]], -1)
+        entries = torch.cat([self.latent_norm(latent[..., : self.rank]), turned[:, self.heads :]], -1)
+        plan, memory = forward.group(self.slot)
+        mixed = attend(query, entries, plan, memory, layer=self.slot.layer, scoring=self.scoring)
+        return self.output(self.value(mixed.view(rows, self.heads, self.rank)).reshape(rows, -1))

@@ -1,0 +1,88 @@
+"""gpt-oss (OpenAI 2025): mixtures of experts in MXFP4, attention sinks, every second layer with a sliding window.
+
+    h = h + attention(norm(h)) with a learned sink for each head
+    h = h + Σ over the best experts of softmax over the best(Wgate · norm(h)) · expert(norm(h))
+
+An expert's gate and up projections lie interleaved, both are limited, and up is shifted by 1.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.layers.forward import Forward
+from engine.layers.linear import Linear
+from engine.layers.moe import MixtureOfExperts, highest, softmax
+from engine.layers.self_attention import SelfAttention, Variant
+from engine.models.decoder import Decoder
+from engine.weights.loader import Loader
+
+
+class GptOssExpert:
+    """Wdown · ((clamp(Wup · x) + 1) ⊙ g · sigmoid(α · g)) with g = clamp(Wgate · x)."""
+
+    def __init__(self, gate_up: Linear, down: Linear, alpha: float, limit: float) -> None:
+        self.gate_up = gate_up
+        self.down = down
+        self.alpha = alpha
+        self.limit = limit
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] → the same."""
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return self.down((up + 1).mul_(gate).div_((gate * -self.alpha).exp_().add_(1.0)))
+
+
+def _experts(load: Loader, name: str, count: int) -> list[GptOssExpert]:
+    config, fields = load.config, load.config.fields
+    hidden, inner = config.hidden, config.intermediate
+    gate_up = load.experts(f"{name}.gate_up_proj", count, 2 * inner, hidden)
+    gate_up_bias = load.tensor(f"{name}.gate_up_proj_bias", count, 2 * inner)
+    down = load.experts(f"{name}.down_proj", count, hidden, inner)
+    down_bias = load.tensor(f"{name}.down_proj_bias", count, hidden)
+    # Even outputs are the gate's, odd ones up's: brought one after the other.
+    order = torch.cat([torch.arange(0, 2 * inner, 2), torch.arange(1, 2 * inner, 2)])
+    alpha, limit = fields.number("swiglu_alpha", 1.702), fields.number("swiglu_limit", 7.0)
+    return [
+        GptOssExpert(
+            load.product(f"{name}.gate_up_proj", gate_up[expert][order], gate_up_bias[expert][order]),
+            load.product(f"{name}.down_proj", down[expert].contiguous(), down_bias[expert].contiguous()),
+            alpha,
+            limit,
+        )
+        for expert in range(count)
+    ]
+
+
+class GptOssLayer:
+    """One decoder layer."""
+
+    def __init__(self, load: Loader, index: int, window: int) -> None:
+        name, config, fields = f"model.layers.{index}", load.config, load.config.fields
+        self.ranks = fields.integer("num_experts_per_tok", fields.integer("experts_per_token", 4))
+        bias = fields.flag("attention_bias", True)
+        variant = Variant(window=window, sinks=True, qkv_bias=bias, output_bias=bias)
+        self.attention_norm = load.norm(f"{name}.input_layernorm")
+        rotary = load.rotary(config.rope, config.head_dim)
+        self.attention = SelfAttention(load, f"{name}.self_attn", index, rotary, variant)
+        self.mlp_norm = load.norm(f"{name}.post_attention_layernorm")
+        count = fields.integer("num_local_experts", 128)
+        gate = load.gate(f"{name}.mlp.router", count, bias=True)
+        self.moe = MixtureOfExperts(gate, self._route, _experts(load, f"{name}.mlp.experts", count))
+
+    def _route(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = highest(logits, self.ranks)
+        return chosen, softmax(logits.gather(1, chosen))
+
+    def __call__(self, h: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """[rows, hidden] → the same."""
+        h = h + self.attention(self.attention_norm(h), forward)
+        return h + self.moe(self.mlp_norm(h))
+
+
+def gpt_oss(load: Loader) -> Decoder:
+    """gpt-oss of any size."""
+    config = load.config
+    windows = config.windows(config.fields.count("sliding_window", 128), lambda index: index % 2 == 0)
+    return Decoder(load, [GptOssLayer(load, index, window) for index, window in enumerate(windows)])

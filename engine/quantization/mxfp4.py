@@ -1,0 +1,50 @@
+"""MXFP4 weights (OCP Microscaling Formats 1.0): e2m1 values of 4 bits, 32 of them sharing a power of two.
+
+A byte holds two values, the first in its low half. A scale byte is the exponent plus 127.
+"""
+
+from __future__ import annotations
+
+import torch
+
+GROUP = 32
+_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_LARGEST_EXPONENT = 2
+"""Of e2m1: 6 = 1.5 · 2²."""
+
+
+def decode(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """[..., groups · 32] in fp32 of bytes [..., groups, 16] and scale bytes [..., groups].
+
+    Raises ValueError for scales of any other shape.
+    """
+    if blocks.shape[:-1] != scales.shape or blocks.shape[-1] * 2 != GROUP:
+        raise ValueError(f"scales of shape {list(scales.shape)} do not fit blocks of {list(blocks.shape)}")
+    table = torch.tensor([*_VALUES, *(-value for value in _VALUES)])
+    halves = torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2)
+    values = torch.ldexp(table[halves.int()], (scales.int() - 127)[..., None])
+    return values.flatten(-2)
+
+
+def encode(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bytes [outputs, groups, 16] and scale bytes [outputs, groups] of [outputs, inputs].
+
+    As the standard says: the scale is the largest power of two not above the group's largest value, divided by that of
+    e2m1; values are rounded to the nearest, of two equally near ones to the even one, and cut at 6.
+    Raises ValueError where inputs are not whole groups.
+    """
+    outputs, inputs = weight.shape
+    if inputs % GROUP:
+        raise ValueError(f"{inputs} inputs are not whole groups of {GROUP}")
+    groups = weight.float().view(outputs, inputs // GROUP, GROUP)
+    exponent = torch.frexp(groups.abs().amax(-1)).exponent - 1 - _LARGEST_EXPONENT
+    exponent = exponent.clamp(-127, 127)
+    scaled = torch.ldexp(groups, -exponent[..., None])
+    values = torch.tensor(_VALUES)
+    # Half way between neighbours; where that is met exactly, the one with an even number wins.
+    middles = (values[1:] + values[:-1]) / 2
+    below = torch.bucketize(scaled.abs(), middles)
+    above = torch.bucketize(scaled.abs(), middles, right=True)
+    code = torch.where(below % 2 == 0, below, above)
+    code = (code + 8 * (scaled < 0)).to(torch.uint8)
+    return code[..., ::2] | code[..., 1::2] << 4, (exponent + 127).to(torch.uint8)

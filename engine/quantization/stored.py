@@ -1,0 +1,72 @@
+"""Finds out how a weight is stored and reads it: plain, FP8, MXFP4, AWQ or GPTQ.
+
+Which it is shows in the tensors that there are; `quantization_config` says only what cannot be seen (bits, block size).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from engine.models.fields import Fields
+from engine.quantization import fp8, int4, mxfp4
+
+_SCALES = ("weight_scale_inv", "weight_scale", "scale")
+
+
+class Tensors(Protocol):
+    """A checkpoint's tensors by name."""
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor as it is stored. Raises ModelError if it is missing or cannot be read."""
+
+
+def read_weight(tensors: Tensors, name: str, quantization: Fields) -> torch.Tensor:
+    """The tensor `name` decoded to floating point. Raises ModelError if one is missing, ValueError if one is wrong."""
+    layer, _, last = name.rpartition(".")
+    if name in tensors or last != "weight":
+        return _plain(tensors, name, layer, quantization)
+    if f"{layer}.weight_packed" in tensors:
+        raise ValueError("weights packed by compressed-tensors are not supported (its FP8 weights are)")
+    if f"{layer}.qweight" not in tensors:
+        return tensors.read(name)
+    words, zeros, scales = (tensors.read(f"{layer}.{part}") for part in ("qweight", "qzeros", "scales"))
+    method = quantization.text("quant_method", "")
+    if method == "awq":
+        bits = quantization.integer("bits", 4)
+        if bits != 4 or quantization.text("version", "gemm").lower() != "gemm":
+            raise ValueError("AWQ is supported with 4 bits and version gemm only")
+        return int4.decode_awq(words, zeros, scales)
+    if method == "gptq":
+        offset = 0 if quantization.text("checkpoint_format", "gptq") == "gptq_v2" else 1
+        group = tensors.read(f"{layer}.g_idx") if f"{layer}.g_idx" in tensors else None
+        bits = quantization.integer("bits", 4)
+        return int4.decode_gptq(words, zeros, scales, group, bits=bits, zero_offset=offset)
+    raise ValueError(f"quant_method {method!r} is not supported for packed integers (awq and gptq are)")
+
+
+def _plain(tensors: Tensors, name: str, layer: str, quantization: Fields) -> torch.Tensor:
+    if name not in tensors and f"{name}_blocks" in tensors:
+        return mxfp4.decode(tensors.read(f"{name}_blocks"), tensors.read(f"{name}_scales"))
+    weight = tensors.read(name)
+    if weight.dtype not in {torch.float8_e4m3fn, torch.float8_e5m2, torch.int8}:
+        return weight
+    for scale in _SCALES:
+        if f"{layer}.{scale}" in tensors:
+            return fp8.decode(weight, tensors.read(f"{layer}.{scale}"), _block(quantization))
+    raise ValueError(f"it is {weight.dtype} and has no scales ({', '.join(_SCALES)})")
+
+
+def _block(quantization: Fields) -> tuple[int, int]:
+    """Outputs and inputs of a block: `weight_block_size`, or compressed-tensors' `block_structure` of any group."""
+    size = quantization.fields.get("weight_block_size")
+    groups = quantization.inner("config_groups")
+    for group in groups.fields:
+        size = size or groups.inner(group).inner("weights").fields.get("block_structure")
+    if isinstance(size, list) and len(size) == 2 and all(isinstance(item, int) and item > 0 for item in size):
+        return size[0], size[1]
+    return 128, 128

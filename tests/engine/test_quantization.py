@@ -1,0 +1,258 @@
+"""Quantized weights: read as their formats say (hand-computed, or transformers' own decoding), and made on loading."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import ModelError
+from engine.layers.linear import Tiling
+from engine.models.config import read_config
+from engine.models.registry import load_model
+from engine.quantization import fp8, int4, mxfp4
+from engine.quantization.on_load import quantized
+from tests.engine.conftest import generate, make_bench, write_model
+from tests.engine.families import by_transformers
+
+PROMPT = [(7 * i * i + 3 * i) % 131 for i in range(150)]
+
+
+def pack(values: list[int], bits: int = 4) -> int:
+    """Values of so many bits in one signed 32-bit word, the first in the lowest bits."""
+    word = sum(value << (bits * index) for index, value in enumerate(values))
+    return word - (1 << 32) if word >= 1 << 31 else word
+
+
+# ---------------------------------------------------------------- FP8
+
+
+def test_fp8_scales_of_every_shape():
+    weight = torch.tensor([[1.0, 2.0, -4.0], [0.5, 448.0, 0.0]]).to(torch.float8_e4m3fn)
+    assert fp8.decode(weight, torch.tensor(0.5)).tolist() == [[0.5, 1.0, -2.0], [0.25, 224.0, 0.0]]
+    per_channel = [[2.0, 4.0, -8.0], [1.5, 1344.0, 0.0]]
+    assert fp8.decode(weight, torch.tensor([2.0, 3.0])).tolist() == per_channel
+    assert fp8.decode(weight, torch.tensor([[2.0], [3.0]])).tolist() == per_channel
+    blocks = fp8.decode(weight, torch.tensor([[1.0, 10.0], [100.0, 0.5]]), (1, 2))
+    assert blocks.tolist() == [[1.0, 2.0, -40.0], [50.0, 44800.0, 0.0]]
+    with pytest.raises(ValueError, match=r"scales of shape \[3\] do not fit"):
+        fp8.decode(weight, torch.ones(3))
+
+
+def test_fp8_in_blocks_of_128_as_transformers_decodes_it():
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    torch.manual_seed(0)
+    weight = torch.randn(256, 384).to(torch.float8_e4m3fn)
+    scales = torch.rand(2, 3) + 0.1
+    assert torch.equal(fp8.decode(weight, scales), Fp8Dequantize(None)._dequantize_one(weight, scales))
+
+
+def test_fp8_made_is_near():
+    torch.manual_seed(0)
+    weight = torch.randn(40, 64) * torch.logspace(-6, 6, 40)[:, None]
+    weight[3] = 0
+    again = quantized(weight, "fp8")
+    # Three bits behind the point: at most 1/16 off, and for the smallest values of a row a part of its largest.
+    assert ((again - weight).abs() <= weight.abs() / 16 + weight.abs().amax(-1, keepdim=True) / 2**17).all()
+    assert torch.equal(quantized(again, "fp8"), again)
+
+
+# ---------------------------------------------------------------- MXFP4
+
+
+def test_mxfp4_as_transformers_decodes_it():
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    torch.manual_seed(0)
+    blocks = torch.randint(0, 256, (3, 8, 2, 16), dtype=torch.uint8)
+    scales = torch.randint(110, 140, (3, 8, 2), dtype=torch.uint8)
+    theirs = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    assert torch.equal(mxfp4.decode(blocks, scales), theirs.transpose(1, 2))
+
+
+def test_mxfp4_by_hand():
+    blocks = torch.zeros(1, 1, 16, dtype=torch.uint8)
+    blocks[0, 0, :3] = torch.tensor([0x21, 0xF7, 0x98])
+    values = mxfp4.decode(blocks, torch.tensor([[128]], dtype=torch.uint8))
+    assert values.shape == (1, 32)
+    assert values[0, :6].tolist() == [1.0, 2.0, 12.0, -12.0, -0.0, -1.0]
+
+
+def test_mxfp4_made_is_the_nearest():
+    values = [0.0, 0.24, 0.25, 0.26, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0, 7.0, -0.25, -0.75, -5.0, -6.0]
+    row = torch.tensor([values + [0.0] * 16])
+    halves = [0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 6.0, 6.0, -0.0, -1.0, -4.0, -6.0]
+    assert quantized(row, "mxfp4")[0, :16].tolist() == halves
+    assert torch.equal(quantized(row * 2**-20, "mxfp4"), quantized(row, "mxfp4") * 2**-20)
+    torch.manual_seed(0)
+    random = quantized(torch.randn(8, 64), "mxfp4")
+    assert torch.equal(quantized(random, "mxfp4"), random)
+    assert quantized(torch.zeros(1, 32), "mxfp4").tolist() == [[0.0] * 32]
+    with pytest.raises(ValueError, match="48 inputs are not whole groups of 32"):
+        quantized(torch.zeros(2, 48), "mxfp4")
+
+
+# ---------------------------------------------------------------- AWQ and GPTQ
+
+
+def test_awq_by_hand():
+    # Outputs 0…7 lie at half bytes 0, 4, 1, 5, 2, 6, 3, 7.
+    words = torch.tensor([[pack([0, 2, 4, 6, 1, 3, 5, 7])], [pack([15] * 8)]], dtype=torch.int32)
+    zeros = torch.tensor([[pack([8, 8, 8, 8, 7, 7, 7, 7])]], dtype=torch.int32)
+    scales = torch.full((1, 8), 0.5).half()
+    weight = int4.decode_awq(words, zeros, scales)
+    zero = [8, 7, 8, 7, 8, 7, 8, 7]
+    assert weight.tolist() == [[(output - zero[output]) / 2, (15 - zero[output]) / 2] for output in range(8)]
+
+
+@pytest.mark.parametrize(("offset", "bits"), [(1, 4), (0, 4), (1, 8)])
+def test_gptq_by_hand(offset: int, bits: int):
+    per_word = 32 // bits
+    rows = [[(3 * row + output) % (1 << bits) for output in range(per_word)] for row in range(per_word)]
+    words = torch.tensor([[pack([row[output] for row in rows], bits) for output in range(per_word)]], dtype=torch.int32)
+    zeros = torch.tensor([[pack([7] * per_word, bits)], [pack([2] * per_word, bits)]], dtype=torch.int32)
+    scales = torch.stack([torch.full((per_word,), 0.5), torch.full((per_word,), 2.0)])
+    group = torch.tensor([row % 2 for row in range(per_word)])
+    weight = int4.decode_gptq(words, zeros, scales, group, bits=bits, zero_offset=offset)
+    for output in range(per_word):
+        for row in range(per_word):
+            zero, scale = ((7, 0.5), (2, 2.0))[row % 2]
+            assert weight[output, row] == (rows[row][output] - zero - offset) * scale
+
+
+def test_three_bits_are_an_error():
+    with pytest.raises(ValueError, match="3 bits are not supported"):
+        int4.decode_gptq(torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1, 1), None, bits=3, zero_offset=1)
+
+
+# ---------------------------------------------------------------- whole checkpoints
+
+
+def stored(folder: Path, quantization: dict[str, object], fmt: str) -> tuple[Path, Path]:
+    """Two models: one whose projections are stored in the format, one that holds the same values plainly."""
+    plain = write_model(folder / "plain", hidden_size=64, intermediate_size=128, num_attention_heads=8)
+    tensors = load_file(plain / "model.safetensors")
+    packed: dict[str, torch.Tensor] = {}
+    torch.manual_seed(1)
+    for name, tensor in list(tensors.items()):
+        if "_proj" not in name:
+            packed[name] = tensor
+            continue
+        layer = name.removesuffix(".weight")
+        outputs, inputs = tensor.shape
+        match fmt:
+            case "tensor" | "channel" | "block":
+                shape = {"tensor": (1,), "channel": (outputs, 1), "block": (-(-outputs // 48), -(-inputs // 48))}[fmt]
+                scales = torch.rand(shape) / 10 + 0.01
+                weight = (torch.randn_like(tensor) * 4).to(torch.float8_e4m3fn)
+                suffix = "weight_scale_inv" if fmt == "block" else "weight_scale"
+                packed |= {name: weight, f"{layer}.{suffix}": scales}
+                tensors[name] = fp8.decode(weight, scales, (48, 48))
+            case "awq" | "gptq":
+                across, along = (outputs // 8, inputs) if fmt == "awq" else (outputs, inputs // 8)
+                words = torch.randint(-(2**31), 2**31, (along, across), dtype=torch.int64).int()
+                zeros = torch.randint(-(2**31), 2**31, (2, outputs // 8), dtype=torch.int64).int()
+                scales = (torch.rand(2, outputs) / 20).half()
+                packed |= {f"{layer}.qweight": words, f"{layer}.qzeros": zeros, f"{layer}.scales": scales}
+                if fmt == "awq":
+                    tensors[name] = int4.decode_awq(words, zeros, scales).contiguous()
+                else:
+                    group = torch.arange(inputs).flip(0) // (inputs // 2)
+                    packed[f"{layer}.g_idx"] = group.int()
+                    decoded = int4.decode_gptq(words, zeros, scales, group, bits=4, zero_offset=1)
+                    tensors[name] = decoded.contiguous()
+    save_file(tensors, plain / "model.safetensors")
+    config = json.loads((plain / "config.json").read_text())
+    other = folder / fmt
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+    save_file(packed, other / "model.safetensors")
+    return other, plain
+
+
+FORMATS = {
+    "tensor": {"quant_method": "compressed-tensors", "config_groups": {}},
+    "channel": {"quant_method": "compressed-tensors", "config_groups": {}},
+    "block": {"quant_method": "fp8", "weight_block_size": [48, 48]},
+    "awq": {"quant_method": "awq", "bits": 4, "version": "gemm"},
+    "gptq": {"quant_method": "gptq", "bits": 4, "desc_act": True},
+}
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a_quantized_checkpoint_is_the_model_that_it_holds(fmt: str, tmp_path: Path):
+    folder, plain = stored(tmp_path, FORMATS[fmt], fmt)
+    run = make_bench(folder).one(generate("a", PROMPT, 8))
+    logits = by_transformers(plain, PROMPT + run.tokens)[len(PROMPT) - 1 : -1]
+    assert (torch.stack(run.logits) - logits).abs().max() < 1e-4 * max(1.0, float(logits.abs().max()))
+    assert run.tokens == logits.argmax(-1).tolist()
+
+
+def load(folder: Path, quantize: str = "none") -> None:
+    load_model(folder, read_config(folder), torch.zeros(()), Tiling(), 64, quantize=quantize)
+
+
+def test_what_is_missing_or_unknown_is_named(tmp_path: Path):
+    folder, _ = stored(tmp_path, FORMATS["awq"], "awq")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["quant_method"] = "novel"
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"q_proj\.weight: quant_method 'novel' is not supported"):
+        load(folder)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.scales"]
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": FORMATS["awq"]}))
+    with pytest.raises(ModelError, match=r"tensor model\.layers\.1\.mlp\.up_proj\.scales is missing"):
+        load(folder)
+
+
+def test_quantizing_on_load(tmp_path: Path):
+    """The same as loading the weights that were quantized beforehand."""
+    folder = write_model(tmp_path / "model", hidden_size=64, intermediate_size=128, num_attention_heads=8)
+    for quantize in ("fp8", "mxfp4"):
+        tensors = load_file(folder / "model.safetensors")
+        before = {name: quantized(tensor, quantize) if "_proj" in name else tensor for name, tensor in tensors.items()}
+        other = tmp_path / quantize
+        other.mkdir()
+        (other / "config.json").write_text((folder / "config.json").read_text())
+        save_file(before, other / "model.safetensors")
+        expected = make_bench(other).one(generate("a", PROMPT, 8))
+        run = make_bench(folder, quantize=quantize).one(generate("a", PROMPT, 8))
+        assert run.tokens == expected.tokens
+        assert torch.equal(torch.stack(run.logits), torch.stack(expected.logits))
+    odd = write_model(tmp_path / "odd")
+    with pytest.raises(ModelError, match=r"layers\.0\.self_attn\.q_proj cannot become mxfp4: 48 inputs"):
+        load(odd, "mxfp4")
+
+
+def test_gpt_oss_in_mxfp4(tmp_path: Path):
+    """Its experts as `_blocks` and `_scales`: the same as the plain model that holds their values."""
+    from tests.engine.families import write_family
+
+    plain = write_family("gpt-oss", tmp_path / "plain", hidden_size=64)
+    files = sorted(plain.glob("*.safetensors"))
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    packed = dict(tensors)
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts = packed.pop(name).transpose(1, 2).contiguous()
+        parts = [mxfp4.encode(expert) for expert in experts]
+        packed[f"{name}_blocks"], packed[f"{name}_scales"] = (torch.stack(part) for part in zip(*parts, strict=True))
+        decoded = mxfp4.decode(packed[f"{name}_blocks"], packed[f"{name}_scales"])
+        tensors[name] = decoded.transpose(1, 2).contiguous()
+    for file in [*files, plain / "model.safetensors.index.json"]:
+        file.unlink()
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    other = tmp_path / "packed"
+    other.mkdir()
+    config = json.loads((plain / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}}))
+    save_file(packed, other / "model.safetensors")
+    run = make_bench(other).one(generate("a", PROMPT, 16))
+    logits = by_transformers(plain, PROMPT + run.tokens)[len(PROMPT) - 1 : -1]
+    assert (torch.stack(run.logits) - logits).abs().max() < 1e-4
+    assert run.tokens == logits.argmax(-1).tolist()
