@@ -150,8 +150,8 @@ class Journal:
     def __init__(self, folder: Path, first_epoch: int | None = None) -> None:
         """Open or make the journal. Raises StartError if the folder is not usable or another replica owns it.
 
-        `first_epoch` is for a journal that knows of none; by default it tells the time. So a replica whose folder was lost
-        neither looks older than it did, nor gives out a sequence number again.
+        `first_epoch` is for a journal that knows of none; by default it tells the time. So a replica whose folder was
+        lost neither looks older than it did, nor gives out a sequence number again.
         """
         self.folder = folder
         self._path = folder / "journal"
