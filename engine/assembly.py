@@ -57,14 +57,16 @@ def assemble(options: ReplicaOptions) -> Assembled:
         )
     like = prototype(options)
     tiling = best_tiling(like)
-    model = load_model(options.model, config, like, tiling, context)
+    model = load_model(options.model, config, like, tiling, context, quantize=options.quantize)
     blocks = block_count(options, model.groups, like.device, context)
     memories = [KvMemory(group, blocks, like) for group in model.groups]
     runner = Runner(model, memories, like.device, tiling)
     choose_threads(runner, options.token_budget)
     ensure_invariance(runner, options.token_budget, options.max_running)
     dtype = str(like.dtype).removeprefix("torch.")
-    digest = model_digest(options.model, dtype)
+    # Other weights than the folder's make other KV: it must not be found under the same keys.
+    run_in = dtype if options.quantize == "none" else f"{dtype} {options.quantize}"
+    digest = model_digest(options.model, run_in)
     name = options.served or served_name(options.model)
     limits = EngineLimits(context, options.max_running, options.max_waiting, options.token_budget)
     pool = GroupedPool([(blocks, group.window) for group in model.groups])

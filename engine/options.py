@@ -10,6 +10,7 @@ from engine.errors import StartError
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16"]
+Quantize = Literal["none", "fp8", "mxfp4"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,9 @@ class ReplicaOptions:
     """`address` is `unix:PATH` or `tcp:HOST:PORT`; `data` the folder of the journal, for this replica alone.
 
     `kv_memory` is bytes for KV blocks, 0 for what is free; `context` tokens, 0 for the model's own; `served` the served
-    model's name, empty for the one in the model folder. `drain_s`: how long running requests may go on after SIGTERM.
+    model's name, empty for the one in the model folder.
+    `quantize`: what linear weights are rounded to on loading. `drain_s`: how long running requests may go on after
+    SIGTERM.
     """
 
     model: Path
@@ -28,6 +31,7 @@ class ReplicaOptions:
     served: str = ""
     device: Device = "auto"
     dtype: Dtype = "auto"
+    quantize: Quantize = "none"
     kv_memory: int = 0
     max_running: int = 64
     max_waiting: int = 4096

@@ -83,6 +83,7 @@ def engine(settings: Settings, parent: int | None = None) -> int:
         link_key=secrets.load(settings.secrets).link_key,
         device=settings.device,
         dtype=settings.dtype,
+        quantize=settings.quantize,
         kv_memory=settings.kv_memory,
         max_running=settings.max_running,
         token_budget=settings.token_budget,

@@ -84,6 +84,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "float32", "bfloat16"],
         _about("type of weights and KV; auto: float32 on the CPU, bfloat16 on a GPU", SERVE, ENGINE),
     ] = "auto"
+    quantize: Annotated[
+        Literal["none", "fp8", "mxfp4"],
+        _about("what linear weights are rounded to while they are loaded", SERVE, ENGINE),
+    ] = "none"
     kv_memory: Annotated[int, _about("bytes for KV blocks; 0: from what is free", SERVE, ENGINE, at_least=0)] = 0
     max_running: Annotated[int, _about("requests in one batch", SERVE, ENGINE, at_least=1)] = 64
     token_budget: Annotated[int, _about("tokens computed in one step", SERVE, ENGINE, at_least=64)] = 512

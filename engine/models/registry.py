@@ -21,7 +21,7 @@ from engine.models.phi3 import phi3
 from engine.models.qwen2 import qwen2
 from engine.models.qwen3 import qwen3
 from engine.models.qwen3_moe import qwen3_moe
-from engine.quantization.on_load import Quantize
+from engine.options import Quantize
 from engine.weights.checkpoint import Checkpoint
 from engine.weights.loader import Loader
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
-
 import torch
 
+from engine.options import Quantize
 from engine.quantization import fp8, mxfp4
-
-Quantize: TypeAlias = Literal["none", "fp8", "mxfp4"]
 
 
 def quantized(weight: torch.Tensor, into: Quantize) -> torch.Tensor:

@@ -12,7 +12,8 @@ from engine.layers.norm import RmsNorm, load_norm
 from engine.layers.rotary import Rotary
 from engine.models.config import ModelConfig
 from engine.models.rope import RopeConfig
-from engine.quantization.on_load import Quantize, quantized
+from engine.options import Quantize
+from engine.quantization.on_load import quantized
 from engine.weights.checkpoint import Checkpoint
 
 _GATE_MULTIPLE = 16

@@ -18,8 +18,8 @@ from engine.kv_memory import KvMemory
 from engine.layers.linear import best_tiling
 from engine.models.config import read_config
 from engine.models.registry import load_model
+from engine.options import Quantize
 from engine.protocol import Began, Counts, Done, Generate, Sampling, Scope, Segment, Tokens
-from engine.quantization.on_load import Quantize
 from engine.runner import Runner
 from engine.scheduling.scheduler import Work
 from engine.threads import Threads

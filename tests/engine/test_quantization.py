@@ -9,10 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.assembly import assemble
 from engine.errors import ModelError
 from engine.layers.linear import Tiling
 from engine.models.config import read_config
 from engine.models.registry import load_model
+from engine.options import ReplicaOptions
 from engine.quantization import fp8, int4, mxfp4
 from engine.quantization.on_load import quantized
 from tests.engine.conftest import generate, make_bench, write_model
@@ -256,3 +258,15 @@ def test_gpt_oss_in_mxfp4(tmp_path: Path):
     logits = by_transformers(plain, PROMPT + run.tokens)[len(PROMPT) - 1 : -1]
     assert (torch.stack(run.logits) - logits).abs().max() < 1e-4
     assert run.tokens == logits.argmax(-1).tolist()
+
+
+def test_a_quantized_replica_is_another_model(tmp_path: Path):
+    """Its KV is not that of the folder's own weights, so its keys must differ."""
+    folder = write_model(tmp_path / "model", hidden_size=64, intermediate_size=128, num_attention_heads=8)
+    made = {
+        quantize: assemble(
+            ReplicaOptions(folder, "unix:x", tmp_path, "r", b"", device="cpu", kv_memory=1 << 22, quantize=quantize)
+        )
+        for quantize in ("none", "fp8", "mxfp4")
+    }
+    assert len({assembled.model.digest for assembled in made.values()}) == 3
