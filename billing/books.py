@@ -31,10 +31,10 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """Holds of one tenant that ended now, and what they held together."""
+    """Holds of one tenant that ended now: how many, and what they held together."""
 
     tenant_id: UUID
-    requests: Collection[UUID]
+    requests: int
     amount_pico: int
 
 

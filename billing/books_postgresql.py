@@ -1,4 +1,6 @@
-"""The books on PostgreSQL: each statement takes arrays, so that a batch is one round trip however large it is."""
+"""The books on PostgreSQL: each statement takes arrays, so that a batch is one round trip however large.
+
+An array arrives as text and is joined with: compared with, it would be read again for each row."""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from billing.books import Ended, Grant, Notice, Refusal, Written
 from billing.ledger import Balance, Transaction
 from billing.rollups import HOUR, KEYS, LIMB, SUMS
 from billing.usage import COUNTS, METERS, UsageEvent
+from storage.array_literals import array_literal
 from storage.direct import Connection
 
 _DIALECT = cast(Callable[[], Dialect], postgresql.dialect)()
@@ -27,14 +30,14 @@ _counts = attrgetter(*(f"counts.{name}" for name in COUNTS))
 
 
 def _type(table: Table, name: str) -> str:
-    return f"{table.c[name].type.compile(_DIALECT)}[]"
+    return str(table.c[name].type.compile(_DIALECT)).lower()
 
 
 @cache
 def _write_events(tokens: tuple[str, ...]) -> str:
     """Insert events of whose counts and meters only `tokens` have any, roll up what is new, and say what that was."""
     given = (*_PLAIN, *tokens)
-    arrays = ", ".join(f"${n}::{_type(tables.usage_event, name)}" for n, name in enumerate(given, 1))
+    arrays = ", ".join(f"${n}::text::{_type(tables.usage_event, name)}[]" for n, name in enumerate(given, 1))
     values = ", ".join(f'"{name}"' if name in given else "0" for name in _NAMES)
     keys = ", ".join(f"admitted_at - admitted_at % {HOUR}" if name == "hour" else name for name in KEYS)
     sums = ", ".join(
@@ -59,17 +62,21 @@ def _write_events(tokens: tuple[str, ...]) -> str:
     """  # noqa: S608  # names of columns
 
 
+_PLAIN_KINDS = tuple(_type(tables.usage_event, name) for name in _PLAIN)
+_TXN = ("uuid", "uuid", "text", "text")
+_ENTRY = ("uuid", "int", "uuid", "text", "text", "text", "numeric")
+_REFUSAL = ("uuid", "uuid", "text", "bytea")
 _ALWAYS_ADDED = ("requests", "cost_high", "cost_low")
 
 _END_HOLDS = """
     WITH mine AS (
-        SELECT request_id FROM hold WHERE request_id = ANY($1::uuid[]) AND state = 'open'
-        ORDER BY request_id FOR UPDATE
+        SELECT request_id FROM unnest($1::text::uuid[]) AS t (id) JOIN hold ON request_id = t.id
+        WHERE state = 'open' ORDER BY request_id FOR UPDATE OF hold
     ), ended AS (
         UPDATE hold SET state = $2 FROM mine WHERE hold.request_id = mine.request_id AND hold.state = 'open'
         RETURNING tenant_id, hold.request_id, amount_pico
     )
-    SELECT tenant_id, array_agg(request_id), sum(amount_pico) FROM ended GROUP BY tenant_id
+    SELECT tenant_id, count(*), sum(amount_pico) FROM ended GROUP BY tenant_id
 """
 
 _EXPIRE_HOLDS = """
@@ -79,27 +86,29 @@ _EXPIRE_HOLDS = """
         UPDATE hold SET state = 'expired' FROM due WHERE hold.request_id = due.request_id
         RETURNING tenant_id, hold.request_id, amount_pico
     )
-    SELECT tenant_id, array_agg(request_id), sum(amount_pico) FROM ended GROUP BY tenant_id
+    SELECT tenant_id, count(*), sum(amount_pico) FROM ended GROUP BY tenant_id
 """
 
 _BALANCE = tuple(column.name for column in tables.balance.columns)
 _MONEY = tuple(name for name in _BALANCE if name not in ("tenant_id", "currency"))
 _LOCK = f"""
-    SELECT {", ".join(_BALANCE)} FROM balance WHERE tenant_id = ANY($1::uuid[]) ORDER BY tenant_id FOR UPDATE
+    SELECT {", ".join(_BALANCE)} FROM unnest($1::text::uuid[]) AS t (id) JOIN balance ON tenant_id = t.id
+    ORDER BY tenant_id FOR UPDATE OF balance
 """  # noqa: S608  # names of columns
 _SAVE = f"""
     UPDATE balance SET {", ".join(f"{name} = t.{name}" for name in _MONEY)}
-    FROM unnest($1::uuid[], {", ".join(f"${n}::numeric[]" for n in range(2, len(_MONEY) + 2))})
+    FROM unnest($1::text::uuid[], {", ".join(f"${n}::text::numeric[]" for n in range(2, len(_MONEY) + 2))})
         AS t (tenant_id, {", ".join(_MONEY)})
     WHERE balance.tenant_id = t.tenant_id
 """  # noqa: S608  # names of columns
 _POST = """
     WITH posted AS (
         INSERT INTO ledger_txn (id, tenant_id, kind, period, posted_at)
-        SELECT t.*, {clock} FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[]) AS t
+        SELECT t.*, {clock} FROM unnest($1::text::uuid[], $2::text::uuid[], $3::text::text[], $4::text::text[]) AS t
     )
     INSERT INTO ledger_entry (txn_id, seq, tenant_id, currency, debit, credit, amount_pico)
-    SELECT * FROM unnest($5::uuid[], $6::int[], $7::uuid[], $8::text[], $9::text[], $10::text[], $11::numeric[])
+    SELECT * FROM unnest($5::text::uuid[], $6::text::int[], $7::text::uuid[], $8::text::text[], $9::text::text[],
+        $10::text::text[], $11::text::numeric[])
 """
 _GRANT = """
     INSERT INTO "grant" (id, tenant_id, amount_pico, currency, kind, reason, at)
@@ -107,27 +116,34 @@ _GRANT = """
 """
 _NOTE = """
     INSERT INTO outbox (id, tenant_id, topic, payload, created_at)
-    SELECT t.*, {clock} FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[]) AS t
+    SELECT t.*, {clock} FROM unnest($1::text::uuid[], $2::text::uuid[], $3::text::text[], $4::text::text[]) AS t
 """
 _REFUSE = """
     INSERT INTO refused_settlement (id, request_id, cause, body, refused_at)
-    SELECT t.*, {clock} FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::bytea[]) AS t
+    SELECT t.*, {clock} FROM unnest($1::text::uuid[], $2::text::uuid[], $3::text::text[], $4::text::bytea[]) AS t
 """
 
 _HOLD = tuple(column.name for column in tables.hold.columns)
-_HOLDS = f"SELECT {', '.join(_HOLD)} FROM hold WHERE request_id = ANY($1::uuid[])"  # noqa: S608  # names of columns
+_HOLD_KINDS = tuple(_type(tables.hold, name) for name in _HOLD)
+_HOLDS = f"SELECT {', '.join(_HOLD)} FROM unnest($1::text::uuid[]) AS t (id) JOIN hold ON request_id = t.id"  # noqa: S608  # names of columns
 _HOLD_BACK = f"""
     WITH held AS (
         UPDATE balance SET held = balance.held + t.held
-        FROM unnest($1::uuid[], $2::numeric[]) AS t (tenant_id, held) WHERE balance.tenant_id = t.tenant_id
+        FROM unnest($1::text::uuid[], $2::text::numeric[]) AS t (tenant_id, held) WHERE balance.tenant_id = t.tenant_id
     )
     INSERT INTO hold ({", ".join(_HOLD)})
-    SELECT * FROM unnest({", ".join(f"${n}::{_type(tables.hold, name)}" for n, name in enumerate(_HOLD, 3))})
+    SELECT * FROM unnest({", ".join(f"${n}::text::{_type(tables.hold, name)}[]" for n, name in enumerate(_HOLD, 3))})
 """  # noqa: S608  # names of columns
 
 
-def _columns(rows: Sequence[Sequence[Any]], width: int) -> list[Sequence[Any]]:
-    return list(zip(*rows, strict=True)) if rows else [()] * width
+def _arrays(kinds: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """The columns of the rows, each as an array's literal."""
+    columns = zip(*rows, strict=True) if rows else [()] * len(kinds)
+    return [array_literal(kind, column) for kind, column in zip(kinds, columns, strict=True)]
+
+
+def _ids(values: Collection[UUID]) -> str:
+    return array_literal("uuid", list(values))
 
 
 class PostgresBooks:
@@ -141,27 +157,27 @@ class PostgresBooks:
         return int(await self._connection.fetchval(f"SELECT {self._clock}"))  # of our own
 
     async def currencies(self, tenants: Collection[UUID]) -> dict[UUID, str]:
-        query = "SELECT tenant_id, currency FROM balance WHERE tenant_id = ANY($1::uuid[])"
-        return dict(await self._connection.fetch(query, list(tenants)))
+        query = "SELECT tenant_id, currency FROM unnest($1::text::uuid[]) AS t (id) JOIN balance ON tenant_id = t.id"
+        return dict(await self._connection.fetch(query, _ids(tenants)))
 
     async def write_events(self, events: Sequence[UsageEvent]) -> list[Written]:
         if not events:
             return []
         in_order = sorted(events, key=lambda event: event.id.int)
-        plain = _columns([_plain(event) for event in in_order], len(_PLAIN))
+        plain = _arrays(_PLAIN_KINDS, [_plain(event) for event in in_order])
         names, tokens = _token_columns(in_order)
         rows = await self._connection.fetch(_write_events(names), *plain, *tokens)
         return [Written(*row) for row in rows]
 
     async def events_there(self, ids: Collection[UUID]) -> set[UUID]:
         # all tenants: a record is repeated whoever sent it
-        query = "SELECT id FROM usage_event WHERE id = ANY($1::uuid[])"
-        return {row[0] for row in await self._connection.fetch(query, list(ids))}
+        query = "SELECT usage_event.id FROM unnest($1::text::uuid[]) AS t (id) JOIN usage_event USING (id)"
+        return {row[0] for row in await self._connection.fetch(query, _ids(ids))}
 
     async def end_holds(self, requests: Collection[UUID], state: str) -> list[Ended]:
         if not requests:
             return []
-        return [Ended(*row) for row in await self._connection.fetch(_END_HOLDS, list(requests), state)]
+        return [Ended(*row) for row in await self._connection.fetch(_END_HOLDS, _ids(requests), state)]
 
     async def expire_holds(self, now: int, most: int) -> list[Ended]:
         return [Ended(*row) for row in await self._connection.fetch(_EXPIRE_HOLDS, now, most)]
@@ -173,14 +189,14 @@ class PostgresBooks:
     async def lock(self, tenants: Collection[UUID]) -> dict[UUID, Balance]:
         if not tenants:
             return {}
-        return {row[0]: Balance(*row) for row in await self._connection.fetch(_LOCK, list(tenants))}
+        return {row[0]: Balance(*row) for row in await self._connection.fetch(_LOCK, _ids(tenants))}
 
     async def save(
         self, balances: Sequence[Balance], transactions: Sequence[Transaction] = (), notices: Sequence[Notice] = ()
     ) -> None:
         if balances:
             rows = [(b.tenant_id, *(getattr(b, name) for name in _MONEY)) for b in balances]
-            await self._connection.execute(_SAVE, *_columns(rows, len(_MONEY) + 1))
+            await self._connection.execute(_SAVE, *_arrays(("uuid", *["numeric"] * len(_MONEY)), rows))
         if transactions:
             heads = [(t.id, t.tenant_id, t.kind, t.period) for t in transactions]
             entries = [
@@ -189,26 +205,26 @@ class PostgresBooks:
                 for seq, entry in enumerate(t.entries, 1)
             ]
             post = _POST.format(clock=self._clock)
-            await self._connection.execute(post, *_columns(heads, 4), *_columns(entries, 7))
+            await self._connection.execute(post, *_arrays(_TXN, heads), *_arrays(_ENTRY, entries))
         if notices:
             rows = [(n.id, n.tenant_id, n.topic, n.payload) for n in notices]
-            await self._connection.execute(_NOTE.format(clock=self._clock), *_columns(rows, 4))
+            await self._connection.execute(_NOTE.format(clock=self._clock), *_arrays(_TXN, rows))
 
     async def holds(self, requests: Collection[UUID]) -> tuple[int, list[Sequence[Any]]]:
-        return await self.now(), await self._connection.fetch(_HOLDS, list(requests))
+        return await self.now(), await self._connection.fetch(_HOLDS, _ids(requests))
 
     async def hold_back(self, held: dict[UUID, int], made: Sequence[Any]) -> None:
-        columns = _columns([msgspec.structs.astuple(hold) for hold in made], len(_HOLD))
-        await self._connection.execute(_HOLD_BACK, list(held), list(held.values()), *columns)
+        columns = _arrays(_HOLD_KINDS, [msgspec.structs.astuple(hold) for hold in made])
+        await self._connection.execute(_HOLD_BACK, _ids(held), array_literal("numeric", list(held.values())), *columns)
 
     async def refuse(self, refusals: Sequence[Refusal]) -> None:
         rows = [(r.id, r.request_id, r.cause, r.body) for r in refusals]
         if rows:
-            await self._connection.execute(_REFUSE.format(clock=self._clock), *_columns(rows, 4))
+            await self._connection.execute(_REFUSE.format(clock=self._clock), *_arrays(_REFUSAL, rows))
 
 
-def _token_columns(events: Sequence[UsageEvent]) -> tuple[tuple[str, ...], list[Sequence[int]]]:
-    """The counts and meters of which some event has any: their columns' names, and the columns."""
+def _token_columns(events: Sequence[UsageEvent]) -> tuple[tuple[str, ...], list[str]]:
+    """The counts and meters of which some event has any: their columns' names, and those as arrays."""
     usages = [event.usage for event in events]
     columns: dict[str, Sequence[int]] = {
         f"count_{name}": column for name, column in zip(COUNTS, zip(*map(_counts, events), strict=True), strict=True)
@@ -219,4 +235,4 @@ def _token_columns(events: Sequence[UsageEvent]) -> tuple[tuple[str, ...], list[
         for name in {name for tokens in by_class for name in tokens}:
             columns[f"{kind}_{name}"] = [tokens.get(name, 0) for tokens in by_class]
     names = tuple(name for name in _NAMES if any(columns.get(name, ())))
-    return names, [columns[name] for name in names]
+    return names, [array_literal("bigint", columns[name]) for name in names]

@@ -71,7 +71,8 @@ class SqliteBooks:
         found: dict[tuple[UUID, str], tuple[list[UUID], int]] = {}
         for event in written:
             ids, cost = found.get((event.tenant_id, event.period), ([], 0))
-            found[event.tenant_id, event.period] = ([*ids, event.id], cost + event.cost_pico)
+            ids.append(event.id)
+            found[event.tenant_id, event.period] = (ids, cost + event.cost_pico)
         return [Written(*key, *sums) for key, sums in found.items()]
 
     async def events_there(self, ids: Collection[UUID]) -> set[UUID]:
@@ -139,8 +140,8 @@ class SqliteBooks:
 
 
 def _by_tenant(rows: Iterable[Any]) -> list[Ended]:
-    found: dict[UUID, tuple[list[UUID], int]] = {}
-    for tenant, request, amount in rows:
-        requests, sum_ = found.get(tenant, ([], 0))
-        found[tenant] = ([*requests, request], sum_ + amount)
-    return [Ended(tenant, *sums) for tenant, sums in found.items()]
+    found: dict[UUID, Ended] = {}
+    for tenant, _, amount in rows:
+        before = found.get(tenant, Ended(tenant, 0, 0))
+        found[tenant] = Ended(tenant, before.requests + 1, before.amount_pico + amount)
+    return list(found.values())

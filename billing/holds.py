@@ -196,4 +196,4 @@ class Holds:
             given_back = {some.tenant_id: some.amount_pico for some in ended}
             found = await books.lock(given_back.keys())
             await books.save([found[tenant].holding(-pico) for tenant, pico in given_back.items() if tenant in found])
-        return sum(len(some.requests) for some in ended)
+        return sum(some.requests for some in ended)

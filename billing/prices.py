@@ -55,7 +55,7 @@ class PriceVersion(msgspec.Struct, frozen=True):
 
     def cost(self, usage: Usage) -> int:
         """What the usage costs, in pico-units, exactly. Raises PriceMissing if it uses a meter without a price."""
-        return sum(units * self.price(meter) for meter, units in usage.meters().items() if units)
+        return sum([units * self.price(meter) for meter, units in usage.used()])
 
     def bound(self, prompt_tokens: int, max_output: int, classes: Iterable[str] = ()) -> int:
         """The most that a request can cost, in pico-units: each prompt token at the dearest meter that it may fall on.

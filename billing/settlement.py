@@ -69,7 +69,7 @@ async def settle(database: Database, book: PriceBook, records: Sequence[Settleme
         await _post(books, new, [*settled, *released], currencies)
         await refuse(books, [(events[identity], cause) for identity, cause in refused.items()])
     repeated = sum(isinstance(record, UsageEvent) for record in records) - len(written) - len(refused)
-    return Settled(len(written), repeated, sum(len(ended.requests) for ended in released), len(refused))
+    return Settled(len(written), repeated, sum(ended.requests for ended in released), len(refused))
 
 
 async def refuse(books: Books, records: Iterable[tuple[Settlement, str]]) -> None:
