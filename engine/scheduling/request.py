@@ -76,7 +76,7 @@ class Request:
     @property
     def paused(self) -> bool:
         """Out of credit: what it would sample may not be sent."""
-        return self.output >= self.credit
+        return len(self.tokens) - self.prompt >= self.credit
 
     @property
     def spent(self) -> float:

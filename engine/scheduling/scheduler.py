@@ -189,6 +189,8 @@ class Scheduler:
                 self.queue.grown(request)
 
     def _admit(self, step: Step) -> None:
+        if not len(self.queue):
+            return
         decoding = {r.lane for r in self.running if not r.paused and len(r.tokens) - r.kv <= 1}
         room = self._room(len(self.running), decoding)
         while (request := self.queue.peek(self._matched_tokens)) is not None:

@@ -1,0 +1,76 @@
+"""What scheduling and block accounting cost a step, in µs, with many requests decoding and others waiting."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from engine.protocol import Sampling
+from engine.scheduling.fair_share import FairShare
+from engine.scheduling.lanes import LANES
+from engine.scheduling.request import Request
+from engine.scheduling.scheduler import Scheduler
+from prompt_cache.blocks import BlockPool
+
+TARGET_US = 100.0
+
+
+def measure(running: int, steps: int) -> float:
+    """µs a step, the median of `steps`: choosing the work, and counting what it did."""
+    scheduler = Scheduler(BlockPool(running * 64), 8192, running, FairShare())
+    for number in range(running + running // 4):
+        prompt = 100 + number % 64
+        scheduler.add(
+            Request(
+                id=str(number),
+                attempt=1,
+                arrival=number,
+                tokens=[number] * prompt,
+                prompt=prompt,
+                segments=((prompt, b"scope", "scope"),),
+                root=b"model",
+                sampling=Sampling(3000),
+                max_output=3000,
+                credit=1 << 40,
+                flow=str(number % 40),
+                lane=LANES[number % 3],
+            )
+        )
+    took = []
+    for step_number in range(steps + 50):
+        began = time.perf_counter()
+        step = scheduler.schedule()
+        for work in step.work:
+            scheduler.computed(work)
+            if work.samples:
+                scheduler.sampled(work.request, 0)
+        if step_number >= 50:  # by then all slots are taken and all prompts computed
+            took.append((time.perf_counter() - began) * 1e6)
+    return sorted(took)[len(took) // 2]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduling", description=__doc__)
+    parser.add_argument("--running", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    options = parser.parse_args()
+    took = measure(options.running, options.steps)
+    figures = {
+        "benchmark": "scheduling",
+        "running": options.running,
+        "step_us": round(took, 1),
+        "target_us": TARGET_US,
+        "met": took <= TARGET_US,
+    }
+    print(json.dumps(figures, indent=2))
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
