@@ -53,7 +53,7 @@ test: install-dev ## All tests, on SQLite and PostgreSQL
 
 test-fast: install-dev ## The tests that take no real processes or long runs
 	$(BIN)/python -m tests.servers --install
-	$(BIN)/python -m pytest -m "not slow and not e2e"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not e2e"
 
 test-gpu: install-dev ## The tests that need a GPU
 	$(BIN)/python -m pytest -m gpu tests/gpu

@@ -22,6 +22,7 @@ def test_everybody_is_served_and_counted(policy: str):
     assert outcome.computed >= sum(arrival.prompt for arrival in kept)
 
 
+@pytest.mark.slow
 def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "out.json"
     assert main(["--seconds", "40", "--only", "on_off", "--json", str(out)]) == 0

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -154,6 +155,7 @@ class Money(RuleBasedStateMachine):
             self.run(self.database.close())
 
 
+@pytest.mark.slow
 def test_money_behaves_like_its_model(database_url: str) -> None:
     machine = type("MoneyHere", (Money,), {"url": database_url, "loop": asyncio.new_event_loop()})
     calm = settings(

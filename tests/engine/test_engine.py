@@ -381,6 +381,7 @@ def test_a_budget_too_small_is_refused(benches: Benches):
 # ------------------------------------------------------------ anything in any order
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_random_use_leaks_nothing_and_counts_exactly(benches: Benches, seed: int):

@@ -284,6 +284,7 @@ def test_g5_a_silent_flow_gains_nothing(silent: int):
     assert got["sleeper"] == pytest.approx(got["busy"], rel=0.03)
 
 
+@pytest.mark.slow
 def test_batch_keeps_its_deadline_against_a_flood():
     """With weight 1 it would not: the weight rises as slack falls."""
     ends = {}

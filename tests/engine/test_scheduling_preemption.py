@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,6 +53,7 @@ def test_a_higher_lane_takes_a_slot_at_once():
     assert len(replica.finished) == 5
 
 
+@pytest.mark.slow
 def test_no_slot_is_taken_again_before_its_loss_was_earned_again():
     replica = Replica(FairShare(), running=1)
     batch = private(0, 640, 400, "batch")

@@ -86,6 +86,7 @@ BAD: list[tuple[Any, str | None]] = [
 ]
 
 
+@pytest.mark.slow
 async def test_every_bad_request_names_its_field(stack: Stack) -> None:
     stack.say("never")
     for body, path in BAD:
