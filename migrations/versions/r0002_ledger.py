@@ -270,4 +270,4 @@ def _carry_over_ledger(postgres: bool) -> None:
 
 
 def downgrade() -> None:
-    raise NotImplementedError("the ledger is not thrown away: restore a backup")
+    raise RuntimeError("the ledger is not thrown away: restore a backup")
