@@ -80,16 +80,16 @@ def test_every_family_chunked_and_warm(family_folders: Families, family: str, le
 @given(data=st.data())
 @pytest.mark.parametrize("family", DIFFERENT)
 def test_every_family_in_any_company(family_folders: Families, family: str, data: st.DataObject):
-    any_company(family_folders(family), data)
+    check_any_company(family_folders(family), data)
 
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_company(tiny_model: Path, data: st.DataObject):
-    any_company(tiny_model, data)
+    check_any_company(tiny_model, data)
 
 
-def any_company(tiny_model: Path, data: st.DataObject) -> None:
+def check_any_company(tiny_model: Path, data: st.DataObject) -> None:
     """Several requests arrive at several times, in little memory, some are aborted: all others come out the same."""
     budget = data.draw(st.sampled_from([70, 100, 192, 400]), "budget")
     blocks = data.draw(st.sampled_from([6, 9, 14, 40]), "blocks")

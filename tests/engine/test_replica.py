@@ -340,6 +340,7 @@ async def test_a_nasty_frame_closes_that_connection_only(shared: ReplicaProcess,
             pass
     writer.close()
     await steady.finished(f"steady {name} {proved}")
+    assert steady.done[f"steady {name} {proved}"].reason == "length"
     await steady.close()
 
 

@@ -119,7 +119,10 @@ GOOD: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("extra", GOOD)
 def test_what_changes_nothing_is_accepted(extra: dict[str, Any]) -> None:
-    openai_chat.parse(json.dumps({**OK, **extra}).encode())
+    generation = openai_chat.parse(json.dumps({**OK, **extra}).encode()).generation
+    plain = openai_chat.parse(json.dumps(OK).encode()).generation
+    shaping = ("model", "temperature", "top_p", "stop", "max_tokens", "lane")
+    assert [getattr(generation, name) for name in shaping] == [getattr(plain, name) for name in shaping]
 
 
 def test_fields_find_their_place() -> None:

@@ -94,6 +94,7 @@ async def test_an_unknown_model_is_refused(model: ServedModel, tmp_path: Path) -
     replica = FakeReplica(tmp_path / "r", model.text_digest, model="other")
     async with fleet_of(model, replica) as fleet:
         await until(lambda: "which this gateway does not" in fleet.links[0].problem)
+        assert fleet.healthy("tiny") == fleet.healthy("other") == []
 
 
 async def test_an_old_incarnation_is_fenced(model: ServedModel, tmp_path: Path) -> None:
@@ -105,6 +106,7 @@ async def test_an_old_incarnation_is_fenced(model: ServedModel, tmp_path: Path) 
         replica.epoch = 4
         await replica.start()
         await until(lambda: "a newer one was seen" in fleet.links[0].problem)
+        assert fleet.healthy("tiny") == []
         await replica.stop()
         replica.epoch = 6
         await replica.start()

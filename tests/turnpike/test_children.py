@@ -23,7 +23,7 @@ def child(folder: Path, script: str) -> Child:
     return made
 
 
-async def stopped(made: Child, running: asyncio.Task[None]) -> None:
+async def assert_stops(made: Child, running: asyncio.Task[None]) -> None:
     async with asyncio.timeout(SECONDS):
         await made.stop(SECONDS)
         await running
@@ -36,7 +36,7 @@ async def test_a_child_that_is_stopped_while_it_starts(tmp_path: Path, turns: in
     running = asyncio.create_task(made.run())
     for _ in range(turns):
         await asyncio.sleep(0)
-    await stopped(made, running)
+    await assert_stops(made, running)
 
 
 async def test_a_child_that_is_stopped_while_it_waits_to_be_restarted(
@@ -48,4 +48,4 @@ async def test_a_child_that_is_stopped_while_it_waits_to_be_restarted(
     async with asyncio.timeout(SECONDS):
         while not made.restarts:  # noqa: ASYNC110  # nothing tells of it
             await asyncio.sleep(0.01)
-    await stopped(made, running)
+    await assert_stops(made, running)

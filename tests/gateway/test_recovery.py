@@ -1,0 +1,119 @@
+"""What an earlier gateway left behind is found by the next: in a journal, in a hold, once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.protocol import Counts, Done
+from gateway.services import GatewayOptions
+from tests.gateway.stack import quick_lifetimes, running_stack
+
+WHOLE: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+TEXT = "The quick brown fox jumps over the lazy dog. " * 4
+SHORT_COURTESY = GatewayOptions(courtesy=0.3, lifetimes=quick_lifetimes(), drain_timeout=1.0)
+
+
+async def leave_a_hold(url: str, folder: Path, model_folder: Path, name: str) -> str:
+    """A gateway of this name dies with a request on its way; the request's id."""
+    earlier = folder / "earlier"
+    earlier.mkdir()
+    async with running_stack(url, earlier, model_folder, name=name) as stack:
+        stack.say(TEXT, queued=9)
+        asking = asyncio.create_task(stack.post(WHOLE))
+        await stack.until(lambda: stack.replica.runs)
+        identity = next(iter(stack.replica.runs))
+        for task in list(stack.gateway.requests._running.values()):
+            task.cancel()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    return identity
+
+
+async def test_a_journal_is_adopted_once(fresh_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
+    async with running_stack(fresh_sqlite_url, tmp_path, model_folder) as stack:
+        stack.say(TEXT, pause=0.02)
+        headers = {"authorization": f"Bearer {stack.key}"}
+        body = WHOLE | {"stream": True}
+        async with stack.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
+            async for _ in answer.aiter_lines():
+                if any(run.delivered for run in stack.replica.runs.values()):
+                    break
+            # the gateway dies: its owner never hears how the request ended
+            for task in list(stack.gateway.requests._running.values()):
+                task.cancel()
+            await stack.until(lambda: not stack.gateway.requests)
+            await stack.replica.stop()
+        run = next(iter(stack.replica.runs.values()))
+        assert await stack.holds() == ["open"]
+        assert run.delivered > 0
+        await stack.replica.restart()
+        (event,) = await stack.settled(1)
+        assert (event.source, event.delivery, event.status) == ("journal", "unconfirmed", "failed")
+        assert event.output == run.delivered <= event.count_output
+        assert event.uncached == event.count_prompt == len(run.generate.tokens)
+        await stack.until(lambda: stack.replica.acked)
+        # repeated although acknowledged, and after another loss of the connection
+        (done,) = stack.replica.done
+        stack.replica.journal[done.id] = done
+        stack.replica.acked.clear()
+        stack.replica.drop()
+        await stack.until(lambda: stack.replica.acked)
+        await stack.settled(1)
+
+
+@pytest.mark.parametrize("delivered", [0, 3])
+async def test_holds_of_other_gateways_are_left_alone_for_a_while(
+    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, delivered: int
+) -> None:
+    identity = await leave_a_hold(fresh_sqlite_url, tmp_path, model_folder, name="other")
+    async with running_stack(
+        fresh_sqlite_url, tmp_path, model_folder, options=SHORT_COURTESY, name="gateway-test", start_replica=False
+    ) as stack:
+        assert await stack.holds() == ["open"]
+        counts = Counts(prompt=9, computed=9, output=4)
+        stack.replica.journal[identity] = Done(identity, 1, "crash", counts, 12, delivered)
+        stack.replica.journal["not-an-id"] = Done("not-an-id", 1, "stop", counts, 13)
+        unknown = "0193e4a0-0000-7000-8000-000000000000"
+        stack.replica.journal[unknown] = Done(unknown, 1, "stop", counts, 14)
+        await stack.replica.start()
+        await stack.ready()
+        await asyncio.sleep(0.1)
+        assert await stack.holds() == ["open"]
+        (event,) = await stack.settled(1)
+        assert (event.count_output, event.output, event.source) == (4, delivered, "journal")
+        assert event.uncached == (9 if delivered else 0)
+        await stack.until(lambda: {ack.id for ack in stack.replica.acked} == {identity, unknown})
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_hold_that_nothing_was_done_for_is_given_back(
+    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, known: bool
+) -> None:
+    """The gateway died between hold and Generate; or after it, and the replica's journal knows."""
+    identity = await leave_a_hold(fresh_sqlite_url, tmp_path, model_folder, name="gateway-test")
+    async with running_stack(
+        fresh_sqlite_url, tmp_path, model_folder, options=SHORT_COURTESY, name="gateway-test", start_replica=False
+    ) as stack:
+        await asyncio.sleep(0.5)
+        assert await stack.holds() == ["open"], "no replica could say yet what it knows"
+        if known:
+            stack.replica.journal[identity] = Done(identity, 1, "crash", Counts(prompt=9, computed=9, output=4), 12, 2)
+        await stack.replica.start()
+        await stack.ready()
+        if known:
+            (event,) = await stack.settled(1)
+            assert (event.output, event.source) == (2, "journal")
+            assert await stack.holds() == ["settled"]
+        else:
+            async with asyncio.timeout(10):
+                while await stack.holds() != ["released"]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            assert await stack.events() == []
+            late = Done(identity, 1, "crash", Counts(prompt=9, computed=9, output=4), 13, 2)
+            stack.gateway.recovery.stray(stack.gateway.services.fleet.links[0], late)
+            (event,) = await stack.settled(1)
+            assert event.output == 2, "a journal that comes later is still billed"
