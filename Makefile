@@ -36,8 +36,9 @@ $(VENV)/.installed: requirements/base.txt requirements/torch.txt pyproject.toml 
 
 install-dev: $(VENV)/.installed-dev ## … with what the checks and tests need
 
-$(VENV)/.installed-dev: requirements/dev.txt $(VENV)/.installed
+$(VENV)/.installed-dev: requirements/dev.txt requirements/oracles.txt $(VENV)/.installed
 	@$(PIP) install --quiet --require-hashes -r requirements/dev.txt
+	@$(PIP) install --quiet --no-deps --require-hashes -r requirements/oracles.txt
 	@touch $@
 
 check: install-dev ## Format, lint, types, architecture, compose file
@@ -70,6 +71,8 @@ lock: | $(BIN)/python ## Lock the newest versions that requirements/*.in allow
 	$(PIP) install --quiet uv
 	cd requirements && for name in base dev; do ../$(BIN)/uv pip compile --quiet --upgrade --universal \
 		--python-version 3.11 --generate-hashes --no-header --no-annotate $$name.in -o $$name.txt || exit; done
+	cd requirements && ../$(BIN)/uv pip compile --quiet --upgrade --no-deps --universal \
+		--python-version 3.11 --generate-hashes --no-header --no-annotate oracles.in -o oracles.txt
 
 clean: ## Remove what the targets above made, except data
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
