@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 
@@ -37,11 +38,11 @@ def _worker(given: Settings, arguments: argparse.Namespace) -> int:
     return roles.worker(given)
 
 
-def _administration(name: str) -> Command:
-    def command(given: Settings, arguments: argparse.Namespace) -> int:
-        from turnpike import administration  # noqa: PLC0415
+def _command(module: str, name: str) -> Command:
+    """A function of `turnpike.commands`, imported when it runs."""
 
-        run: Command = getattr(administration, name)
+    def command(given: Settings, arguments: argparse.Namespace) -> int:
+        run: Command = getattr(importlib.import_module(f"turnpike.commands.{module}"), name)
         return run(given, arguments)
 
     return command
@@ -97,35 +98,39 @@ def build_parser() -> argparse.ArgumentParser:
     engine = tree.leaf(top, "engine", "one replica of a served model", ENGINE, _engine)
     engine.add_argument("--health", action="store_true", help="probe the replica at --listen and exit 0 if it is well")
     tree.leaf(top, "worker", "billing jobs", WORKER, _worker)
-    tree.leaf(top, "migrate", "bring the database to this version", ADMIN, _administration("migrate"))
+    tree.leaf(top, "migrate", "bring the database to this version", ADMIN, _command("installation", "migrate"))
     models = tree.leaf(
-        top, "models", "served models: digest, context, price, replicas", ADMIN, _administration("models")
+        top, "models", "served models: digest, context, price, replicas", ADMIN, _command("models", "models")
     )
     models.add_argument("--format", choices=["table", "json"], default="table")
 
     keys = tree.group("keys", "API keys")
-    create = tree.leaf(keys, "create", "make a key; stdout has the key alone", ADMIN, _administration("create_key"))
+    create = tree.leaf(keys, "create", "make a key; stdout has the key alone", ADMIN, _command("keys", "create_key"))
     create.add_argument("--tenant", required=True)
     create.add_argument("--project", help="the key's project; made if it does not exist")
     create.add_argument("--admin", action="store_true", help="a key for the tenant's reports, not for inference")
     create.add_argument("--name", default="", help="what the key is for")
-    revoke = tree.leaf(keys, "revoke", "stop a key, everywhere within a second", ADMIN, _administration("revoke_key"))
+    revoke = tree.leaf(keys, "revoke", "stop a key, everywhere within a second", ADMIN, _command("keys", "revoke_key"))
     revoke.add_argument("key", help="its public id, the part after tp_live_ (the whole key works too)")
     listing = tree.leaf(
-        keys, "list", "keys by tenant and project, without secrets", ADMIN, _administration("list_keys")
+        keys, "list", "keys by tenant and project, without secrets", ADMIN, _command("keys", "list_keys")
     )
     listing.add_argument("--tenant")
 
     tenants = tree.group("tenants", "customers: who has money and projects")
-    tree.leaf(tenants, "create", "make a tenant", ADMIN, _administration("create_tenant")).add_argument("tenant")
-    credit = tree.leaf(tenants, "credit", "put money into a tenant's balance", ADMIN, _administration("credit_tenant"))
+    tree.leaf(tenants, "create", "make a tenant", ADMIN, _command("tenants", "create_tenant")).add_argument("tenant")
+    credit = tree.leaf(
+        tenants, "credit", "put money into a tenant's balance", ADMIN, _command("tenants", "credit_tenant")
+    )
     credit.add_argument("tenant")
     credit.add_argument("amount", help="in the currency's units, such as 25.00")
     credit.add_argument("--reason", default="manual payment")
-    tree.leaf(tenants, "list", "tenants with their balances", ADMIN, _administration("list_tenants"))
+    tree.leaf(tenants, "list", "tenants with their balances", ADMIN, _command("tenants", "list_tenants"))
 
     prices = tree.group("prices", "what a model's tokens cost")
-    put = tree.leaf(prices, "set", "add a price version, USD per million tokens", ADMIN, _administration("set_prices"))
+    put = tree.leaf(
+        prices, "set", "add a price version, USD per million tokens", ADMIN, _command("prices", "set_prices")
+    )
     put.add_argument("--from-model-folder", action="store_true", help="take the prices of the folder's turnpike.toml")
     put.add_argument("served_model", nargs="?", metavar="NAME", help="name of the served model")
     put.add_argument("--dry-run", action="store_true", help="check and print, write nothing")
@@ -140,25 +145,27 @@ def build_parser() -> argparse.ArgumentParser:
         ("write-24h", "… for 24 hours"),
     ):
         put.add_argument(f"--{meter}", metavar="USD", help=text)
-    tree.leaf(prices, "list", "the prices in force", ADMIN, _administration("list_prices"))
+    tree.leaf(prices, "list", "the prices in force", ADMIN, _command("prices", "list_prices"))
 
     usage = tree.leaf(
-        top, "usage", "tokens by class and exact cost, by project and model", ADMIN, _administration("usage")
+        top, "usage", "tokens by class and exact cost, by project and model", ADMIN, _command("usage", "usage")
     )
     usage.add_argument("--month", help="such as 2026-11; default: this month (UTC)")
     usage.add_argument("--tenant", help="one tenant alone")
     usage.add_argument("--format", choices=["table", "csv", "json"], default="table")
 
     audit = tree.group("audit", "checks of what is promised")
-    tree.leaf(audit, "money", "re-check the books; exits 1 on any finding", ADMIN, _administration("audit_money"))
+    tree.leaf(audit, "money", "re-check the books; exits 1 on any finding", ADMIN, _command("audits", "audit_money"))
 
     text = "what the replicas' journals counted against the usage events; exits 1 if they differ"
-    tree.leaf(audit, "counts", text, ADMIN, _administration("audit_counts"))
+    tree.leaf(audit, "counts", text, ADMIN, _command("audits", "audit_counts"))
 
     secret = tree.group("secrets", "the server's secrets file")
-    make = tree.leaf(secret, "create", "make a secrets file", ADMIN, _administration("create_secrets"))
+    make = tree.leaf(secret, "create", "make a secrets file", ADMIN, _command("installation", "create_secrets"))
     make.add_argument("file")
-    tree.leaf(secret, "rotate-pepper", "add a new current pepper for keys", ADMIN, _administration("rotate_pepper"))
+    tree.leaf(
+        secret, "rotate-pepper", "add a new current pepper for keys", ADMIN, _command("installation", "rotate_pepper")
+    )
 
     listing = tree.leaf(top, "settings", "the settings in force", ADMIN, _settings)
     listing.add_argument("--markdown", action="store_true", help="print the reference instead")

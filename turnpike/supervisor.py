@@ -26,8 +26,9 @@ from gateway.server import GatewayServer
 from gateway.services import GatewayServices
 from gateway.tenancy.repositories import NotFound
 from turnpike import listening
-from turnpike.administration import CURRENCY, DEFAULT_PROJECT, folder_prices
 from turnpike.children import AFTER_DRAIN_S, Child
+from turnpike.commands.prices import folder_prices
+from turnpike.commands.running import CURRENCY, DEFAULT_PROJECT
 from turnpike.gateway_process import serve_until_signal, services
 from turnpike.office import DataFolderError, Office, opened, prepare_data_folder, read_secrets
 from turnpike.settings import SettingError, Settings, to_environment

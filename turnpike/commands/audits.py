@@ -1,0 +1,52 @@
+"""`turnpike audit …`: checks of what is promised."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import msgspec
+
+from billing import audit
+from billing.usage import COUNTS
+from turnpike.commands.running import table, with_office
+from turnpike.office import Office
+from turnpike.probe import probe_replicas
+from turnpike.settings import Settings
+
+
+def audit_money(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike audit money`: 1 on any finding."""
+
+    async def work(office: Office) -> int:
+        findings = await audit.check(office.database)
+        for finding in findings:
+            print(msgspec.json.encode(finding).decode())
+        print("the books are right" if not findings else f"{len(findings)} findings", file=sys.stderr)
+        return 1 if findings else 0
+
+    return with_office(settings, work)
+
+
+def audit_counts(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike audit counts`: what each replica's journal counted against its usage events; 1 if they differ."""
+
+    async def work(office: Office) -> int:
+        events = {row.replica: row for row in await audit.counts_by_replica(office.database)}
+        rows: list[tuple[str, str, int, int, str]] = []
+        for found in await probe_replicas(settings):
+            name = found.hello.replica
+            metrics = found.beat.metrics if found.beat else {}
+            mine = events.pop(name, audit.ReplicaCounts(name, 0, {}))
+            pairs = {"requests": ("requests_total", mine.requests)} | {
+                count: (f"{count}_tokens_total", mine.counts.get(count, 0)) for count in COUNTS
+            }
+            for what, (metric, billed) in pairs.items():
+                counted = int(metrics.get(f"turnpike_engine_journal_{metric}", -1))
+                rows.append((name, what, counted, billed, "equal" if counted == billed else "DIFFERENT"))
+        table(("replica", "count", "journal", "events", ""), rows)
+        for name in events:
+            print(f"{name} has events, and does not answer: not compared", file=sys.stderr)
+        return 0 if rows and all(row[-1] == "equal" for row in rows) else 1
+
+    return with_office(settings, work)

@@ -1,0 +1,67 @@
+"""`turnpike keys …`: API keys."""
+
+from __future__ import annotations
+
+import argparse
+
+from gateway.tenancy.keys import PREFIX
+from gateway.tenancy.repositories import NotFound
+from gateway.tenancy.tables import Tenant
+from turnpike.commands.running import table, with_office
+from turnpike.failures import CommandError
+from turnpike.office import Office
+from turnpike.settings import Settings
+
+
+def create_key(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike keys create`: the key alone on stdout."""
+    if arguments.admin == bool(arguments.project):
+        raise CommandError("say either --project NAME (for inference) or --admin (for the tenant's reports)")
+
+    async def work(office: Office) -> int:
+        tenant = await office.tenancy.tenant(arguments.tenant)
+        project = None
+        if arguments.project:
+            try:
+                project = await office.tenancy.project(tenant.id, arguments.project)
+            except NotFound:
+                project = await office.tenancy.create_project(tenant.id, arguments.project)
+        issued = await office.tenancy.create_key(tenant.id, project.id if project else None, arguments.name)
+        print(issued.key)
+        return 0
+
+    return with_office(settings, work)
+
+
+def revoke_key(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike keys revoke KEY`."""
+    given: str = arguments.key
+    public_id = given.removeprefix(PREFIX + "_").split("_")[0]
+
+    async def work(office: Office) -> int:
+        at_once = await office.tenancy.revoke(public_id)
+        print(f"revoked {public_id}" + ("" if at_once else "; Redis is away, so within 30 s"))
+        return 0
+
+    return with_office(settings, work)
+
+
+def list_keys(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike keys list`."""
+
+    async def work(office: Office) -> int:
+        tenants: list[Tenant] = (
+            [await office.tenancy.tenant(arguments.tenant)] if arguments.tenant else await office.tenancy.list_tenants()
+        )
+        rows = []
+        for tenant in tenants:
+            projects = {project.id: project.name for project in await office.tenancy.list_projects(tenant.id)}
+            for key in await office.tenancy.list_keys(tenant.id):
+                where = projects[key.project_id] if key.project_id else "(admin)"
+                state = "revoked" if key.revoked_at else "active"
+                used = f"{key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never"
+                rows.append((key.public_id, tenant.name, where, state, f"{key.created_at:%Y-%m-%d}", used, key.name))
+        table(("key", "tenant", "project", "state", "made", "last used", "name"), rows)
+        return 0
+
+    return with_office(settings, work)

@@ -1,0 +1,63 @@
+"""`turnpike models`: what the folders say, what the replicas say, what it costs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from decimal import Decimal
+
+from billing.prices import PriceMissing
+from turnpike.commands.running import table, with_office
+from turnpike.office import Office
+from turnpike.probe import probe_replicas
+from turnpike.settings import Settings
+
+
+def models(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike models`: what the folders say, what the replicas say, what it costs."""
+    from gateway.registry import Registry  # noqa: PLC0415  # tokenizers take a moment to load
+
+    async def work(office: Office) -> int:
+        replicas = await probe_replicas(settings)
+        rows = []
+        for model in Registry.load(settings.model_folders):
+            try:
+                version = await office.prices.current(model.name, time.time_ns() // 1000)
+                price = {
+                    meter: f"{Decimal(version.prices[meter]) / 1_000_000:f}"
+                    for meter in ("uncached", "read_automatic", "output")
+                }
+            except PriceMissing:
+                price = {}
+            mine = [found.hello for found in replicas if found.hello.model.name == model.name]
+            rows.append(
+                {
+                    "name": model.name,
+                    "digest": mine[0].model.digest if mine else "",
+                    "text_digest": model.text_digest,
+                    "context_tokens": min([model.context_tokens, *(hello.capacity.context_tokens for hello in mine)]),
+                    "min_cacheable_tokens": model.min_cacheable_tokens,
+                    "usd_per_million": price,
+                    "replicas": [f"{hello.replica} (epoch {hello.epoch}, {hello.model.dtype})" for hello in mine],
+                }
+            )
+        if arguments.format == "json":
+            print(json.dumps(rows, indent=2))
+        else:
+            table(
+                ("model", "digest", "context", "uncached / read / output, USD per million", "replicas"),
+                [
+                    (
+                        row["name"],
+                        str(row["digest"])[:12] or "(no replica)",
+                        row["context_tokens"],
+                        " / ".join(row["usd_per_million"].values()) or "no price",  # type: ignore[attr-defined]  # a dict
+                        ", ".join(row["replicas"]) or "none answers",  # type: ignore[arg-type]  # a list of text
+                    )
+                    for row in rows
+                ],
+            )
+        return 0
+
+    return with_office(settings, work)
