@@ -14,6 +14,7 @@ DEFAULT_PROJECT = "default"
 
 def with_office(settings: Settings, work: Callable[[Office], Awaitable[int]]) -> int:
     """Run `work` with the office that the settings describe; its exit status."""
+
     async def run() -> int:
         async with opened(settings) as office:
             return await work(office)
