@@ -55,7 +55,7 @@ def _request(version: PriceVersion) -> HoldRequest:
         model=version.model,
         lane="standard",
         price_version=version.id,
-        amount_pico=version.bound(1000, 200),
+        amount_pico=version.bound(1000, 200, lane="standard"),
         lifetime_s=600,
         gateway="bench",
         terms=b"x" * 100,
@@ -107,7 +107,7 @@ async def hot_tenant(url: str, clients: int, seconds: float) -> dict[str, Any]:
                     attempt=1,
                     counts=Counts(prompt=1000, computed=900, read_hbm=100, output=50),
                     usage=USAGE,
-                    cost_pico=version.cost(USAGE),
+                    cost_pico=version.cost(USAGE, "standard"),
                 )
                 await spool.append(event)
 
@@ -135,7 +135,7 @@ async def hot_tenant(url: str, clients: int, seconds: float) -> dict[str, Any]:
 def _events(version: PriceVersion, tenants: list[UUID], count: int, admitted_at: int, rng: random.Random) -> list[Any]:
     """Finished requests of some tenants, the first with the most, spread over the month before."""
     usages = [Usage(uncached=100 + n, read={"automatic": 64 * n}, output=10 + n) for n in range(50)]
-    costs = [version.cost(usage) for usage in usages]
+    costs = [version.cost(usage, "standard") for usage in usages]
     counts = [Counts(prompt=u.prompt, computed=u.prompt, output=u.output) for u in usages]
     made = []
     for _ in range(count):

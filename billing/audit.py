@@ -16,6 +16,7 @@ from billing.usage import COUNTS, METERS, Usage
 from storage.database import Database
 
 _CHUNK = 5000
+_OF_EVENT = ("id", "tenant_id", "lane", "price_version", "context_from", "cost_pico")
 
 
 async def check(database: Database) -> list[Finding]:
@@ -49,18 +50,22 @@ async def _refused(session: Any) -> list[Finding]:
 async def _events(session: Any, versions: dict[int, PriceVersion | None], findings: list[Finding]) -> dict[UUID, int]:
     """Check that each event's cost recomputes; return what each tenant's events cost."""
     debits: dict[UUID, int] = defaultdict(int)
-    columns = [usage_event.c[name] for name in ("id", "tenant_id", "price_version", "cost_pico", *METERS)]
+    columns = [usage_event.c[name] for name in (*_OF_EVENT, *METERS)]
     rows = await session.stream(select(*columns).execution_options(yield_per=_CHUNK))
     async for row in rows:
         debits[row.tenant_id] += row.cost_pico
-        usage = Usage.from_meters(dict(zip(METERS, row[4:], strict=True)))
+        usage = Usage.from_meters(dict(zip(METERS, row[len(_OF_EVENT) :], strict=True)))
         version = versions.get(row.price_version)
         try:
-            cost = None if version is None else version.cost(usage)
+            tier = None if version is None else version.context_from(usage.prompt, row.lane)
+            cost = None if version is None else version.cost(usage, row.lane)
         except PriceMissing:
-            cost = None
-        if cost != row.cost_pico:
-            detail = f"it says {row.cost_pico}, its usage and price version {row.price_version} say {cost}"
+            tier = cost = None
+        if (tier, cost) != (row.context_from, row.cost_pico):
+            detail = (
+                f"it says {row.cost_pico} in the context tier from {row.context_from}, "
+                f"its usage and price version {row.price_version} say {cost} from {tier}"
+            )
             findings.append(Finding("an event's cost does not recompute", row.id, detail))
     return debits
 

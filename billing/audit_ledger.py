@@ -9,9 +9,8 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import func, select
 
-from billing.rollups import HOUR, KEYS, LIMB, SUMS
+from billing.rollups import HOUR, KEYS, LIMB, SUMS, event_sums
 from billing.tables import balance, ledger_entry, ledger_txn, rollup_hour, usage_event
-from billing.usage import METERS
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -32,12 +31,7 @@ async def check_books(session: Any, findings: list[Finding]) -> None:
 async def _rollups(session: Any, findings: list[Finding]) -> dict[tuple[UUID, str], int]:
     """Compare each row of the rollups with its events; return what the events cost by tenant and period."""
     event = usage_event.c
-    sums = {
-        "requests": func.count(),
-        **{meter: func.sum(event[meter]) for meter in METERS},
-        "cost_high": func.sum(event.cost_pico.op("/")(LIMB)),
-        "cost_low": func.sum(event.cost_pico.op("%")(LIMB)),
-    }
+    sums = event_sums()
     hour = event.admitted_at - event.admitted_at % HOUR
     keys = [hour if name == "hour" else event[name] for name in KEYS]
     query = select(*keys, *(sums[name] for name in SUMS)).group_by(*keys)

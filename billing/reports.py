@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Select, Table, func, select
 
 from billing.money import format_pico
-from billing.rollups import HOUR, LIMB, SUMS
+from billing.rollups import HOUR, LIMB, SUMS, event_sums
 from billing.tables import price_version, rollup_hour, usage_event
 from billing.usage import METERS, Usage, check_period
 from storage.bulk import one_of
@@ -96,18 +96,8 @@ class _Table:
         }
 
 
-def _of_events() -> dict[str, ColumnElement[Any]]:
-    of = usage_event.c
-    return {
-        "requests": func.count(),
-        **{meter: func.sum(of[meter]) for meter in METERS},
-        "cost_high": func.sum(of.cost_pico.op("/")(LIMB)),
-        "cost_low": func.sum(of.cost_pico.op("%")(LIMB)),
-    }
-
-
 _TABLES: dict[Source, _Table] = {
-    "events": _Table(usage_event, "admitted_at", _of_events()),
+    "events": _Table(usage_event, "admitted_at", event_sums()),
     "rollups": _Table(rollup_hour, "hour", {name: func.sum(rollup_hour.c[name]) for name in SUMS}),
 }
 

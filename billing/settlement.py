@@ -136,11 +136,19 @@ def _untrue(event: UsageEvent, versions: dict[int, PriceVersion], currencies: di
         return f"the price is in {version.currency}, the balance in {currency}"
     if not is_ordered_by_time(event.id):
         return "its id is not a UUIDv7 of our time"
+    return _mispriced(event, version)
+
+
+def _mispriced(event: UsageEvent, version: PriceVersion) -> str | None:
     try:
-        cost = version.cost(event.usage)
+        tier = version.context_from(event.usage.prompt, event.lane)
+        cost = version.cost(event.usage, event.lane)
     except PriceMissing as error:
         return str(error)
-    return None if cost == event.cost_pico else f"the cost is {event.cost_pico}, and recomputes to {cost}"
+    if (tier, cost) == (event.context_from, event.cost_pico):
+        return None
+    recorded = f"the cost is {event.cost_pico} in the context tier from {event.context_from}"
+    return f"{recorded}, and recomputes to {cost} from {tier}"
 
 
 async def _not_there(books: Books, identities: set[UUID]) -> dict[UUID, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import ClassVar, Literal, TypeAlias, get_args
 from uuid import UUID
 
@@ -46,6 +47,17 @@ def check_period(period: str) -> str:
 def period_of(instant: int) -> str:
     """The billing period (a month in UTC) of microseconds since the Unix epoch."""
     return datetime.fromtimestamp(instant // 1_000_000, UTC).strftime("%Y-%m")
+
+
+def period_bounds(period: str) -> tuple[int, int]:
+    """The first instant of a period and the first after it. Raises InvalidPeriod."""
+    year, month = map(int, check_period(period).split("-"))
+    following = (year + 1, 1) if month == 12 else (year, month + 1)
+    try:
+        first, after = (datetime(*at, 1, tzinfo=UTC) for at in ((year, month), following))
+    except ValueError:
+        raise InvalidPeriod(period) from None
+    return int(first.timestamp()) * 1_000_000, int(after.timestamp()) * 1_000_000
 
 
 _INT = {int}
@@ -156,11 +168,16 @@ class Usage(msgspec.Struct, frozen=True):
 _NO_TOKENS = dict.fromkeys(METERS, 0)
 
 
+_NUMBERS = ("price_version", "admitted_at", "finished_at", "sequence", "attempt", "cost_pico", "context_from")
+_numbers = attrgetter(*_NUMBERS)
+
+
 class UsageEvent(msgspec.Struct, frozen=True, tag="event"):
     """The record of a finished request; `id` is the request's. Raises InvalidUsage or InvalidPeriod.
 
     Instants are microseconds since the Unix epoch. `period` was fixed by the database's clock at admission. `sequence`
-    is the replica's journal sequence, 0 if the journal has none.
+    is the replica's journal sequence, 0 if the journal has none. `context_from` is the lower bound, in tokens of the
+    prompt, of the context tier that priced it.
     """
 
     id: UUID
@@ -184,6 +201,7 @@ class UsageEvent(msgspec.Struct, frozen=True, tag="event"):
     counts: Counts
     usage: Usage
     cost_pico: int
+    context_from: int = 0
 
     _allowed: ClassVar[dict[str, tuple[str, ...]]] = {
         "status": get_args(Status),
@@ -196,11 +214,9 @@ class UsageEvent(msgspec.Struct, frozen=True, tag="event"):
         for name, allowed in self._allowed.items():
             if getattr(self, name) not in allowed:
                 raise InvalidUsage(f"{name} is {getattr(self, name)!r}, not one of {', '.join(allowed)}")
-        if not _are_tokens(
-            (self.price_version, self.admitted_at, self.finished_at, self.sequence, self.attempt, self.cost_pico)
-        ):
-            for name in ("price_version", "admitted_at", "finished_at", "sequence", "attempt", "cost_pico"):
-                _check_tokens(name, getattr(self, name))
+        if not _are_tokens(_numbers(self)):
+            for name, number in zip(_NUMBERS, _numbers(self), strict=True):
+                _check_tokens(name, number)
         if self.usage.prompt not in (self.counts.prompt, 0):
             raise InvalidUsage(f"billed prompt {self.usage.prompt} is neither 0 nor the counted {self.counts.prompt}")
         if self.usage.output > self.counts.output:

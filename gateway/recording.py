@@ -60,7 +60,8 @@ def event_of(hold: Hold, terms: Terms, price: PriceVersion, counts: EngineCounts
         attempt=record.attempt,
         counts=recorded(counts),
         usage=usage,
-        cost_pico=price.cost(usage),
+        cost_pico=price.cost(usage, hold.lane),
+        context_from=price.context_from(usage.prompt, hold.lane),
     )
 
 

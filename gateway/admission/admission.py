@@ -128,14 +128,14 @@ class Admission:
                     model=prepared.model.name,
                     lane=prepared.generation.lane,
                     price_version=price.id,
-                    amount_pico=price.bound(prompt_tokens, max_output, classes),
+                    amount_pico=price.bound(prompt_tokens, max_output, classes, lane=prepared.generation.lane),
                     lifetime_s=self.lifetimes.hold,
                     gateway=self._gateway,
                     terms=pack(prepared.terms),
                 )
             )
         except InsufficientFunds as error:
-            raise _unaffordable(error, price, prompt_tokens, max_output) from error
+            raise _unaffordable(error, prepared) from error
         except (CurrencyMismatch, InvalidMoney) as error:
             raise Unaffordable(f"This request cannot be paid: {error}.") from error
         except DatabaseUnavailable as error:
@@ -180,10 +180,12 @@ def _no_database() -> Unavailable:
     return Unavailable("The database is away, so no money can be reserved; try again shortly.", retry_after=2.0)
 
 
-def _unaffordable(error: InsufficientFunds, price: PriceVersion, prompt_tokens: int, max_output: int) -> Unaffordable:
+def _unaffordable(error: InsufficientFunds, prepared: Prepared) -> Unaffordable:
     """What is needed, what is there, and the `max_tokens` that would fit."""
+    prompt_tokens, max_output = len(prepared.prompt.tokens), prepared.sampling.max_tokens
     needed, left = format_pico(error.needed_pico), format_pico(error.affordable_pico)
-    output_price = price.price("output")
+    price, lane = prepared.price, prepared.generation.lane
+    output_price = price.bound(prompt_tokens, 1, lane=lane) - price.bound(prompt_tokens, 0, lane=lane)
     spare = error.affordable_pico - (error.needed_pico - max_output * output_price)
     fits = spare // output_price if output_price and spare > 0 else 0
     advice = (

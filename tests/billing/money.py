@@ -84,7 +84,8 @@ def event(hold: Hold | HoldRequest, version: PriceVersion, usage: Usage, sequenc
         attempt=1,
         counts=Counts(prompt=usage.prompt, computed=usage.prompt, output=usage.output),
         usage=usage,
-        cost_pico=version.cost(usage),
+        cost_pico=version.cost(usage, hold.lane),
+        context_from=version.context_from(usage.prompt, hold.lane),
     )
 
 

@@ -19,7 +19,7 @@ from billing.money import (
     parse_amount,
     parse_price,
 )
-from billing.prices import PriceBook, PriceMissing, PriceVersion, UnknownPriceVersion
+from billing.prices import EVERY_LANE, LANES, PriceBook, PriceMissing, PriceVersion, UnknownPriceVersion, everywhere
 from billing.tables import price, price_version
 from billing.usage import CLASSES, METERS, InvalidUsage, Usage
 from storage.database import Database
@@ -76,33 +76,62 @@ books = st.fixed_dictionaries({meter: st.integers(0, 10**10) for meter in METERS
 
 @given(usages, books)
 def test_a_cost_is_what_fractions_say(usage: Usage, prices: dict[str, int]) -> None:
-    version = PriceVersion(1, "m", "USD", prices)
+    version = PriceVersion(1, "m", "USD", everywhere(prices))
     exact = sum(
         Fraction(units, 10**6) * Fraction(prices[meter], 10**6) * PICO for meter, units in usage.meters().items()
     )
-    assert version.cost(usage) == exact
+    assert version.cost(usage, "standard") == exact
 
 
-@given(usages, books)
-def test_no_usage_costs_more_than_its_bound(usage: Usage, prices: dict[str, int]) -> None:
-    version = PriceVersion(1, "m", "USD", prices)
-    assert version.cost(usage) <= version.bound(usage.prompt, usage.output, CLASSES)
+tiered = st.sets(st.integers(1, 10**7), max_size=2).flatmap(
+    lambda tiers: st.fixed_dictionaries(
+        {
+            (m, lane, tier): st.integers(0, 10**10)
+            for m in METERS
+            for lane in (EVERY_LANE, "batch")
+            for tier in {0, *tiers}
+        }
+    )
+)
+
+
+@given(usages, tiered, st.sampled_from(LANES), st.integers(0, 10**7))
+def test_no_usage_costs_more_than_its_bound(
+    usage: Usage, rows: dict[tuple[str, str, int], int], lane: str, more: int
+) -> None:
+    """… nor more than the bound of a longer prompt, that a request which ends early was admitted with."""
+    version = PriceVersion(1, "m", "USD", rows)
+    assert version.cost(usage, lane) <= version.bound(usage.prompt + more, usage.output, CLASSES, lane=lane)
     without = Usage(usage.uncached, {k: v for k, v in usage.read.items() if k == "automatic"}, {}, usage.output)
-    assert version.cost(without) <= version.bound(without.prompt, without.output)
+    assert version.cost(without, lane) <= version.bound(without.prompt, without.output, lane=lane)
+
+
+@given(usages, tiered, st.sampled_from(LANES))
+def test_a_request_is_priced_whole_in_its_lane_and_tier(
+    usage: Usage, rows: dict[tuple[str, str, int], int], lane: str
+) -> None:
+    version = PriceVersion(1, "m", "USD", rows)
+    tier = max(t for _, _, t in rows if t <= usage.prompt)
+    own = "batch" if lane == "batch" else EVERY_LANE
+    assert version.context_from(usage.prompt, lane) == tier
+    assert version.cost(usage, lane) == sum(n * rows[m, own, tier] for m, n in usage.meters().items())
+    assert all(version.price(m, lane, tier) == rows[m, own, tier] for m in METERS)
 
 
 def test_a_bound_takes_the_dearest_meter_asked_for() -> None:
-    version = PriceVersion(1, "m", "USD", {m: parse_price(p) for m, p in PRICES.items()})
-    assert version.bound(100, 10) == 100 * 400_000 + 10 * 1_600_000
-    assert version.bound(100, 10, ["5m", "1h"]) == 100 * 800_000 + 10 * 1_600_000
+    version = PriceVersion(1, "m", "USD", everywhere({m: parse_price(p) for m, p in PRICES.items()}))
+    assert version.bound(100, 10, lane="standard") == 100 * 400_000 + 10 * 1_600_000
+    assert version.bound(100, 10, ["5m", "1h"], lane="standard") == 100 * 800_000 + 10 * 1_600_000
     with pytest.raises(PriceMissing, match="write_24h"):
-        version.bound(100, 10, ["24h"])
+        version.bound(100, 10, ["24h"], lane="standard")
     with pytest.raises(InvalidUsage):
-        version.bound(100, 10, ["2h"])
+        version.bound(100, 10, ["2h"], lane="standard")
     with pytest.raises(InvalidUsage):
-        version.bound(-1, 10)
+        version.bound(-1, 10, lane="standard")
     with pytest.raises(PriceMissing, match="model m has no price for write_12h"):
-        version.cost(Usage(write={"12h": 1}))
+        version.cost(Usage(write={"12h": 1}), "standard")
+    with pytest.raises(PriceMissing):
+        version.price("output", "standard", 1)
 
 
 async def test_the_version_in_force_is_found_by_its_instant(database: Database) -> None:
@@ -132,7 +161,7 @@ async def test_another_process_sees_a_new_price_soon(database: Database, monkeyp
     second = await here.set("m", "USD", PRICES, effective_at=0)
     assert await here.current("m", 1) == second
     assert await there.current("m", 1) == first
-    monkeypatch.setattr("billing.prices._CACHE_SECONDS", 0)
+    monkeypatch.setattr("billing.prices.book._CACHE_SECONDS", 0)
     assert await there.current("m", 1) == second
 
 

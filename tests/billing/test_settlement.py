@@ -92,7 +92,12 @@ async def test_what_cannot_be_true_is_kept_aside_and_harms_no_other(database: Da
     await Balances(database).grant(euro.id, 10**12, "EUR")
     good = tenant.event(tenant.request(0), sequence=1)
     lies = {
-        "the cost is 1, and recomputes to": msgspec.structs.replace(tenant.event(tenant.request(0)), cost_pico=1),
+        "the cost is 1 in the context tier from 0, and": msgspec.structs.replace(
+            tenant.event(tenant.request(0)), cost_pico=1
+        ),
+        "the context tier from 5, and recomputes to": msgspec.structs.replace(
+            tenant.event(tenant.request(0)), context_from=5
+        ),
         "price version 99 does not exist": msgspec.structs.replace(tenant.event(tenant.request(0)), price_version=99),
         "has no price for write_24h": msgspec.structs.replace(
             tenant.event(tenant.request(0)), usage=Usage(write={"24h": 100}, output=10)
@@ -101,7 +106,7 @@ async def test_what_cannot_be_true_is_kept_aside_and_harms_no_other(database: Da
         "the price is in USD, the balance in EUR": euro.event(euro.request(0)),
         "sequence belong to another request": tenant.event(tenant.request(0), sequence=1),
     }
-    assert await _settle(database, good, *lies.values()) == Settled(written=1, refused=6)
+    assert await _settle(database, good, *lies.values()) == Settled(written=1, refused=7)
     async with database.reading() as session:
         rows = (await session.execute(select(refused_settlement))).all()
     for cause, lie in lies.items():

@@ -19,14 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from billing import segments
-from billing.prices import PriceVersion
+from billing.prices import PriceVersion, everywhere
 from billing.segments import HEADER, Segment, frame, scan
 from billing.spool import Spool, SpoolUnavailable
 from billing.usage import Release, Settlement, Usage, UsageEvent
 from storage.base import new_id
 from tests.billing.money import event, loose_request
 
-VERSION = PriceVersion(1, "m", "USD", {"uncached": 1, "output": 1})
+VERSION = PriceVersion(1, "m", "USD", everywhere({"uncached": 1, "output": 1}))
 
 
 def some_event() -> UsageEvent:

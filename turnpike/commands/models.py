@@ -25,7 +25,7 @@ def models(settings: Settings, arguments: argparse.Namespace) -> int:
             try:
                 version = await office.prices.current(model.name, time.time_ns() // 1000)
                 price = {
-                    meter: f"{Decimal(version.prices[meter]) / 1_000_000:f}"
+                    meter: f"{Decimal(version.price(meter, 'standard', 0)) / 1_000_000:f}"
                     for meter in ("uncached", "read_automatic", "output")
                 }
             except PriceMissing:

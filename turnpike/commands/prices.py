@@ -85,7 +85,7 @@ def list_prices(settings: Settings, arguments: argparse.Namespace) -> int:
         for model in await office.prices.models():
             version = await office.prices.current(model, time.time_ns() // 1000)
             print(f"{model}: version {version.id}")
-            _price_table(version.prices, version.currency)
+            _price_table({meter: micro for (meter, _, _), micro in version.rows.items()}, version.currency)
         return 0
 
     return with_office(settings, work)

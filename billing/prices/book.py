@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 from sqlalchemy import insert, select
 
 from billing.money import InvalidPrice, check_currency, parse_price
+from billing.prices.version import ALWAYS_PRICED, Cell, PriceMissing, PriceVersion, everywhere
 from billing.tables import price, price_version
-from billing.usage import CLASSES, METERS, InvalidUsage, Usage
+from billing.usage import METERS
 from storage.database import Database
 
-ALWAYS_PRICED = ("uncached", "read_automatic", "output")
-"""Meters that any request may use, so that every version prices them; the classes are priced where they are offered."""
-
 _CACHE_SECONDS = 2
-
-
-class PriceMissing(LookupError):
-    """A model, or one meter of it, has no price."""
-
-    def __init__(self, model: str, meter: str | None = None) -> None:
-        super().__init__(f"model {model} has no price" + (f" for {meter}" if meter else ""))
-        self.model = model
-        self.meter = meter
 
 
 class UnknownPriceVersion(LookupError):
@@ -35,41 +24,6 @@ class UnknownPriceVersion(LookupError):
     def __init__(self, version: int) -> None:
         super().__init__(f"price version {version} does not exist")
         self.version = version
-
-
-class PriceVersion(msgspec.Struct, frozen=True):
-    """The prices of one model from `effective_at` on, in micro-units of `currency` per 1,000,000 units, by meter."""
-
-    id: int
-    model: str
-    currency: str
-    prices: dict[str, int]
-    effective_at: int = 0
-
-    def price(self, meter: str) -> int:
-        """The price of a meter. Raises PriceMissing."""
-        try:
-            return self.prices[meter]
-        except KeyError:
-            raise PriceMissing(self.model, meter) from None
-
-    def cost(self, usage: Usage) -> int:
-        """What the usage costs, in pico-units, exactly. Raises PriceMissing if it uses a meter without a price."""
-        return sum([units * self.price(meter) for meter, units in usage.used()])
-
-    def bound(self, prompt_tokens: int, max_output: int, classes: Iterable[str] = ()) -> int:
-        """The most that a request can cost, in pico-units: each prompt token at the dearest meter that it may fall on.
-
-        `classes` are those that the request may write or read by a lease. Raises PriceMissing, InvalidUsage.
-        """
-        if prompt_tokens < 0 or max_output < 0:
-            raise InvalidUsage(f"a bound for {prompt_tokens} prompt and {max_output} output tokens")
-        meters = ["uncached", "read_automatic"]
-        for name in classes:
-            if name not in CLASSES:
-                raise InvalidUsage(f"unknown class {name}")
-            meters += [f"write_{name}", f"read_{name}"]
-        return prompt_tokens * max(map(self.price, meters)) + max_output * self.price("output")
 
 
 def check_prices(prices: Mapping[str, str]) -> dict[str, int]:
@@ -113,8 +67,8 @@ class PriceBook:
                 row = (await session.execute(select(price_version).where(price_version.c.id == version))).one_or_none()
                 if row is None:
                     raise UnknownPriceVersion(version)
-                rows = await session.execute(_PRICES.where(price.c.version == version))
-                prices = {meter: micro for _, meter, micro in rows}
+                rows = await session.execute(select(price).where(price.c.version == version))
+                prices = {(each.meter, each.lane, each.context_from): each.price_micro for each in rows}
             known = PriceVersion(row.id, row.model, row.currency, prices, row.effective_at)
             self._versions[version] = known
         return known
@@ -133,11 +87,13 @@ class PriceBook:
         Raises InvalidPrice naming the meter, InvalidMoney for the currency; then nothing is written.
         """
         check_currency(currency)
-        micro = check_prices(prices)
+        micro = everywhere(check_prices(prices))
         async with self._database.transaction() as session:
             now = (await session.execute(select(self._database.clock))).scalar_one()
             effective = now if effective_at is None else effective_at
-            digest = hashlib.sha256(msgspec.json.encode([model, currency, effective, micro])).hexdigest()
+            digest = hashlib.sha256(
+                msgspec.json.encode([model, currency, effective, sorted(micro.items())])
+            ).hexdigest()
             row = {
                 "model": model,
                 "currency": currency,
@@ -150,8 +106,8 @@ class PriceBook:
             await session.execute(
                 insert(price),
                 [
-                    {"version": version, "meter": meter, "lane": "*", "context_from": 0, "price_micro": amount}
-                    for meter, amount in micro.items()
+                    {"version": version, "meter": meter, "lane": lane, "context_from": tier, "price_micro": amount}
+                    for (meter, lane, tier), amount in micro.items()
                 ],
             )
         self._current.pop(model, None)
@@ -165,17 +121,10 @@ class PriceBook:
                     select(price_version).where(price_version.c.model == model).order_by(*newest_first)
                 )
             ).all()
-            prices: dict[int, dict[str, int]] = {row.id: {} for row in rows}
+            prices: dict[int, dict[Cell, int]] = {row.id: {} for row in rows}
             of_model = price.join(price_version, price.c.version == price_version.c.id)
-            for version, meter, micro in await session.execute(
-                _PRICES.select_from(of_model).where(price_version.c.model == model)
-            ):
-                prices[version][meter] = micro
+            for row in await session.execute(select(price).select_from(of_model).where(price_version.c.model == model)):
+                prices[row.version][row.meter, row.lane, row.context_from] = row.price_micro
         versions = [PriceVersion(row.id, row.model, row.currency, prices[row.id], row.effective_at) for row in rows]
         self._versions |= {version.id: version for version in versions}
         return versions
-
-
-_PRICES = select(price.c.version, price.c.meter, price.c.price_micro).where(
-    price.c.lane == "*", price.c.context_from == 0
-)

@@ -1,0 +1,110 @@
+"""A price version: an immutable snapshot of all prices of one model, from which a cost recomputes alone.
+
+Its rows are a full grid: meter × lane × context tier. A lane without rows of its own is priced by those of every lane
+(`*`). The tiers are the same in all lanes, the lowest from 0 on, and a request whose prompt reaches into a tier is
+priced there whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+import msgspec
+
+from billing.usage import CLASSES, InvalidUsage, Usage
+
+LANES = ("interactive", "standard", "batch")
+EVERY_LANE = "*"
+"""The lane of rows that price each lane without rows of its own."""
+ALWAYS_PRICED = ("uncached", "read_automatic", "output")
+"""Meters that any request may use, so that every version prices them; the classes are priced where they are offered."""
+
+Cell: TypeAlias = tuple[str, str, int]
+"""Where a price stands: meter, lane, lower bound of the context tier in tokens of the prompt."""
+Rows: TypeAlias = Mapping[Cell, int]
+"""Micro-units of currency per 1,000,000 units, by cell."""
+
+
+class PriceMissing(LookupError):
+    """A model, or one meter of it, has no price."""
+
+    def __init__(self, model: str, meter: str | None = None) -> None:
+        super().__init__(f"model {model} has no price" + (f" for {meter}" if meter else ""))
+        self.model = model
+        self.meter = meter
+
+
+def everywhere(prices: Mapping[str, int]) -> dict[Cell, int]:
+    """The rows of prices by meter that are the same in every lane and for every length of prompt."""
+    return {(meter, EVERY_LANE, 0): micro for meter, micro in prices.items()}
+
+
+class PriceVersion(msgspec.Struct, frozen=True):
+    """The prices of one model from `effective_at` on: `rows` in micro-units of `currency` per 1,000,000 units."""
+
+    id: int
+    model: str
+    currency: str
+    rows: Rows
+    effective_at: int = 0
+    _tiers: dict[str, list[tuple[int, dict[str, int]]]] = {}  # by lane, from the highest tier down to 0
+
+    def __post_init__(self) -> None:
+        grid: dict[str, dict[int, dict[str, int]]] = {}
+        for (meter, lane, context_from), micro in self.rows.items():
+            grid.setdefault(lane, {}).setdefault(context_from, {})[meter] = micro
+        tiers = {lane: sorted(of_lane.items(), reverse=True) for lane, of_lane in grid.items()}
+        msgspec.structs.force_setattr(self, "_tiers", tiers)
+
+    def context_from(self, prompt_tokens: int, lane: str) -> int:
+        """The tier, by its lower bound, that prices a request with a prompt of so many tokens."""
+        return self._tier(prompt_tokens, lane)[0]
+
+    def price(self, meter: str, lane: str, context_from: int) -> int:
+        """The price of a meter in a lane and tier. Raises PriceMissing."""
+        try:
+            return dict(self._of(lane))[context_from][meter]
+        except KeyError:
+            raise PriceMissing(self.model, meter) from None
+
+    def cost(self, usage: Usage, lane: str) -> int:
+        """What the usage costs, in pico-units, exactly. Raises PriceMissing if it uses a meter without a price."""
+        prices = self._tier(usage.prompt, lane)[1]
+        try:
+            return sum([units * prices[meter] for meter, units in usage.used()])
+        except KeyError as error:
+            raise PriceMissing(self.model, error.args[0]) from None
+
+    def bound(self, prompt_tokens: int, max_output: int, classes: Iterable[str] = (), *, lane: str) -> int:
+        """The most that a request can cost, in pico-units: each token at the dearest price that it may fall on.
+
+        That is the dearest meter of the prompt's tier or of one below it, since a request that ends early is billed for
+        a shorter prompt. `classes` are those that the request may write or read by a lease. Raises PriceMissing,
+        InvalidUsage.
+        """
+        if prompt_tokens < 0 or max_output < 0:
+            raise InvalidUsage(f"a bound for {prompt_tokens} prompt and {max_output} output tokens")
+        meters = ["uncached", "read_automatic"]
+        for name in classes:
+            if name not in CLASSES:
+                raise InvalidUsage(f"unknown class {name}")
+            meters += [f"write_{name}", f"read_{name}"]
+        tiers = [prices for context_from, prices in self._of(lane) if context_from <= prompt_tokens]
+        if not tiers:
+            raise PriceMissing(self.model)
+        try:
+            prompt = max(prices[meter] for prices in tiers for meter in meters)
+            output = max(prices["output"] for prices in tiers)
+        except KeyError as error:
+            raise PriceMissing(self.model, error.args[0]) from None
+        return prompt_tokens * prompt + max_output * output
+
+    def _of(self, lane: str) -> list[tuple[int, dict[str, int]]]:
+        return self._tiers.get(lane) or self._tiers.get(EVERY_LANE, [])
+
+    def _tier(self, prompt_tokens: int, lane: str) -> tuple[int, dict[str, int]]:
+        for tier in self._of(lane):
+            if tier[0] <= prompt_tokens:
+                return tier
+        raise PriceMissing(self.model)

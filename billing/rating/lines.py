@@ -1,0 +1,45 @@
+"""The line that invoices, statements and exports share: units at a price, exact before anything is rounded."""
+
+from __future__ import annotations
+
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+
+Kind = Literal["usage", "storage", "minimum", "commitment", "credit", "discount", "adjustment", "carry"]
+
+
+class InvalidLine(ValueError):
+    """A line whose units at its price are not its amount."""
+
+
+class RatedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of what a tenant owes for a period, in pico-units, exactly. Raises InvalidLine.
+
+    Where there is a price, in micro-units per 1,000,000 units, `units × price_micro = exact_pico`. Other lines have 0
+    units and no price. `service_start` (included) and `service_end` (excluded) are microseconds since the Unix epoch.
+    `corrects_period` is the closed period that a late or corrected usage belongs to; None for the line's own.
+    """
+
+    kind: Kind
+    description: str
+    project_id: UUID | None = None
+    model: str | None = None
+    meter: str | None = None
+    lane: str | None = None
+    context_from: int = 0
+    price_version: int | None = None
+    price_micro: int | None = None
+    units: int = 0
+    exact_pico: int
+    service_start: int
+    service_end: int
+    corrects_period: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.price_micro is None:
+            if self.units:
+                raise InvalidLine(f"{self.description}: {self.units} units without a price")
+        elif self.units * self.price_micro != self.exact_pico:
+            raise InvalidLine(f"{self.description}: {self.units} × {self.price_micro} is not {self.exact_pico}")

@@ -1,0 +1,122 @@
+"""A period's usage as lines: one for each project, model, lane, context tier, price version and meter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import ColumnElement, Select, func, select
+
+from billing.prices import PriceBook, PriceVersion
+from billing.rating.lines import RatedLine
+from billing.rollups import LIMB, SUMS, event_sums
+from billing.tables import rollup_hour, usage_event
+from billing.usage import METERS, check_period, period_bounds
+from storage.database import Database
+
+Source = Literal["rollups", "events"]
+
+GROUPS = ("project_id", "model", "lane", "context_from", "price_version")
+
+
+class CostMismatch(ValueError):
+    """Usage whose recorded cost is not its units at their prices: `turnpike audit money` says which request."""
+
+
+class Used(msgspec.Struct, frozen=True):
+    """What was used in one group, in units by meter, and what its requests cost together in pico-units."""
+
+    project_id: UUID
+    model: str
+    lane: str
+    context_from: int
+    price_version: int
+    requests: int
+    meters: dict[str, int]
+    cost_pico: int
+
+
+async def usage_lines(
+    database: Database, book: PriceBook, tenant_id: UUID, period: str, *, source: Source = "rollups"
+) -> list[RatedLine]:
+    """The lines of one tenant's period; equal from both sources, and in the same order.
+
+    Raises InvalidPeriod, CostMismatch, PriceMissing, UnknownPriceVersion, DatabaseUnavailable.
+    """
+    async with database.reading() as session:
+        rows = (await session.execute(_query(source, tenant_id, check_period(period)))).all()
+    used = [_used(row) for row in rows]
+    versions = {number: await book.version(number) for number in {each.price_version for each in used}}
+    return lines_of(used, versions, *period_bounds(period))
+
+
+def lines_of(
+    used: Iterable[Used], versions: dict[int, PriceVersion], service_start: int, service_end: int
+) -> list[RatedLine]:
+    """Lines of sums: units × price = amount in each, and together exactly the cost. Raises CostMismatch."""
+    lines = []
+    for group in sorted(used, key=lambda each: (each.project_id.int, *msgspec.structs.astuple(each)[1:5])):
+        version = versions[group.price_version]
+        of_group = [
+            RatedLine(
+                kind="usage",
+                description=description(group.model, meter, group.lane, group.context_from),
+                project_id=group.project_id,
+                model=group.model,
+                meter=meter,
+                lane=group.lane,
+                context_from=group.context_from,
+                price_version=group.price_version,
+                price_micro=(price := version.price(meter, group.lane, group.context_from)),
+                units=group.meters[meter],
+                exact_pico=group.meters[meter] * price,
+                service_start=service_start,
+                service_end=service_end,
+            )
+            for meter in METERS
+            if group.meters.get(meter)
+        ]
+        exact = sum(line.exact_pico for line in of_group)
+        if exact != group.cost_pico:
+            raise CostMismatch(
+                f"{group.model}, lane {group.lane}, price version {group.price_version}, project {group.project_id}: "
+                f"the requests cost {group.cost_pico} pico-units, their units at their prices {exact}"
+            )
+        lines += of_group
+    return lines
+
+
+def description(model: str, meter: str, lane: str, context_from: int) -> str:
+    """What a line says: "qwen: output tokens, batch lane, prompts of 200,000 tokens and more"."""
+    kind, _, name = meter.partition("_")
+    words = {
+        "uncached": "input tokens",
+        "read": f"cached input tokens ({name})",
+        "write": f"cache write tokens ({name})",
+        "output": "output tokens",
+    }[kind]
+    in_lane = "" if lane == "standard" else f", {lane} lane"
+    in_tier = f", prompts of {context_from:,} tokens and more" if context_from else ""
+    return f"{model}: {words}{in_lane}{in_tier}"
+
+
+def _query(source: Source, tenant_id: UUID, period: str) -> Select[Any]:
+    table = rollup_hour if source == "rollups" else usage_event
+    of = table.c
+    sums: dict[str, ColumnElement[Any]] = (
+        {name: func.sum(of[name]) for name in SUMS} if source == "rollups" else event_sums()
+    )
+    groups = [of[name] for name in GROUPS]
+    query = select(*groups, *(sums[name].label(name) for name in SUMS))
+    return query.where(of.tenant_id == tenant_id, of.period == period).group_by(*groups)
+
+
+def _used(row: Any) -> Used:
+    return Used(
+        **{name: getattr(row, name) for name in GROUPS},
+        requests=int(row.requests),
+        meters={meter: int(units) for meter in METERS if (units := getattr(row, meter))},
+        cost_pico=int(row.cost_high) * LIMB + int(row.cost_low),
+    )
