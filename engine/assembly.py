@@ -16,6 +16,7 @@ from engine.models.config import read_config
 from engine.models.registry import load_model
 from engine.options import ReplicaOptions
 from engine.protocol import Capacity, Layout, ServedModel
+from engine.quarantine import Quarantine
 from engine.runner import Runner
 from engine.scheduling.costs import MeasuredCosts
 from engine.thread_choice import choose_threads
@@ -71,7 +72,14 @@ def assemble(options: ReplicaOptions) -> Assembled:
     limits = EngineLimits(context, options.max_running, options.max_waiting, options.token_budget)
     pool = GroupedPool([(blocks, group.window) for group in model.groups])
     return Assembled(
-        Engine(runner, pool, limits, digest, costs=MeasuredCosts(options.max_running)),
+        Engine(
+            runner,
+            pool,
+            limits,
+            digest,
+            costs=MeasuredCosts(options.max_running),
+            quarantine=Quarantine(options.data / "quarantine"),
+        ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, model.groups),
         Capacity((blocks,) * len(model.groups), context, options.max_running),

@@ -8,11 +8,15 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import structlog
+import torch
+
 from engine.protocol import Began, Counts, Done, Generate, Miss, Reason, Refusal, Scope, TierLoad, Tokens
-from engine.runner import Outcome, Runner
+from engine.quarantine import Quarantine
+from engine.runner import NotFinite, Outcome, Runner
 from engine.scheduling.costs import FixedCosts, Rates, StepCosts
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.queue_bounds import QueueBounds, expected_wait
@@ -20,6 +24,8 @@ from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler, Step, Work
 from prompt_cache.block_groups import GroupedPool
 from prompt_cache.keys import BLOCK_TOKENS, model_root
+
+logger = structlog.get_logger("engine.engine")
 
 _LONGEST_ID = 256
 _LONGEST_ERROR = 500
@@ -64,7 +70,10 @@ class Rejected(Exception):
 
 
 class Engine:
-    """Requests of one served model on one device. `clock` gives seconds since the Unix epoch."""
+    """Requests of one served model on one device. `clock` gives seconds since the Unix epoch.
+
+    `working` is what the step that runs now computes; another thread may read it.
+    """
 
     def __init__(
         self,
@@ -75,11 +84,14 @@ class Engine:
         clock: Callable[[], float] = time.time,
         *,
         costs: StepCosts | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.runner = runner
         self.pool = pool
         self.limits = limits
         self.steps = 0
+        self.working: Sequence[Work] = ()
+        self.quarantine = Quarantine(clock=clock) if quarantine is None else quarantine
         self.costs: StepCosts = FixedCosts(Rates(batch=limits.max_running)) if costs is None else costs
         self.fairness = FairShare(self.costs)
         self.scheduler = Scheduler(pool, limits.budget, limits.max_running, self.fairness, costs=self.costs)
@@ -97,6 +109,7 @@ class Engine:
         """Queue a request; one that cannot run is answered with a `rejected` Done at the next `step`."""
         try:
             request = self._accept(generate, scopes)
+            self._harmless(request)
             self._queueable(request)
         except Rejected as error:
             self.totals["rejected"] += 1
@@ -178,6 +191,13 @@ class Engine:
         return result
 
     def _run(self, step: Step) -> list[Outcome]:
+        self.working = step.work
+        try:
+            return self._run_all(step)
+        finally:
+            self.working = ()
+
+    def _run_all(self, step: Step) -> list[Outcome]:
         try:
             began = time.perf_counter()
             outcomes = self.runner.run(step.work)
@@ -185,12 +205,12 @@ class Engine:
             prefill = sum(work.count for work in step.work) - decodes
             self.costs.observe(prefill, decodes, (time.perf_counter() - began) * 1e6)
             return outcomes
-        except Exception as error:
-            if len(step.work) == 1:
-                return [Outcome(error=error)]
-        # One of them made the step fail: each alone, so that it fails alone.
+        except Exception:
+            logger.exception("a step failed; each of its requests runs alone", requests=len(step.work))
+        # What fails again alone is what made it fail, and nothing else fails with it.
         outcomes = []
         for work in step.work:
+            self.working = (work,)
             try:
                 outcomes += self.runner.run([work])
             except Exception as error:
@@ -201,14 +221,22 @@ class Engine:
         for work, outcome in zip(step.work, outcomes, strict=True):
             request = work.request
             if outcome.error is not None:
-                error = f"{type(outcome.error).__name__}: {outcome.error}"
-                self._finish(request, "error", error[:_LONGEST_ERROR])
+                self._fail(request, outcome.error)
                 continue
             self._count(work)
             if outcome.token is None:
                 self._result.progress.append(Progress(request.id, request.attempt, request.counts()))
                 continue
             self._emit(request, outcome.token)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        """End a request that failed alone, and remember its input unless the machine was short of memory."""
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError):
+            self.quarantine.blame([request.input_key()])
+        if isinstance(error, NotFinite):
+            # What it read may have been at fault: nobody else is to read it.
+            self.pool.purge(request.keys)
+        self._finish(request, "error", f"{type(error).__name__}: {error}"[:_LONGEST_ERROR])
 
     def _count(self, work: Work) -> None:
         request = work.request
@@ -319,6 +347,13 @@ class Engine:
             arrived_at=self._clock(),
         )
 
+    def _harmless(self, request: Request) -> None:
+        """Raise Rejected when this input made the engine fail a while ago."""
+        refused_for = self.quarantine.refused_for(request.input_key()) if len(self.quarantine) else None
+        if refused_for is not None:
+            refusal = Refusal("input", refused_for)
+            raise Rejected(f"tokens: this input made the engine fail; it is refused for {refused_for:.0f} s", refusal)
+
     def _queueable(self, request: Request) -> None:
         """Raise Rejected, with an estimate of the wait, when too much waits already."""
         if len(self._requests) - len(self.scheduler.running) >= self.limits.max_waiting:
@@ -368,6 +403,11 @@ class Engine:
             for group, pool in enumerate(self.pool.pools)
         )
 
+    @property
+    def longest_step_s(self) -> float:
+        """How long the fullest step takes, by what steps took so far."""
+        return self.costs.rates.step_time(self.limits.budget, self.limits.max_running) / 1e6
+
     def metrics(self) -> dict[str, float]:
         """Counters and gauges by Prometheus name."""
         totals = self.totals
@@ -380,6 +420,7 @@ class Engine:
             "turnpike_engine_requests_finished_total": totals["finished"],
             "turnpike_engine_requests_rejected_total": totals["rejected"],
             "turnpike_engine_requests_failed_total": totals["errors"],
+            "turnpike_engine_quarantined_inputs": len(self.quarantine),
             "turnpike_engine_preemptions_total": self.scheduler.preemptions,
             "turnpike_engine_evicted_blocks_total": self.pool.evictions,
             "turnpike_engine_running_requests": self.running,

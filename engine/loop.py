@@ -40,6 +40,7 @@ class EngineLoop:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._stopping = False
         self._looked = 0.0
+        self._advanced: float | None = None
         self._snapshot()
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
@@ -56,6 +57,11 @@ class EngineLoop:
         self.do(self._stop)
         self._thread.join()
 
+    def stalled_for(self) -> float:
+        """Seconds since a step last ended while there is work, 0 when there is none. Any thread may call this."""
+        advanced = self._advanced
+        return 0.0 if advanced is None else time.monotonic() - advanced
+
     def _stop(self) -> None:
         self._stopping = True
 
@@ -63,7 +69,11 @@ class EngineLoop:
         try:
             while not self._stopping:
                 self._take_commands()
+                if self._advanced is None:
+                    self._advanced = time.monotonic()
                 result = self.engine.step()
+                if result.ran or result.events:
+                    self._advanced = time.monotonic()
                 self._record(result)
                 if result.events:
                     self.deliver(result.events)
@@ -72,11 +82,14 @@ class EngineLoop:
         except BaseException as error:
             logger.exception("the engine stopped")
             self.failed(error)
+        finally:
+            self._advanced = None
 
     def _take_commands(self) -> None:
         """Run all commands that are here; when there is no work, wait for one until a deadline is due."""
         command: Command | None = None
         if not self.engine.busy:
+            self._advanced = None
             wait, due = _IDLE_S, self.engine.next_deadline
             if due is not None:
                 wait = min(wait, max(0.0, due - time.time()))

@@ -20,7 +20,7 @@ class ReplicaOptions:
     `kv_memory` is bytes for KV blocks, 0 for what is free; `context` tokens, 0 for the model's own; `served` the served
     model's name, empty for the one in the model folder.
     `quantize`: what linear weights are rounded to on loading. `drain_s`: how long running requests may go on after
-    SIGTERM.
+    SIGTERM. `stall_s`: how long a step may last, beyond ten times what the fullest should, before the replica ends.
     """
 
     model: Path
@@ -38,6 +38,7 @@ class ReplicaOptions:
     token_budget: int = 512
     context: int = 0
     drain_s: float = 5.0
+    stall_s: float = 120.0
     parent_pid: int | None = None
 
 

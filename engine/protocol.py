@@ -281,9 +281,10 @@ class Abort(Message, frozen=True, tag="Abort"):
 
 
 class Refusal(Part, frozen=True):
-    """A bounded queue was full: whose bound it was, and how many seconds a request would wait, as far as is known."""
+    """Why a request that is well-formed was not taken: whose bounded queue was full, or `input`, which made the engine
+    fail before; and how many seconds it would wait, as far as is known, or is refused."""
 
-    whose: Literal["flow", "lane", "replica"]
+    whose: Literal["flow", "lane", "replica", "input"]
     wait_s: float
 
 
@@ -303,7 +304,7 @@ class Done(Message, frozen=True, tag="Done"):
     error: str | None = None
     replayed: bool = False
     refusal: Refusal | None = None
-    """With reason `rejected`: the queue was full, and the request itself is good."""
+    """With reason `rejected`: the request is well-formed, and could be taken later."""
 
 
 class Ack(Message, frozen=True, tag="Ack"):

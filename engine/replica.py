@@ -42,6 +42,7 @@ from engine.protocol import (
     Tokens,
     ToReplica,
 )
+from engine.watchdog import Watchdog
 
 __all__ = ["ReplicaOptions", "main", "serve"]
 
@@ -68,6 +69,7 @@ class Replica:
         self.stopping = asyncio.Event()
         self.failure: BaseException | None = None
         self.loop = EngineLoop(assembled.engine, journal, self._deliver_from_thread, self._fail_from_thread)
+        self.watchdog = Watchdog(options.data, self.loop.stalled_for, self._patience, self._blame)
         self.hello = Hello(
             version=VERSION,
             oldest=OLDEST_VERSION,
@@ -288,6 +290,18 @@ class Replica:
         if back is not None:
             self._replay(back, [done.sequence])
 
+    # ------------------------------------------------------------ the watchdog's questions, asked in its thread
+
+    def _patience(self) -> float:
+        return self.options.stall_s + 10 * self.loop.engine.longest_step_s
+
+    def _blame(self) -> str:
+        """What the engine works on; those inputs are suspects from now on."""
+        engine = self.loop.engine
+        requests = [work.request for work in engine.working]
+        engine.quarantine.blame([request.input_key() for request in requests])
+        return ", ".join(request.id for request in requests) or "no request: it is not in a step of the model"
+
     # ------------------------------------------------------------ time
 
     def _beat(self) -> Beat:
@@ -333,6 +347,7 @@ class Replica:
         for number in (signal.SIGTERM, signal.SIGINT):
             self.events.add_signal_handler(number, self.stopping.set)
         self.loop.start()
+        self.watchdog.start()
         logger.info(
             "ready",
             replica=self.options.name,
@@ -348,6 +363,7 @@ class Replica:
                 await self._drain()
         finally:
             await asyncio.to_thread(self.loop.stop)
+            self.watchdog.stop()
             for task in [*tasks, *self._connections]:
                 task.cancel()
             await asyncio.gather(*tasks, *self._connections, return_exceptions=True)

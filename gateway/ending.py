@@ -7,7 +7,7 @@ from msgspec import Struct
 from billing.usage import Status
 from engine.protocol import Counts, Done, Refusal
 from gateway.delivery import FinishReason
-from gateway.failures import Failure, Interrupted, RateLimited, TimedOut, Unavailable
+from gateway.failures import Failure, Interrupted, InvalidRequest, RateLimited, TimedOut, Unavailable
 from gateway.metering import Fault
 
 
@@ -49,8 +49,13 @@ def _failure(reason: str, refusal: Refusal | None) -> Failure:
 
 
 def _refused(refusal: Refusal) -> Failure:
-    """A full queue: the client's own is its limit, any other our lack of room."""
+    """A full queue: the client's own is its limit, any other our lack of room. An input that does harm: as it is."""
     wait = max(1.0, refusal.wait_s)
+    if refusal.whose == "input":
+        return InvalidRequest(
+            f"This very input made the model's replica fail; it is refused for another {wait / 60:.0f} minutes.",
+            code="input_quarantined",
+        )
     if refusal.whose == "flow":
         return RateLimited("Too many of your requests are waiting already; try again later.", retry_after=wait)
     return Unavailable("The model is at its capacity; try again later.", retry_after=wait)

@@ -89,6 +89,7 @@ def engine(settings: Settings, parent: int | None = None) -> int:
         token_budget=settings.token_budget,
         context=settings.context,
         drain_s=settings.drain_timeout,
+        stall_s=settings.stall_timeout,
         parent_pid=parent,
     )
     return main(options)

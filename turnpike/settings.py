@@ -91,6 +91,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     kv_memory: Annotated[int, _about("bytes for KV blocks; 0: from what is free", SERVE, ENGINE, at_least=0)] = 0
     max_running: Annotated[int, _about("requests in one batch", SERVE, ENGINE, at_least=1)] = 64
     token_budget: Annotated[int, _about("tokens computed in one step", SERVE, ENGINE, at_least=64)] = 512
+    stall_timeout: Annotated[
+        float,
+        _about(
+            "how long a step may last, beyond ten times what the fullest should, before the replica writes all stacks"
+            " and ends, to be started again; seconds",
+            SERVE,
+            ENGINE,
+            at_least=1,
+            at_most=_DAY,
+        ),
+    ] = 120.0
     context: Annotated[int, _about("context in tokens; 0: the model's own", SERVE, ENGINE, at_least=0)] = 0
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from engine.protocol import Counts, Lane, Sampling, StorePolicy
 from engine.scheduling.costs import Rates
 from prompt_cache.block_groups import Block
-from prompt_cache.keys import BLOCK_TOKENS, block_key
+from prompt_cache.keys import BLOCK_TOKENS, block_key, prefix_key
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +105,13 @@ class Request:
             parent = keys[-1] if keys else self.root
             keys.append(block_key(self.segment_at(start)[1], parent, self.tokens[start : start + BLOCK_TOKENS]))
         return keys
+
+    def input_key(self) -> bytes:
+        """The prefix key of the prompt as it was sent: what it is known by, under its scopes, when it does harm."""
+        until, scope, _ = self.segments[-1]
+        whole = until // BLOCK_TOKENS
+        keys = self.extend_keys(whole)
+        return prefix_key(scope, keys[whole - 1] if whole else self.root, self.tokens[whole * BLOCK_TOKENS : until])
 
     def segment_at(self, block_start: int) -> tuple[int, bytes, str]:
         """The segment that the block beginning at this token belongs to: the one of its last token."""

@@ -127,7 +127,8 @@ class ReplicaProcess:
     data: Path
 
     @classmethod
-    async def start(cls, folder: Path, model: Path, /, **fields: object) -> ReplicaProcess:
+    async def start(cls, folder: Path, model: Path, /, fault: str = "", **fields: object) -> ReplicaProcess:
+        """`fault` is code that the process runs first, to break something in itself."""
         path = str(folder / "socket")
         options = {
             "model": str(model),
@@ -142,7 +143,7 @@ class ReplicaProcess:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
-            _START,
+            fault + _START,
             json.dumps(options),
             cwd=ROOT,
             env={**os.environ, "PYTHONWARNINGS": "error"},
