@@ -1,0 +1,1 @@
+"""Invoices: from rated usage to numbered, immutable documents."""

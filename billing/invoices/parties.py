@@ -1,0 +1,176 @@
+"""The two parties of an invoice: the seller, a legal entity of ours, and the buyer, the billing profile of a tenant.
+
+Both are checked when they are made, and copied whole into every document that is finalized: a later move or another
+name changes no document that is out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, get_args
+
+import msgspec
+
+from billing.money import InvalidMoney, check_currency
+
+_MEMBERS = "AT BE BG CY CZ DE DK EE ES FI FR GR HR HU IE IT LT LU LV MT NL PL PT RO SE SI SK"
+EU = frozenset(_MEMBERS.split())
+"""The member states of the European Union by ISO 3166."""
+
+Treatment = Literal["auto", "standard", "zero", "exempt", "reverse_charge", "intra_community", "export", "outside"]
+Detail = Literal["model", "project"]
+
+_COUNTRY = re.compile(r"[A-Z]{2}", re.ASCII)
+_IDENTITY = re.compile(r"[a-z0-9][a-z0-9-]{0,39}", re.ASCII)
+_SERIES = re.compile(r"[A-Z0-9][A-Z0-9-]{0,11}", re.ASCII)
+_VAT = re.compile(r"[A-Z]{2}[A-Z0-9+*]{2,13}", re.ASCII)
+_EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
+_FIELD = re.compile(r"\{(?:series|year|n(?::0\d{1,2})?)\}", re.ASCII)
+_PLAIN = re.compile(r"[A-Za-z0-9/._-]*", re.ASCII)
+_RATE = re.compile(r"(\d{1,2})(?:\.(\d{1,2}))?", re.ASCII)
+
+MOST_LINES = 6
+"""Lines of an address before its town, at most."""
+
+
+class InvalidParty(ValueError):
+    """A seller or buyer that cannot be; `field` says which of its fields is wrong."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class Party(msgspec.Struct, frozen=True, kw_only=True):
+    """What both parties have. `address` is the lines above the town. Raises InvalidParty."""
+
+    name: str
+    address: list[str]
+    postal_code: str = ""
+    city: str
+    country: str
+    vat_id: str = ""
+    email: str = ""
+
+    def __post_init__(self) -> None:
+        _check_text("name", self.name, 200)
+        _check_text("city", self.city, 100)
+        _check_text("postal_code", self.postal_code, 20, empty=True)
+        if len(self.address) > MOST_LINES:
+            raise InvalidParty("address", f"{len(self.address)} lines, more than {MOST_LINES}")
+        for line in self.address:
+            _check_text("address", line, 120)
+        if _COUNTRY.fullmatch(self.country) is None:
+            raise InvalidParty("country", f"{self.country!r} is not a country code such as DE")
+        if self.vat_id:
+            _check_vat_id(self.vat_id, self.country)
+        if self.email and _EMAIL.fullmatch(self.email) is None:
+            raise InvalidParty("email", f"{self.email!r} is not an address such as billing@example.com")
+
+
+class Seller(Party, frozen=True, kw_only=True):
+    """A legal entity that sells. `payment` says how to pay, in lines; `rates` are standard VAT rates by country, in
+    hundredths of a percent, of those countries where it charges VAT. Raises InvalidParty.
+
+    Invoices are numbered in `series`, credit notes in `credit_series`, both by `number_format` with the fields
+    `{series}`, `{year}` and `{n}` or `{n:06}`; with a year, each year begins at 1.
+    """
+
+    id: str
+    registration: str = ""
+    payment: list[str] = []
+    currency: str = "USD"
+    series: str = "INV"
+    credit_series: str = "CN"
+    number_format: str = "{series}-{year}-{n:06}"
+    rates: dict[str, int] = {}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if _IDENTITY.fullmatch(self.id) is None:
+            raise InvalidParty("id", f"{self.id!r} is not a short name such as acme-eu")
+        _check_text("registration", self.registration, 200, empty=True)
+        for line in self.payment:
+            _check_text("payment", line, 200)
+        try:
+            check_currency(self.currency)
+        except InvalidMoney as error:
+            raise InvalidParty("currency", str(error)) from error
+        for field, series in (("series", self.series), ("credit_series", self.credit_series)):
+            if _SERIES.fullmatch(series) is None:
+                raise InvalidParty(field, f"{series!r} is not a series such as INV")
+        if self.series == self.credit_series:
+            raise InvalidParty("credit_series", "credit notes need a series of their own")
+        _check_format(self.number_format)
+        for country, rate in self.rates.items():
+            if _COUNTRY.fullmatch(country) is None:
+                raise InvalidParty("rates", f"{country!r} is not a country code such as DE")
+            if not 0 < rate < 10_000:
+                raise InvalidParty("rates", f"{rate} hundredths of a percent for {country}")
+
+
+class Buyer(Party, frozen=True, kw_only=True):
+    """Who a tenant's invoices are for, and which of our legal entities sells to it. Raises InvalidParty.
+
+    `treatment` is `auto` where the tax follows from the countries and VAT ids; any other needs a reason in
+    `exemption`, but for those whose reason follows from the law. With detail `project` each project has its own lines.
+    """
+
+    seller: str
+    purchase_order: str = ""
+    payment_days: int = 30
+    treatment: Treatment = "auto"
+    exemption: str = ""
+    detail: Detail = "model"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_text("purchase_order", self.purchase_order, 60, empty=True)
+        _check_text("exemption", self.exemption, 300, empty=True)
+        if not 0 <= self.payment_days <= 365:
+            raise InvalidParty("payment_days", f"{self.payment_days} is not between 0 and 365")
+        if self.treatment not in get_args(Treatment):
+            raise InvalidParty("treatment", f"{self.treatment!r} is not one of {', '.join(get_args(Treatment))}")
+        if self.detail not in get_args(Detail):
+            raise InvalidParty("detail", f"{self.detail!r} is not one of {', '.join(get_args(Detail))}")
+        if self.treatment in ("exempt", "zero", "outside") and not self.exemption:
+            raise InvalidParty("exemption", f"{self.treatment} needs the reason that the invoice shall state")
+
+
+def parse_rate(text: str) -> int:
+    """Hundredths of a percent of a rate in percent: "19" → 1900, "8.1" → 810. Raises InvalidParty."""
+    match = _RATE.fullmatch(text)
+    if match is None:
+        raise InvalidParty("rates", f"{text!r} is not a rate in percent such as 19 or 8.1")
+    return int(match.group(1)) * 100 + int((match.group(2) or "").ljust(2, "0"))
+
+
+def format_rate(rate: int) -> str:
+    """A rate in percent without needless zeros: 1900 → "19", 810 → "8.1"."""
+    return f"{rate // 100}.{rate % 100:02d}".rstrip("0").rstrip(".")
+
+
+def _check_text(field: str, text: str, most: int, *, empty: bool = False) -> None:
+    if not empty and not text.strip():
+        raise InvalidParty(field, "it is empty")
+    if len(text) > most:
+        raise InvalidParty(field, f"longer than {most} characters")
+    if any(not character.isprintable() for character in text):
+        raise InvalidParty(field, "it has a control character or a line break")
+
+
+def _check_vat_id(vat_id: str, country: str) -> None:
+    if _VAT.fullmatch(vat_id) is None:
+        raise InvalidParty("vat_id", f"{vat_id!r} is not a VAT id with its country in front, such as DE123456789")
+    prefix = "GR" if vat_id.startswith("EL") else vat_id[:2]  # Greece writes EL
+    if country in EU and prefix in EU and prefix != country:
+        raise InvalidParty("vat_id", f"{vat_id} is of {prefix}, and the country is {country}")
+
+
+def _check_format(form: str) -> None:
+    fields = _FIELD.findall(form)
+    if _PLAIN.fullmatch(_FIELD.sub("", form)) is None or not any(field.startswith("{n") for field in fields):
+        raise InvalidParty("number_format", f"{form!r} is not a format such as {{series}}-{{year}}-{{n:06}}")
+    if "{series}" not in form:
+        raise InvalidParty("number_format", "without {series} an invoice and a credit note could have one number")

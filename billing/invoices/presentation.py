@@ -1,0 +1,253 @@
+"""A document as text to lay out: what the template shows, word by word, so that the template decides on form alone."""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from itertools import groupby
+from typing import Any
+
+from billing.invoices.currencies import format_minor, minor_unit
+from billing.invoices.document import Document, Line, ModelSavings, Savings
+from billing.invoices.parties import Party, format_rate
+from billing.invoices.rounding import rounded
+from billing.invoices.tax import TaxTotal
+from billing.usage import METERS
+
+_MICRO = 10**6
+_TITLES = {"invoice": "Invoice", "credit_note": "Credit note"}
+_CLASS = re.compile(r"(read|write)_(\d+)([mh])")
+_METERS = {"uncached": "Input tokens", "read_automatic": "Cached input tokens, automatic", "output": "Output tokens"}
+_TAXES = {
+    "S": "Standard rate",
+    "Z": "Zero rated",
+    "E": "Exempt",
+    "AE": "Reverse charge",
+    "G": "Export",
+    "O": "Not subject to VAT",
+    "K": "Intra-community supply",
+}
+_LANGUAGES = {
+    "AT": "de",
+    "CH": "de",
+    "DE": "de",
+    "ES": "es",
+    "FR": "fr",
+    "IT": "it",
+    "NL": "nl",
+    "PL": "pl",
+    "PT": "pt",
+}
+"""How long words of a name and an address are divided."""
+_BANNERS = {"draft": "Draft", "void": "Void", "paid": "Paid"}
+
+
+def shown(document: Document, state: str, digest: str) -> dict[str, Any]:
+    """The words and figures of a document in a state; `digest` is its SHA-256, empty for a draft."""
+    due = "" if document.kind == "credit_note" else _day(document.due)
+    return {
+        "title": _TITLES[document.kind],
+        "banner": _BANNERS.get(state, ""),
+        "number": document.number,
+        "facts": [
+            [name, value]
+            for name, value in (
+                ("Number", document.number or "not yet numbered"),
+                ("Issue date", _day(document.issued)),
+                ("Due date", due),
+                ("Service period", _span(document.service_from, document.service_until)),
+                ("Corrects invoice", document.corrects),
+                ("Purchase order", document.buyer.purchase_order),
+            )
+            if value
+        ],
+        "seller": _party(document.seller),
+        "seller_legal": [text for text in (document.seller.registration, document.seller.email) if text],
+        "buyer": _party(document.buyer),
+        "currency": document.currency,
+        "headline": _headline(document),
+        "reason": document.reason,
+        "groups": [_group(document, *group) for group in _grouped(document.lines)],
+        "totals": _totals(document),
+        "taxes": [_tax(document, tax) for tax in document.taxes],
+        "statements": sorted({tax.reason for tax in document.taxes if tax.reason}),
+        "payment": document.seller.payment if document.kind == "invoice" and document.payable > 0 else [],
+        "carry": _carry(document),
+        "savings": "" if document.savings == "" else _savings(document, document.savings),
+        "digest": digest,
+    }
+
+
+def amount(minor: int, currency: str) -> str:
+    """Minor units with thousands apart: 123456 USD → "1,234.56", with a true minus sign."""
+    whole, point, rest = format_minor(abs(minor), currency).partition(".")
+    return f"{'−' if minor < 0 else ''}{int(whole):,}{point}{rest}"
+
+
+def meter_name(meter: str) -> str:
+    """A meter of tokens in words: write_5m → "Tokens written to the cache, 5 min"."""
+    match = _CLASS.fullmatch(meter)
+    if match is None:
+        return _METERS[meter]
+    length = f"{match.group(2)} {'min' if match.group(3) == 'm' else 'h'}"
+    return f"Cached input tokens, {length}" if match.group(1) == "read" else f"Tokens written to the cache, {length}"
+
+
+def _party(party: Party) -> dict[str, Any]:
+    town = f"{party.postal_code} {party.city}".strip()
+    lines = [*party.address, town, party.country]
+    language = _LANGUAGES.get(party.country, "en")
+    return {"name": party.name, "lines": lines, "vat_id": party.vat_id, "language": language}
+
+
+def _day(iso: str) -> str:
+    if not iso:
+        return ""
+    day = date.fromisoformat(iso)
+    return f"{day.day} {day:%B %Y}"
+
+
+def _span(first: str, last: str) -> str:
+    begin, end = date.fromisoformat(first), date.fromisoformat(last)
+    if begin == end:
+        return _day(first)
+    if (begin.year, begin.month) == (end.year, end.month):
+        return f"{begin.day}–{_day(last)}"
+    return f"{_day(first)} – {_day(last)}"
+
+
+def _headline(document: Document) -> list[str]:
+    money = f"{document.currency} {amount(document.payable, document.currency)}"
+    if document.kind == "credit_note":
+        return ["Credited", money]
+    return ["Amount due", money]
+
+
+def _grouped(lines: list[Line]) -> list[tuple[str, list[tuple[int, Line]]]]:
+    """Neighbouring lines of one project and model, each with its number on the document."""
+    numbered = enumerate(lines, 1)
+    groups = groupby(numbered, key=lambda each: (each[1].project, each[1].model))
+    return [(" · ".join(part for part in key if part), list(group)) for key, group in groups]
+
+
+def _group(document: Document, heading: str, lines: list[tuple[int, Line]]) -> dict[str, Any]:
+    total = sum(line.net for _, line in lines)
+    return {
+        "heading": heading,
+        "total": amount(total, document.currency) if heading else "",
+        "lines": [_line(document, n, line) for n, line in lines],
+    }
+
+
+def _line(document: Document, n: int, line: Line) -> dict[str, Any]:
+    other = [
+        f"{line.lane} lane" if line.lane not in ("", "standard") else "",
+        f"context from {line.context_from:,} tokens" if line.context_from else "",
+        f"usage of {line.corrects}, recorded after its invoice" if line.corrects else "",
+        f"line {line.of} of {document.corrects}" if line.of else "",
+    ]
+    return {
+        "n": str(n),
+        "text": meter_name(line.meter) if line.meter in METERS else line.text,
+        "detail": " · ".join(text for text in other if text),
+        "units": f"{int(line.units):,} {line.unit}".strip() if line.unit else "",
+        "price": _price(line.price) if line.unit else "",
+        "net": amount(line.net, document.currency),
+        "rate": f"{format_rate(line.rate)} %" if line.category == "S" else line.category,
+    }
+
+
+def _price(micro: int) -> str:
+    """A price per million: at least two places, and as many as it has."""
+    whole, rest = divmod(micro, _MICRO)
+    return f"{whole:,}.{f'{rest:06d}'.rstrip('0').ljust(2, '0')}"
+
+
+def _totals(document: Document) -> list[list[str]]:
+    def row(name: str, minor: int, weight: str = "") -> list[str]:
+        return [name, amount(minor, document.currency), weight]
+
+    rows = [row("Total without VAT", document.net)]
+    rows += [
+        row(f"VAT {format_rate(tax.rate)} % on {amount(tax.net, document.currency)}", tax.tax)
+        for tax in document.taxes
+        if tax.category == "S"
+    ]
+    rows.append(row("Total", document.gross, "strong"))
+    if document.prepaid:
+        rows.append(row("Paid in advance from credit", -document.prepaid))
+    if document.kind == "invoice":
+        rows.append(row("Amount due", document.payable, "strong"))
+    return rows
+
+
+def _tax(document: Document, tax: TaxTotal) -> list[str]:
+    rate = f"{format_rate(tax.rate)} %" if tax.category == "S" else "–"
+    names = (f"{_TAXES[tax.category]} ({tax.category})", rate)
+    return [*names, amount(tax.net, document.currency), amount(tax.tax, document.currency)]
+
+
+def _carry(document: Document) -> str:
+    """What rounding leaves, said where there is any."""
+    carry = int(document.carry_out)
+    if document.kind == "credit_note" or not carry:
+        return ""
+    left = f"{_exact(carry, document.currency)} {document.currency}"
+    return f"Each line is rounded once. The {left} that rounding leaves is carried to the next invoice."
+
+
+def _exact(pico: int, currency: str) -> str:
+    """Pico-units in units of the currency, with two places more than its minor unit at least and no needless zeros."""
+    whole, rest = divmod(abs(pico), 10**12)
+    least = len(format_minor(0, currency).partition(".")[2]) + 2
+    return f"{'−' if pico < 0 else ''}{whole:,}.{f'{rest:012d}'.rstrip('0').ljust(least, '0')}"
+
+
+def _savings(document: Document, savings: Savings) -> dict[str, Any]:
+    """Figures of the cache savings statement: totals, and a row for each model."""
+    total = ModelSavings(
+        model="Total",
+        **{
+            name: str(sum(int(getattr(model, name)) for model in savings.models))
+            for name in ("prompt", "read", "written", "cost", "uncached")
+        },
+    )
+    rows = [_saved(document, model) for model in savings.models]
+    prompt, read, written = (int(getattr(total, name)) for name in ("prompt", "read", "written"))
+    return {
+        "total": _saved(document, total),
+        "rows": rows if len(rows) > 1 else [],
+        "share_permille": rounded(read * 1000, prompt) if prompt else 0,
+        "read": f"{read:,}",
+        "written": f"{written:,}",
+        "prompt": f"{prompt:,}",
+        "reads_per_write": _ratio(read, written) if written else "",
+    }
+
+
+def _saved(document: Document, model: ModelSavings) -> dict[str, str]:
+    unit = minor_unit(document.currency)
+    cost, uncached = (rounded(int(value), unit) for value in (model.cost, model.uncached))
+    saved = rounded(int(model.uncached) - int(model.cost), unit)
+    prompt, read = int(model.prompt), int(model.read)
+    return {
+        "model": model.model,
+        "prompt": f"{prompt:,}",
+        "read": f"{read:,}",
+        "written": f"{int(model.written):,}",
+        "share": f"{_tenths(rounded(read * 1000, prompt))} %" if prompt else "–",
+        "uncached": amount(uncached, document.currency),
+        "cost": amount(cost, document.currency),
+        "saved": amount(saved, document.currency),
+        "saved_share": f"{_tenths(rounded((int(model.uncached) - int(model.cost)) * 1000, int(model.uncached)))} %"
+        if int(model.uncached)
+        else "–",
+    }
+
+
+def _tenths(permille: int) -> str:
+    return f"{'−' if permille < 0 else ''}{abs(permille) // 10}.{abs(permille) % 10}"
+
+
+def _ratio(read: int, written: int) -> str:
+    return _tenths(rounded(read * 10, written))

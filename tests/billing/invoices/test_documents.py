@@ -1,0 +1,144 @@
+"""Amounts, the canonical text, and the PDF with everything that the law wants on it."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pypdf import PdfReader
+
+from billing.invoices.canonical import NotCanonical, canonical, sha256
+from billing.invoices.currencies import format_minor, minor_unit
+from billing.invoices.document import Document
+from billing.invoices.pdf import NotPrintable, to_pdf
+from billing.invoices.rounding import carried, rounded
+from billing.money import InvalidMoney
+from tests.billing.invoices.documents import BUYER, document
+
+
+@pytest.mark.parametrize(
+    ("currency", "minor", "text"),
+    [
+        ("USD", 5, "0.05"),
+        ("EUR", -123456, "-1234.56"),
+        ("JPY", 1000, "1000"),
+        ("KWD", 1, "0.001"),
+        ("CLF", 1, "0.0001"),
+    ],
+)
+def test_minor_units_by_iso_4217(currency: str, minor: int, text: str) -> None:
+    assert format_minor(minor, currency) == text
+    whole, _, places = text.partition(".")
+    assert minor_unit(currency) == 10 ** (12 - len(places))
+    assert whole
+
+
+def test_what_is_no_currency() -> None:
+    with pytest.raises(InvalidMoney):
+        minor_unit("dollars")
+
+
+@given(st.integers(-(10**20), 10**20), st.sampled_from([1, 10**8, 10**10, 10**12]))
+def test_half_up(amount: int, unit: int) -> None:
+    units = rounded(amount, unit)
+    assert 2 * abs(amount - units * unit) <= unit
+    assert rounded(-amount, unit) == -units
+    if 2 * (abs(amount) % unit) == unit:
+        assert abs(units * unit) > abs(amount)
+
+
+@given(st.lists(st.integers(-(10**14), 10**14), max_size=60), st.sampled_from([10**9, 10**10, 10**12]))
+def test_what_is_carried_is_never_more_than_half_a_unit(exact: list[int], unit: int) -> None:
+    carry = billed = 0
+    for n, amount in enumerate(exact, 1):
+        step = carried(amount, carry, unit)
+        billed, carry = billed + step.amount, step.carry
+        assert billed * unit + carry == sum(exact[:n])
+        assert 2 * abs(carry) <= unit
+
+
+plain = st.recursive(
+    st.integers(-(2**53) + 1, 2**53 - 1) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters(max_codepoint=127)), inner),
+    max_leaves=12,
+)
+
+
+@given(plain)
+def test_the_canonical_text_says_the_same_and_has_one_form(value: object) -> None:
+    text = canonical(value)
+    assert json.loads(text) == value
+    assert canonical(json.loads(text)) == text
+    assert sha256(text) == sha256(canonical(value))
+
+
+def test_keys_are_sorted_and_nothing_is_escaped_that_need_not_be() -> None:
+    assert canonical({"b": [1, "é\n"], "a": {}}) == '{"a":{},"b":[1,"é\\n"]}'
+
+
+@pytest.mark.parametrize("value", [1.5, True, None, 2**53, {"a": [0, 1.0]}, {"ä": 1}])
+def test_what_has_no_canonical_text(value: object) -> None:
+    with pytest.raises(NotCanonical):
+        canonical(value)
+
+
+def test_a_document_comes_back_from_its_text() -> None:
+    made = document()
+    assert msgspec.json.decode(canonical(made), type=Document) == made
+
+
+def _text(pdf: bytes) -> tuple[str, int]:
+    reader = PdfReader(io.BytesIO(pdf))
+    return "\n".join(page.extract_text() for page in reader.pages), len(reader.pages)
+
+
+def test_a_pdf_has_what_article_226_wants() -> None:
+    made = document()
+    text, pages = _text(to_pdf(made, "finalized", "ab" * 32))
+    words = " ".join(text.split())
+    for wanted in (
+        "1 November 2026", "INV-2026-000042", "DE123456789", "FR12345678901", "Turnpike Cloud GmbH",
+        "Industriestraße 44a", "80331 München", "128, boulevard", "92130 Issy-les-Moulineaux", "1–31 October 2026",
+        "1,000,000 tokens", "0.40", "2.40", "Reverse charge", "article 196", "Amount due", "EUR 2.40", "IBAN DE89",
+        "PO-4711", "Cached input tokens, 5 min", "context from 200,000 tokens", "batch lane", "0.0000404 EUR",
+        "Cache savings statement", "75.0 %", "EUR 1.20", "ab" * 32,
+    ):  # fmt: skip
+        assert wanted in words, wanted
+    assert pages == 2
+    assert "Page 1 of 2" in words
+
+
+def test_a_pdf_has_the_same_bytes_each_time() -> None:
+    assert to_pdf(document(), "finalized") == to_pdf(document(), "finalized")
+
+
+def test_many_lines_survive_with_their_heading_on_every_page() -> None:
+    text, pages = _text(to_pdf(document(300), "finalized"))
+    assert pages > 8
+    assert text.count("Per million") == pages - 1  # all but the statement
+    assert f"Page {pages} of {pages}" in text
+    assert f"EUR {40 * 300 * 301 // 200:,}.00" in text
+
+
+@pytest.mark.parametrize(
+    ("made", "state", "wanted"),
+    [
+        (document(0), "finalized", "Nothing was used"),
+        (document(currency="JPY"), "finalized", "JPY 240"),
+        (document(), "void", "VOID"),
+        (document(number="", issued="", due=""), "draft", "DRAFT"),
+        (document(kind="credit_note", corrects="INV-2026-000041", reason="An outage"), "finalized", "An outage"),
+        (document(prepaid=100, payable=140), "paid", "Paid in advance from credit −1.00"),
+    ],
+)
+def test_every_variant_can_be_printed(made: Document, state: str, wanted: str) -> None:
+    assert wanted in " ".join(_text(to_pdf(made, state))[0].split())
+
+
+def test_letters_that_no_font_has_are_said() -> None:
+    with pytest.raises(NotPrintable, match="--fonts"):
+        to_pdf(document(buyer=msgspec.structs.replace(BUYER, name="株式会社")), "finalized")

@@ -1,0 +1,124 @@
+"""Parties are checked when they are made, and the tax follows from both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from billing.invoices.parties import Buyer, InvalidParty, Seller, format_rate, parse_rate
+from billing.invoices.tax import Tax, tax_for, tax_totals
+from tests.billing.invoices.documents import BUYER, SELLER
+
+GERMAN = msgspec.structs.replace(BUYER, country="DE", vat_id="")
+FRENCH = msgspec.structs.replace(BUYER, vat_id="")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"name": " "}, "name"),
+        ({"city": ""}, "city"),
+        ({"city": "Par\nis"}, "city"),
+        ({"address": ["x"] * 7}, "address"),
+        ({"address": ["a\tb"]}, "address"),
+        ({"country": "de"}, "country"),
+        ({"country": "DEU"}, "country"),
+        ({"vat_id": "DE123456789"}, "vat_id"),
+        ({"vat_id": "12"}, "vat_id"),
+        ({"email": "nobody"}, "email"),
+        ({"payment_days": -1}, "payment_days"),
+        ({"treatment": "free"}, "treatment"),
+        ({"treatment": "exempt"}, "exemption"),
+        ({"purchase_order": "x" * 61}, "purchase_order"),
+    ],
+)
+def test_a_buyer_that_cannot_be_is_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidParty) as refused:
+        msgspec.structs.replace(BUYER, **changes)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"id": "Acme EU"}, "id"),
+        ({"currency": "eur"}, "currency"),
+        ({"series": "inv/1"}, "series"),
+        ({"credit_series": "INV"}, "credit_series"),
+        ({"number_format": "{series}-{year}"}, "number_format"),
+        ({"number_format": "{year}-{n}"}, "number_format"),
+        ({"number_format": "{series}-{n}-{tenant}"}, "number_format"),
+        ({"number_format": "{series}-{n:6d}"}, "number_format"),
+        ({"number_format": "{series.__class__}-{n}"}, "number_format"),
+        ({"rates": {"de": 1900}}, "rates"),
+        ({"rates": {"DE": 0}}, "rates"),
+    ],
+)
+def test_a_seller_that_cannot_be_is_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidParty) as refused:
+        msgspec.structs.replace(SELLER, **changes)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(("text", "rate"), [("19", 1900), ("8.1", 810), ("5.25", 525), ("0", 0)])
+def test_rates_in_percent(text: str, rate: int) -> None:
+    assert parse_rate(text) == rate
+    assert format_rate(rate) == text
+
+
+@pytest.mark.parametrize("text", ["", "19%", "-1", "1e1", "8.125", "100"])
+def test_what_is_no_rate(text: str) -> None:
+    with pytest.raises(InvalidParty):
+        parse_rate(text)
+
+
+ABROAD = msgspec.structs.replace(SELLER, country="US", vat_id="", rates={})
+SWISS = msgspec.structs.replace(BUYER, country="CH", vat_id="")
+GREEK = msgspec.structs.replace(BUYER, country="GR", vat_id="EL123456789")
+
+
+@pytest.mark.parametrize(
+    ("seller", "buyer", "category", "rate"),
+    [
+        (SELLER, GERMAN, "S", 1900),
+        (SELLER, BUYER, "AE", 0),
+        (SELLER, GREEK, "AE", 0),
+        (SELLER, msgspec.structs.replace(FRENCH, country="ES"), "S", 2100),
+        (SELLER, SWISS, "O", 0),
+        (msgspec.structs.replace(SELLER, rates={"DE": 1900, "CH": 810}), SWISS, "S", 810),
+        (ABROAD, BUYER, "O", 0),
+        (SELLER, msgspec.structs.replace(GERMAN, treatment="exempt", exemption="§ 4 UStG"), "E", 0),
+        (SELLER, msgspec.structs.replace(GERMAN, treatment="zero", exemption="why"), "Z", 0),
+        (SELLER, msgspec.structs.replace(SWISS, treatment="export"), "G", 0),
+        (SELLER, msgspec.structs.replace(BUYER, treatment="intra_community"), "K", 0),
+        (SELLER, msgspec.structs.replace(BUYER, treatment="standard"), "S", 1900),
+    ],
+)
+def test_the_tax_that_follows_from_both(seller: Seller, buyer: Buyer, category: str, rate: int) -> None:
+    tax = tax_for(seller, buyer)
+    assert (tax.category, tax.rate) == (category, rate)
+    assert bool(tax.reason) == (category != "S")
+
+
+@pytest.mark.parametrize(
+    ("seller", "buyer"),
+    [
+        (SELLER, FRENCH),  # no French rate is known
+        (msgspec.structs.replace(SELLER, vat_id=""), BUYER),
+        (SELLER, msgspec.structs.replace(FRENCH, treatment="reverse_charge")),
+    ],
+)
+def test_what_is_missing_for_a_tax_is_said(seller: Seller, buyer: Buyer) -> None:
+    with pytest.raises(InvalidParty):
+        tax_for(seller, buyer)
+
+
+def test_tax_is_made_once_for_a_rate_and_never_per_line() -> None:
+    standard, reduced, exempt = Tax("S", 1900), Tax("S", 700), Tax("E", 0, "why")
+    totals = tax_totals([(standard, 1), (exempt, 50), (standard, 1), (reduced, 50), (standard, 1)])
+    assert [(t.category, t.rate, t.net, t.tax) for t in totals] == [
+        ("E", 0, 50, 0), ("S", 700, 50, 4), ("S", 1900, 3, 1)
+    ]  # fmt: skip
+    assert [t.tax for t in tax_totals([(standard, -50)])] == [-10]  # 9.5, away from zero like 9.5 itself
