@@ -6,7 +6,7 @@ Whole hours are read from the rollups, which add up to the same; what is not a w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from uuid import UUID
 
 import msgspec
@@ -20,12 +20,12 @@ from storage.bulk import one_of
 from storage.database import Database
 
 Width = Literal["1m", "1h", "1d"]
-Group = Literal["project_id", "api_key_id", "model", "lane", "batch"]
+Group = Literal["project_id", "api_key_id", "model", "lane", "batch", "price_version"]
 
 _MICROSECONDS = {"1m": 60_000_000, "1h": 3_600_000_000, "1d": 86_400_000_000}
 LIMITS = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
 """Buckets on a page by width: when nothing is said, and at most."""
-_GROUPS = ("project_id", "api_key_id", "model", "lane", "batch")
+_GROUPS: tuple[str, ...] = get_args(Group)
 
 
 class InvalidReport(ValueError):
@@ -34,6 +34,7 @@ class InvalidReport(ValueError):
     def __init__(self, parameter: str, problem: str) -> None:
         super().__init__(f"{parameter}: {problem}")
         self.parameter = parameter
+        self.problem = problem
 
 
 class MonthRow(msgspec.Struct, frozen=True):
@@ -93,6 +94,7 @@ class _Table:
             "model": of.model,
             "lane": of.lane,
             "batch": of.lane == "batch",
+            "price_version": of.price_version,
         }
 
 
@@ -157,18 +159,21 @@ async def usage_buckets(
     project_ids: Sequence[UUID] | None = None,
     key_ids: Sequence[UUID] | None = None,
     models: Sequence[str] | None = None,
+    lanes: Sequence[str] | None = None,
     group_by: Sequence[Group] = (),
     batch: bool | None = None,
     limit: int | None = None,
+    limits: tuple[int, int] | None = None,
     page: str | None = None,
 ) -> Page:
     """One tenant's usage in buckets aligned to UTC, by the instant of admission.
 
-    From `start_at` (included) to `end_at` (excluded; the database's clock if absent). Raises InvalidReport naming the
-    parameter, DatabaseUnavailable.
+    From `start_at` (included) to `end_at` (excluded; the database's clock if absent). `limits` are the usual and the
+    largest number of buckets on a page, LIMITS of the width if absent. Raises InvalidReport naming the parameter,
+    DatabaseUnavailable.
     """
     size = _width(width)
-    count = _limit(limit, width)
+    count = _limit(limit, limits or LIMITS[width], width)
     for group in group_by:
         if group not in _GROUPS:
             raise InvalidReport("group_by", f"{group!r} is not one of {', '.join(_GROUPS)}")
@@ -176,7 +181,11 @@ async def usage_buckets(
     first = _first_bucket(page, start_at, until, size)
     last = min(first + count * size, -(-until // size) * size)
     asked = _Asked(
-        tenant_id, {"project_id": project_ids, "key_id": key_ids, "model": models}, batch, tuple(group_by), size
+        tenant_id,
+        {"project_id": project_ids, "key_id": key_ids, "model": models, "lane": lanes},
+        batch,
+        tuple(group_by),
+        size,
     )
     rows: list[Any] = []
     async with database.reading() as session:
@@ -254,8 +263,8 @@ def _width(width: str) -> int:
     return _MICROSECONDS[width]
 
 
-def _limit(limit: int | None, width: str) -> int:
-    usual, most = LIMITS[width]
+def _limit(limit: int | None, limits: tuple[int, int], width: str) -> int:
+    usual, most = limits
     if limit is not None and not 1 <= limit <= most:
         raise InvalidReport("limit", f"{limit} is not between 1 and {most} for buckets of {width}")
     return usual if limit is None else limit

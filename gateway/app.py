@@ -17,7 +17,7 @@ from gateway.authentication import PUBLIC, Authentication
 from gateway.endpoints.chat import chat_completions
 from gateway.endpoints.models import model_routes
 from gateway.endpoints.operations import operation_routes
-from gateway.endpoints.usage import completions_usage
+from gateway.endpoints.usage import usage_routes
 from gateway.request_scope import of
 from gateway.services import Gateway, GatewayServices
 
@@ -41,14 +41,15 @@ def create_app(services: GatewayServices) -> Litestar:
 
     async def before_send(message: Message, scope: Scope) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], (b"x-request-id", of(scope).name.encode())]
+            name = of(scope).name.encode()  # OpenAI's clients read the first header, Anthropic's the second
+            message["headers"] = [*message["headers"], (b"x-request-id", name), (b"request-id", name)]
             _note(gateway, scope, message["status"])
 
     return Litestar(
         route_handlers=[
             chat_completions(gateway),
             *model_routes(gateway),
-            completions_usage(gateway),
+            *usage_routes(gateway),
             *operation_routes(gateway),
         ],
         lifespan=[lifespan],

@@ -1,20 +1,23 @@
-"""Every exception as an error envelope."""
+"""Every exception as the error envelope of the surface that was asked."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import structlog
 from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException
 
-from gateway.dialects import errors
+from gateway.dialects import anthropic_errors, errors
 from gateway.failures import BodyTooLarge, Failure, Interrupted, Unavailable
 from gateway.request_scope import of
 from storage.database import DatabaseUnavailable
 
 log = structlog.get_logger("gateway.errors")
 
+SURFACE = "surface"
+"""The key in a handler's `opt` that says whose envelope its errors have: "anthropic", or OpenAI's if absent."""
 _TOO_LARGE, _OURS = 413, 500
 
 
@@ -24,11 +27,16 @@ def answer(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
     if isinstance(error, HTTPException) and error.status_code != _TOO_LARGE:
         if error.status_code >= _OURS:
             log.warning("a request was not answered well", request_id=request_id, cause=error.detail)
-        body = errors.plain(error.status_code, _said(request, error), request_id)
-        return _response(errors.encode(body), error.status_code, dict(error.headers or {}))
+        body = _spoken(request).plain(error.status_code, _said(request, error), request_id)
+        return _response(msgspec.json.encode(body), error.status_code, dict(error.headers or {}))
     failure = _failure(request, error)
-    headers = errors.headers(failure)
-    return _response(errors.encode(errors.envelope(failure, request_id)), errors.status_of(failure), headers)
+    body = _spoken(request).envelope(failure, request_id)
+    return _response(msgspec.json.encode(body), errors.status_of(failure), errors.headers(failure))
+
+
+def _spoken(request: Request[Any, Any, Any]) -> Any:
+    handler = request.scope.get("route_handler")
+    return anthropic_errors if handler is not None and handler.opt.get(SURFACE) == "anthropic" else errors
 
 
 def _failure(request: Request[Any, Any, Any], error: Exception) -> Failure:

@@ -1,32 +1,38 @@
-"""GET /v1/organization/usage/completions: a project's key sees its project, an admin key its tenant."""
+"""Usage and cost reports in both vendors' shapes: a project's key sees its project, an admin key its tenant."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 from uuid import UUID
 
-import msgspec
 from litestar import MediaType, Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 
+from billing.cost_report import cost_buckets
 from billing.reports import InvalidReport, usage_buckets
-from gateway.dialects import openai_usage
+from gateway.dialects import anthropic_usage, openai_usage
+from gateway.dialects.query_parameters import Parameters
+from gateway.error_answers import SURFACE
 from gateway.failures import InvalidRequest
 from gateway.request_scope import of
 from gateway.services import Gateway
 from gateway.tenancy.authenticator import Principal
 
+Query = TypeVar("Query")
 
-def completions_usage(gateway: Gateway) -> HTTPRouteHandler:
-    """The route, for one worker."""
-    database = gateway.services.database
+
+def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
+    """The routes, for one worker."""
+    database, prices = gateway.services.database, gateway.services.prices
 
     @get("/v1/organization/usage/completions")
     async def get_completions_usage(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Tokens, requests and exact cost by bucket of time."""
         principal = of(request.scope).known_principal
-        query = openai_usage.parse(request.query_params.dict())
-        try:
+        query = _query(request, openai_usage.parse_usage)
+        with _refusing({}):
             found = await usage_buckets(
                 database,
                 principal.tenant_id,
@@ -41,11 +47,100 @@ def completions_usage(gateway: Gateway) -> HTTPRouteHandler:
                 limit=query.limit,
                 page=query.page,
             )
-        except InvalidReport as error:
-            raise InvalidRequest(f"{error}.", path=error.parameter, code="invalid_value") from error
-        return Response(msgspec.json.encode(openai_usage.page(found)), media_type=MediaType.JSON)
+        return _answer(openai_usage.usage_page(found))
 
-    return get_completions_usage
+    @get("/v1/organization/costs")
+    async def get_costs(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """Exact costs by day, and by line item if so asked."""
+        principal = of(request.scope).known_principal
+        query = _query(request, openai_usage.parse_costs)
+        with _refusing({}):
+            found = await cost_buckets(
+                database,
+                prices,
+                principal.tenant_id,
+                start_at=query.start_at,
+                end_at=query.end_at,
+                project_ids=_visible(principal, query.project_ids),
+                key_ids=query.key_ids,
+                line_items=query.line_items,
+                group_by=query.group_by,
+                limit=query.limit,
+                page=query.page,
+            )
+        return _answer(openai_usage.costs_page(found))
+
+    @get("/v1/organizations/usage_report/messages", opt={SURFACE: "anthropic"})
+    async def get_messages_usage(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """Tokens by bucket of time, as Anthropic has them."""
+        principal = of(request.scope).known_principal
+        query = _query(request, anthropic_usage.parse_usage)
+        if query.empty:
+            return _answer(anthropic_usage.no_page())
+        with _refusing(_ANTHROPIC_NAMES):
+            found = await usage_buckets(
+                database,
+                principal.tenant_id,
+                start_at=query.start_at,
+                end_at=query.end_at,
+                width=query.width,
+                project_ids=_visible(principal, query.project_ids),
+                key_ids=query.key_ids,
+                models=query.models,
+                lanes=query.lanes,
+                group_by=query.group_by,
+                limit=query.limit,
+                page=query.page,
+            )
+        return _answer(anthropic_usage.usage_page(found))
+
+    @get("/v1/organizations/cost_report", opt={SURFACE: "anthropic"})
+    async def get_cost_report(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """Exact costs by day, as Anthropic has them."""
+        principal = of(request.scope).known_principal
+        query = _query(request, anthropic_usage.parse_cost)
+        if query.empty:
+            return _answer(anthropic_usage.no_page())
+        with _refusing(_ANTHROPIC_NAMES):
+            found = await cost_buckets(
+                database,
+                prices,
+                principal.tenant_id,
+                start_at=query.start_at,
+                end_at=query.end_at,
+                project_ids=_visible(principal, None),
+                group_by=query.group_by,
+                limit=query.limit,
+                limits=anthropic_usage.COST_LIMITS,
+                page=query.page,
+            )
+        return _answer(anthropic_usage.cost_page(found))
+
+    return [get_completions_usage, get_costs, get_messages_usage, get_cost_report]
+
+
+_ANTHROPIC_NAMES = {"start_time": "starting_at"}
+
+
+def _query(request: Request[Any, Any, Any], parse: Callable[[Parameters], Query]) -> Query:
+    given = Parameters(request.query_params.dict())
+    query = parse(given)
+    given.nothing_else()
+    return query
+
+
+@contextmanager
+def _refusing(names: dict[str, str]) -> Iterator[None]:
+    """A report that cannot be becomes an invalid request; `names` are what the surface calls some parameters."""
+    try:
+        yield
+    except InvalidReport as error:
+        path = names.get(error.parameter, error.parameter)
+        raise InvalidRequest(f"{path}: {error.problem}.", path=path, code="invalid_value") from error
+
+
+def _answer(body: bytes) -> Response[bytes]:
+    return Response(body, media_type=MediaType.JSON)
 
 
 def _visible(principal: Principal, asked: list[UUID] | None) -> list[UUID] | None:

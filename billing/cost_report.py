@@ -1,0 +1,111 @@
+"""What usage cost, by line item: a report taken apart by meter, each part at the price it was billed at.
+
+The parts add up to the cost of the events exactly, which is checked on every report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Literal, TypeAlias, get_args
+from uuid import UUID
+
+import msgspec
+
+from billing.prices import PriceBook
+from billing.reports import Group, InvalidReport, Result, usage_buckets
+from storage.database import Database
+
+CostGroup = Literal["project_id", "api_key_id", "model", "lane", "meter"]
+LineItem: TypeAlias = tuple[str, str, str]
+"""Model, lane and meter."""
+LIMITS = (7, 180)
+"""Days on a page: when nothing is said, and at most."""
+
+_GROUPS: tuple[str, ...] = get_args(CostGroup)
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """What one group of line items cost; `units` are tokens. `group` has the fields that were grouped by."""
+
+    group: dict[str, Any]
+    currency: str
+    units: int
+    cost_pico: int
+
+
+class CostBucket(msgspec.Struct, frozen=True):
+    """Costs of usage admitted from `start_at` (included) to `end_at` (excluded), in microseconds since the epoch."""
+
+    start_at: int
+    end_at: int
+    costs: list[Cost]
+
+
+class CostPage(msgspec.Struct, frozen=True):
+    """Consecutive days, empty ones too; `next_page` asks for those after them, if there are any."""
+
+    buckets: list[CostBucket]
+    next_page: str | None
+
+
+async def cost_buckets(
+    database: Database,
+    prices: PriceBook,
+    tenant_id: UUID,
+    *,
+    start_at: int,
+    end_at: int | None = None,
+    project_ids: Sequence[UUID] | None = None,
+    key_ids: Sequence[UUID] | None = None,
+    line_items: Collection[LineItem] | None = None,
+    group_by: Sequence[CostGroup] = (),
+    limit: int | None = None,
+    limits: tuple[int, int] = LIMITS,
+    page: str | None = None,
+) -> CostPage:
+    """One tenant's costs by day in UTC; like `usage_buckets`. Raises InvalidReport, DatabaseUnavailable."""
+    for group in group_by:
+        if group not in _GROUPS:
+            raise InvalidReport("group_by", f"{group!r} is not one of {', '.join(_GROUPS)}")
+    by: list[Group] = ["model", "lane", "price_version"]
+    by += [group for group in ("project_id", "api_key_id") if group in group_by]
+    found = await usage_buckets(
+        database,
+        tenant_id,
+        start_at=start_at,
+        end_at=end_at,
+        project_ids=project_ids,
+        key_ids=key_ids,
+        group_by=by,
+        limit=limit,
+        limits=limits,
+        page=page,
+    )
+    buckets = []
+    for bucket in found.buckets:
+        sums: dict[tuple[Any, ...], Cost] = {}
+        for result in bucket.results:
+            for currency, meter, units, pico in await _parts(prices, result):
+                of = result.group | {"meter": meter}
+                if line_items is not None and (of["model"], of["lane"], meter) not in line_items:
+                    continue
+                parts: dict[str, Any] = {name: of[name] for name in group_by}
+                key = (*map(str, parts.values()), currency)
+                before = sums.get(key)
+                if before is not None:
+                    units, pico = units + before.units, pico + before.cost_pico  # noqa: PLW2901
+                sums[key] = Cost(parts, currency, units, pico)
+        buckets.append(CostBucket(bucket.start_at, bucket.end_at, [cost for _, cost in sorted(sums.items())]))
+    return CostPage(buckets, found.next_page)
+
+
+async def _parts(prices: PriceBook, result: Result) -> list[tuple[str, str, int, int]]:
+    """Currency, meter, units and cost of each meter that was used."""
+    version = await prices.version(result.group["price_version"])
+    parts = [
+        (version.currency, meter, units, units * version.price(meter)) for meter, units in sorted(result.usage.used())
+    ]
+    cost = sum(pico for *_, pico in parts)
+    if result.costs_pico != {version.currency: cost}:
+        raise ArithmeticError(f"price version {version.id}: meters cost {cost}, the events {result.costs_pico}")
+    return parts
