@@ -1,6 +1,6 @@
 """What usage cost, by line item: a report taken apart by meter, each part at the price it was billed at.
 
-The parts add up to the cost of the events exactly, which is checked on every report.
+The parts add up to the cost of the events exactly, which rating checks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from uuid import UUID
 import msgspec
 
 from billing.prices import PriceBook
-from billing.reports import Group, InvalidReport, Result, usage_buckets
+from billing.rating.lines import RatedLine
+from billing.rating.usage_lines import GROUPS, Used, lines_of
+from billing.reports import Bucket, Group, InvalidReport, Result, usage_buckets
 from storage.database import Database
 
 CostGroup = Literal["project_id", "api_key_id", "model", "lane", "meter"]
@@ -63,12 +65,12 @@ async def cost_buckets(
     limits: tuple[int, int] = LIMITS,
     page: str | None = None,
 ) -> CostPage:
-    """One tenant's costs by day in UTC; like `usage_buckets`. Raises InvalidReport, DatabaseUnavailable."""
+    """One tenant's costs by day in UTC; like `usage_buckets`. Raises InvalidReport, CostMismatch, DatabaseUnavailable."""
     for group in group_by:
         if group not in _GROUPS:
             raise InvalidReport("group_by", f"{group!r} is not one of {', '.join(_GROUPS)}")
-    by: list[Group] = ["model", "lane", "price_version"]
-    by += [group for group in ("project_id", "api_key_id") if group in group_by]
+    by: list[Group] = ["project_id", "model", "lane", "context_from", "price_version"]
+    by += ["api_key_id"] if "api_key_id" in group_by else []
     found = await usage_buckets(
         database,
         tenant_id,
@@ -85,27 +87,27 @@ async def cost_buckets(
     for bucket in found.buckets:
         sums: dict[tuple[Any, ...], Cost] = {}
         for result in bucket.results:
-            for currency, meter, units, pico in await _parts(prices, result):
-                of = result.group | {"meter": meter}
-                if line_items is not None and (of["model"], of["lane"], meter) not in line_items:
+            for line in await _lines(prices, bucket, result):
+                of = result.group | {"meter": line.meter}
+                if line_items is not None and (line.model, line.lane, line.meter) not in line_items:
                     continue
+                (currency,) = result.costs_pico
                 parts: dict[str, Any] = {name: of[name] for name in group_by}
                 key = (*map(str, parts.values()), currency)
-                before = sums.get(key)
-                if before is not None:
-                    units, pico = units + before.units, pico + before.cost_pico  # noqa: PLW2901
-                sums[key] = Cost(parts, currency, units, pico)
+                before = sums.get(key) or Cost(parts, currency, 0, 0)
+                sums[key] = Cost(parts, currency, before.units + line.units, before.cost_pico + line.exact_pico)
         buckets.append(CostBucket(bucket.start_at, bucket.end_at, [cost for _, cost in sorted(sums.items())]))
     return CostPage(buckets, found.next_page)
 
 
-async def _parts(prices: PriceBook, result: Result) -> list[tuple[str, str, int, int]]:
-    """Currency, meter, units and cost of each meter that was used."""
-    version = await prices.version(result.group["price_version"])
-    parts = [
-        (version.currency, meter, units, units * version.price(meter)) for meter, units in sorted(result.usage.used())
-    ]
-    cost = sum(pico for *_, pico in parts)
-    if result.costs_pico != {version.currency: cost}:
-        raise ArithmeticError(f"price version {version.id}: meters cost {cost}, the events {result.costs_pico}")
-    return parts
+async def _lines(prices: PriceBook, bucket: Bucket, result: Result) -> list[RatedLine]:
+    """The lines of one result, which add up to its cost."""
+    group = result.group
+    version = await prices.version(group["price_version"])
+    used = Used(
+        **{name: group[name] for name in GROUPS},
+        requests=result.requests,
+        meters=dict(result.usage.used()),
+        cost_pico=result.costs_pico.get(version.currency, 0),
+    )
+    return lines_of([used], {version.id: version}, bucket.start_at, bucket.end_at)

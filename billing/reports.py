@@ -20,11 +20,14 @@ from storage.bulk import one_of
 from storage.database import Database
 
 Width = Literal["1m", "1h", "1d"]
-Group = Literal["project_id", "api_key_id", "model", "lane", "batch", "price_version"]
+Group = Literal["project_id", "api_key_id", "model", "lane", "batch", "context_from", "long_context", "price_version"]
 
 _MICROSECONDS = {"1m": 60_000_000, "1h": 3_600_000_000, "1d": 86_400_000_000}
 LIMITS = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
 """Buckets on a page by width: when nothing is said, and at most."""
+LONG_CONTEXT = 200_000
+"""Where a context tier begins that both vendors call long."""
+_TRUTHS = ("batch", "long_context")
 _GROUPS: tuple[str, ...] = get_args(Group)
 
 
@@ -94,6 +97,8 @@ class _Table:
             "model": of.model,
             "lane": of.lane,
             "batch": of.lane == "batch",
+            "context_from": of.context_from,
+            "long_context": of.context_from >= LONG_CONTEXT,
             "price_version": of.price_version,
         }
 
@@ -194,8 +199,7 @@ async def usage_buckets(
     found: dict[int, dict[tuple[Any, ...], Result]] = {}
     for row in rows:
         key: dict[str, Any] = {name: getattr(row, f"group_{name}") for name in group_by}
-        if "batch" in key:
-            key["batch"] = bool(key["batch"])
+        key |= {name: bool(key[name]) for name in _TRUTHS if name in key}
         usage = Usage.from_meters({meter: int(getattr(row, meter)) for meter in METERS})
         result = Result(key, int(row.requests), usage, {row.currency: _cost(row)})
         results = found.setdefault(row.bucket, {})

@@ -24,12 +24,14 @@ Width = Literal["1m", "1h", "1d"]
 COST_LIMITS = (7, 31)
 _SECONDS = {"1m": 60, "1h": 3600, "1d": 86_400}
 _SERVICE_TIERS = {"interactive": "priority", "standard": "standard", "batch": "batch"}
+_CONTEXT_WINDOWS = {False: "0-200k", True: "200k-1M"}
+"""By the context tier that priced the request."""
 _GROUPS: dict[str, Group | None] = {
     "api_key_id": "api_key_id",
     "workspace_id": "project_id",
     "model": "model",
     "service_tier": "lane",
-    "context_window": None,
+    "context_window": "long_context",
     "inference_geo": None,
     "speed": None,
     "account_id": None,
@@ -211,6 +213,7 @@ def _usage(result: Result) -> UsageResult:
         workspace_id=_text(group.get("project_id")),
         model=group.get("model"),
         service_tier=_SERVICE_TIERS[group["lane"]] if "lane" in group else None,
+        context_window=_CONTEXT_WINDOWS[group["long_context"]] if "long_context" in group else None,
     )
 
 

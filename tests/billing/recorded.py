@@ -60,7 +60,7 @@ async def record(
     versions = [tenant.version, await book.set("big", "USD", PRICES | {"output": "9.99", "uncached": "1.23"})]
     past = Past(tenant, projects or [tenant.project_id, new_id()], keys or [tenant.key_id, new_id()], [])
     for number in range(count):
-        version = chance.choice(versions)
+        version, lane = chance.choice(versions), chance.choice(["interactive", "standard", "batch"])
         usage = Usage(
             uncached=chance.randrange(5000),
             read={"automatic": chance.randrange(900), "5m": chance.randrange(3000)},
@@ -75,13 +75,14 @@ async def record(
                 project_id=chance.choice(past.projects),
                 key_id=chance.choice(past.keys),
                 model=version.model,
-                lane=chance.choice(["interactive", "standard", "batch"]),
+                lane=lane,
                 price_version=version.id,
                 admitted_at=at,
                 finished_at=at + 500_000,
                 period=period_of(at),
                 counts=Counts(prompt=usage.prompt, computed=usage.prompt, output=usage.output),
-                cost_pico=version.cost(usage),
+                cost_pico=version.cost(usage, lane),
+                context_from=version.context_from(usage.prompt, lane),
             )
         )
     await store(database, past.events)

@@ -39,7 +39,8 @@ async def test_line_items_add_up_to_the_events(database: Database) -> None:
         for meter, units in event.usage.used():
             key = (event.project_id, event.key_id, event.model, event.lane, meter)
             before = oracle.get(key, (0, 0))
-            oracle[key] = before[0] + units, before[1] + units * versions[event.price_version].price(meter)
+            price = versions[event.price_version].price(meter, event.lane, event.context_from)
+            oracle[key] = before[0] + units, before[1] + units * price
     assert await costs(group_by=["project_id", "api_key_id", "model", "lane", "meter"]) == oracle
     assert sum(pico for _, pico in oracle.values()) == past.cost_pico
     for group_by in ([], ["meter"], ["lane"], ["project_id"], ["api_key_id", "model"]):
