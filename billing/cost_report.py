@@ -65,7 +65,10 @@ async def cost_buckets(
     limits: tuple[int, int] = LIMITS,
     page: str | None = None,
 ) -> CostPage:
-    """One tenant's costs by day in UTC; like `usage_buckets`. Raises InvalidReport, CostMismatch, DatabaseUnavailable."""
+    """One tenant's costs by day in UTC; like `usage_buckets`.
+
+    Raises InvalidReport, CostMismatch, DatabaseUnavailable.
+    """
     for group in group_by:
         if group not in _GROUPS:
             raise InvalidReport("group_by", f"{group!r} is not one of {', '.join(_GROUPS)}")
