@@ -6,7 +6,6 @@ Not thread-safe: one thread calls everything. What happened is collected and han
 from __future__ import annotations
 
 import heapq
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,8 @@ import torch
 from engine.protocol import Began, Counts, Done, Generate, Miss, Reason, Refusal, Scope, TierLoad, Tokens
 from engine.quarantine import Quarantine
 from engine.runner import NotFinite, Outcome, Runner
+from engine.sampling.bounds import InvalidSampling, check_sampling
+from engine.sampling.row import SamplingRow
 from engine.scheduling.costs import FixedCosts, Rates, StepCosts
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.queue_bounds import QueueBounds, expected_wait
@@ -249,6 +250,8 @@ class Engine:
     def _emit(self, request: Request, token: int) -> None:
         start = request.output
         self.scheduler.sampled(request, token)
+        if request.row is not None:
+            request.row.take(token)
         self.totals["output"] += 1
         self._result.progress.append(Progress(request.id, request.attempt, request.counts()))
         self._result.events.append(Tokens(request.id, request.attempt, start, [token]))
@@ -317,10 +320,10 @@ class Engine:
             raise Rejected(f"tokens: a prompt of {prompt} tokens leaves no room in a context of {prompt + room}")
         if not 1 <= sampling.max_tokens <= room:
             raise Rejected(f"sampling.max_tokens: {sampling.max_tokens} is not within 1..{room}, the room left")
-        if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-            raise Rejected(f"sampling.temperature: {sampling.temperature} is not a number from 0")
-        if not 0 < sampling.top_p <= 1:
-            raise Rejected(f"sampling.top_p: {sampling.top_p} is not above 0 and at most 1")
+        try:
+            check_sampling(sampling, vocabulary)
+        except InvalidSampling as error:
+            raise Rejected(str(error)) from error
         if generate.grammar is not None:
             raise Rejected("grammar: this replica has no grammars")
         if generate.credit < 0:
@@ -345,6 +348,7 @@ class Engine:
             read=generate.read,
             store=generate.store,
             arrived_at=self._clock(),
+            row=SamplingRow(sampling, generate.tokens, generate.emitted),
         )
 
     def _harmless(self, request: Request) -> None:

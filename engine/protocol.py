@@ -6,7 +6,8 @@ gateway answers `Dial` with its proof; until then the replica accepts nothing el
 two protocol versions, and refuse one older than `OLDEST_VERSION`.
 
 Fields are only ever added at the end, with a default, so that version N reads the frames of N-1 and N-1 ignores what
-it does not know. Times are seconds since the Unix epoch; token counts are tokens; ids are opaque strings.
+it does not know. A request that means something else without a field that N-1 ignores goes to replicas of version N
+alone (`Generate.version`). Times are seconds since the Unix epoch; token counts are tokens; ids are opaque strings.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 OLDEST_VERSION = 1
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
@@ -184,7 +185,10 @@ class Segment(Part, frozen=True):
 
 
 class Sampling(Part, frozen=True):
-    """How tokens are drawn. `temperature` 0 is greedy. Randomness depends on (`seed`, position) alone."""
+    """How tokens are drawn. `temperature` 0 is greedy. Randomness depends on (`seed`, position) alone.
+
+    What each field does, and in which order: `engine/sampling/sampler.py`.
+    """
 
     max_tokens: int
     temperature: float = 1.0
@@ -192,6 +196,21 @@ class Sampling(Part, frozen=True):
     seed: int = 0
     stop_tokens: tuple[int, ...] = ()
     """Token ids that end the output; the end token is sampled and counted, and sent like any other."""
+    top_k: int = 0
+    """0 for no limit."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    """No stop token is drawn before so many output tokens."""
+
+    @property
+    def version(self) -> int:
+        """The protocol version that a replica must know to draw in this way."""
+        newer = Sampling(self.max_tokens, self.temperature, self.top_p, self.seed, self.stop_tokens)
+        return 1 if self == newer else 2
 
 
 class Retain(Part, frozen=True):
@@ -225,6 +244,11 @@ class Generate(Message, frozen=True, tag="Generate"):
     read: bool = True
     store: StorePolicy = "all"
     retain: tuple[Retain, ...] = ()
+
+    @property
+    def version(self) -> int:
+        """The oldest protocol version whose replicas answer this request as it is meant."""
+        return self.sampling.version
 
 
 class Miss(Part, frozen=True):

@@ -11,7 +11,7 @@ from engine.kv_memory import KvMemory
 from engine.layers.attention_plan import PREFILL_TILE, AttentionPlan, Chunk, plan_attention
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
-from engine.sampling.sampler import Draw, sample
+from engine.sampling.sampler import sample
 from engine.scheduling.scheduler import Work
 from engine.threads import Threads
 from prompt_cache.block_groups import Block
@@ -114,4 +114,4 @@ class Runner:
         logits = self.model.head(hidden[taken])
         if self.on_logits is not None:
             self.on_logits(works, logits[: len(rows), : self.model.config.vocabulary])
-        return sample(logits, [Draw(work.request.sampling, len(work.request.tokens)) for work in works])
+        return sample(logits, [work.request.row for work in works if work.request.row is not None])

@@ -50,5 +50,15 @@ class Generation(Struct, frozen=True, kw_only=True):
     top_p: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
+    ignore_end: bool = False
+    """Go on after the model's own end tokens."""
+    min_tokens: int = 0
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] = {}
     lane: Lane = "standard"
     marks: tuple[CacheMark, ...] = ()

@@ -57,7 +57,10 @@ class RequestOwner:
         self.delivery = Delivery(streamed=streamed, on_delivered=self._delivered, on_left=self._left)
         self._around = around
         self._transcript = Transcript(
-            prepared.model.detokenizer(), prepared.generation.stop, frozenset(prepared.sampling.stop_tokens)
+            prepared.model.detokenizer(),
+            prepared.generation.stop,
+            frozenset(prepared.sampling.stop_tokens),
+            prepared.sampling.min_tokens,
         )
         self._exchange: Exchange | None = None
         self._failure: Failure | None = None
@@ -153,7 +156,9 @@ class RequestOwner:
             read=prepared.plan.read != "none",
             store=prepared.plan.store,
         )
-        exchange = self._exchange = fleet.generate(fleet.choose(prepared.model.name), scopes, generate)
+        exchange = self._exchange = fleet.generate(
+            fleet.choose(prepared.model.name, generate.version), scopes, generate
+        )
         return exchange
 
     async def _listen(self, exchange: Exchange) -> Done | None:

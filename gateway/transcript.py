@@ -13,13 +13,17 @@ class Transcript:
     """Detokenizes, watches for stop strings, and counts.
 
     `tokens` is how many output tokens were taken in: all up to a stop string's last token. `shown` is how many of them
-    are delivered once the text given out so far is: the text of none of them is still held back.
+    are delivered once the text given out so far is: the text of none of them is still held back. Of the first
+    `min_tokens` tokens no text counts as a stop string.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], end_tokens: Collection[int]) -> None:
+    def __init__(
+        self, detokenizer: Detokenizer, stops: Sequence[str], end_tokens: Collection[int], min_tokens: int = 0
+    ) -> None:
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
         self._end_tokens = end_tokens
+        self._min_tokens = min_tokens
         self._ends: deque[tuple[int, int]] = deque()
         self._decoded = 0
         self._given = 0
@@ -42,7 +46,7 @@ class Transcript:
             self._decoded += len(text)
             # a token whose last character is incomplete is shown with the next character
             self._ends.append((self._decoded + self._detokenizer.pending, self.tokens))
-            shown.append(self._stops.feed(text))
+            shown.append(text if self.tokens <= self._min_tokens else self._stops.feed(text))
         return self._give("".join(shown))
 
     def finish(self) -> str:

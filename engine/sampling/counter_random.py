@@ -40,3 +40,8 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """
     high, low = philox(seeds, positions)
     return ((high << (_BITS - 32)) + (low >> (64 - _BITS)) + 0.5) * 2.0**-_BITS
+
+
+def signed(seed: int) -> int:
+    """The seed's low 64 bits as a signed integer, as tensors hold it."""
+    return ((seed + 2**63) % 2**64) - 2**63

@@ -1,73 +1,93 @@
-"""Draw one token per row: greedy, or by temperature and nucleus (top-p) with counter-based random numbers.
+"""Draw one token per row, each by its own request's parameters, with counter-based random numbers.
 
-Every operation is row-wise in float64, so that a row's token is the same in any batch.
+In this order, which is the usual one: logit bias; repetition, frequency and presence penalties; forbidden tokens
+(`min_tokens`, a grammar); temperature; top-k; top-p (Holtzman et al. 2020); min-p (Nguyen et al. 2024); the draw.
+Temperature 0 takes the likeliest token after the first three. The first three are in `shaping`.
+
+Every operation is row-wise in float64, so that a row's token is the same in any batch. Where tokens are equally likely
+at a threshold all of them are kept, so that what is kept does not depend on the order of a sort. A step in which nobody
+asks for more than temperature and top-p does nothing more than those need.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from engine.protocol import Sampling
-from engine.sampling.counter_random import uniform
+from engine.sampling.counter_random import signed, uniform
+from engine.sampling.row import SamplingRow
+from engine.sampling.shaping import shape
 
 _NUCLEUS_TRY = 128
 """Most nuclei have fewer tokens than this: only where one has more is a row sorted in full."""
 
 
-@dataclass(frozen=True)
-class Draw:
-    """How one row is drawn: its parameters, and the position of the token in its sequence."""
-
-    sampling: Sampling
-    position: int
-
-
-def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-    """Token ids for the first `len(draws)` rows of fp32 logits [rows, padded vocabulary]."""
-    tokens: list[int] = logits[: len(draws)].argmax(-1).tolist()
-    drawn = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0]
+def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    """Token ids for the first `len(rows)` rows of fp32 logits [rows, padded vocabulary]."""
+    tokens: list[int] = logits[: len(rows)].argmax(-1).tolist()
+    shaped = [index for index, row in enumerate(rows) if row.shaped]
+    values = None
+    if shaped:
+        values = shape(logits[shaped].double(), [rows[index] for index in shaped])
+        for index, token in zip(shaped, values.argmax(-1).tolist(), strict=True):
+            tokens[index] = token
+    drawn = [index for index, row in enumerate(rows) if row.sampling.temperature > 0]
     if drawn:
-        chosen = _draw(logits[drawn], [draws[row] for row in drawn])
-        for row, token in zip(drawn, chosen, strict=True):
-            tokens[row] = token
+        chosen = logits[drawn]
+        above = (chosen - chosen.amax(-1, keepdim=True)).double()
+        if values is not None:
+            places = {index: place for place, index in enumerate(shaped)}
+            changed = [at for at, index in enumerate(drawn) if index in places]
+            own = values[[places[drawn[at]] for at in changed]]
+            above[changed] = own - own.amax(-1, keepdim=True)
+        for index, token in zip(drawn, _draw(above, [rows[index] for index in drawn]), strict=True):
+            tokens[index] = token
     return tokens
 
 
-def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-    device = logits.device
+def _draw(above: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    """Token ids by logits that are 0 at each row's maximum, float64 [rows, vocabulary], which are overwritten."""
+    device = above.device
 
     def column(values: list[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
 
-    temperature = column([draw.sampling.temperature for draw in draws])
-    scaled = (logits - logits.amax(-1, keepdim=True)).double() / temperature
-    weights = scaled.exp_()
-    narrow = [row for row, draw in enumerate(draws) if draw.sampling.top_p < 1.0]
+    temperature = column([row.sampling.temperature for row in rows])
+    weights = above.div_(temperature).exp_()
+    limited = [at for at, row in enumerate(rows) if row.sampling.top_k > 0]
+    if limited:
+        _drop(weights, limited, _top_k_least(weights[limited], [rows[at].sampling.top_k for at in limited]))
+    narrow = [at for at, row in enumerate(rows) if row.sampling.top_p < 1.0]
     if narrow:
-        kept = weights[narrow]
-        least = _nucleus_least(kept, column([draws[row].sampling.top_p for row in narrow]))
-        weights[narrow] = kept.masked_fill_(kept < least, 0.0)
+        _drop(weights, narrow, _nucleus_least(weights[narrow], column([rows[at].sampling.top_p for at in narrow])))
+    floored = [at for at, row in enumerate(rows) if row.sampling.min_p > 0]
+    if floored:
+        # The likeliest token's weight is 1.
+        _drop(weights, floored, column([rows[at].sampling.min_p for at in floored]))
     total = weights.cumsum(-1)
-    seeds = torch.tensor([_signed(draw.sampling.seed) for draw in draws], device=device)
-    positions = torch.tensor([draw.position for draw in draws], device=device)
+    seeds = torch.tensor([signed(row.sampling.seed) for row in rows], device=device)
+    positions = torch.tensor([row.position for row in rows], device=device)
     target = uniform(seeds, positions)[:, None] * total[:, -1:]
     tokens: list[int] = torch.searchsorted(total, target, right=True).squeeze(-1).tolist()
     return tokens
 
 
-def _signed(seed: int) -> int:
-    """The seed's low 64 bits as a signed integer."""
-    return ((seed + 2**63) % 2**64) - 2**63
+def _drop(weights: torch.Tensor, rows: list[int], least: torch.Tensor) -> None:
+    """Set the weights of these rows that lie below `least` [rows, 1] to 0."""
+    kept = weights[rows]
+    weights[rows] = kept.masked_fill_(kept < least, 0.0)
+
+
+def _top_k_least(weights: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    """[rows, 1] the smallest of each row's `counts` largest weights."""
+    counts = [min(count, weights.shape[-1]) for count in counts]
+    largest = weights.topk(max(counts), -1).values
+    return largest.gather(-1, torch.tensor(counts, device=weights.device)[:, None] - 1)
 
 
 def _nucleus_least(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """[rows, 1] the smallest weight in each row's nucleus: the fewest most likely tokens that reach `top_p`.
-
-    Tokens as likely as the last one belong to it too, so that the nucleus does not depend on the order of a sort.
-    """
+    """[rows, 1] the smallest weight in each row's nucleus: the fewest most likely tokens that reach `top_p`."""
     # cumsum adds a row from left to right; sum would cut a long row among threads when it is the only one.
     reach = top_p * weights.cumsum(-1)[:, -1:]
     first = weights.topk(min(_NUCLEUS_TRY, weights.shape[-1]), -1).values

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.protocol import Counts, Lane, Sampling, StorePolicy
 from engine.scheduling.costs import Rates
 from prompt_cache.block_groups import Block
 from prompt_cache.keys import BLOCK_TOKENS, block_key, prefix_key
+
+if TYPE_CHECKING:  # scheduling alone, as simulators drive it, needs no tensors
+    from engine.sampling.row import SamplingRow
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +42,8 @@ class Request:
     store: StorePolicy = "all"
     delivered: int = 0
     arrived_at: float = 0.0
+    row: SamplingRow | None = None
+    """The sampler's state; None where nothing is sampled."""
 
     table: list[Block] = field(default_factory=list)
     """One block for each 64 tokens; the first ones may be shared."""

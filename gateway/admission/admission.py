@@ -6,7 +6,6 @@ Limits and lanes will take their place between `prepare` and `reserve`.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from uuid import UUID
 
@@ -19,6 +18,7 @@ from billing.money import InvalidMoney, format_pico
 from billing.prices import PriceBook, PriceMissing, PriceVersion
 from engine.protocol import Sampling
 from gateway.admission.bounds import output_bound
+from gateway.admission.drawing import sampling_for
 from gateway.admission.lifetimes import Lifetimes
 from gateway.conversation.chat_template import ConversationRefused
 from gateway.conversation.prompt import Prompt
@@ -104,7 +104,7 @@ class Admission:
             model=model,
             prompt=prompt,
             plan=cache,
-            sampling=_sampling(generation, model, max_output),
+            sampling=sampling_for(generation, model, max_output),
             price=price,
             terms=Terms(generation.surface, cache.read_min, prompt_tokens),
         )
@@ -158,22 +158,6 @@ class Admission:
             raise InvalidRequest(
                 f"The messages do not fit this model: {error}", path=generation.turns_path, code="invalid_value"
             ) from error
-
-
-def _sampling(generation: Generation, model: ServedModel, max_output: int) -> Sampling:
-    defaults = model.defaults
-    seed = secrets.randbits(64) if generation.seed is None else generation.seed % 2**64
-    temperature = defaults.temperature if generation.temperature is None else generation.temperature
-    top_p = defaults.top_p if generation.top_p is None else generation.top_p
-    if top_p == 0:  # clients ask for the likeliest token in this way too; the engine knows it as temperature 0
-        temperature, top_p = 0.0, 1.0
-    return Sampling(
-        max_tokens=max_output,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        stop_tokens=model.stop_tokens,
-    )
 
 
 def _no_database() -> Unavailable:

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from gateway.conversation.chat_template import ChatTemplate, TemplateError
@@ -29,6 +30,9 @@ class SamplingDefaults(Struct, frozen=True):
 
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):
@@ -125,10 +129,11 @@ def _stop_tokens(generation: dict[str, Any], config: dict[str, Any]) -> tuple[in
 
 
 def _defaults(generation: dict[str, Any]) -> SamplingDefaults:
+    numbers = {
+        name: type(default)(value)
+        for name, default in msgspec.structs.asdict(SamplingDefaults()).items()
+        if isinstance(value := generation.get(name), int | float) and not isinstance(value, bool)
+    }
     if generation.get("do_sample") is False:
-        return SamplingDefaults(temperature=0.0)
-    temperature, top_p = generation.get("temperature"), generation.get("top_p")
-    return SamplingDefaults(
-        temperature=float(temperature) if isinstance(temperature, int | float) else 1.0,
-        top_p=float(top_p) if isinstance(top_p, int | float) else 1.0,
-    )
+        numbers["temperature"] = 0.0
+    return SamplingDefaults(**numbers)

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from gateway.dialects.json_paths import decode
+from gateway.dialects.openai_sampling import SamplingFields, Whole, sampling_of
 from gateway.failures import InvalidRequest
 from gateway.generation import Generation, Text, Turn
 
@@ -81,13 +82,7 @@ class ResponseFormat(Struct, frozen=True):
     type: str
 
 
-Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=2)]
-Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
-Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
-
-
-class ChatRequest(Struct, frozen=True, kw_only=True):
+class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     """The fields that we read, and those that we must not overlook."""
 
     model: str
@@ -96,19 +91,12 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     max_tokens: Whole | None = None
     max_completion_tokens: Whole | None = None
-    temperature: Temperature | None = None
-    top_p: Fraction | None = None
-    seed: Whole | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=4)] | None = None
     n: Whole | None = None
     tools: list[Raw] | None = None
     functions: list[Raw] | None = None
     response_format: ResponseFormat | None = None
     logprobs: bool | None = None
     top_logprobs: Whole | None = None
-    logit_bias: dict[str, float] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     modalities: list[str] | None = None
 
 
@@ -138,10 +126,7 @@ def parse(body: bytes) -> ChatCall:
         turns_path="$.messages",
         max_tokens=request.max_completion_tokens if completion else request.max_tokens,
         max_tokens_path="$.max_completion_tokens" if completion else "$.max_tokens",
-        temperature=request.temperature,
-        top_p=request.top_p,
-        seed=request.seed,
-        stop=_stop(request),
+        **sampling_of(request),
     )
     include_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
     return ChatCall(generation, stream, include_usage)
@@ -156,9 +141,6 @@ def _refuse_unsupported(request: ChatRequest) -> None:
         "response_format": request.response_format is not None and request.response_format.type != "text",
         "logprobs": bool(request.logprobs),
         "top_logprobs": bool(request.top_logprobs),
-        "logit_bias": bool(request.logit_bias),
-        "presence_penalty": bool(request.presence_penalty),
-        "frequency_penalty": bool(request.frequency_penalty),
         "modalities": request.modalities is not None and request.modalities != ["text"],
     }
     for name, given in refused.items():
@@ -168,12 +150,6 @@ def _refuse_unsupported(request: ChatRequest) -> None:
 
 def _unsupported(path: str, what: str) -> InvalidRequest:
     return InvalidRequest(f"{path}: {what} not supported yet.", path=path, code="unsupported_parameter")
-
-
-def _stop(request: ChatRequest) -> tuple[str, ...]:
-    if request.stop is None:
-        return ()
-    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
 
 
 def _turn(message: Message, path: str) -> Turn:

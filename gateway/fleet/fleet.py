@@ -64,9 +64,9 @@ class Fleet:
         """The shortest context among the healthy replicas of a model, None if there are none."""
         return min((link.hello.capacity.context_tokens for link in self.healthy(model) if link.hello), default=None)
 
-    def choose(self, model: str) -> Link:
-        """The least loaded healthy replica of a model. Raises Unavailable."""
-        healthy = self.healthy(model)
+    def choose(self, model: str, version: int = 1) -> Link:
+        """The least loaded healthy replica of a model that speaks this protocol version. Raises Unavailable."""
+        healthy = [link for link in self.healthy(model) if link.hello and link.hello.version >= version]
         if not healthy:
             raise Unavailable(f"No replica of the model {model!r} is ready; try again shortly.", retry_after=2.0)
         return min(healthy, key=lambda link: link.load)

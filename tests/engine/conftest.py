@@ -105,7 +105,7 @@ SCOPES = {name: Scope(name, name.encode() * 8, b"key") for name in ("public", "p
 def generate(id: str, tokens: Iterable[int], max_tokens: int = 8, **fields: object) -> Generate:
     """A greedy request of scope `project` with credit for everything, with these changes."""
     tokens = list(tokens)
-    sampling = {name: fields.pop(name) for name in ("temperature", "top_p", "seed", "stop_tokens") if name in fields}
+    sampling = {name: fields.pop(name) for name in Sampling.__struct_fields__ if name in fields}
     return Generate(
         **{
             "id": id,

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from engine.protocol import Sampling
-from engine.sampling.sampler import Draw, sample
+from engine.sampling.row import SamplingRow
+from engine.sampling.sampler import sample
 from tests.engine.conftest import Families, generate, make_bench
 from tests.engine.families import FAMILIES, VOCABULARY, by_transformers
 
@@ -16,7 +17,7 @@ OUTPUT = 64
 
 def drawn(logits: torch.Tensor, sampling: Sampling, start: int) -> list[int]:
     """What the sampler draws from these logits at the positions from `start`."""
-    return sample(logits, [Draw(sampling, start + index) for index in range(len(logits))])
+    return sample(logits, [SamplingRow(sampling, [0] * (start + index)) for index in range(len(logits))])
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -10,6 +10,8 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from engine.protocol import (
+    OLDEST_VERSION,
+    VERSION,
     Abort,
     Ack,
     Beat,
@@ -167,7 +169,16 @@ class FakeReplica:
         try:
             challenge = b"c" * 16
             layout = Layout(64, ())
-            hello = Hello(1, 1, self.name, self.epoch, challenge, self.model, layout, Capacity((10,), self.context, 8))
+            hello = Hello(
+                VERSION,
+                OLDEST_VERSION,
+                self.name,
+                self.epoch,
+                challenge,
+                self.model,
+                layout,
+                Capacity((10,), self.context, 8),
+            )
             writer.write(encode(hello))
             dial = await read_from_gateway(reader)
             if not isinstance(dial, Dial) or dial.proof != link_proof(LINK_KEY, challenge, dial.gateway):

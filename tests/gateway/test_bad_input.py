@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
@@ -72,8 +73,22 @@ BAD: list[tuple[Any, str | None]] = [
     ({**OK, "tools": [{"type": "function"}]}, "$.tools"),
     ({**OK, "response_format": {"type": "json_object"}}, "$.response_format"),
     ({**OK, "logprobs": True}, "$.logprobs"),
-    ({**OK, "presence_penalty": 0.5}, "$.presence_penalty"),
-    ({**OK, "logit_bias": {"1": 2}}, "$.logit_bias"),
+    ({**OK, "presence_penalty": 2.1}, "$.presence_penalty"),
+    ({**OK, "frequency_penalty": -2.1}, "$.frequency_penalty"),
+    ({**OK, "repetition_penalty": 0}, "$.repetition_penalty"),
+    ({**OK, "logit_bias": {"1": 101}}, "$.logit_bias[...]"),
+    ({**OK, "logit_bias": {"x": 1}}, "$.logit_bias"),
+    ({**OK, "logit_bias": {"-1": 1}}, "$.logit_bias"),
+    ({**OK, "logit_bias": {"9999": 1}}, "$.logit_bias"),
+    ({**OK, "top_k": -2}, "$.top_k"),
+    ({**OK, "top_k": 1.5}, "$.top_k"),
+    ({**OK, "min_p": 1.1}, "$.min_p"),
+    ({**OK, "min_tokens": -1}, "$.min_tokens"),
+    ({**OK, "min_tokens": 6, "max_tokens": 5}, "$.min_tokens"),
+    ({**OK, "stop_token_ids": [-1]}, "$.stop_token_ids[0]"),
+    ({**OK, "stop_token_ids": [9999]}, "$.stop_token_ids"),
+    ({**OK, "stop_token_ids": [1] * 65}, "$.stop_token_ids"),
+    ({**OK, "ignore_eos": 1}, "$.ignore_eos"),
     ({**OK, "max_tokens": 0}, "$.max_tokens"),
     ({**OK, "max_tokens": -1}, "$.max_tokens"),
     ({**OK, "max_tokens": True}, "$.max_tokens"),
@@ -137,6 +152,34 @@ def test_fields_find_their_place() -> None:
     assert (generation.max_tokens, generation.max_tokens_path) == (3, "$.max_completion_tokens")
     assert call.stream
     assert call.include_usage
+
+
+SHAPING: dict[str, Any] = {
+    "temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 3, "presence_penalty": 0.5,
+    "frequency_penalty": -0.5, "repetition_penalty": 1.1, "logit_bias": {"7": 1.5}, "min_tokens": 2, "max_tokens": 9,
+}  # fmt: skip
+
+
+async def test_every_parameter_reaches_the_replica(stack: Stack) -> None:
+    stack.say("ok")
+    extra = {"stop_token_ids": [5], "ignore_eos": True}
+    assert (await stack.post({**OK, **SHAPING, **extra})).status_code == 200
+    assert (await stack.post({**OK, "stop_token_ids": [5], "top_k": -1})).status_code == 200
+    first, second = (run.generate.sampling for run in stack.replica.runs.values())
+    assert {name: getattr(first, name) for name in SHAPING} == {**SHAPING, "logit_bias": {7: 1.5}}
+    assert first.stop_tokens == (5,)
+    assert set(second.stop_tokens) == {*next(iter(stack.models)).stop_tokens, 5}
+    assert second.top_k == 0
+
+
+async def test_an_old_replica_is_not_asked_what_it_would_ignore(stack: Stack) -> None:
+    """The fake replica speaks version 1 when told to: what only version 2 knows is refused, the rest runs."""
+    stack.say("ok")
+    link = stack.gateway.services.fleet.links[0]
+    assert link.hello is not None
+    link.hello = msgspec.structs.replace(link.hello, version=1)
+    assert (await stack.post({**OK, "top_k": 5})).status_code == 503
+    assert (await stack.post({**OK, "temperature": 0.5, "seed": 1})).status_code == 200
 
 
 async def test_numbers_are_said(stack: Stack) -> None:

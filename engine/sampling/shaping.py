@@ -1,0 +1,61 @@
+"""What a request does to its logits before the draw: bias, penalties, tokens that may not come.
+
+Bias is added, as OpenAI's `logit_bias` says. The repetition penalty divides the logits of tokens in the prompt or the
+output if they are positive and multiplies them if not (Keskar et al. 2019, CTRL). Then, as OpenAI's reference has it, a
+token drawn c times loses c · frequency_penalty, and presence_penalty if c > 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.sampling.row import SamplingRow
+
+
+def shape(values: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Change float64 logits [rows, padded vocabulary] in place, each row by its request; returns them."""
+    _bias(values, rows)
+    _penalize(values, [(at, row) for at, row in enumerate(rows) if row.counts is not None])
+    _forbid_stops(values, rows)
+    return values
+
+
+def _bias(values: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    entries = [(at, token, bias) for at, row in enumerate(rows) for token, bias in row.sampling.logit_bias.items()]
+    if entries:
+        ats, tokens, biases = zip(*entries, strict=True)
+        device = values.device
+        place = (torch.tensor(ats, device=device), torch.tensor(tokens, device=device))
+        values[place] += torch.tensor(biases, dtype=torch.float64, device=device)
+
+
+def _penalize(values: torch.Tensor, rows: Sequence[tuple[int, SamplingRow]]) -> None:
+    """One gather and one scatter over the tokens that the rows have seen."""
+    tables = [(at, row.sampling, row.counts) for at, row in rows if row.counts is not None]
+    if not tables:
+        return
+    device = values.device
+    sizes = torch.tensor([len(counts.ids) for _, _, counts in tables])
+
+    def spread(numbers: list[float], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=dtype).repeat_interleave(sizes).to(device)
+
+    places = (
+        spread([at for at, _, _ in tables], torch.int64),
+        torch.cat([counts.ids for _, _, counts in tables]).to(device),
+    )
+    drawn = torch.cat([counts.counts for _, _, counts in tables]).to(device)
+    repetition = spread([sampling.repetition_penalty for _, sampling, _ in tables], torch.float64)
+    frequency = spread([sampling.frequency_penalty for _, sampling, _ in tables], torch.float64)
+    presence = spread([sampling.presence_penalty for _, sampling, _ in tables], torch.float64)
+    seen = values[places]
+    seen = torch.where(seen > 0, seen / repetition, seen * repetition)
+    values[places] = seen - drawn * frequency - (drawn > 0) * presence
+
+
+def _forbid_stops(values: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    for at, row in enumerate(rows):
+        if row.unstoppable:
+            values[at, list(row.sampling.stop_tokens)] = -torch.inf

@@ -1,0 +1,69 @@
+"""How tokens are drawn, as OpenAI's two completion endpoints say it: their own fields, and those that users of open
+servers send in `extra_body`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias
+
+from msgspec import Meta, Struct
+
+from gateway.failures import InvalidRequest
+
+Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
+StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+
+_MOST_STOP_TOKENS = 64
+
+
+class SamplingFields(Struct, frozen=True, kw_only=True):
+    """What both endpoints take. The lower part is not OpenAI's: names and meanings are vLLM's."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Fraction | None = None
+    seed: Whole | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=4)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=1024)] | None = None
+
+    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
+    min_p: Fraction | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=_MOST_STOP_TOKENS)] | None = None
+    ignore_eos: bool | None = None
+
+
+def sampling_of(request: SamplingFields) -> dict[str, Any]:
+    """The fields of a Generation that these are. Raises InvalidRequest naming the field."""
+    stop = request.stop
+    return {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "seed": request.seed,
+        "stop": () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
+        "presence_penalty": request.presence_penalty or 0.0,
+        "frequency_penalty": request.frequency_penalty or 0.0,
+        "logit_bias": _logit_bias(request.logit_bias or {}),
+        "top_k": None if request.top_k is None else max(0, request.top_k),
+        "min_p": request.min_p,
+        "repetition_penalty": request.repetition_penalty,
+        "min_tokens": request.min_tokens or 0,
+        "stop_tokens": tuple(request.stop_token_ids or ()),
+        "ignore_end": bool(request.ignore_eos),
+    }
+
+
+def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+    biases = {}
+    for text, bias in given.items():
+        if not (text.isascii() and text.isdecimal() and len(text) < 11):
+            raise InvalidRequest(
+                f"$.logit_bias: {text[:20]!r} is not a token id.", path="$.logit_bias", code="invalid_value"
+            )
+        biases[int(text)] = bias
+    return biases
