@@ -3,10 +3,10 @@
 On PostgreSQL they go to the driver, with arrays for rows; on SQLite through SQLAlchemy. What is decided between them is
 decided once, by those who call this.
 
-So that no two transactions wait for each other, all lock in one order: usage events, rollups, holds that end, balances;
-each by its key. A balance is locked as late as possible, since everyone who reserves waits for it; what depends on it
-is computed in a later statement, which sees what the lock waited for. New holds come after their balances: nobody else
-can wait for a hold that is not there yet.
+So that no two transactions wait for each other, all lock in one order: that periods stay open, then usage events,
+rollups, holds that end, balances; each by its key. A balance is locked as late as possible, since everyone who reserves
+waits for it; what depends on it is computed in a later statement, which sees what the lock waited for. New holds come
+after their balances: nobody else can wait for a hold that is not there yet.
 """
 
 from __future__ import annotations
@@ -75,6 +75,9 @@ class Books(Protocol):
 
     async def currencies(self, tenants: Collection[UUID]) -> dict[UUID, str]:
         """The currencies of the balances there are; neither ever changes."""
+
+    async def closed_periods(self, periods: Collection[str]) -> set[str]:
+        """Which of these billing periods are closed. None of the others closes before this transaction ends."""
 
     async def write_events(self, events: Sequence[UsageEvent]) -> list[Written]:
         """Insert the events that are not there yet, and add those to the hourly rollups."""

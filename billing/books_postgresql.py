@@ -17,6 +17,7 @@ from sqlalchemy.dialects import postgresql
 from billing import tables
 from billing.books import Ended, Grant, Notice, Refusal, Written
 from billing.ledger import Balance, Transaction
+from billing.period_tables import CLOSING_LOCK
 from billing.rollups import HOUR, KEYS, LIMB, SUMS
 from billing.usage import COUNTS, METERS, UsageEvent
 from storage.array_literals import array_literal
@@ -159,6 +160,12 @@ class PostgresBooks:
     async def currencies(self, tenants: Collection[UUID]) -> dict[UUID, str]:
         query = "SELECT tenant_id, currency FROM unnest($1::text::uuid[]) AS t (id) JOIN balance ON tenant_id = t.id"
         return dict(await self._connection.fetch(query, _ids(tenants)))
+
+    async def closed_periods(self, periods: Collection[str]) -> set[str]:
+        # a statement of its own: the next one sees what the lock waited for
+        await self._connection.execute("SELECT pg_advisory_xact_lock_shared($1)", CLOSING_LOCK)
+        query = "SELECT period FROM billing_period WHERE state = 'closed' AND period = ANY ($1::text[])"
+        return {row[0] for row in await self._connection.fetch(query, list(periods))}
 
     async def write_events(self, events: Sequence[UsageEvent]) -> list[Written]:
         if not events:

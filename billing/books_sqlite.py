@@ -15,6 +15,7 @@ from billing import tables
 from billing.books import Ended, Grant, Notice, Refusal, Written
 from billing.event_rows import event_row
 from billing.ledger import Balance, Transaction
+from billing.period_tables import billing_period
 from billing.rollups import KEYS, SUMS, roll_up
 from billing.tables import (
     balance,
@@ -62,6 +63,10 @@ class SqliteBooks:
         query = select(balance.c.tenant_id, balance.c.currency)
         rows = await self._session.execute(query.where(one_of(self._database, balance.c.tenant_id, tenants)))
         return {row.tenant_id: row.currency for row in rows}
+
+    async def closed_periods(self, periods: Collection[str]) -> set[str]:
+        query = select(billing_period.c.period).where(billing_period.c.state == "closed")
+        return set(await self._session.scalars(query.where(billing_period.c.period.in_(periods))))
 
     async def write_events(self, events: Sequence[UsageEvent]) -> list[Written]:
         new = await insert_new(self._database, self._session, usage_event, [event_row(event) for event in events])

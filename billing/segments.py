@@ -7,13 +7,14 @@ payload. After damage the next whole frame is found by its mark, so that no good
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import struct
 import zlib
 from pathlib import Path
 
 import msgspec
+
+from billing import locked_files
 
 HEADER = b"TPSPOOL1"
 MARK = b"\xf5TP\xfa"
@@ -108,51 +109,29 @@ class Segment:
 
     @classmethod
     def create(cls, path: Path) -> Segment:
-        """A new, locked, empty segment whose name is durable. It gets its name when it is locked: nobody can adopt it
-        in between. Raises OSError."""
-        hidden = path.with_suffix(".new")
-        descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _write_all(descriptor, HEADER)
-            os.fsync(descriptor)
-            hidden.rename(path)
-            _sync_folder(path.parent)
-        except BaseException:
-            os.close(descriptor)
-            for leftover in (hidden, path):
-                leftover.unlink(missing_ok=True)
-            raise
-        return cls(path, descriptor, len(HEADER), adopted=False)
+        """A new, locked, empty segment whose name is durable. Raises OSError."""
+        return cls(path, locked_files.create(path, HEADER), len(HEADER), adopted=False)
 
     @classmethod
     def adopt(cls, path: Path) -> Segment | None:
         """A segment whose owner is gone, locked by us; None if its owner lives or it has just been dealt with."""
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        except FileNotFoundError:
+        descriptor = locked_files.take(path)
+        if descriptor is None:
             return None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found, named = os.fstat(descriptor), path.stat()
-            if (found.st_dev, found.st_ino) != (named.st_dev, named.st_ino):
-                raise FileNotFoundError
             os.fsync(descriptor)  # what its owner wrote and did not live to sync
-        except (BlockingIOError, FileNotFoundError):
-            os.close(descriptor)
-            return None
+            segment = cls(path, descriptor, os.fstat(descriptor).st_size, adopted=True)
+            if os.pread(descriptor, len(HEADER), 0) != HEADER:
+                segment.position = 0  # a damaged header costs no record: reading looks for the first frame
         except BaseException:
             os.close(descriptor)
             raise
-        segment = cls(path, descriptor, found.st_size, adopted=True)
-        if os.pread(descriptor, len(HEADER), 0) != HEADER:
-            segment.position = 0  # a damaged header costs no record: reading looks for the first frame
         return segment
 
     def append(self, frames: bytes) -> None:
         """Append whole frames and sync them. Raises OSError: then none of them counts, and no more are taken."""
         try:
-            _write_all(self._descriptor, frames)
+            locked_files.write_all(self._descriptor, frames)
             os.fdatasync(self._descriptor)
         except BaseException:
             self.closed = True
@@ -189,17 +168,3 @@ class Segment:
         else:
             self.path.unlink(missing_ok=True)
         os.close(self._descriptor)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

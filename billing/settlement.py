@@ -15,6 +15,7 @@ from billing.ledger import Balance, Transaction
 from billing.money import format_pico
 from billing.months import is_ordered_by_time
 from billing.open_books import opened
+from billing.periods import book_late
 from billing.prices import PriceBook, PriceMissing, PriceVersion, UnknownPriceVersion
 from billing.usage import Settlement, UsageEvent
 from storage.base import new_id
@@ -41,7 +42,8 @@ def _numbers(settled: Settled) -> tuple[int, ...]:
 
 
 async def settle(database: Database, book: PriceBook, records: Sequence[Settlement]) -> Settled:
-    """Settle the records in one transaction. Any of them may come again, late or in any order, and counts once.
+    """Settle the records in one transaction. Any of them may come again, late or in any order, and counts once; what
+    comes after its period closed is booked in the one that is open.
 
     A record that cannot be true (its cost does not recompute, its price version or its tenant's balance does not
     exist, its currency is another, its journal sequence belongs to another request) is kept in `refused_settlement`.
@@ -60,7 +62,7 @@ async def settle(database: Database, book: PriceBook, records: Sequence[Settleme
         currencies = await books.currencies({event.tenant_id for event in events.values()})
         refused = {event.id: cause for event in events.values() if (cause := _untrue(event, versions, currencies))}
         true = [event for event in events.values() if event.id not in refused] if refused else list(events.values())
-        new = await books.write_events(true)
+        new = await books.write_events(await book_late(books, true))
         written = {identity for some in new for identity in some.ids}
         if len(written) < len(true):
             refused |= await _not_there(books, {event.id for event in true} - written)

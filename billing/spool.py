@@ -11,12 +11,13 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from uuid import UUID
 
 import msgspec
 import structlog
 
 from billing.segments import Read, Segment, frame
-from billing.usage import Settlement
+from billing.usage import Settlement, UsageEvent
 from storage.base import new_id
 from storage.batcher import BatcherClosed, MicroBatcher
 
@@ -41,6 +42,11 @@ class SpoolBatch(msgspec.Struct, frozen=True):
     corrupt: int
 
 
+def files_of(folder: Path, owner: str) -> list[Path]:
+    """The files of an owner that are not dealt with yet, whoever does it."""
+    return sorted(path for path in folder.glob(f"{owner}-*{SUFFIX}") if path.stem.rpartition("-")[0] == owner)
+
+
 class Spool:
     """Appends settlements durably, many at a time, and hands them to one settler in order."""
 
@@ -62,15 +68,17 @@ class Spool:
         """How long the last group of appends took to become durable."""
         self._rotate_bytes = rotate_bytes
         self._segments: list[Segment] = []
+        self._admitted: dict[UUID, int] = {}
+        """When the requests of our waiting events were admitted."""
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Settlement)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
-        self._batcher: MicroBatcher[bytes, None] = MicroBatcher(self._flush, _MAX_BATCH)
+        self._batcher: MicroBatcher[tuple[bytes, Settlement], None] = MicroBatcher(self._flush, _MAX_BATCH)
 
     async def append(self, record: Settlement) -> None:
         """Returns once the record is durable. Raises SpoolUnavailable, and then the record does not count."""
         try:
-            await self._batcher.submit(frame(self._encoder.encode(record)))
+            await self._batcher.submit((frame(self._encoder.encode(record)), record))
         except OSError as error:
             raise SpoolUnavailable(f"cannot write to the spool: {error.strerror or type(error).__name__}") from error
         except BatcherClosed as error:
@@ -109,6 +117,9 @@ class Spool:
         self.corrupt += batch.corrupt
         if not segment.adopted:
             self.waiting -= len(batch.read.payloads)
+            for record in batch.records:
+                if isinstance(record, UsageEvent):
+                    self._admitted.pop(record.id, None)
         if batch.corrupt:
             log.error("damaged records in the spool; the file is kept", file=segment.path.name, stretches=batch.corrupt)
         if batch.read.torn:
@@ -124,6 +135,13 @@ class Spool:
     def drained(self) -> bool:
         """Whether every durable record that we know of has been dealt with."""
         return all(segment.drained for segment in self._segments)
+
+    @property
+    def oldest(self) -> int | None:
+        """When the first admitted request was admitted whose event we appended and is not dealt with; None if none."""
+        if self.drained:
+            self._admitted.clear()  # what was damaged on the disk was never read
+        return min(self._admitted.values(), default=None)
 
     async def close(self) -> None:
         """Finish appends, delete what is drained, let go of the rest: the next start adopts it."""
@@ -152,20 +170,21 @@ class Spool:
             segment.discard()
             self._segments.remove(segment)
 
-    async def _flush(self, frames: list[bytes]) -> list[Exception | None]:
+    async def _flush(self, items: list[tuple[bytes, Settlement]]) -> list[Exception | None]:
         began = time.monotonic_ns()
         loop = asyncio.get_running_loop()
         segment = self._segments[-1] if self._segments and not self._segments[-1].closed else None
         if segment is None:
             segment = await loop.run_in_executor(self._thread, Segment.create, self._new_path())
             self._segments.append(segment)
-        await loop.run_in_executor(self._thread, segment.append, b"".join(frames))
+        await loop.run_in_executor(self._thread, segment.append, b"".join(framed for framed, _ in items))
         if segment.durable >= self._rotate_bytes:
             segment.closed = True
         self.synced_ns = time.monotonic_ns() - began
-        self.waiting += len(frames)
+        self.waiting += len(items)
+        self._admitted |= {record.id: record.admitted_at for _, record in items if isinstance(record, UsageEvent)}
         self.appended.set()
-        return [None] * len(frames)
+        return [None] * len(items)
 
     def _new_path(self) -> Path:
         return self.folder.joinpath(f"{self.owner}-{new_id().hex}{SUFFIX}")

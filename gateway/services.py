@@ -6,6 +6,7 @@ import asyncio
 
 from msgspec import Struct, field
 
+from billing.epochs import EpochKeeper
 from billing.holds import Holds
 from billing.prices import PriceBook
 from billing.settler import Settler
@@ -98,6 +99,7 @@ class Gateway:
             recovering=lambda: self.recovery.busy,
             patience=services.options.courtesy,
         )
+        self._epoch = EpochKeeper(services.database, services.spool, services.name)
         self._drain: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -105,6 +107,7 @@ class Gateway:
         services = self.services
         await services.models.check_prices(services.prices)
         await services.authenticator.start()
+        await self._epoch.start()
         await services.settler.start()
         services.fleet.on_stray = self.recovery.stray
         services.fleet.start()
@@ -126,4 +129,5 @@ class Gateway:
         await self.services.fleet.stop()
         await self.services.settler.drain(_SETTLE_S)
         await self.services.settler.stop()
+        await self._epoch.stop()
         await self.services.authenticator.close()

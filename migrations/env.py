@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from alembic import context
 
+import billing.period_tables
 import billing.tables
 import gateway.tenancy.tables
 from storage.base import Base
 
-ROOMS = (billing.tables, gateway.tenancy.tables)
+ROOMS = (billing.period_tables, billing.tables, gateway.tenancy.tables)
 """Imported for the tables that they add to the one metadata."""
 
 connection = context.config.attributes.get("connection")

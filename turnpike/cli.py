@@ -87,6 +87,28 @@ class _Parser:
         return parser
 
 
+def _add_periods(tree: _Parser) -> None:
+    periods = tree.group("periods", "billing periods: open, closing, closed")
+    text = "the periods, and what those that are over wait for"
+    listing = tree.leaf(periods, "list", text, ADMIN, _command("periods", "list_periods"))
+    listing.add_argument("--format", choices=["table", "json"], default="table")
+    text = "close a period that is over and waits for nothing; the worker does so by itself"
+    close = tree.leaf(periods, "close", text, ADMIN, _command("periods", "close_period"))
+    close.add_argument("period", help="such as 2026-11")
+    text = "let no period wait for a gateway epoch that is lost, and its spool with it"
+    dead = tree.leaf(periods, "declare-dead", text, ADMIN, _command("periods", "declare_epoch_dead"))
+    dead.add_argument("epoch", help="as `turnpike periods list` names it")
+    dead.add_argument("--reason", required=True, help="what happened to it; kept with the epoch")
+
+
+def _add_audits(tree: _Parser) -> None:
+    audit = tree.group("audit", "checks of what is promised")
+    tree.leaf(audit, "money", "re-check the books; exits 1 on any finding", ADMIN, _command("audits", "audit_money"))
+
+    text = "what the replicas' journals counted against the usage events; exits 1 if they differ"
+    tree.leaf(audit, "counts", text, ADMIN, _command("audits", "audit_counts"))
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     tree = _Parser()
@@ -154,11 +176,8 @@ def build_parser() -> argparse.ArgumentParser:
     usage.add_argument("--tenant", help="one tenant alone")
     usage.add_argument("--format", choices=["table", "csv", "json"], default="table")
 
-    audit = tree.group("audit", "checks of what is promised")
-    tree.leaf(audit, "money", "re-check the books; exits 1 on any finding", ADMIN, _command("audits", "audit_money"))
-
-    text = "what the replicas' journals counted against the usage events; exits 1 if they differ"
-    tree.leaf(audit, "counts", text, ADMIN, _command("audits", "audit_counts"))
+    _add_periods(tree)
+    _add_audits(tree)
 
     secret = tree.group("secrets", "the server's secrets file")
     make = tree.leaf(secret, "create", "make a secrets file", ADMIN, _command("installation", "create_secrets"))

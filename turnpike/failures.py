@@ -10,7 +10,9 @@ class CommandError(Exception):
 def known() -> tuple[type[Exception], ...]:
     """Every such failure of every room. Imports the rooms, so it is called when something has failed."""
     from billing.balances import CurrencyMismatch  # noqa: PLC0415
+    from billing.epochs import EpochAlive, UnknownEpoch  # noqa: PLC0415
     from billing.money import InvalidMoney, InvalidPrice  # noqa: PLC0415
+    from billing.periods import PeriodOpen  # noqa: PLC0415
     from billing.usage import InvalidPeriod, InvalidUsage  # noqa: PLC0415
     from engine.errors import EngineError  # noqa: PLC0415
     from gateway.conversation.served_model import ModelFolderError  # noqa: PLC0415
@@ -33,6 +35,7 @@ def known() -> tuple[type[Exception], ...]:
         DatabaseUnavailable,
         DataFolderError,
         EngineError,
+        EpochAlive,
         InvalidDatabaseUrl,
         InvalidMoney,
         InvalidPeriod,
@@ -43,7 +46,9 @@ def known() -> tuple[type[Exception], ...]:
         ModelWithoutPrice,
         NameTaken,
         NotFound,
+        PeriodOpen,
         SchemaMismatch,
         SecretsError,
         SettingError,
+        UnknownEpoch,
     )

@@ -77,6 +77,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 30.0
 
+    period_grace: Annotated[
+        int, _about("how long after its end a billing period is left open, seconds", SERVE, WORKER, at_least=0)
+    ] = 3600
+
     listen: Annotated[str, _about("unix:PATH or tcp:HOST:PORT to listen on", ENGINE)] = ""
     replica_name: Annotated[str, _about("name of this replica, the same after a restart", ENGINE)] = ""
     device: Annotated[Literal["auto", "cpu", "cuda"], _about("where the model runs", SERVE, ENGINE)] = "auto"

@@ -1,0 +1,190 @@
+"""Billing periods: months in UTC by the database's clock, which close once every usage of theirs has arrived.
+
+A request belongs to the period in which it was admitted. A period closes when it is over, the periods before it are
+closed, each hold of its requests has ended, and no gateway has events of it left in its spool (`billing.epochs`). What
+arrives later all the same is booked in the period that is open then; `admitted_at`, and the rollup's hour, still say
+which it belonged to. Whoever books anything in a period asks `closed_periods` of its books first, which keeps the
+period from closing until the books are closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+from sqlalchemy import func, select, text, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing import months
+from billing.books import Books
+from billing.epochs import Epoch, epochs_before
+from billing.period_tables import CLOSING_LOCK, billing_period
+from billing.tables import hold
+from billing.usage import UsageEvent, check_period, period_of
+from storage.base import from_instant, to_instant
+from storage.database import Database
+
+State = Literal["open", "closing", "closed"]
+
+
+class Period(msgspec.Struct, frozen=True):
+    """A billing period; instants are microseconds since the Unix epoch, `ends_at` is not part of it any more."""
+
+    period: str
+    starts_at: int
+    ends_at: int
+    state: State
+    closed_at: int | None = None
+    root: bytes | None = None
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """What keeps a period that is over from closing: one line each."""
+
+    open_holds: int
+    epochs: Sequence[Epoch]
+    earlier: Sequence[str]
+
+    def reasons(self) -> list[str]:
+        """The causes in words; none if the period may close."""
+        lines = [f"{period} is not closed yet" for period in self.earlier]
+        if self.open_holds:
+            lines.append(f"{self.open_holds} requests have not ended: their holds are open")
+        for epoch in self.epochs:
+            oldest, seen = (from_instant(at).isoformat(timespec="seconds") for at in (epoch.watermark, epoch.seen_at))
+            lines.append(f"gateway epoch {epoch.epoch} may have usage from {oldest} on in its spool; last seen {seen}")
+        return lines
+
+
+class PeriodOpen(ValueError):
+    """The period cannot be closed now; `reasons` says why, a line each."""
+
+    def __init__(self, period: str, reasons: Sequence[str]) -> None:
+        super().__init__(f"{period} cannot be closed: {'; '.join(reasons)}")
+        self.period = period
+        self.reasons = reasons
+
+
+def bounds(period: str) -> tuple[int, int]:
+    """The period's first instant, and the first one after it. Raises InvalidPeriod."""
+    month = _month(check_period(period))
+    return _start(month), _start(months.following(month))
+
+
+def following(period: str) -> str:
+    """The period after this one. Raises InvalidPeriod."""
+    return period_of(bounds(period)[1])
+
+
+def _month(period: str) -> months.Month:
+    year, _, number = period.partition("-")
+    return int(year), int(number)
+
+
+def _start(month: months.Month) -> int:
+    return to_instant(datetime(*month, 1, tzinfo=UTC))
+
+
+async def book_late(books: Books, events: Sequence[UsageEvent]) -> list[UsageEvent]:
+    """The events, those of closed periods moved to the one that is open now. None of them closes under these books."""
+    closed = await books.closed_periods({event.period for event in events})
+    if not closed:
+        return list(events)
+    period = period_of(await books.now())
+    while await books.closed_periods({period}):  # a clock that was set back
+        period = following(period)
+    return [msgspec.structs.replace(e, period=period) if e.period in closed else e for e in events]
+
+
+class Periods:
+    """The calendar of a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def known(self) -> list[Period]:
+        """All periods there are, the newest last."""
+        async with self._database.reading() as session:
+            rows = await session.execute(select(billing_period).order_by(billing_period.c.period))
+            return [Period(*row) for row in rows]
+
+    async def get(self, period: str) -> Period:
+        """The period; one that nothing is known of yet is open. Raises InvalidPeriod."""
+        async with self._database.reading() as session:
+            return await self._get(session, period)
+
+    async def waiting(self, period: str) -> Waiting:
+        """What would keep the period from closing if it were over."""
+        async with self._database.reading() as session:
+            return await self._waiting(session, period)
+
+    async def prepare(self) -> None:
+        """Have a row for every period from the first one on to the next; those that are over are closing."""
+        now = await self._database.now()
+        async with self._database.transaction() as session:
+            latest = await session.scalar(select(func.max(billing_period.c.period)))
+            # all tenants: the calendar is everybody's
+            first = latest or await session.scalar(select(func.min(hold.c.period))) or period_of(now)
+            rows, period = [], first
+            while period <= following(period_of(now)):
+                starts_at, ends_at = bounds(period)
+                rows.append({"period": period, "starts_at": starts_at, "ends_at": ends_at, "state": "open"})
+                period = following(period)
+            if rows:
+                await session.execute(self._database.insert(billing_period).on_conflict_do_nothing(), rows)
+            over = (billing_period.c.state == "open") & (billing_period.c.ends_at <= now)
+            await session.execute(update(billing_period).where(over).values(state="closing"))
+
+    async def close(self, period: str) -> Period:
+        """Close the period for good; one that is closed already stays as it is. Raises InvalidPeriod, PeriodOpen."""
+        found = await self.get(period)
+        if found.state == "closed":
+            return found
+        if (await self._database.now()) < found.ends_at:
+            raise PeriodOpen(period, [f"it ends at {from_instant(found.ends_at).isoformat()}"])
+        _refuse(await self.waiting(period), period)  # mostly here, where nobody has to wait for it
+        await self.prepare()
+        async with self._database.transaction() as session:
+            if self._database.dialect == "postgresql":  # SQLite has one writer, and that is us
+                await session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": CLOSING_LOCK})
+            _refuse(await self._waiting(session, period), period)
+            row = {"period": period, "starts_at": found.starts_at, "ends_at": found.ends_at, "state": "closing"}
+            await session.execute(self._database.insert(billing_period).values(row).on_conflict_do_nothing())
+            values = {"state": "closed", "closed_at": self._database.clock}
+            unclosed = (billing_period.c.period == period) & (billing_period.c.state != "closed")
+            await session.execute(update(billing_period).where(unclosed).values(values))
+            return await self._get(session, period)
+
+    async def close_due(self, grace_s: int) -> list[Period]:
+        """Close, in order, what is over for `grace_s` and waits for nothing: the worker's job. Returns what closed."""
+        await self.prepare()
+        now = await self._database.now()
+        closed = []
+        for period in await self.known():
+            if period.state == "closing" and period.ends_at + grace_s * 1_000_000 <= now:
+                try:
+                    closed.append(await self.close(period.period))
+                except PeriodOpen:
+                    break
+        return closed
+
+    async def _get(self, session: AsyncSession, period: str) -> Period:
+        row = (await session.execute(select(billing_period).where(billing_period.c.period == period))).one_or_none()
+        return Period(period, *bounds(period), "open") if row is None else Period(*row)
+
+    async def _waiting(self, session: AsyncSession, period: str) -> Waiting:
+        # all tenants: a period closes for everybody
+        open_holds = select(func.count()).where(hold.c.state == "open", hold.c.period == period)
+        earlier = select(billing_period.c.period).where(billing_period.c.period < period)
+        return Waiting(
+            (await session.execute(open_holds)).scalar_one(),
+            await epochs_before(session, bounds(period)[1]),
+            list(await session.scalars(earlier.where(billing_period.c.state != "closed").order_by("period"))),
+        )
+
+
+def _refuse(waiting: Waiting, period: str) -> None:
+    if reasons := waiting.reasons():
+        raise PeriodOpen(period, reasons)
