@@ -17,7 +17,7 @@ from engine.scheduling.lanes import LANES
 from engine.scheduling.policy import Policy
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
-from prompt_cache.blocks import BlockPool
+from prompt_cache.block_groups import GroupedPool
 from prompt_cache.keys import BLOCK_TOKENS
 
 RATES = Rates(step=6_000.0, uncached=30.0, cached=0.3, row=60.0, batch=64)
@@ -32,7 +32,7 @@ class Replica:
 
     def __init__(self, policy: Policy, scenario: Scenario, costs: StepCosts) -> None:
         self.policy = policy
-        self.scheduler = Scheduler(BlockPool(scenario.blocks), BUDGET, scenario.running, policy, costs=costs)
+        self.scheduler = Scheduler(GroupedPool([(scenario.blocks, 0)]), BUDGET, scenario.running, policy, costs=costs)
         self.now = 0.0
 
 
@@ -225,15 +225,14 @@ class _Run:
         decodes = sum(work.count == 1 for work in step.work)
         tokens = sum(work.count for work in step.work) - decodes
         replica.now += RATES.step_time(tokens, decodes) / 1e6
-        for work in step.work:
+        before = [work.request.computed for work in step.work]
+        scheduler.commit(step.work, [0 if work.samples else None for work in step.work])
+        for work, computed in zip(step.work, before, strict=True):
             request = work.request
-            computed = request.computed
-            scheduler.computed(work)
             cost = RATES.cost(request.computed - computed, 0, int(work.samples))
             self.service[index[request.lane, request.flow]] += cost
             if not work.samples:
                 continue
-            scheduler.sampled(request, 0)
             arrival = self.arrived[request.id]
             if request.id not in self.first:
                 self.first.add(request.id)

@@ -13,14 +13,14 @@ from engine.scheduling.fair_share import FairShare
 from engine.scheduling.lanes import LANES
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
-from prompt_cache.blocks import BlockPool
+from prompt_cache.block_groups import GroupedPool
 
 TARGET_US = 100.0
 
 
 def measure(running: int, steps: int) -> float:
     """µs a step, the median of `steps`: choosing the work, and counting what it did."""
-    scheduler = Scheduler(BlockPool(running * 64), 8192, running, FairShare())
+    scheduler = Scheduler(GroupedPool([(running * 64, 0)]), 8192, running, FairShare())
     for number in range(running + running // 4):
         prompt = 100 + number % 64
         scheduler.add(
@@ -43,10 +43,10 @@ def measure(running: int, steps: int) -> float:
     for step_number in range(steps + 50):
         began = time.perf_counter()
         step = scheduler.schedule()
-        for work in step.work:
-            scheduler.computed(work)
-            if work.samples:
-                scheduler.sampled(work.request, 0)
+        chosen = time.perf_counter()
+        tokens = [0 if work.samples else None for work in step.work]
+        began += time.perf_counter() - chosen  # the model's part
+        scheduler.commit(step.work, tokens)
         if step_number >= 50:  # by then all slots are taken and all prompts computed
             took.append((time.perf_counter() - began) * 1e6)
     return sorted(took)[len(took) // 2]

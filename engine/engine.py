@@ -22,7 +22,8 @@ from engine.scheduling.costs import FixedCosts, Rates, StepCosts
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.queue_bounds import QueueBounds, expected_wait
 from engine.scheduling.request import Request
-from engine.scheduling.scheduler import Scheduler, Step, Work
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.work import Prefill, Step, Work
 from prompt_cache.block_groups import GroupedPool
 from prompt_cache.keys import BLOCK_TOKENS, model_root
 
@@ -219,16 +220,23 @@ class Engine:
         return outcomes
 
     def _commit(self, step: Step, outcomes: list[Outcome]) -> None:
+        works, tokens = [], []
         for work, outcome in zip(step.work, outcomes, strict=True):
-            request = work.request
             if outcome.error is not None:
-                self._fail(request, outcome.error)
-                continue
-            self._count(work)
-            if outcome.token is None:
-                self._result.progress.append(Progress(request.id, request.attempt, request.counts()))
-                continue
-            self._emit(request, outcome.token)
+                self._fail(work.request, outcome.error)
+            else:
+                works.append(work)
+                tokens.append(outcome.token)
+        prefilled = [work.request for work in works if type(work) is Prefill]
+        before = _work_of(prefilled)
+        self.scheduler.commit(works, tokens)
+        for name, total, earlier in zip(("computed", "recomputed"), _work_of(prefilled), before, strict=True):
+            self.totals[name] += total - earlier
+        for work, token in zip(works, tokens, strict=True):
+            request = work.request
+            self._result.progress.append(Progress(request.id, request.attempt, request.counts()))
+            if token is not None:
+                self._emit(request, token)
 
     def _fail(self, request: Request, error: Exception) -> None:
         """End a request that failed alone, and remember its input unless the machine was short of memory."""
@@ -239,22 +247,11 @@ class Engine:
             self.pool.purge(request.keys)
         self._finish(request, "error", f"{type(error).__name__}: {error}"[:_LONGEST_ERROR])
 
-    def _count(self, work: Work) -> None:
-        request = work.request
-        computed, recomputed = request.computed, request.recomputed
-        self.scheduler.computed(work)
-        self.totals["computed"] += request.computed - computed
-        self.totals["recomputed"] += request.recomputed - recomputed
-        self.pool.slide(request.table, request.kv)
-
     def _emit(self, request: Request, token: int) -> None:
-        start = request.output
-        self.scheduler.sampled(request, token)
         if request.row is not None:
             request.row.take(token)
         self.totals["output"] += 1
-        self._result.progress.append(Progress(request.id, request.attempt, request.counts()))
-        self._result.events.append(Tokens(request.id, request.attempt, start, [token]))
+        self._result.events.append(Tokens(request.id, request.attempt, request.output - 1, [token]))
         if token in request.sampling.stop_tokens:
             self._finish(request, "stop", None)
         elif request.output >= request.max_output:
@@ -432,3 +429,8 @@ class Engine:
             "turnpike_engine_free_blocks": self.pool.free_blocks,
             "turnpike_engine_cached_blocks": self.pool.cached_blocks,
         }
+
+
+def _work_of(requests: Sequence[Request]) -> tuple[int, int]:
+    """Tokens computed and computed again, of these requests together."""
+    return sum(request.computed for request in requests), sum(request.recomputed for request in requests)

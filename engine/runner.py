@@ -12,7 +12,7 @@ from engine.layers.attention_plan import PREFILL_TILE, AttentionPlan, Chunk, pla
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
 from engine.sampling.sampler import sample
-from engine.scheduling.scheduler import Work
+from engine.scheduling.work import Work
 from engine.threads import Threads
 from prompt_cache.block_groups import Block
 

@@ -49,7 +49,7 @@ class GroupedPool:
     @property
     def available(self) -> int:
         """How many blocks `allocate` can give."""
-        return min(pool.available for pool in self.pools)
+        return min([pool.available for pool in self.pools])
 
     @property
     def free_blocks(self) -> int:
@@ -81,7 +81,7 @@ class GroupedPool:
         """Take `count` blocks in every group. Raises OutOfBlocks, and then took none."""
         if count > self.available:
             raise OutOfBlocks(f"{count} blocks asked for, {self.available} of {self.total} available")
-        return list(zip(*(pool.allocate(count) for pool in self.pools), strict=True))
+        return list(zip(*[pool.allocate(count) for pool in self.pools], strict=True))
 
     def free(self, blocks: Sequence[Block]) -> None:
         """Drop one reference of each block in each group that has it."""
@@ -143,7 +143,7 @@ class GroupedPool:
     def publish(self, block: Block, key: bytes, scope: str = "") -> Block:
         """Let a written block be found under `key` in each group that has it; returns the one to use from now on."""
         return tuple(
-            number if number == ABSENT else pool.publish(number, key, scope) for pool, number in self._parts(block)
+            [number if number == ABSENT else pool.publish(number, key, scope) for pool, number in self._parts(block)]
         )
 
     def purge(self, keys: Iterable[bytes]) -> int:

@@ -68,7 +68,7 @@ class BlockPool:
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks with one reference each and no key. Raises OutOfBlocks, and then took none."""
-        if count > self.available:
+        if count > len(self._free) + len(self._cached):
             raise OutOfBlocks(f"{count} blocks asked for, {self.available} of {self.total} available")
         blocks = []
         for _ in range(count):
@@ -144,7 +144,10 @@ class BlockPool:
         self._index[key] = block
         self._key[block] = key
         self._scope[block] = scope
-        self._scopes.setdefault(scope, {})[key] = None
+        keys = self._scopes.get(scope)
+        if keys is None:
+            keys = self._scopes[scope] = {}
+        keys[key] = None
         return block
 
     def purge(self, keys: Iterable[bytes]) -> int:

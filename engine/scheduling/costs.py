@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 
@@ -25,7 +26,7 @@ class Rates:
     row: float = 50.0
     batch: int = 64
 
-    @property
+    @cached_property
     def decoded(self) -> float:
         """Engine time of one decoded token at saturation."""
         return self.row + self.step / self.batch

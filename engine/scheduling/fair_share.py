@@ -51,12 +51,15 @@ class FairShare:
         self._prefills = LaneShares(weights, lane_quantum)
         """A second account, of prefill chunks alone: who of those already admitted goes into the step first."""
         self._taken = 0
+        self._lane: Lane | None = None
+        """Whose turn it was when that was last looked at."""
 
     # ------------------------------------------------------------ the queue
 
-    def at(self, now: float) -> None:
-        for shares in (self.lanes, self._prefills):
-            shares.weights["batch"] = self._batch_weight(now)
+    def at(self, now: float) -> bool:
+        self.lanes.weights["batch"] = self._prefills.weights["batch"] = self._batch_weight(now)
+        before, self._lane = self._lane, self._turn()
+        return self._lane != before
 
     def push(self, request: Request) -> None:
         request.rates = self.costs.rates if not request.began else request.rates
@@ -64,8 +67,11 @@ class FairShare:
         self.flows[request.lane].push(request)
 
     def peek(self, matched: Matched) -> Request | None:
-        lane = self.lanes.choose([lane for lane in LANES if len(self.flows[lane])])
-        return None if lane is None else self.flows[lane].choose(matched)
+        self._lane = self._turn()
+        return None if self._lane is None else self.flows[self._lane].choose(matched)
+
+    def _turn(self) -> Lane | None:
+        return self.lanes.choose([lane for lane in LANES if len(self.flows[lane])])
 
     def take(self, request: Request) -> None:
         flows = self.flows[request.lane]
@@ -156,12 +162,8 @@ class FairShare:
         return RANK[request.lane] < RANK[other.lane]
 
     def outranks(self, request: Request, other: Request) -> bool:
-        """A higher lane whose turn it is takes what a lower one holds, once that has earned again what it lost."""
-        return (
-            RANK[request.lane] < RANK[other.lane]
-            and other.fresh_output > 0
-            and other.fresh_output * other.rates.decoded >= other.redone * other.rates.uncached
-        )
+        """A higher lane whose turn it is takes what a lower one holds."""
+        return RANK[request.lane] < RANK[other.lane]
 
     # ------------------------------------------------------------ batch's deadlines
 

@@ -15,8 +15,8 @@ Matched = Callable[[Request], int]
 class Policy(Protocol):
     """The order of the queue. A preempted request is pushed again and keeps its place by its arrival."""
 
-    def at(self, now: float) -> None:
-        """A step begins: the time, in seconds since the Unix epoch."""
+    def at(self, now: float) -> bool:
+        """A step begins at `now`, in seconds since the Unix epoch. True if that may change what `peek` shows."""
 
     def push(self, request: Request) -> None:
         """Put a request into the queue."""
@@ -58,7 +58,7 @@ class Policy(Protocol):
         """Whether the prefill of a request that is admitted now may come before that of a running one."""
 
     def outranks(self, request: Request, other: Request) -> bool:
-        """Whether a waiting request may take the slot and the memory of a running one."""
+        """Whether a waiting request may take the slot and the memory of a running one that has recovered."""
 
 
 class FirstComeFirstServed:
@@ -68,8 +68,8 @@ class FirstComeFirstServed:
         self._heap: list[tuple[int, Request]] = []
         self._waiting: dict[int, Request] = {}
 
-    def at(self, now: float) -> None:
-        """Time changes nothing."""
+    def at(self, now: float) -> bool:
+        return False
 
     def push(self, request: Request) -> None:
         self._waiting[request.arrival] = request

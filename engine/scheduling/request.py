@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -47,8 +48,10 @@ class Request:
 
     table: list[Block] = field(default_factory=list)
     """One block for each 64 tokens; the first ones may be shared."""
-    kv: int = 0
-    """How many tokens have their KV in the table's blocks."""
+    slot: int = -1
+    """Its place in the batch of those that decode; -1 while it is not there."""
+    due: int = 0
+    """The step after which it needs attention while it decodes."""
     keys: list[bytes] = field(default_factory=list)
     """Keys of the whole blocks of `tokens`, as far as they were needed."""
     published: int = 0
@@ -56,12 +59,10 @@ class Request:
     seen: int = 0
     """The most tokens that ever had their KV: what lies before was counted, and is recomputation when done again."""
     began: bool = False
-    fresh_output: int = 0
-    """Output tokens sampled since the request last got its blocks: 0 means that it made no progress since."""
-    redone: int = 0
-    """Tokens that it had to compute again after it last got its blocks."""
     placed: int = 0
     """Place in the order in which requests got their blocks."""
+    lost: float = 0.0
+    """µs that its last preemption cost: what had to be computed again."""
     rates: Rates = field(default_factory=Rates)
     """What its tokens cost, as known when it was queued or last got its blocks."""
     estimate: float = 0.0
@@ -73,6 +74,16 @@ class Request:
     computed: int = 0
     read_hbm: int = 0
     recomputed: int = 0
+    _kv: int = 0
+    _placed_seen: int = 0
+    _placed_output: int = 0
+    _placed_tokens: int = 0
+    _recovered: bool = False
+
+    @property
+    def kv(self) -> int:
+        """How many tokens have their KV in the table's blocks: while it decodes, all but the last."""
+        return len(self.tokens) - 1 if self.slot >= 0 else self._kv
 
     @property
     def output(self) -> int:
@@ -88,6 +99,32 @@ class Request:
     def spent(self) -> float:
         """µs of engine time that it got so far; what is computed again is our cost and not the flow's."""
         return self.rates.cost(self.computed, self.read_hbm, self.output)
+
+    @property
+    def fresh_output(self) -> int:
+        """Output tokens sampled since the request last got its blocks."""
+        return self.output - self._placed_output
+
+    @property
+    def recovered(self) -> bool:
+        """Whether it made progress since it last got its blocks, as much as it had lost by giving them up before."""
+        if not self._recovered:
+            earned = self._earned()
+            self._recovered = earned > 0 and earned >= self.lost
+        return self._recovered
+
+    def recovers(self) -> bool:
+        """Whether it has recovered since this was last asked."""
+        return not self._recovered and self.recovered
+
+    @property
+    def owes(self) -> int:
+        """Output tokens to come until it has recovered."""
+        return 0 if self.recovered else max(1, math.ceil((self.lost - self._earned()) / self.rates.decoded))
+
+    def _earned(self) -> float:
+        prefilled = min(self.kv, self._placed_tokens) - self._placed_seen
+        return self.rates.cost(max(0, prefilled), 0, self.fresh_output)
 
     def counts(self) -> Counts:
         """What was done so far (E2)."""
@@ -122,20 +159,40 @@ class Request:
     def segment_at(self, block_start: int) -> tuple[int, bytes, str]:
         """The segment that the block beginning at this token belongs to: the one of its last token."""
         end = block_start + BLOCK_TOKENS
-        return next((segment for segment in self.segments if segment[0] >= end), self.segments[-1])
+        for segment in self.segments:
+            if segment[0] >= end:
+                return segment
+        return self.segments[-1]
+
+    def place(self, table: list[Block], tokens: int) -> None:
+        """The request got its blocks; the KV of its first `tokens` tokens was found in memory."""
+        self.table = table
+        self.published = tokens // BLOCK_TOKENS
+        self.lost = max(0, self.seen - tokens) * self.rates.uncached
+        self.read_hbm += max(0, min(tokens, self.prompt) - self.seen)
+        self._kv = tokens
+        self.seen = max(self.seen, tokens)
+        self._placed_seen, self._placed_output, self._placed_tokens = self.seen, self.output, len(self.tokens)
+        self._recovered = False
 
     def account(self, end: int) -> None:
         """Count that the tokens kv..end are computed now: new ones of the prompt, or again after preemption."""
         again = min(end, self.seen)
-        if again > self.kv:
-            self.recomputed += again - self.kv
-        fresh = max(self.kv, self.seen)
+        if again > self._kv:
+            self.recomputed += again - self._kv
+        fresh = max(self._kv, self.seen)
         self.computed += max(0, min(end, self.prompt) - fresh)
-        self.kv = end
+        self._kv = end
         self.seen = max(self.seen, end)
 
-    def account_read(self, tokens: int) -> None:
-        """Count that the first `tokens` were found in memory when blocks were assigned."""
-        self.read_hbm += max(0, min(tokens, self.prompt) - self.seen)
-        self.kv = tokens
-        self.seen = max(self.seen, tokens)
+    def rest(self) -> None:
+        """It leaves the batch of those that decode; its KV stays."""
+        self._kv = len(self.tokens) - 1
+        self.seen = max(self.seen, self._kv)
+        self.slot = -1
+
+    def give_up(self) -> None:
+        """Its blocks are gone."""
+        self.table = []
+        self.published = 0
+        self._kv = 0

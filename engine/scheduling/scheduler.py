@@ -6,41 +6,26 @@ there are blocks for all tokens that it has and one more, after reading what is 
 out of memory half way, and only a decoding request can need another block. When none is left, the policy's victim gives
 its blocks back and is recomputed later. Whoever has not yet made progress cannot be preempted, so no two requests
 preempt each other for ever.
+
+A step costs what changed since the last one: requests that only decode on are a batch that is kept (`decode_batch`),
+and while nothing came, ended or gave way, nobody is looked at who could not be admitted before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
 
 from engine.protocol import Lane
 from engine.scheduling.costs import FixedCosts, StepCosts
+from engine.scheduling.decode_batch import DecodeBatch
 from engine.scheduling.policy import FirstComeFirstServed, Policy
 from engine.scheduling.request import Request
+from engine.scheduling.work import Prefill, Step, Work
 from prompt_cache.block_groups import Block, GroupedPool
 from prompt_cache.keys import BLOCK_TOKENS
 
 TOKEN_TARGETS: Mapping[Lane, float] = {"interactive": 100_000.0, "standard": 200_000.0, "batch": 1_000_000.0}
 """µs between two tokens of a decoding request, at most, as far as the decodes alone allow it."""
-
-
-@dataclass(slots=True)
-class Work:
-    """Compute the KV of `count` tokens of a request from `start`; `samples` when they reach its last token."""
-
-    request: Request
-    start: int
-    count: int
-    samples: bool
-
-
-@dataclass
-class Step:
-    """What one step does: requests with one token first. `fresh` blocks must be cleared before use."""
-
-    work: list[Work] = field(default_factory=list)
-    began: list[Request] = field(default_factory=list)
-    fresh: list[Block] = field(default_factory=list)
 
 
 class Scheduler:
@@ -67,12 +52,23 @@ class Scheduler:
         self.queue: Policy = FirstComeFirstServed() if policy is None else policy
         self.costs: StepCosts = FixedCosts() if costs is None else costs
         self.targets = targets
-        self.running: list[Request] = []
-        """In the order of arrival."""
+        self.batch = DecodeBatch()
         self.parked: dict[str, Request] = {}
         """Without blocks and out of credit: not in the queue until credit comes."""
         self.preemptions = 0
+        self._running: dict[int, Request] = {}
+        """All that have blocks, by arrival. Each decodes in the batch, or is in one of the next three."""
+        self._prefills: dict[int, Request] = {}
+        """By place."""
+        self._starved: dict[int, Request] = {}
+        """By arrival: those whose next token needs a block."""
+        self._held: dict[int, Request] = {}
+        """By arrival: out of credit."""
         self._placed = 0
+        self._changed = False
+        """Whether something changed since the first of the queue could not be admitted."""
+        self._available = 0
+        """How many blocks could be had then."""
 
     # ------------------------------------------------------------ requests in and out
 
@@ -81,23 +77,31 @@ class Scheduler:
         if request.paused:
             self.parked[request.id] = request
         else:
-            self.queue.push(request)
+            self._push(request)
 
     def remove(self, request: Request) -> None:
         """Take a request out wherever it is, and free its blocks at once (E4)."""
         if request.id in self.parked:
             del self.parked[request.id]
         elif request.table:
-            self.running.remove(request)
-            self.queue.released(request)
             self._release(request)
         else:
             self.queue.remove(request)
+            self._changed = True
 
     def credited(self, request: Request) -> None:
-        """Credit has come: queue the request if it was parked."""
-        if not request.paused and self.parked.pop(request.id, None) is not None:
-            self.queue.push(request)
+        """Credit has come: the request goes on if that is what it waited for."""
+        if request.paused:
+            return
+        if self.parked.pop(request.id, None) is not None:
+            self._push(request)
+        elif self._held.pop(request.arrival, None) is not None:
+            self._decode(request)
+
+    @property
+    def running(self) -> Collection[Request]:
+        """The requests that have blocks."""
+        return self._running.values()
 
     @property
     def waiting(self) -> int:
@@ -107,40 +111,115 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether a step would do something."""
-        return len(self.queue) > 0 or any(not request.paused for request in self.running)
+        return bool(self.batch.rows or self._prefills or self._starved or len(self.queue))
 
     # ------------------------------------------------------------ a step
 
     def schedule(self, now: float = 0.0) -> Step:
         """Choose the next step's work and give its requests their blocks. `now`: seconds since the Unix epoch."""
         step = Step()
-        self.queue.at(now)
-        self._grow(step)
-        self._admit(step)
-        prefills: list[Request] = []
-        decoding: set[Lane] = set()
-        for request in self.running:
-            if request.paused:
-                continue
-            if len(request.tokens) - request.kv > 1:
-                prefills.append(request)
-            elif len(request.table) * BLOCK_TOKENS >= len(request.tokens):
-                step.work.append(Work(request, request.kv, 1, samples=True))
-                decoding.add(request.lane)
-        self._prefill(step, prefills, self._room(len(step.work), decoding))
+        moved = self.queue.at(now)
+        if self._starved:
+            self._grow(step)
+        if len(self.queue) and (moved or self._changed or self._prefills or self.pool.available > self._available):
+            self._admit(step)
+        step.work = list(self.batch.rows)
+        if self._prefills:
+            self._prefill(step)
         return step
 
-    def _room(self, decodes: int, decoding: Collection[Lane]) -> int:
-        """How many tokens may be prefilled beside these decodes: always a block, so that all come to their end."""
+    def commit(self, works: Sequence[Work], tokens: Sequence[int | None]) -> None:
+        """These works are done: count them, publish the blocks that they filled, take the sampled tokens.
+
+        In the order of the step; works that failed are not among them, and their requests have been removed.
+        """
+        decodes = len(self.batch)
+        # Before the prompts that end now join the batch: they have their first token already.
+        for request in self.batch.advance(works[:decodes], tokens):
+            self._attend(request)
+        for work, token in zip(works[decodes:], tokens[decodes:], strict=True):
+            self._prefilled(work, token)
+
+    # ------------------------------------------------------------ decoding
+
+    def _attend(self, request: Request) -> None:
+        """A decoding request has filled a block, spent its credit, or recovered from its preemption."""
+        self._fill(request)
+        self._changed |= request.recovers()
+        if request.paused:
+            self.batch.leave(request)
+            self._hold(request)
+        elif self._has_room(request):
+            self.batch.plan(request)
+        else:
+            self._starved[request.arrival] = request
+
+    def _decode(self, request: Request) -> None:
+        """A request whose prompt is done goes on, or waits for what it needs."""
+        if request.paused:
+            self._hold(request)
+        elif self._has_room(request):
+            self.batch.join(request)
+        else:
+            self._starved[request.arrival] = request
+
+    def _hold(self, request: Request) -> None:
+        self._held[request.arrival] = request
+        self._changed = True
+
+    def _has_room(self, request: Request) -> bool:
+        return len(request.table) * BLOCK_TOKENS >= len(request.tokens)
+
+    def _grow(self, step: Step) -> None:
+        """Give each request the block that its next token needs, by preemption if it must be; the oldest first."""
+        if self.pool.available >= len(self._starved):
+            blocks = self.pool.allocate(len(self._starved))
+            for request, block in zip(self._starved.values(), blocks, strict=True):
+                self._extend(request, block, step)
+            self._starved.clear()
+            return
+        for request in sorted(self._starved.values(), key=lambda request: request.arrival):
+            if request.table and (self.pool.available or self._make_way(request)):
+                self._extend(request, self.pool.allocate(1)[0], step)
+                del self._starved[request.arrival]
+            elif request.slot >= 0:
+                self.batch.leave(request)
+
+    def _extend(self, request: Request, block: Block, step: Step) -> None:
+        request.table.append(block)
+        step.fresh.append(block)
+        self.queue.grown(request)
+        if request.slot >= 0:
+            self.batch.plan(request)
+        else:
+            self.batch.join(request)
+
+    def _make_way(self, request: Request) -> bool:
+        """Preempt until there is a block for the next token of this one. False if there is none, or it gave way."""
+        while not self.pool.available:
+            victim = self.queue.victim(other for other in self._running.values() if other.fresh_output > 0)
+            if victim is None or (victim is request and self.queue.victim(self._running.values()) is not request):
+                return False  # one that should give way first has yet to make progress: this one waits a step
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    # ------------------------------------------------------------ prefill
+
+    def _room(self) -> int:
+        """How many tokens may be prefilled beside the decodes: always a block, so that all come to their end."""
+        decodes = len(self.batch)
         left = self.budget - decodes
-        if decoding:
-            target = min(self.targets[lane] for lane in decoding)
+        if decodes:
+            target = min(self.targets[lane] for lane, rows in self.batch.lanes.items() if rows)
             left = int(min(left, max(BLOCK_TOKENS, self.costs.prefill_within(target, decodes))))
         return left
 
-    def _prefill(self, step: Step, pending: list[Request], left: int) -> None:
+    def _prefill(self, step: Step) -> None:
         """Fill the step with chunks, whole blocks but for a prompt's end, in the policy's order."""
-        pending.sort(key=lambda request: request.placed)
+        pending = list(self._prefills.values())
+        left = self._room()
         chunks: list[Work] = []
         while pending:
             request = self.queue.prefill(pending)
@@ -150,72 +229,62 @@ class Scheduler:
                 end -= end % BLOCK_TOKENS
             if end <= request.kv:
                 break
-            work = Work(request, request.kv, end - request.kv, samples=end == total)
+            work = Prefill(request, request.kv, end - request.kv, samples=end == total)
             (step.work if work.count == 1 else chunks).append(work)
             left -= work.count
             pending.remove(request)
             self.queue.prefilled(request, work.count)
         step.work += chunks
 
-    def computed(self, work: Work) -> None:
-        """A work is done: count it and publish the blocks that it filled."""
+    def _prefilled(self, work: Work, token: int | None) -> None:
         request = work.request
         request.account(work.start + work.count)
+        self._fill(request)
+        if token is not None:
+            request.tokens.append(token)
+            del self._prefills[request.placed]
+            self._decode(request)
+
+    def _fill(self, request: Request) -> None:
+        """Publish the blocks that are full, and give back those that fell out of the window."""
         self._publish(request)
+        self.pool.slide(request.table, request.kv)
 
-    def sampled(self, request: Request, token: int) -> None:
-        """The request's next token is known."""
-        request.tokens.append(token)
-        request.fresh_output += 1
+    # ------------------------------------------------------------ admission
 
-    # ------------------------------------------------------------ inside
-
-    def _grow(self, step: Step) -> None:
-        """Give each decoding request the block that its next token needs, by preemption if it must be."""
-        for request in list(self.running):
-            if request.paused or not request.table or len(request.table) * BLOCK_TOKENS >= len(request.tokens):
-                continue  # without a table it was preempted just now
-            while not self.pool.available:
-                victim = self.queue.victim(other for other in self.running if other.fresh_output > 0)
-                if victim is None or (victim is request and self.queue.victim(self.running) is not request):
-                    break  # one that should give way first has yet to make progress: this one waits a step
-                self._preempt(victim)
-                if victim is request:
-                    break
-            if request.table and self.pool.available:
-                blocks = self.pool.allocate(1)
-                request.table += blocks
-                step.fresh += blocks
-                self.queue.grown(request)
+    def _push(self, request: Request) -> None:
+        self.queue.push(request)
+        self._changed = True
 
     def _admit(self, step: Step) -> None:
-        if not len(self.queue):
-            return
-        decoding = {r.lane for r in self.running if not r.paused and len(r.tokens) - r.kv <= 1}
-        room = self._room(len(self.running), decoding)
+        room = self._room()
         while (request := self.queue.peek(self._matched_tokens)) is not None:
             # Admitted when the step comes to it: who is admitted sooner could not be overtaken any more.
             if self._prefill_before(request) >= room or not self._make_room(request):
-                return
+                break
             self.queue.take(request)
             self._place(request, step)
             self.queue.placed(request)
+        self._changed = False
+        self._available = self.pool.available
 
     def _prefill_before(self, request: Request) -> int:
         """Tokens to prefill of running requests that this one would not overtake."""
         return sum(
             len(other.tokens) - other.kv
-            for other in self.running
-            if not other.paused and len(other.tokens) - other.kv > 1 and not self.queue.overtakes(request, other)
+            for other in self._prefills.values()
+            if not self.queue.overtakes(request, other)
         )
 
     def _make_room(self, request: Request) -> bool:
         """Whether the request fits, after those gave way who must: out of credit, or outranked."""
         while not self._fits(request):
             # Those who cannot go on for want of credit hold neither slots nor memory against those who can.
-            victim = self.queue.victim(other for other in self.running if other.paused)
+            victim = self.queue.victim(self._held.values())
             if victim is None:
-                outranked = [other for other in self.running if self.queue.outranks(request, other)]
+                outranked = [
+                    other for other in self._running.values() if self.queue.outranks(request, other) and other.recovered
+                ]
                 freed = sum(len(other.table) for other in outranked)
                 if not outranked or request.blocks_for(len(request.tokens) + 1) > self.pool.available + freed:
                     return False
@@ -234,7 +303,7 @@ class Scheduler:
         return self.pool.find(request.extend_keys((len(request.tokens) - 1) // BLOCK_TOKENS))
 
     def _fits(self, request: Request) -> bool:
-        if len(self.running) >= self.max_running:
+        if len(self._running) >= self.max_running:
             return False
         needed = request.blocks_for(len(request.tokens) + 1)
         if needed <= self.pool.available:
@@ -248,26 +317,18 @@ class Scheduler:
         self.pool.share(matched)
         fresh = self.pool.allocate(request.blocks_for(len(request.tokens) + 1) - len(matched))
         step.fresh += fresh
-        request.table = matched + fresh
-        request.published = len(matched)
-        request.fresh_output = 0
-        request.redone = max(0, request.seen - len(matched) * BLOCK_TOKENS)
-        request.account_read(len(matched) * BLOCK_TOKENS)
+        request.place(matched + fresh, len(matched) * BLOCK_TOKENS)
         self._placed += 1
         request.placed = self._placed
         if not request.began:
             request.began = True
             step.began.append(request)
-        at = len(self.running)
-        while at and self.running[at - 1].arrival > request.arrival:
-            at -= 1
-        self.running.insert(at, request)
+        self._running[request.arrival] = request
+        self._prefills[request.placed] = request
 
     def _publish(self, request: Request) -> None:
-        if request.store == "none":
-            return
         full = request.kv // BLOCK_TOKENS
-        if full <= request.published:
+        if full <= request.published or request.store == "none":
             return
         keys = request.extend_keys(full)
         for index in range(request.published, full):
@@ -275,16 +336,39 @@ class Scheduler:
             request.table[index] = self.pool.publish(request.table[index], keys[index], scope)
         request.published = full
 
+    # ------------------------------------------------------------ giving way
+
     def _preempt(self, request: Request) -> None:
         """Take a request's blocks; it is computed again later. (To swap them out instead is decided here.)"""
-        self.running.remove(request)
-        self.queue.released(request)
         self._release(request)
         self.preemptions += 1
         self.add(request)
 
     def _release(self, request: Request) -> None:
+        self._changed = True
+        if request.slot >= 0:
+            self.batch.leave(request)
+        self._prefills.pop(request.placed, None)
+        self._starved.pop(request.arrival, None)
+        self._held.pop(request.arrival, None)
+        del self._running[request.arrival]
+        self.queue.released(request)
         self.pool.free(request.table)
-        request.table = []
-        request.kv = 0
-        request.published = 0
+        request.give_up()
+
+    def check(self) -> None:
+        """Raise AssertionError unless every running request is where it belongs. For tests."""
+        places = [
+            [work.request.arrival for work in self.batch.rows],
+            [request.arrival for request in self._prefills.values()],
+            list(self._held),
+            [arrival for arrival, request in self._starved.items() if request.slot < 0],
+        ]
+        assert sorted(arrival for place in places for arrival in place) == sorted(self._running), "in no or two places"
+        for row, work in enumerate(self.batch.rows):
+            request = work.request
+            assert request.slot == row, "a row has another number"
+            assert not request.paused, "a row is out of credit"
+            assert self._has_room(request) or request.arrival in self._starved, "a row has no room"
+            assert request.kv // BLOCK_TOKENS == request.published or request.store == "none", "a full block is hidden"
+        assert all(request.paused for request in self._held.values()), "somebody is held in spite of credit"

@@ -21,7 +21,7 @@ from engine.models.registry import load_model
 from engine.options import Quantize
 from engine.protocol import Began, Counts, Done, Generate, Sampling, Scope, Segment, Tokens
 from engine.runner import Runner
-from engine.scheduling.scheduler import Work
+from engine.scheduling.work import Work
 from engine.threads import Threads
 from prompt_cache.block_groups import ABSENT, GroupedPool
 from tests.engine.families import write_family
@@ -150,6 +150,7 @@ class Bench:
     def step(self) -> None:
         result = self.engine.step()
         self.engine.pool.check()
+        self.engine.scheduler.check()
         tables = [request.table for request in self.engine.scheduler.running]
         held = sum(number != ABSENT for table in tables for block in table for number in block)
         assert held >= self.engine.pool.referenced_blocks

@@ -9,8 +9,9 @@ from engine.protocol import Sampling
 from engine.scheduling.costs import FixedCosts, Rates
 from engine.scheduling.policy import Policy
 from engine.scheduling.request import Request
-from engine.scheduling.scheduler import Scheduler, Step
-from prompt_cache.blocks import BlockPool
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.work import Step
+from prompt_cache.block_groups import GroupedPool
 
 RATES = Rates(step=1000.0, uncached=10.0, cached=0.1, row=20.0, batch=16)
 
@@ -50,7 +51,7 @@ class Replica:
     seen: Callable[[Step], None] | None = None
 
     def __post_init__(self) -> None:
-        self.pool = BlockPool(self.blocks)
+        self.pool = GroupedPool([(self.blocks, 0)])
         self.scheduler = Scheduler(self.pool, self.budget, self.running, self.policy, costs=FixedCosts(self.rates))
 
     def add(self, *requests: Request) -> None:
@@ -63,14 +64,14 @@ class Replica:
         self.now += self.rates.step_time(sum(work.count for work in step.work) - decodes, decodes)
         if self.seen is not None:
             self.seen(step)
+        self.scheduler.commit(step.work, [1 if work.samples else None for work in step.work])
         for work in step.work:
-            self.scheduler.computed(work)
             if work.samples:
-                self.scheduler.sampled(work.request, 1)
                 ended = self.ends.get(work.request.id, work.request.max_output)
                 if work.request.output >= ended:
                     self.scheduler.remove(work.request)
                     self.finished.append(work.request)
+        self.scheduler.check()
         return step
 
     def finish(self, steps: int = 100_000) -> None:

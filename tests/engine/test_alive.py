@@ -13,7 +13,7 @@ import torch
 from engine.protocol import Counts, Done, Refusal, Segment
 from engine.quarantine import Quarantine
 from engine.runner import Outcome
-from engine.scheduling.scheduler import Work
+from engine.scheduling.work import Work
 from engine.watchdog import EXIT_STALLED
 from gateway.ending import judge
 from gateway.failures import InvalidRequest

@@ -12,7 +12,7 @@ from engine.protocol import Lane
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.lanes import LANES, WEIGHTS, LaneShares
 from engine.scheduling.request import Request
-from engine.scheduling.scheduler import Step
+from engine.scheduling.work import Step
 from tests.engine.scheduling import RATES, Replica, request
 
 SLOTS = st.sampled_from([1, 2, 5])

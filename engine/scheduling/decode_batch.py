@@ -1,0 +1,66 @@
+"""The requests that decode: one token each, step after step, and nothing else to be done for most of them.
+
+A decoding request needs attention only now and then: when its last block is full, when its credit ends, when it has
+earned what its last preemption cost. Each of these is a number of tokens ahead, and each step adds one token to every
+request here; so a calendar by steps says who needs it, and all others cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from engine.protocol import Lane
+from engine.scheduling.lanes import LANES
+from engine.scheduling.request import Request
+from engine.scheduling.work import Decode, Work
+from prompt_cache.keys import BLOCK_TOKENS
+
+
+class DecodeBatch:
+    """Requests whose next token has room in their blocks. `lanes` counts them by lane."""
+
+    def __init__(self) -> None:
+        self.rows: list[Decode] = []
+        self.lanes: dict[Lane, int] = dict.fromkeys(LANES, 0)
+        self._step = 0
+        self._calendar: dict[int, list[Request]] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def join(self, request: Request) -> None:
+        """The request decodes from the next step on."""
+        request.slot = len(self.rows)
+        self.rows.append(Decode(request))
+        self.lanes[request.lane] += 1
+        self.plan(request)
+
+    def leave(self, request: Request) -> None:
+        """The request decodes no more, or not now."""
+        last = self.rows.pop()
+        if last.request is not request:
+            self.rows[request.slot] = last
+            last.request.slot = request.slot
+        self.lanes[request.lane] -= 1
+        request.rest()
+
+    def plan(self, request: Request) -> None:
+        """Enter into the calendar when the request needs attention next: after one token at the earliest."""
+        length = len(request.tokens)
+        # All its tokens but the last have their KV: the block is full when those reach its end.
+        ahead = BLOCK_TOKENS - (length - 1) % BLOCK_TOKENS
+        ahead = min(ahead, request.credit - (length - request.prompt))
+        if request.owes:
+            ahead = min(ahead, request.owes)
+        request.due = self._step + ahead
+        self._calendar.setdefault(request.due, []).append(request)
+
+    def advance(self, works: Sequence[Work], tokens: Sequence[int | None]) -> Iterator[Request]:
+        """A step was done: all got their token. Yields those that need attention: to be planned again, or to leave."""
+        for work, token in zip(works, tokens, strict=False):
+            work.request.tokens.append(token)  # type: ignore[arg-type]  # a decode samples
+        self._step += 1
+        for request in self._calendar.pop(self._step, ()):
+            # An entry counts only while it says when the request is due.
+            if request.slot >= 0 and request.due == self._step:
+                yield request

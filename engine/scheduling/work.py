@@ -1,0 +1,48 @@
+"""What one step does: tokens of requests to compute, and blocks to prepare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeAlias
+
+from engine.scheduling.request import Request
+from prompt_cache.block_groups import Block
+
+
+@dataclass(slots=True)
+class Prefill:
+    """Compute the KV of `count` tokens of a request from `start`; `samples` when they reach its last token."""
+
+    request: Request
+    start: int
+    count: int
+    samples: bool
+
+
+class Decode:
+    """Compute the KV of a request's last token and sample the next; the same object in each step that decodes it."""
+
+    __slots__ = ("request",)
+
+    count: ClassVar[int] = 1
+    samples: ClassVar[bool] = True
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+
+    @property
+    def start(self) -> int:
+        """The position of the token to compute."""
+        return len(self.request.tokens) - 1
+
+
+Work: TypeAlias = Prefill | Decode
+
+
+@dataclass
+class Step:
+    """What one step does: work of one token first. `fresh` blocks must be cleared before use."""
+
+    work: list[Work] = field(default_factory=list)
+    began: list[Request] = field(default_factory=list)
+    fresh: list[Block] = field(default_factory=list)
