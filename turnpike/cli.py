@@ -109,6 +109,21 @@ def _add_audits(tree: _Parser) -> None:
     tree.leaf(audit, "counts", text, ADMIN, _command("audits", "audit_counts"))
 
 
+def _add_exports(tree: _Parser) -> None:
+    export = tree.leaf(
+        tree.commands,
+        "export",
+        "a period's usage, costs or books as a file for finance",
+        ADMIN,
+        _command("exports", "export_data"),
+    )
+    export.add_argument("dataset", metavar="DATASET", help="usage, costs or journal")
+    export.add_argument("--period", help="month such as 2026-11; default: this month (UTC)")
+    export.add_argument("--tenant", help="one tenant alone")
+    export.add_argument("--format", default="csv", help="csv, jsonl, parquet or xlsx")
+    export.add_argument("-o", "--output", metavar="FILE", help="file or folder; default: DATASET-PERIOD.FORMAT here")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     tree = _Parser()
@@ -176,6 +191,7 @@ def build_parser() -> argparse.ArgumentParser:
     usage.add_argument("--tenant", help="one tenant alone")
     usage.add_argument("--format", choices=["table", "csv", "json"], default="table")
 
+    _add_exports(tree)
     _add_periods(tree)
     _add_audits(tree)
 

@@ -11,6 +11,7 @@ def known() -> tuple[type[Exception], ...]:
     """Every such failure of every room. Imports the rooms, so it is called when something has failed."""
     from billing.balances import CurrencyMismatch  # noqa: PLC0415
     from billing.epochs import EpochAlive, UnknownEpoch  # noqa: PLC0415
+    from billing.exports.datasets import InvalidExport  # noqa: PLC0415
     from billing.money import InvalidMoney, InvalidPrice  # noqa: PLC0415
     from billing.periods import PeriodOpen  # noqa: PLC0415
     from billing.usage import InvalidPeriod, InvalidUsage  # noqa: PLC0415
@@ -37,6 +38,7 @@ def known() -> tuple[type[Exception], ...]:
         EngineError,
         EpochAlive,
         InvalidDatabaseUrl,
+        InvalidExport,
         InvalidMoney,
         InvalidPeriod,
         InvalidPrice,

@@ -108,6 +108,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 120.0
     context: Annotated[int, _about("context in tokens; 0: the model's own", SERVE, ENGINE, at_least=0)] = 0
 
+    account_codes: Annotated[
+        str, _about("codes of the journal's accounts, such as revenue=4400,receivable=1200", SERVE, WORKER, ADMIN)
+    ] = ""
+
     @property
     def data(self) -> Path:
         """The data folder."""

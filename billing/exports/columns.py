@@ -1,0 +1,54 @@
+"""What the columns of an export hold, and how each value is written as text: the same in every format and language."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from billing.money import MICRO, format_pico
+from storage.base import from_instant
+
+Kind = Literal["text", "id", "integer", "money", "price", "instant", "date"]
+"""`money` is in pico-units, `price` in micro-units per 1,000,000; both are exact decimal numbers in files. `instant` is
+in microseconds since the Unix epoch, `date` too, of which the day in UTC is written. Any value may be None: empty."""
+
+PRICE_PLACES, MONEY_PLACES = 6, 12
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column; `about` is one line for the documentation."""
+
+    name: str
+    kind: Kind
+    about: str = ""
+
+
+def as_text(kind: Kind, value: Any) -> str | None:
+    """The value as every text format has it; numbers are plain decimals."""
+    if value is None:
+        return None
+    match kind:
+        case "money":
+            return format_pico(value)
+        case "price":
+            return format_price(value)
+        case "instant":
+            return from_instant(value).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        case "date":
+            return from_instant(value).date().isoformat()
+    return str(value)
+
+
+def format_price(micro: int) -> str:
+    """A price as a decimal string with all its 6 places: 400000 → "0.400000"."""
+    whole, rest = divmod(abs(micro), MICRO)
+    return f"{'-' if micro < 0 else ''}{whole}.{rest:06d}"
+
+
+def safe_cell(text: str) -> str:
+    """Text that no spreadsheet takes for a formula: what begins like one gets an apostrophe in front (OWASP's rule)."""
+    return f"'{text}" if text[:1] in _FORMULA else text
+
+
+_FORMULA = frozenset("=+-@\t\r\n＝＋－＠")

@@ -1,0 +1,117 @@
+"""The costs export: one row for each day, project, key, model, lane, context tier, price version and meter."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from sqlalchemy import func, select
+
+from billing.exports.columns import Column
+from billing.exports.datasets import Asked, Dataset, Reading
+from billing.exports.writers import Row
+from billing.rating.lines import RatedLine
+from billing.rating.usage_lines import Used, lines_of
+from billing.rollups import HOUR, LIMB, SUMS
+from billing.tables import rollup_hour
+from billing.usage import METERS
+
+DAY = 24 * HOUR
+_OF = rollup_hour.c
+
+
+async def rated_groups(reading: Reading, asked: Asked, width: int) -> AsyncIterator[list[tuple[Any, str, RatedLine]]]:
+    """Each group of rollups with its currency and lines: a span of `width` microseconds of a key's use of a model.
+
+    In the order of tenant, time, project, key, model, lane, tier and version. Raises CostMismatch.
+    """
+    start = (_OF.hour - _OF.hour % width).label("start")
+    groups = [
+        _OF.tenant_id,
+        start,
+        _OF.project_id,
+        _OF.key_id,
+        reading.in_order(_OF.model),
+        reading.in_order(_OF.lane),
+        _OF.context_from,
+        _OF.price_version,
+    ]
+    shown = (_OF.tenant_id, start, _OF.project_id, _OF.key_id, _OF.model, _OF.lane, _OF.context_from, _OF.price_version)
+    query = (
+        select(*shown, *(func.sum(_OF[name]).label(name) for name in SUMS))
+        .where(_OF.period == asked.period)
+        .group_by(*shown)
+        .order_by(*groups)
+    )
+    if asked.tenant_id is not None:  # else all tenants: an export of the whole installation
+        query = query.where(_OF.tenant_id == asked.tenant_id)
+    async for portion in reading.portions(query):
+        rated = []
+        for row in portion:
+            version = await reading.prices.version(row.price_version)
+            used = Used(
+                project_id=row.project_id,
+                model=row.model,
+                lane=row.lane,
+                context_from=row.context_from,
+                price_version=row.price_version,
+                requests=int(row.requests),
+                meters={meter: int(units) for meter in METERS if (units := getattr(row, meter))},
+                cost_pico=int(row.cost_high) * LIMB + int(row.cost_low),
+            )
+            lines = lines_of([used], {version.id: version}, row.start, row.start + width)
+            rated += [(row, version.currency, line) for line in lines]
+        yield rated
+
+
+async def _rows(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
+    names = asked.names
+    async for rated in rated_groups(reading, asked, DAY):
+        yield [
+            (
+                row.start,
+                asked.period,
+                row.tenant_id,
+                names.tenants.get(row.tenant_id),
+                row.project_id,
+                names.projects.get(row.project_id),
+                row.key_id,
+                line.model,
+                line.lane,
+                line.context_from,
+                line.price_version,
+                line.meter,
+                line.units,
+                line.price_micro,
+                currency,
+                line.exact_pico,
+            )
+            for row, currency, line in rated
+        ]
+
+
+COSTS = Dataset(
+    name="costs",
+    title="Costs",
+    about="one row for each day, project, key, model, lane, context tier, price version and meter",
+    columns=(
+        Column("date", "date", "day in UTC"),
+        Column("period", "text", "billing period"),
+        Column("tenant_id", "id"),
+        Column("tenant", "text"),
+        Column("project_id", "id"),
+        Column("project", "text"),
+        Column("key_id", "id", "API key that asked"),
+        Column("model", "text", "served model"),
+        Column("lane", "text", "interactive, standard or batch"),
+        Column("context_from", "integer", "where the context tier begins, in tokens"),
+        Column("price_version", "integer"),
+        Column("meter", "text", "what was used"),
+        Column("units", "integer", "tokens"),
+        Column("price_per_million", "price", "price of 1,000,000 units"),
+        Column("currency", "text"),
+        Column("cost", "money", "units × price, exactly"),
+    ),
+    rows=_rows,
+    sums=("cost",),
+)

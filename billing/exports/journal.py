@@ -1,0 +1,108 @@
+"""The journal export: the ledger as double entries, one row for each side, for any accounting program.
+
+A transaction belongs to its billing period, or to the month of its posting if it has none. The debits of a file are
+equal to its credits, and both to the ledger's entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from sqlalchemy import and_, or_, select
+
+from billing.exports.columns import Column
+from billing.exports.datasets import Asked, Dataset, InvalidExport, Reading
+from billing.exports.writers import Row
+from billing.tables import ledger_entry, ledger_txn
+from billing.usage import period_bounds
+
+ACCOUNT_CODES: dict[str, str] = {
+    "clearing": "1010",
+    "receivable": "1200",
+    "prepaid": "2300",
+    "promo": "2310",
+    "revenue": "4000",
+    "goodwill": "6300",
+}
+"""The code of each account where nothing else was set."""
+_MICROSECOND = 1
+
+
+def parse_account_codes(text: str) -> dict[str, str]:
+    """Codes by account from `clearing=1010,revenue=4400`; the others keep theirs. Raises InvalidExport."""
+    codes = dict(ACCOUNT_CODES)
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        account, _, code = (piece.strip() for piece in part.partition("="))
+        if account not in ACCOUNT_CODES:
+            raise InvalidExport("account_codes", f"{account!r} is not one of {', '.join(ACCOUNT_CODES)}")
+        if not code:
+            raise InvalidExport("account_codes", f"{account} has no code; write it as {account}=CODE")
+        codes[account] = code
+    return codes
+
+
+async def _rows(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
+    first, after = period_bounds(asked.period)
+    txn, entry = ledger_txn.c, ledger_entry.c
+    query = (
+        select(
+            txn.id, txn.tenant_id, txn.kind, txn.period, txn.posted_at, entry.seq, entry.currency, entry.debit,
+            entry.credit, entry.amount_pico,
+        )
+        .join(ledger_entry, entry.txn_id == txn.id)
+        .where(
+            or_(
+                txn.period == asked.period,
+                and_(txn.period == "", txn.posted_at >= first, txn.posted_at < after),
+            )
+        )
+        .order_by(txn.tenant_id, txn.id, entry.seq)
+    )  # fmt: skip
+    if asked.tenant_id is not None:  # else all tenants: the books of the whole installation
+        query = query.where(txn.tenant_id == asked.tenant_id)
+    codes = ACCOUNT_CODES | dict(asked.account_codes)
+    async for portion in reading.portions(query):
+        rows: list[Row] = []
+        for row in portion:
+            # Posted a moment after its month ended, it still belongs to that month.
+            date = min(max(row.posted_at, first), after - _MICROSECOND)
+            tenant = asked.names.tenants.get(row.tenant_id)
+            memo = f"{row.kind} {row.period}".rstrip()
+            for account, debit, credit in (
+                (row.debit, row.amount_pico, None),
+                (row.credit, None, row.amount_pico),
+            ):
+                code = _code(codes, account)
+                rows.append(
+                    (date, row.id, row.seq, code, account, debit, credit, row.currency, row.tenant_id, tenant, memo)
+                )
+        yield rows
+
+
+def _code(codes: Mapping[str, str], account: str) -> str:
+    try:
+        return codes[account]
+    except KeyError:
+        raise InvalidExport("account_codes", f"the account {account} has no code; add {account}=CODE") from None
+
+
+JOURNAL = Dataset(
+    name="journal",
+    title="Journal",
+    about="the ledger as double entries, one row for each side",
+    columns=(
+        Column("date", "date", "day in UTC, within the period"),
+        Column("transaction_id", "id", "rows of one transaction balance"),
+        Column("entry", "integer", "number of the entry in its transaction; its two rows are a debit and a credit"),
+        Column("account_code", "text", "as set by --account-codes"),
+        Column("account", "text"),
+        Column("debit", "money"),
+        Column("credit", "money"),
+        Column("currency", "text"),
+        Column("tenant_id", "id"),
+        Column("tenant", "text"),
+        Column("memo", "text"),
+    ),
+    rows=_rows,
+    sums=("debit", "credit"),
+)

@@ -1,0 +1,90 @@
+"""The usage export: one row for each finished request, as it was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from sqlalchemy import select
+
+from billing.exports.columns import Column
+from billing.exports.datasets import Asked, Dataset, Reading
+from billing.exports.writers import Row
+from billing.tables import price_version, usage_event
+from billing.usage import METERS
+
+_OF = usage_event.c
+_RECORDED = (
+    "key_id",
+    "model",
+    "lane",
+    "context_from",
+    "price_version",
+    "admitted_at",
+    "finished_at",
+    "status",
+    "reason",
+    "delivery",
+    *METERS,
+)
+
+
+async def _rows(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
+    names = asked.names
+    async for tenant_id in _tenants(reading, asked):
+        query = (
+            select(_OF.id, _OF.project_id, *(_OF[name] for name in _RECORDED), price_version.c.currency, _OF.cost_pico)
+            .join(price_version, price_version.c.id == _OF.price_version)
+            .where(_OF.tenant_id == tenant_id, _OF.period == asked.period)
+            .order_by(_OF.id)
+        )
+        tenant = names.tenants.get(tenant_id)
+        async for portion in reading.portions(query):
+            yield [
+                (row[0], asked.period, tenant_id, tenant, row[1], names.projects.get(row[1]), *row[2:])
+                for row in portion
+            ]
+
+
+async def _tenants(reading: Reading, asked: Asked) -> AsyncIterator[Any]:
+    """Whose events there are, in order; then those of each are read by their index, without sorting a month."""
+    if asked.tenant_id is not None:
+        yield asked.tenant_id
+        return
+    last = None
+    while True:  # all tenants: an export of the whole installation, one index probe for each
+        query = select(_OF.tenant_id).order_by(_OF.tenant_id).limit(1)
+        last = await reading.session.scalar(query if last is None else query.where(_OF.tenant_id > last))
+        if last is None:
+            return
+        yield last
+
+
+USAGE = Dataset(
+    name="usage",
+    title="Usage",
+    about="one row for each finished request",
+    columns=(
+        Column("request_id", "id", "the request, unique for ever"),
+        Column("period", "text", "billing period"),
+        Column("tenant_id", "id"),
+        Column("tenant", "text"),
+        Column("project_id", "id"),
+        Column("project", "text"),
+        Column("key_id", "id", "API key that asked"),
+        Column("model", "text", "served model"),
+        Column("lane", "text", "interactive, standard or batch"),
+        Column("context_from", "integer", "where the context tier that priced it begins, in tokens"),
+        Column("price_version", "integer", "price version that it was billed at"),
+        Column("admitted_at", "instant", "when it was admitted; decides the period"),
+        Column("finished_at", "instant"),
+        Column("status", "text", "ok, cancelled or failed"),
+        Column("reason", "text", "why it ended"),
+        Column("delivery", "text", "whether the delivery of the last token is confirmed"),
+        *(Column(meter, "integer", "tokens billed on this meter") for meter in METERS),
+        Column("currency", "text"),
+        Column("cost", "money", "exact cost"),
+    ),
+    rows=_rows,
+    sums=("cost",),
+)

@@ -1,0 +1,99 @@
+"""Files of rows in the four formats: the same rows give the same bytes, whenever and in whatever portions they come.
+
+No writer keeps more rows than one portion of the file that it cannot write yet.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+import msgspec
+
+from billing.exports.columns import Column, as_text, safe_cell
+from billing.usage import period_bounds
+
+Format = Literal["csv", "jsonl", "parquet", "xlsx"]
+FORMATS: tuple[Format, ...] = ("csv", "jsonl", "parquet", "xlsx")
+MEDIA_TYPES: dict[str, str] = {
+    "csv": "text/csv; charset=utf-8; header=present",
+    "jsonl": "application/jsonl",
+    "parquet": "application/vnd.apache.parquet",
+    "xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+}
+
+_ENCODER = msgspec.json.Encoder()
+
+Row: TypeAlias = Sequence[Any]
+"""One value for each column, as its kind says."""
+
+
+class Writer(Protocol):
+    """Writes one file. Without `close` it is incomplete."""
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Add rows."""
+
+    def close(self) -> None:
+        """Finish the file."""
+
+
+class CsvWriter:
+    """RFC 4180 in UTF-8: a header, CRLF, quotes where needed; empty for what is not known."""
+
+    def __init__(self, path: Path, columns: Sequence[Column]) -> None:
+        self._columns = columns
+        self._file = path.open("w", encoding="utf-8", newline="")
+        self._csv = csv.writer(self._file)
+        self._csv.writerow([column.name for column in columns])
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Add rows; text that looks like a formula is made harmless."""
+        for row in rows:
+            self._csv.writerow([self._cell(column, value) for column, value in zip(self._columns, row, strict=True)])
+
+    def _cell(self, column: Column, value: Any) -> str:
+        text = as_text(column.kind, value) or ""
+        return safe_cell(text) if column.kind == "text" else text
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+
+
+class JsonlWriter:
+    """One JSON object a line, in the order of the columns; integers as numbers, money and prices as strings."""
+
+    def __init__(self, path: Path, columns: Sequence[Column]) -> None:
+        self._columns = columns
+        self._file = path.open("wb")
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Add rows."""
+        objects = [{c.name: self._cell(c, value) for c, value in zip(self._columns, row, strict=True)} for row in rows]
+        self._file.write(_ENCODER.encode_lines(objects))
+
+    def _cell(self, column: Column, value: Any) -> str | int | None:
+        return value if column.kind == "integer" else as_text(column.kind, value)
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+
+
+def open_writer(form: Format, path: Path, columns: Sequence[Column], *, title: str, period: str) -> Writer:
+    """A writer of this format; `title` and the first day of `period` are what a workbook says of itself."""
+    if form == "csv":
+        return CsvWriter(path, columns)
+    if form == "jsonl":
+        return JsonlWriter(path, columns)
+    # Imported when they are needed: both take longer to load than all of billing.
+    if form == "parquet":
+        from billing.exports.parquet import ParquetWriter  # noqa: PLC0415
+
+        return ParquetWriter(path, columns)
+    from billing.exports.workbook import WorkbookWriter  # noqa: PLC0415
+
+    return WorkbookWriter(path, columns, title=title, created_at=period_bounds(period)[0])
