@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 
 from billing.audit_ledger import Finding, check_books
 from billing.prices import PriceBook, PriceMissing, PriceVersion, UnknownPriceVersion
-from billing.tables import balance, grant, hold, refused_settlement, usage_event
+from billing.tables import balance, ended_hold, grant, hold, refused_settlement, usage_event
 from billing.usage import COUNTS, METERS, Usage
 from storage.database import Database
 
@@ -79,7 +79,7 @@ async def _grants(session: Any) -> dict[UUID, int]:
 
 async def _open_holds(session: Any) -> dict[UUID, int]:
     sums: dict[UUID, int] = defaultdict(int)
-    query = select(hold.c.tenant_id, hold.c.amount_pico).where(hold.c.state == "open")
+    query = select(hold.c.tenant_id, hold.c.amount_pico)
     async for tenant, amount in await session.stream(query):
         sums[tenant] += amount
     return sums
@@ -106,15 +106,23 @@ async def _balances(
 
 
 async def _ended(session: Any, findings: list[Finding]) -> None:
-    events_and_holds = usage_event.outerjoin(hold, hold.c.request_id == usage_event.c.id)
-    query = select(usage_event.c.id, hold.c.state).select_from(events_and_holds)
-    for request, state in await session.execute(query.where((hold.c.state == "open") | hold.c.state.is_(None))):
-        detail = "its hold is still open" if state else "it never had a hold"
-        findings.append(Finding("an event's hold did not end", request, detail))
-    holds_and_events = hold.outerjoin(usage_event, hold.c.request_id == usage_event.c.id)
-    query = select(hold.c.request_id).select_from(holds_and_events)
-    for (request,) in await session.execute(query.where(hold.c.state == "settled", usage_event.c.id.is_(None))):
-        findings.append(Finding("a settled hold has no event", request, "it ended as settled"))
+    """Each hold there ever was is open, or ended once: by usage, released or expired."""
+    for table, detail in ((usage_event.c.id, "it has usage"), (ended_hold.c.request_id, "it was released or expired")):
+        both = await session.scalars(select(hold.c.request_id).where(hold.c.request_id == table))
+        findings += [Finding("a hold that ended is still open", request, detail) for request in both]
+    late = select(ended_hold.c.request_id).where(ended_hold.c.request_id == usage_event.c.id)
+    sources = (hold.c.tenant_id, ended_hold.c.tenant_id, usage_event.c.tenant_id)
+    found: dict[UUID, int] = defaultdict(int)
+    for tenant in sources:
+        counts = select(tenant, func.count()).group_by(tenant)
+        if tenant is usage_event.c.tenant_id:
+            counts = counts.where(~late.exists())
+        for owner, count in await session.execute(counts):
+            found[owner] += count
+    for tenant, holds in await session.execute(select(balance.c.tenant_id, balance.c.holds)):
+        if found[tenant] != holds:
+            detail = f"{holds} were taken; {found[tenant]} are open, were settled, released or expired"
+            findings.append(Finding("a tenant's holds did not each end once", tenant, detail))
 
 
 class ReplicaCounts(msgspec.Struct, frozen=True):

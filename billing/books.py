@@ -12,11 +12,12 @@ after their balances: nobody else can wait for a hold that is not there yet.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 from uuid import UUID
 
 import msgspec
 
+from billing.hold_books import HoldBooks
 from billing.ledger import Balance, Transaction
 from billing.usage import UsageEvent
 
@@ -28,14 +29,6 @@ class Written(msgspec.Struct, frozen=True):
     period: str
     ids: Collection[UUID]
     cost_pico: int
-
-
-class Ended(msgspec.Struct, frozen=True):
-    """Holds of one tenant that ended now: how many, and what they held together."""
-
-    tenant_id: UUID
-    requests: int
-    amount_pico: int
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -70,6 +63,10 @@ class Refusal(msgspec.Struct, frozen=True):
 class Books(Protocol):
     """One transaction. The methods are in the order in which they may be called."""
 
+    @property
+    def holds(self) -> HoldBooks:
+        """What is about holds."""
+
     async def now(self) -> int:
         """The database's clock."""
 
@@ -85,12 +82,6 @@ class Books(Protocol):
     async def events_there(self, ids: Collection[UUID]) -> set[UUID]:
         """Which of these events are there."""
 
-    async def end_holds(self, requests: Collection[UUID], state: str) -> list[Ended]:
-        """Close those of the requests' holds that are open: each ends once."""
-
-    async def expire_holds(self, now: int, most: int) -> list[Ended]:
-        """Close at most so many open holds whose time had passed at `now`; not those that someone else is ending."""
-
     async def write_grant(self, grant: Grant) -> bool:
         """Insert a grant; False if it is there already."""
 
@@ -101,12 +92,6 @@ class Books(Protocol):
         self, balances: Sequence[Balance], transactions: Sequence[Transaction] = (), notices: Sequence[Notice] = ()
     ) -> None:
         """Write locked balances as they are now, with the entries and notices of what made them so."""
-
-    async def holds(self, requests: Collection[UUID]) -> tuple[int, list[Sequence[Any]]]:
-        """The database's clock, and the holds of these requests as rows in the order of the table's columns."""
-
-    async def hold_back(self, held: dict[UUID, int], made: Sequence[Any]) -> None:
-        """Insert new holds, and add to what is held of locked balances. The database refuses what is not covered."""
 
     async def refuse(self, refusals: Sequence[Refusal]) -> None:
         """Keep records that cannot be settled."""

@@ -15,7 +15,8 @@ from sqlalchemy import Dialect, Table
 from sqlalchemy.dialects import postgresql
 
 from billing import tables
-from billing.books import Ended, Grant, Notice, Refusal, Written
+from billing.books import Grant, Notice, Refusal, Written
+from billing.hold_books_postgresql import PostgresHoldBooks
 from billing.ledger import Balance, Transaction
 from billing.period_tables import CLOSING_LOCK
 from billing.rollups import HOUR, KEYS, LIMB, SUMS
@@ -69,27 +70,6 @@ _ENTRY = ("uuid", "int", "uuid", "text", "text", "text", "numeric")
 _REFUSAL = ("uuid", "uuid", "text", "bytea")
 _ALWAYS_ADDED = ("requests", "cost_high", "cost_low")
 
-_END_HOLDS = """
-    WITH mine AS (
-        SELECT request_id FROM unnest($1::text::uuid[]) AS t (id) JOIN hold ON request_id = t.id
-        WHERE state = 'open' ORDER BY request_id FOR UPDATE OF hold
-    ), ended AS (
-        UPDATE hold SET state = $2 FROM mine WHERE hold.request_id = mine.request_id AND hold.state = 'open'
-        RETURNING tenant_id, hold.request_id, amount_pico
-    )
-    SELECT tenant_id, count(*), sum(amount_pico) FROM ended GROUP BY tenant_id
-"""
-
-_EXPIRE_HOLDS = """
-    WITH due AS (
-        SELECT request_id FROM hold WHERE state = 'open' AND expires_at <= $1 LIMIT $2 FOR UPDATE SKIP LOCKED
-    ), ended AS (
-        UPDATE hold SET state = 'expired' FROM due WHERE hold.request_id = due.request_id
-        RETURNING tenant_id, hold.request_id, amount_pico
-    )
-    SELECT tenant_id, count(*), sum(amount_pico) FROM ended GROUP BY tenant_id
-"""
-
 _BALANCE = tuple(column.name for column in tables.balance.columns)
 _MONEY = tuple(name for name in _BALANCE if name not in ("tenant_id", "currency"))
 _LOCK = f"""
@@ -124,18 +104,6 @@ _REFUSE = """
     SELECT t.*, {clock} FROM unnest($1::text::uuid[], $2::text::uuid[], $3::text::text[], $4::text::bytea[]) AS t
 """
 
-_HOLD = tuple(column.name for column in tables.hold.columns)
-_HOLD_KINDS = tuple(_type(tables.hold, name) for name in _HOLD)
-_HOLDS = f"SELECT {', '.join(_HOLD)} FROM unnest($1::text::uuid[]) AS t (id) JOIN hold ON request_id = t.id"  # noqa: S608  # names of columns
-_HOLD_BACK = f"""
-    WITH held AS (
-        UPDATE balance SET held = balance.held + t.held
-        FROM unnest($1::text::uuid[], $2::text::numeric[]) AS t (tenant_id, held) WHERE balance.tenant_id = t.tenant_id
-    )
-    INSERT INTO hold ({", ".join(_HOLD)})
-    SELECT * FROM unnest({", ".join(f"${n}::text::{_type(tables.hold, name)}[]" for n, name in enumerate(_HOLD, 3))})
-"""  # noqa: S608  # names of columns
-
 
 def _arrays(kinds: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     """The columns of the rows, each as an array's literal."""
@@ -153,6 +121,7 @@ class PostgresBooks:
     def __init__(self, connection: Connection, clock: str) -> None:
         self._connection = connection
         self._clock = clock
+        self.holds = PostgresHoldBooks(connection, clock)
 
     async def now(self) -> int:
         return int(await self._connection.fetchval(f"SELECT {self._clock}"))  # of our own
@@ -181,14 +150,6 @@ class PostgresBooks:
         query = "SELECT usage_event.id FROM unnest($1::text::uuid[]) AS t (id) JOIN usage_event USING (id)"
         return {row[0] for row in await self._connection.fetch(query, _ids(ids))}
 
-    async def end_holds(self, requests: Collection[UUID], state: str) -> list[Ended]:
-        if not requests:
-            return []
-        return [Ended(*row) for row in await self._connection.fetch(_END_HOLDS, _ids(requests), state)]
-
-    async def expire_holds(self, now: int, most: int) -> list[Ended]:
-        return [Ended(*row) for row in await self._connection.fetch(_EXPIRE_HOLDS, now, most)]
-
     async def write_grant(self, grant: Grant) -> bool:
         values = msgspec.structs.astuple(grant)
         return await self._connection.fetchval(_GRANT.format(clock=self._clock), *values) is not None
@@ -216,13 +177,6 @@ class PostgresBooks:
         if notices:
             rows = [(n.id, n.tenant_id, n.topic, n.payload) for n in notices]
             await self._connection.execute(_NOTE.format(clock=self._clock), *_arrays(_TXN, rows))
-
-    async def holds(self, requests: Collection[UUID]) -> tuple[int, list[Sequence[Any]]]:
-        return await self.now(), await self._connection.fetch(_HOLDS, _ids(requests))
-
-    async def hold_back(self, held: dict[UUID, int], made: Sequence[Any]) -> None:
-        columns = _arrays(_HOLD_KINDS, [msgspec.structs.astuple(hold) for hold in made])
-        await self._connection.execute(_HOLD_BACK, _ids(held), array_literal("numeric", list(held.values())), *columns)
 
     async def refuse(self, refusals: Sequence[Refusal]) -> None:
         rows = [(r.id, r.request_id, r.cause, r.body) for r in refusals]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 from uuid import UUID
 
 import msgspec
@@ -12,14 +11,14 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import tables
-from billing.books import Ended, Grant, Notice, Refusal, Written
+from billing.books import Grant, Notice, Refusal, Written
 from billing.event_rows import event_row
+from billing.hold_books_sqlite import SqliteHoldBooks
 from billing.ledger import Balance, Transaction
 from billing.period_tables import billing_period
 from billing.rollups import KEYS, SUMS, roll_up
 from billing.tables import (
     balance,
-    hold,
     ledger_entry,
     ledger_txn,
     outbox,
@@ -42,11 +41,6 @@ _SAVE = (
     .where(balance.c.tenant_id == bindparam("tenant"))
     .values({name: bindparam(f"new_{name}", type_=Pico()) for name in _MONEY})
 )
-_HOLD_BACK = (
-    update(balance)
-    .where(balance.c.tenant_id == bindparam("tenant"))
-    .values(held=balance.c.held + bindparam("more", type_=Pico()))
-)
 
 
 class SqliteBooks:
@@ -55,6 +49,7 @@ class SqliteBooks:
     def __init__(self, database: Database, session: AsyncSession) -> None:
         self._database = database
         self._session = session
+        self.holds = SqliteHoldBooks(database, session)
 
     async def now(self) -> int:
         return (await self._session.execute(select(self._database.clock))).scalar_one()
@@ -84,17 +79,6 @@ class SqliteBooks:
         # all tenants: a record is repeated whoever sent it
         query = select(usage_event.c.id).where(one_of(self._database, usage_event.c.id, ids))
         return set(await self._session.scalars(query))
-
-    async def end_holds(self, requests: Collection[UUID], state: str) -> list[Ended]:
-        if not requests:
-            return []
-        closing = update(hold).where(one_of(self._database, hold.c.request_id, requests), hold.c.state == "open")
-        closed = closing.values(state=state).returning(hold.c.tenant_id, hold.c.request_id, hold.c.amount_pico)
-        return _by_tenant(await self._session.execute(closed))
-
-    async def expire_holds(self, now: int, most: int) -> list[Ended]:
-        due = select(hold.c.request_id).where(hold.c.state == "open", hold.c.expires_at <= now).limit(most)
-        return await self.end_holds(list(await self._session.scalars(due)), "expired")
 
     async def write_grant(self, grant: Grant) -> bool:
         row = msgspec.structs.asdict(grant) | {"at": self._database.clock}
@@ -129,24 +113,8 @@ class SqliteBooks:
             told = [msgspec.structs.asdict(notice) | {"created_at": now} for notice in notices]
             await self._session.execute(insert(outbox), told)
 
-    async def holds(self, requests: Collection[UUID]) -> tuple[int, list[Sequence[Any]]]:
-        query = select(hold).where(one_of(self._database, hold.c.request_id, requests))
-        return await self.now(), list((await self._session.execute(query)).all())
-
-    async def hold_back(self, held: dict[UUID, int], made: Sequence[Any]) -> None:
-        await self._session.execute(insert(hold), [msgspec.structs.asdict(new) for new in made])
-        await self._session.execute(_HOLD_BACK, [{"tenant": tenant, "more": pico} for tenant, pico in held.items()])
-
     async def refuse(self, refusals: Sequence[Refusal]) -> None:
         if refusals:
             now = await self.now()
             rows = [msgspec.structs.asdict(refusal) | {"refused_at": now} for refusal in refusals]
             await self._session.execute(insert(refused_settlement), rows)
-
-
-def _by_tenant(rows: Iterable[Any]) -> list[Ended]:
-    found: dict[UUID, Ended] = {}
-    for tenant, _, amount in rows:
-        before = found.get(tenant, Ended(tenant, 0, 0))
-        found[tenant] = Ended(tenant, before.requests + 1, before.amount_pico + amount)
-    return list(found.values())

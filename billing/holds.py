@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Literal
 from uuid import UUID
 
-import msgspec
-from sqlalchemy import select
+from sqlalchemy import literal, select
 
 from billing.balances import CurrencyMismatch
+from billing.hold_books_postgresql import take_at_once
+from billing.hold_records import Hold, HoldRequest, unpack
 from billing.ledger import Balance
-from billing.money import MAX_PICO, InvalidMoney, format_pico
+from billing.money import format_pico
 from billing.open_books import opened
 from billing.prices import UnknownPriceVersion
-from billing.tables import hold, price_version
-from billing.usage import period_of
+from billing.tables import ended_hold, hold, price_version
 from storage.batcher import MicroBatcher
 from storage.bulk import one_of
 from storage.database import Database
-
-State = Literal["open", "settled", "released", "expired"]
 
 _MAX_BATCH = 500
 _SWEEP = 1000
@@ -49,51 +46,6 @@ class DuplicateRequest(ValueError):
         self.request_id = request_id
 
 
-class HoldRequest(msgspec.Struct, frozen=True):
-    """Reserve `amount_pico` for a request, for at most `lifetime_s`. Raises InvalidMoney.
-
-    `gateway` is the name of the gateway worker that runs the request. `terms` is for the gateway alone: what it needs
-    to make usage of a journal's counts later.
-    """
-
-    request_id: UUID
-    tenant_id: UUID
-    project_id: UUID
-    key_id: UUID
-    model: str
-    lane: str
-    price_version: int
-    amount_pico: int
-    lifetime_s: int
-    gateway: str
-    terms: bytes
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.amount_pico <= MAX_PICO:
-            raise InvalidMoney(f"a hold of {self.amount_pico} pico-units")
-        if self.lifetime_s <= 0:
-            raise InvalidMoney(f"a hold for {self.lifetime_s} seconds")
-
-
-class Hold(msgspec.Struct, frozen=True):
-    """A reservation as the database has it. Its billing period was fixed by the database's clock at admission."""
-
-    request_id: UUID
-    tenant_id: UUID
-    project_id: UUID
-    key_id: UUID
-    model: str
-    lane: str
-    price_version: int
-    amount_pico: int
-    gateway: str
-    terms: bytes
-    admitted_at: int
-    period: str
-    expires_at: int
-    state: State
-
-
 class Holds:
     """Reserving and expiring. Settling and releasing are the settler's."""
 
@@ -101,6 +53,7 @@ class Holds:
         self._database = database
         self._batcher: MicroBatcher[HoldRequest, Hold] = MicroBatcher(self._reserve, _MAX_BATCH)
         self._currencies: dict[int, str] = {}
+        self._short: set[UUID] = set()
 
     async def reserve(self, request: HoldRequest) -> Hold:
         """Reserve the amount, whole or not at all. A repeated request gets the hold that it has.
@@ -111,16 +64,20 @@ class Holds:
         return await self._batcher.submit(request)
 
     async def get(self, request_id: UUID) -> Hold | None:
-        """The hold of a request, in whatever state."""
+        """The hold of a request that is open, or ended without usage; None if its usage is settled, or it had none."""
         async with self._database.reading() as session:
-            row = (await session.execute(select(hold).where(hold.c.request_id == request_id))).one_or_none()
-        return None if row is None else Hold(*row)
+            for table, state in ((hold, literal("open")), (ended_hold, ended_hold.c.state)):
+                # all tenants: a journal knows requests alone
+                query = select(table.c.request, table.c.admitted_at, table.c.amount_pico, state)
+                row = (await session.execute(query.where(table.c.request_id == request_id))).one_or_none()
+                if row is not None:
+                    return Hold.of(unpack(row[0]), row[1], row[2], row[3])
+        return None
 
     async def open_of(self, gateway: str) -> list[UUID]:
         """The requests, of all tenants, whose holds this gateway took and that are still open."""
-        query = select(hold.c.request_id).where(hold.c.state == "open", hold.c.gateway == gateway)
         async with self._database.reading() as session:
-            return list(await session.scalars(query))
+            return list(await session.scalars(select(hold.c.request_id).where(hold.c.gateway == gateway)))
 
     async def sweep(self, now: int | None = None) -> int:
         """Expire open holds whose time had passed at `now` (the database's clock if absent); return how many."""
@@ -135,26 +92,54 @@ class Holds:
         await self._batcher.close()
 
     async def _reserve(self, requests: list[HoldRequest]) -> list[Hold | Exception]:
+        """All at once where the database can do that and has no objection; else one by one, with everything locked.
+
+        Who was refused lately is no reason to make the others wait for that: it is asked for apart.
+        """
         await self._learn_currencies({request.price_version for request in requests})
+        if self._database.dialect != "postgresql":
+            return await self._one_by_one(requests)
+        short = self._short
+        likely = [request for request in requests if request.tenant_id not in short] if short else requests
+        taken = await self._at_once(likely) if likely else []
+        if len(likely) == len(requests):
+            return [*taken] if taken is not None else await self._one_by_one(requests)
+        if taken is None:
+            return await self._one_by_one(requests)
+        rest = await self._one_by_one([request for request in requests if request.tenant_id in short])
+        taken_ones, others = iter(taken), iter(rest)
+        return [next(others if request.tenant_id in short else taken_ones) for request in requests]
+
+    async def _at_once(self, requests: list[HoldRequest]) -> list[Hold] | None:
+        async with self._database.direct(transaction=False) as connection:
+            now = await take_at_once(connection, self._database.clock_sql, requests, self._currencies)
+        return None if now is None else [Hold.of(request, now) for request in requests]
+
+    async def _one_by_one(self, requests: list[HoldRequest]) -> list[Hold | Exception]:
         async with opened(self._database) as books:
             owners = await books.lock({request.tenant_id for request in requests})
-            now, rows = await books.holds({request.request_id for request in requests})
-            known = {row[0]: Hold(*row) for row in rows}
-            answers, made, held = self._decide(requests, owners, known, now)
+            ids = {request.request_id for request in requests}
+            known = {found.request_id: found for found in await books.holds.open_now(ids)}
+            ended = await books.holds.ended(ids)
+            answers, made, held = self._decide(requests, owners, known, ended, await books.now())
             if made:
-                await books.hold_back(held, made)
+                await books.holds.take(made, held)
         return answers
 
     def _decide(
-        self, requests: Sequence[HoldRequest], owners: dict[UUID, Balance], known: dict[UUID, Hold], now: int
-    ) -> tuple[list[Hold | Exception], list[Hold], dict[UUID, int]]:
+        self,
+        requests: Sequence[HoldRequest],
+        owners: dict[UUID, Balance],
+        known: dict[UUID, Hold],
+        ended: set[UUID],
+        now: int,
+    ) -> tuple[list[Hold | Exception], list[tuple[HoldRequest, Hold]], dict[UUID, int]]:
         """Who gets a hold, in the order of the queue: the answers, the new holds, and what they hold of whom."""
         left = {tenant: owner.available for tenant, owner in owners.items()}
-        known = dict(known)
         answers: list[Hold | Exception] = []
-        made: list[Hold] = []
+        made: list[tuple[HoldRequest, Hold]] = []
         held: dict[UUID, int] = defaultdict(int)
-        period = period_of(now)
+        refused: set[UUID] = set()
         for request in requests:
             tenant, amount = request.tenant_id, request.amount_pico
             owner = owners.get(tenant)
@@ -163,23 +148,22 @@ class Holds:
             if currency is None:
                 answers.append(UnknownPriceVersion(request.price_version))
             elif earlier is not None:
-                same = earlier.state == "open" and (earlier.tenant_id, earlier.amount_pico) == (tenant, amount)
+                same = (earlier.tenant_id, earlier.amount_pico) == (tenant, amount)
                 answers.append(earlier if same else DuplicateRequest(request.request_id))
-            elif owner is None:
-                answers.append(InsufficientFunds("tenant", amount, 0, currency))
-            elif owner.currency != currency:
+            elif request.request_id in ended:
+                answers.append(DuplicateRequest(request.request_id))
+            elif owner is not None and owner.currency != currency:
                 answers.append(CurrencyMismatch(owner.currency, currency))
-            elif amount > left[tenant]:
-                answers.append(InsufficientFunds("tenant", amount, max(0, left[tenant]), currency))
+            elif owner is None or amount > left[tenant]:
+                refused.add(tenant)
+                answers.append(InsufficientFunds("tenant", amount, max(0, left.get(tenant, 0)), currency))
             else:
-                fields: dict[str, Any] = msgspec.structs.asdict(request)
-                lifetime = fields.pop("lifetime_s") * 1_000_000
-                new = Hold(**fields, admitted_at=now, period=period, expires_at=now + lifetime, state="open")
-                known[new.request_id] = new
+                new = known[request.request_id] = Hold.of(request, now)
                 left[tenant] -= amount
                 held[tenant] += amount
-                made.append(new)
+                made.append((request, new))
                 answers.append(new)
+        self._short = self._short - owners.keys() | refused
         return answers, made, held
 
     async def _learn_currencies(self, versions: set[int]) -> None:
@@ -192,7 +176,7 @@ class Holds:
 
     async def _sweep_some(self, now: int) -> int:
         async with opened(self._database) as books:
-            ended = await books.expire_holds(now, _SWEEP)
+            ended = await books.holds.end(await books.holds.overdue(now, _SWEEP), "expired")
             given_back = {some.tenant_id: some.amount_pico for some in ended}
             found = await books.lock(given_back.keys())
             await books.save([found[tenant].holding(-pico) for tenant, pico in given_back.items() if tenant in found])

@@ -42,7 +42,7 @@ class Balance(msgspec.Struct, frozen=True):
     """A tenant's money in pico-units: put in, used, reserved by open holds; `overdraft` is what is missing, if so.
 
     `promo` is what is left of what was given, `receivable` what was used and not paid, `credit_line` how much that may
-    become.
+    become. `holds` is how many holds there ever were, `budgets` the version of the tenant's budgets.
     """
 
     tenant_id: UUID
@@ -54,6 +54,8 @@ class Balance(msgspec.Struct, frozen=True):
     promo: int = 0
     receivable: int = 0
     credit_line: int = 0
+    holds: int = 0
+    budgets: int = 0
 
     @property
     def available(self) -> int:

@@ -10,7 +10,8 @@ from uuid import UUID
 import msgspec
 
 from billing import months
-from billing.books import Books, Ended, Notice, Refusal, Written
+from billing.books import Books, Notice, Refusal, Written
+from billing.hold_books import Ended
 from billing.ledger import Balance, Transaction
 from billing.money import format_pico
 from billing.months import is_ordered_by_time
@@ -66,8 +67,8 @@ async def settle(database: Database, book: PriceBook, records: Sequence[Settleme
         written = {identity for some in new for identity in some.ids}
         if len(written) < len(true):
             refused |= await _not_there(books, {event.id for event in true} - written)
-        settled = await books.end_holds(written, "settled")
-        released = await books.end_holds(releases - written, "released")
+        settled = await books.holds.end(written, "settled")
+        released = await books.holds.end(releases - written, "released")
         await _post(books, new, [*settled, *released], currencies)
         await refuse(books, [(events[identity], cause) for identity, cause in refused.items()])
     repeated = sum(isinstance(record, UsageEvent) for record in records) - len(written) - len(refused)

@@ -7,6 +7,8 @@ request writes to: the statements that write them check what a foreign key would
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import CheckConstraint, Column, ForeignKey, Index, Integer, LargeBinary, Table, Text, text
 
 from billing.usage import COUNTS, METERS
@@ -65,6 +67,8 @@ balance = Table(
     Column("promo", Pico, nullable=False, server_default=text("0")),
     Column("receivable", Pico, nullable=False, server_default=text("0")),
     Column("credit_line", Pico, nullable=False, server_default=text("0")),
+    Column("holds", Count, nullable=False, server_default=text("0")),
+    Column("budgets", Count, nullable=False, server_default=text("0")),
     CheckConstraint("credit - debit - held + overdraft + credit_line >= 0", name="covered"),
     CheckConstraint("held >= 0", name="held_not_negative"),
     CheckConstraint("overdraft >= 0", name="overdraft_not_negative"),
@@ -80,36 +84,49 @@ Up to `credit_line` may be used so: 0 for a prepaid tenant. Each column but `hel
 ledger's entries.
 `overdraft` is 0 but for usage that arrived after its hold had expired and the money was promised to others: then it is
 what is missing. Only settling raises it, so reserving can never bring what is available below zero.
+`holds` is how many holds there ever were: each is open, or has ended once. `budgets` is 0 for a tenant without any, and
+changes whenever they do.
 """
+
+HOLD: tuple[tuple[str, type[Any], dict[str, Any]], ...] = (
+    ("request_id", Id, {"primary_key": True}),
+    ("tenant_id", Id, {}),
+    ("amount_pico", Count, {}),
+    ("gateway", Text, {}),
+    ("admitted_at", Count, {}),
+    ("expires_at", Count, {}),
+    ("budgets", Text, {"server_default": ""}),
+    ("request", LargeBinary, {}),
+)
+
+
+def _hold_columns() -> list[Column[Any]]:
+    return [Column(name, kind, nullable=False, **options) for name, kind, options in HOLD]
+
 
 hold = Table(
     "hold",
     Base.metadata,
-    Column("request_id", Id, primary_key=True),
-    Column("tenant_id", Id, nullable=False),
-    Column("project_id", Id, nullable=False),
-    Column("key_id", Id, nullable=False),
-    Column("model", Text, nullable=False),
-    Column("lane", Text, nullable=False),
-    Column("price_version", Integer, nullable=False),
-    Column("amount_pico", Count, nullable=False),
-    Column("gateway", Text, nullable=False),
-    Column("terms", LargeBinary, nullable=False),
-    Column("admitted_at", Count, nullable=False),
-    Column("period", Text, nullable=False),
-    Column("expires_at", Count, nullable=False),
-    Column("state", Text, nullable=False),
+    *_hold_columns(),
     CheckConstraint("amount_pico >= 0", name="not_negative"),
-    CheckConstraint("state IN ('open', 'settled', 'released', 'expired')", name="state"),
-    Index(
-        "ix_hold_open_expires_at",
-        "expires_at",
-        sqlite_where=text("state = 'open'"),
-        postgresql_where=text("state = 'open'"),
-    ),
     **STRICT,
-    postgresql_with={"fillfactor": 70},
 )
+"""Open holds: as many as requests run. One that ends is deleted; what it was is in its usage event, or in `ended_hold`.
+
+`request` is the whole `HoldRequest`, so that a row is short. There is no index but the key: each would cost every
+request, and only sweeping looks for anything else, through few rows.
+"""
+
+ended_hold = Table(
+    "ended_hold",
+    Base.metadata,
+    *_hold_columns(),
+    Column("state", Text, nullable=False),
+    Column("ended_at", Count, nullable=False),
+    CheckConstraint("state IN ('released', 'expired')", name="state"),
+    **STRICT,
+)
+"""Holds that ended without usage, or before it came: should it come all the same, they say on which terms."""
 
 usage_event = Table(
     "usage_event",

@@ -1,7 +1,7 @@
 """What earlier gateways left behind: a replica's journal repeats each request whose usage nobody acknowledged.
 
-Such a request is billed from its hold's terms and the journal's counts, once: if the hold has ended otherwise, or an
-orphaned spool knew better, the event is a repetition and changes nothing.
+Such a request is billed from its hold's terms and the journal's counts, once: if an orphaned spool knew better, the
+event is a repetition and changes nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from uuid import UUID
 import msgspec
 import structlog
 
-from billing.holds import Hold, Holds
+from billing.hold_records import Hold
+from billing.holds import Holds
 from billing.prices import PriceBook, PriceMissing, UnknownPriceVersion
 from billing.usage import InvalidUsage
 from engine.protocol import Ack, Done
@@ -72,7 +73,7 @@ class Recovery:
             if hold is not None and hold.gateway != self._gateway:
                 await asyncio.sleep(self._courtesy)
                 hold = await self._find(done)
-            if hold is not None and hold.state != "settled":
+            if hold is not None:
                 await self._adopt(link, done, hold)
         except (InvalidUsage, msgspec.MsgspecError, PriceMissing, UnknownPriceVersion, ValueError) as error:
             log.error("a journal's request makes no sense", request_id=done.id, replica=link.replica, cause=str(error))

@@ -171,12 +171,15 @@ class Database:
             raise
 
     @asynccontextmanager
-    async def direct(self) -> AsyncIterator[Connection]:
-        """Like `transaction`, a connection of PostgreSQL's driver (`storage.direct`). Raises DatabaseUnavailable."""
+    async def direct(self, *, transaction: bool = True) -> AsyncIterator[Connection]:
+        """Like `transaction`, a connection of PostgreSQL's driver (`storage.direct`). Raises DatabaseUnavailable.
+
+        Without a transaction, each statement is one.
+        """
         if self._direct is None:
             raise RuntimeError("SQLite has no direct connections")
         try:
-            async with self._direct.transaction() as connection:
+            async with self._direct.transaction() if transaction else self._direct.connection() as connection:
                 yield connection
         except Exception as error:
             if _is_unavailable(error):

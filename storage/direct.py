@@ -18,6 +18,14 @@ Connection: TypeAlias = Any
 """An asyncpg connection; the driver has no types."""
 
 _CLOSE_S = 5
+_BY_KEY = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
+"""Every statement finds its rows by their keys, few of many. A plan is made once and kept, and if that was when a table
+had no rows yet, the planner would have chosen to read it whole."""
 
 
 async def _set_up(connection: Connection) -> None:
@@ -32,7 +40,8 @@ class Direct:
     """A small pool of connections, opened at the first use."""
 
     def __init__(self, options: dict[str, Any], size: int) -> None:
-        self._options = options
+        settings = {**options.get("server_settings", {}), **_BY_KEY}
+        self._options = {**options, "server_settings": settings}
         self._size = size
         self._pool: Any = None
         self._opening = asyncio.Lock()
@@ -40,11 +49,16 @@ class Direct:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
         """A connection in a transaction (READ COMMITTED). Raises what asyncpg raises."""
+        async with self.connection() as connection, connection.transaction():
+            yield connection
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """A connection on which each statement is a transaction. Raises what asyncpg raises."""
         pool = self._pool or await self._open()
         connection = await pool.acquire(timeout=10)
         try:
-            async with connection.transaction():
-                yield connection
+            yield connection
         finally:
             await pool.release(connection)
 

@@ -13,7 +13,8 @@ import structlog
 from msgspec import Struct
 
 from billing.balances import CurrencyMismatch
-from billing.holds import Hold, HoldRequest, Holds, InsufficientFunds
+from billing.hold_records import Hold, HoldRequest
+from billing.holds import Holds, InsufficientFunds
 from billing.money import InvalidMoney, format_pico
 from billing.prices import PriceBook, PriceMissing, PriceVersion
 from engine.protocol import Sampling

@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 
 from billing.balances import Balances
-from billing.holds import Hold, HoldRequest
+from billing.hold_records import Hold, HoldRequest
 from billing.prices import PriceBook, PriceVersion
 from billing.usage import Counts, Usage, UsageEvent
 from storage.base import new_id

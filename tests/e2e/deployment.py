@@ -123,11 +123,11 @@ class Deployment:
         """Wait until no hold is open."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if self.query("SELECT count(*) FROM hold WHERE state = 'open'")[0][0] == 0:
+            if self.query("SELECT count(*) FROM hold")[0][0] == 0:
                 return
             time.sleep(0.2)
         raise AssertionError(
-            f"open holds: {self.query('SELECT request_id, state FROM hold')}\n"
+            f"open holds: {self.query('SELECT request_id, gateway FROM hold')}\n"
             + "\n".join(f"--- {name}\n{p.errors[-4000:]}" for name, p in self.processes.items())
         )
 
@@ -187,7 +187,6 @@ def assert_books(deployment: Deployment) -> None:
     for check in ("money", "counts"):
         audited = run("audit", check, env=deployment.env)
         assert audited.returncode == 0, audited.stdout + audited.stderr
-    assert deployment.query("SELECT count(*) FROM hold h WHERE state = 'settled'")[0][0] == events(deployment)
 
 
 def assert_alive(deployment: Deployment) -> None:

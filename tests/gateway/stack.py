@@ -105,7 +105,13 @@ class Stack:
         return await self.rows("SELECT * FROM usage_event ORDER BY admitted_at")
 
     async def holds(self) -> list[str]:
-        return [row.state for row in await self.rows("SELECT state FROM hold ORDER BY admitted_at")]
+        """The states of all holds there were, in the order of admission."""
+        states = (
+            "SELECT admitted_at, 'open' AS state FROM hold UNION ALL SELECT admitted_at, state FROM ended_hold "
+            "UNION ALL SELECT admitted_at, 'settled' FROM usage_event "
+            "WHERE id NOT IN (SELECT request_id FROM ended_hold) ORDER BY admitted_at"
+        )
+        return [row.state for row in await self.rows(states)]
 
     async def settled(self, count: int, timeout: float = 10) -> list[Any]:  # noqa: ASYNC109
         """Wait until so many events are in the database and no hold is open."""

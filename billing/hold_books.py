@@ -1,0 +1,38 @@
+"""What of the books is about holds: taking them, finding them, ending them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+from uuid import UUID
+
+import msgspec
+
+from billing.hold_records import Hold, HoldRequest
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """Holds of one tenant that ended now: how many, and what they held together."""
+
+    tenant_id: UUID
+    requests: int
+    amount_pico: int
+
+
+class HoldBooks(Protocol):
+    """Holds in the transaction of the books that they belong to (`billing.books`, where the order of locks stands)."""
+
+    async def open_now(self, requests: Collection[UUID]) -> list[Hold]:
+        """Those of the requests' holds that are open."""
+
+    async def ended(self, requests: Collection[UUID]) -> set[UUID]:
+        """Those of the requests that had a hold which ended, whatever became of it."""
+
+    async def take(self, made: Sequence[tuple[HoldRequest, Hold]], held: Mapping[UUID, int]) -> None:
+        """Insert new holds, and add to what is held of locked balances. The database refuses what is not covered."""
+
+    async def end(self, requests: Collection[UUID], state: str) -> list[Ended]:
+        """Close those of the requests' holds that are open, as `settled`, `released` or `expired`: each ends once."""
+
+    async def overdue(self, now: int, most: int) -> list[UUID]:
+        """At most so many open holds whose time had passed at `now`; not those that someone else is ending."""

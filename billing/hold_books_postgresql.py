@@ -1,0 +1,184 @@
+"""Holds on PostgreSQL: each statement takes arrays, and finds rows by their keys."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from itertools import accumulate
+from uuid import UUID
+
+import asyncpg  # type: ignore[import-untyped]
+
+from billing.hold_books import Ended
+from billing.hold_records import Hold, HoldRequest, pack, unpack
+from storage.array_literals import array_literal
+from storage.direct import Connection
+
+_TAKEN = """
+    INSERT INTO hold (request_id, tenant_id, amount_pico, gateway, admitted_at, expires_at, request)
+    SELECT {request_id}, {tenant_id}, t.amount, t.gateway, {now}, {now} + t.lifetime * 1000000,
+        substring($7::bytea FROM t.start FOR t.size)
+    FROM unnest($1::text::uuid[], $2::text::uuid[], $3::text::bigint[], $4::text::text[], $5::text::bigint[],
+        $6::text::int[], $8::text::int[]) AS t (id, tenant, amount, gateway, lifetime, start, size)
+"""
+_TAKE = f"""
+    WITH held AS (
+        UPDATE balance SET held = balance.held + t.held, holds = balance.holds + t.holds
+        FROM unnest($10::text::uuid[], $11::text::numeric[], $12::text::bigint[]) AS t (tenant_id, held, holds)
+        WHERE balance.tenant_id = t.tenant_id
+    )
+    {_TAKEN.format(request_id="t.id", tenant_id="t.tenant", now="$9::bigint")}
+"""  # noqa: S608  # names of columns
+
+_TAKE_AT_ONCE = """
+    WITH locked AS (
+        SELECT balance.tenant_id FROM unnest($9::text::uuid[]) AS t (id) JOIN balance ON balance.tenant_id = t.id
+        ORDER BY 1 FOR UPDATE OF balance
+    ), paid AS (
+        UPDATE balance SET held = balance.held + t.held, holds = balance.holds + t.holds
+        FROM unnest($9::text::uuid[], $10::text::numeric[], $11::text::bigint[], $12::text::text[])
+            AS t (tenant_id, held, holds, currency)
+        JOIN locked ON locked.tenant_id = t.tenant_id
+        WHERE balance.tenant_id = t.tenant_id AND balance.currency = t.currency AND balance.budgets = 0
+        RETURNING balance.tenant_id
+    ), moment AS MATERIALIZED (SELECT {clock} AS now)
+    {taken}
+    CROSS JOIN moment
+    LEFT JOIN paid ON paid.tenant_id = t.tenant
+    LEFT JOIN ended_hold AS ended ON ended.request_id = t.id
+    LEFT JOIN usage_event AS event ON event.id = t.id
+    RETURNING admitted_at
+"""
+"""All or nothing, in one statement: what must not be becomes a null, a second row or a balance below zero, and the
+table refuses that.
+
+Balances are locked in order first, since an UPDATE has none. A balance that changed while its lock was waited for is
+checked as it was before and again as it is: it can be refused when it need not be, and never the other way round.
+"""
+
+_OPEN = """
+    SELECT request, admitted_at, amount_pico FROM unnest($1::text::uuid[]) AS t (id) JOIN hold ON request_id = t.id
+"""
+_ENDED = """
+    SELECT request_id FROM unnest($1::text::uuid[]) AS t (id) JOIN ended_hold ON request_id = t.id
+    UNION SELECT usage_event.id FROM unnest($1::text::uuid[]) AS t (id) JOIN usage_event USING (id)
+"""
+_SETTLE = """
+    WITH ended AS (
+        DELETE FROM hold USING unnest($1::text::uuid[]) AS t (id) WHERE request_id = t.id
+        RETURNING tenant_id, amount_pico
+    )
+    SELECT tenant_id, count(*), sum(amount_pico) FROM ended GROUP BY tenant_id
+"""
+_COLUMNS = "request_id, tenant_id, amount_pico, gateway, admitted_at, expires_at, budgets, request"
+_END = f"""
+    WITH ended AS (
+        DELETE FROM hold USING unnest($1::text::uuid[]) AS t (id) WHERE request_id = t.id RETURNING hold.*
+    ), kept AS (
+        INSERT INTO ended_hold ({_COLUMNS}, state, ended_at) SELECT {_COLUMNS}, $2, {{clock}} FROM ended
+    )
+    SELECT tenant_id, count(*), sum(amount_pico) FROM ended GROUP BY tenant_id
+"""  # noqa: S608  # names of columns
+_OVERDUE = "SELECT request_id FROM hold WHERE expires_at <= $1 LIMIT $2 FOR UPDATE SKIP LOCKED"
+
+
+@cache
+def _at_once(clock: str) -> str:
+    taken = _TAKEN.format(
+        request_id="CASE WHEN ended.request_id IS NULL AND event.id IS NULL THEN t.id END",
+        tenant_id="paid.tenant_id",
+        now="moment.now",
+    )
+    return _TAKE_AT_ONCE.format(clock=clock, taken=taken)
+
+
+async def take_at_once(
+    connection: Connection, clock: str, requests: Sequence[HoldRequest], currencies: Mapping[int, str]
+) -> int | None:
+    """Take all the holds in one statement, and return the instant; None, and nothing written, if anything is in the
+    way of any: a request that was admitted before, a tenant without enough money or with budgets to be asked.
+
+    `connection` is in no transaction; `currencies` are those of the requests' price versions.
+    """
+    held: dict[UUID, int] = {}
+    money: dict[UUID, str] = {}
+    count = Counter(request.tenant_id for request in requests)
+    for request in requests:
+        tenant, currency = request.tenant_id, currencies.get(request.price_version, "")
+        held[tenant] = held.get(tenant, 0) + request.amount_pico
+        if money.setdefault(tenant, currency) != currency:
+            return None
+    charged = (
+        _ids(held),
+        array_literal("numeric", list(held.values())),
+        array_literal("bigint", [count[tenant] for tenant in held]),
+        array_literal("text", [money[tenant] for tenant in held]),
+    )
+    try:
+        now = await connection.fetchval(_at_once(clock), *_columns(requests), *charged)
+    except asyncpg.IntegrityConstraintViolationError:
+        return None
+    return int(now)
+
+
+class PostgresHoldBooks:
+    """Holds in a transaction of the driver's connection. `clock` is the database's clock as SQL."""
+
+    def __init__(self, connection: Connection, clock: str) -> None:
+        self._connection = connection
+        self._clock = clock
+
+    async def open_now(self, requests: Collection[UUID]) -> list[Hold]:
+        rows = await self._connection.fetch(_OPEN, _ids(requests))
+        return [Hold.of(unpack(request), admitted_at, amount) for request, admitted_at, amount in rows]
+
+    async def ended(self, requests: Collection[UUID]) -> set[UUID]:
+        return {row[0] for row in await self._connection.fetch(_ENDED, _ids(requests))}
+
+    async def take(self, made: Sequence[tuple[HoldRequest, Hold]], held: Mapping[UUID, int]) -> None:
+        if not made:
+            return
+        count = Counter(asked.tenant_id for asked, _ in made)
+        more = (array_literal("numeric", list(held.values())), array_literal("bigint", [count[t] for t in held]))
+        columns = _columns([asked for asked, _ in made])
+        await self._connection.execute(_TAKE, *columns, made[0][1].admitted_at, _ids(held), *more)
+
+    async def end(self, requests: Collection[UUID], state: str) -> list[Ended]:
+        if not requests:
+            return []
+        in_order = _ids(sorted(requests, key=_as_int))
+        if state == "settled":
+            rows = await self._connection.fetch(_SETTLE, in_order)
+        else:
+            rows = await self._connection.fetch(_END.format(clock=self._clock), in_order, state)
+        return [Ended(*row) for row in rows]
+
+    async def overdue(self, now: int, most: int) -> list[UUID]:
+        # all tenants: time passes for everyone
+        return [row[0] for row in await self._connection.fetch(_OVERDUE, now, most)]
+
+
+def _columns(requests: Sequence[HoldRequest]) -> tuple[str | bytes, ...]:
+    """The first eight parameters of `_TAKEN`. The packed requests are one value, cut by the database: that is faster on
+    both sides than an array of them."""
+    packed = [pack(request) for request in requests]
+    sizes = [len(one) for one in packed]
+    return (
+        _ids([request.request_id for request in requests]),
+        _ids([request.tenant_id for request in requests]),
+        array_literal("bigint", [request.amount_pico for request in requests]),
+        array_literal("text", [request.gateway for request in requests]),
+        array_literal("bigint", [request.lifetime_s for request in requests]),
+        array_literal("int", list(accumulate(sizes[:-1], initial=1))),
+        b"".join(packed),
+        array_literal("int", sizes),
+    )
+
+
+def _as_int(identity: UUID) -> int:
+    return identity.int
+
+
+def _ids(values: Collection[UUID]) -> str:
+    return array_literal("uuid", list(values))

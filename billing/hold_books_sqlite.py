@@ -1,0 +1,79 @@
+"""Holds on SQLite, whose one writer holds every lock there is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import bindparam, delete, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.hold_books import Ended
+from billing.hold_records import Hold, HoldRequest, pack, unpack
+from billing.tables import balance, ended_hold, hold, usage_event
+from storage.base import Pico
+from storage.bulk import one_of
+from storage.database import Database
+
+_HOLD_BACK = (
+    update(balance)
+    .where(balance.c.tenant_id == bindparam("tenant"))
+    .values(held=balance.c.held + bindparam("more", type_=Pico()), holds=balance.c.holds + bindparam("count"))
+)
+
+
+class SqliteHoldBooks:
+    """Holds in a session's transaction."""
+
+    def __init__(self, database: Database, session: AsyncSession) -> None:
+        self._database = database
+        self._session = session
+
+    async def open_now(self, requests: Collection[UUID]) -> list[Hold]:
+        # all tenants: an id is repeated whoever sent it
+        query = select(hold.c.request, hold.c.admitted_at, hold.c.amount_pico)
+        rows = await self._session.execute(query.where(one_of(self._database, hold.c.request_id, requests)))
+        return [Hold.of(unpack(request), admitted_at, amount) for request, admitted_at, amount in rows]
+
+    async def ended(self, requests: Collection[UUID]) -> set[UUID]:
+        # all tenants: an id is repeated whoever sent it
+        found: set[UUID] = set()
+        for key in (ended_hold.c.request_id, usage_event.c.id):
+            found |= set(await self._session.scalars(select(key).where(one_of(self._database, key, requests))))
+        return found
+
+    async def take(self, made: Sequence[tuple[HoldRequest, Hold]], held: Mapping[UUID, int]) -> None:
+        await self._session.execute(insert(hold), [_row(asked, new) for asked, new in made])
+        count = Counter(asked.tenant_id for asked, _ in made)
+        more = [{"tenant": tenant, "more": pico, "count": count[tenant]} for tenant, pico in held.items()]
+        await self._session.execute(_HOLD_BACK, more)
+
+    async def end(self, requests: Collection[UUID], state: str) -> list[Ended]:
+        if not requests:
+            return []
+        ending = delete(hold).where(one_of(self._database, hold.c.request_id, requests)).returning(hold)
+        rows = (await self._session.execute(ending)).all()
+        if rows and state != "settled":
+            now = (await self._session.execute(select(self._database.clock))).scalar_one()
+            kept = [dict(row._mapping) | {"state": state, "ended_at": now} for row in rows]
+            await self._session.execute(insert(ended_hold), kept)
+        return _by_tenant(rows)
+
+    async def overdue(self, now: int, most: int) -> list[UUID]:
+        # all tenants: time passes for everyone
+        return list(await self._session.scalars(select(hold.c.request_id).where(hold.c.expires_at <= now).limit(most)))
+
+
+def _row(asked: HoldRequest, new: Hold) -> dict[str, Any]:
+    row = {name: getattr(new, name) for name in ("request_id", "tenant_id", "amount_pico", "gateway", "admitted_at")}
+    return row | {"expires_at": new.expires_at, "budgets": "", "request": pack(asked)}
+
+
+def _by_tenant(rows: Sequence[Any]) -> list[Ended]:
+    found: dict[UUID, Ended] = {}
+    for row in rows:
+        before = found.get(row.tenant_id, Ended(row.tenant_id, 0, 0))
+        found[row.tenant_id] = Ended(row.tenant_id, before.requests + 1, before.amount_pico + row.amount_pico)
+    return list(found.values())

@@ -1,0 +1,88 @@
+"""What a hold is: the request for one, and the reservation as the database has it."""
+
+from __future__ import annotations
+
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+
+from billing.money import MAX_PICO, InvalidMoney
+from billing.usage import period_of
+
+State = Literal["open", "released", "expired"]
+"""A hold that was settled is gone: its usage event says all that it said."""
+
+
+class HoldRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Reserve `amount_pico` for a request, for at most `lifetime_s`. Raises InvalidMoney.
+
+    `gateway` is the name of the gateway worker that runs the request. `terms` is for the gateway alone: what it needs
+    to make usage of a journal's counts later. Fields are only added at the end, with a default: open holds outlive an
+    upgrade.
+    """
+
+    request_id: UUID
+    tenant_id: UUID
+    project_id: UUID
+    key_id: UUID
+    model: str
+    lane: str
+    price_version: int
+    amount_pico: int
+    lifetime_s: int
+    gateway: str
+    terms: bytes
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.amount_pico <= MAX_PICO:
+            raise InvalidMoney(f"a hold of {self.amount_pico} pico-units")
+        if self.lifetime_s <= 0:
+            raise InvalidMoney(f"a hold for {self.lifetime_s} seconds")
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """A reservation as the database has it. Its billing period was fixed by the database's clock at admission."""
+
+    request_id: UUID
+    tenant_id: UUID
+    project_id: UUID
+    key_id: UUID
+    model: str
+    lane: str
+    price_version: int
+    amount_pico: int
+    gateway: str
+    terms: bytes
+    admitted_at: int
+    period: str
+    expires_at: int
+    state: State = "open"
+
+    @classmethod
+    def of(cls, asked: HoldRequest, admitted_at: int, amount_pico: int | None = None, state: State = "open") -> Hold:
+        """The hold that a request gets at this instant; of another amount, if it was raised since."""
+        return cls(
+            asked.request_id,
+            asked.tenant_id,
+            asked.project_id,
+            asked.key_id,
+            asked.model,
+            asked.lane,
+            asked.price_version,
+            asked.amount_pico if amount_pico is None else amount_pico,
+            asked.gateway,
+            asked.terms,
+            admitted_at,
+            period_of(admitted_at),
+            admitted_at + asked.lifetime_s * 1_000_000,
+            state,
+        )
+
+
+_encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
+_decoder = msgspec.msgpack.Decoder(HoldRequest)
+pack = _encoder.encode
+"""A request as its hold's row keeps it: whatever no statement asks for is in there."""
+unpack = _decoder.decode
+"""The inverse of `pack`. Raises msgspec.MsgspecError."""
