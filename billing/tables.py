@@ -95,7 +95,7 @@ HOLD: tuple[tuple[str, type[Any], dict[str, Any]], ...] = (
     ("gateway", Text, {}),
     ("admitted_at", Count, {}),
     ("expires_at", Count, {}),
-    ("budgets", Text, {"server_default": ""}),
+    ("budgets", Text, {"server_default": text("''")}),
     ("request", LargeBinary, {}),
 )
 

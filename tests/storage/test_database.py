@@ -46,6 +46,8 @@ def _row() -> dict[str, object]:
         "promo": 0,
         "receivable": 0,
         "credit_line": 0,
+        "holds": 0,
+        "budgets": 0,
     }
 
 

@@ -16,6 +16,7 @@ import billing.period_tables
 import billing.tables
 import gateway.tenancy.tables
 from billing import audit, reports
+from billing.holds import Holds
 from storage import migrate
 from storage.base import Base, new_id
 from storage.database import Database
@@ -79,6 +80,13 @@ async def test_the_ledger_is_made_of_what_was_there(tmp_path: Path, empty_postgr
         assert (row.credit, row.debit, row.promo, row.receivable, row.held) == (900, 1000, 0, 100, 0)
         assert row.overdraft == 100
         assert (await reports.usage_by_project_and_model(database, "2026-11"))[0].cost_pico == 700
+        holds = Holds(database)
+        (open_one, other) = [await holds.get(request) for request in await holds.open_of("g")]
+        assert open_one is not None
+        assert other is not None
+        assert (open_one.state, open_one.model, open_one.terms, open_one.expires_at) == ("open", "m", b"t", 10**7)
+        assert await holds.sweep() == 2
+        assert await audit.check(database) == []
         await database.close()
 
 
@@ -114,6 +122,8 @@ def _fill_first(connection: Connection) -> None:
         identity = new_id()
         ids = {"tenant_id": tenant, "project_id": tenant, "key_id": tenant}
         row("hold", request_id=identity, **ids, state="settled", price_version=1)
+        for state in ("open", "expired"):
+            row("hold", request_id=new_id(), **ids, state=state, model="m", gateway="g", terms=b"t", expires_at=10**7)
         row(
             "usage_event", id=identity, **ids, model="m", period=period, sequence=sequence, uncached=cost,
             cost_pico=cost, admitted_at=at, price_version=1,

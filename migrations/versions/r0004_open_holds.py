@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision = "r0003"
-down_revision = "r0002"
+revision = "r0004"
+down_revision = "r0003"
 branch_labels = None
 depends_on = None
 
@@ -71,7 +71,7 @@ def _columns() -> list[sa.Column[Any]]:
         column("amount_pico", COUNT),
         column("gateway", sa.Text),
         *(column(name, COUNT) for name in ("admitted_at", "expires_at")),
-        sa.Column("budgets", sa.Text, nullable=False, server_default=""),
+        sa.Column("budgets", sa.Text, nullable=False, server_default=sa.text("''")),
         column("request", sa.LargeBinary()),
     ]
 
@@ -92,7 +92,7 @@ def _carry_over() -> None:
 
 
 def _request(row: Any) -> bytes:
-    """The request that made the hold, as version 3 packs it."""
+    """The request that made the hold, as it is packed from now on."""
     asked = [_bytes(row[name]) if name.endswith("_id") else row[name] for name in ASKED]
     lifetime = (row["expires_at"] - row["admitted_at"]) // 1_000_000
     return msgspec.msgpack.encode([*asked, lifetime, row["gateway"], bytes(row["terms"])])
