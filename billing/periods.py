@@ -21,7 +21,7 @@ from billing import months
 from billing.books import Books
 from billing.epochs import Epoch, epochs_before
 from billing.period_tables import CLOSING_LOCK, billing_period
-from billing.tables import hold
+from billing.tables import hold, rollup_hour
 from billing.usage import UsageEvent, check_period, period_of
 from storage.base import from_instant, to_instant
 from storage.database import Database
@@ -126,8 +126,7 @@ class Periods:
         async with self._database.transaction() as session:
             latest = await session.scalar(select(func.max(billing_period.c.period)))
             # all tenants: the calendar is everybody's
-            first = latest or await session.scalar(select(func.min(hold.c.period))) or period_of(now)
-            rows, period = [], first
+            rows, period = [], latest or await self._first(session) or period_of(now)
             while period <= following(period_of(now)):
                 starts_at, ends_at = bounds(period)
                 rows.append({"period": period, "starts_at": starts_at, "ends_at": ends_at, "state": "open"})
@@ -170,17 +169,25 @@ class Periods:
                     break
         return closed
 
+    async def _first(self, session: AsyncSession) -> str | None:
+        """The first period in which anything was admitted."""
+        # all tenants: the calendar is everybody's
+        settled = await session.scalar(select(func.min(rollup_hour.c.period)))
+        held = await session.scalar(select(func.min(hold.c.admitted_at)))
+        return min(filter(None, (settled, period_of(held) if held else None)), default=None)
+
     async def _get(self, session: AsyncSession, period: str) -> Period:
         row = (await session.execute(select(billing_period).where(billing_period.c.period == period))).one_or_none()
         return Period(period, *bounds(period), "open") if row is None else Period(*row)
 
     async def _waiting(self, session: AsyncSession, period: str) -> Waiting:
         # all tenants: a period closes for everybody
-        open_holds = select(func.count()).where(hold.c.state == "open", hold.c.period == period)
+        starts_at, ends_at = bounds(period)
+        open_holds = select(func.count()).where(hold.c.admitted_at >= starts_at, hold.c.admitted_at < ends_at)
         earlier = select(billing_period.c.period).where(billing_period.c.period < period)
         return Waiting(
             (await session.execute(open_holds)).scalar_one(),
-            await epochs_before(session, bounds(period)[1]),
+            await epochs_before(session, ends_at),
             list(await session.scalars(earlier.where(billing_period.c.state != "closed").order_by("period"))),
         )
 

@@ -19,7 +19,8 @@ from sqlalchemy.exc import DBAPIError
 
 from billing.audit import check
 from billing.epochs import EpochAlive, EpochKeeper, UnknownEpoch, declare_dead
-from billing.holds import Hold, Holds
+from billing.hold_records import Hold
+from billing.holds import Holds
 from billing.open_books import opened
 from billing.period_tables import billing_period, gateway_epoch
 from billing.periods import PeriodOpen, Periods, bounds, following

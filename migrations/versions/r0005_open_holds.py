@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision = "r0004"
-down_revision = "r0003"
+revision = "r0005"
+down_revision = "r0004"
 branch_labels = None
 depends_on = None
 
