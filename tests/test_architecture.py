@@ -19,7 +19,13 @@ ROOMS = {
     "prompt_cache": {"storage"},
     "billing": {"storage"},
     "storage": set[str](),
-    "migrations": {"storage", "billing.period_tables", "billing.tables", "gateway.tenancy.tables"},
+    "migrations": {
+        "storage",
+        "billing.export_tables",
+        "billing.period_tables",
+        "billing.tables",
+        "gateway.tenancy.tables",
+    },
 }
 HEAVY = {"torch", "triton", "transformers", "numpy"}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
