@@ -66,7 +66,7 @@ async def _ledger(session: Any, findings: list[Finding], costs: dict[tuple[UUID,
         accounts[tenant, credit] += int(amount)
         if kind == "usage":
             revenue[tenant, period] += int(amount)
-        else:
+        elif kind == "grant":
             granted[tenant] += int(amount)
     for key in costs.keys() | revenue.keys():
         if costs.get(key, 0) != revenue.get(key, 0):

@@ -2,7 +2,10 @@
 
 Every tenant has its own accounts, in its currency. `clearing` is where money comes from and `goodwill` what we give
 away; `prepaid` and `promo` are what we owe in service; `receivable` is what was used before it was paid; `revenue` is
-what was earned. An entry debits one account and credits another, so that every transaction sums to zero.
+what was earned by usage. Invoices have accounts of their own (`billing.invoices.posting`): `invoiced` was asked for
+beyond usage, `tax` is owed to the state, `charges` was earned by lines that are no usage, `credited` was taken back,
+`rounding_carry` is what rounding left for later. An entry debits one account and credits another, so that every
+transaction sums to zero.
 
 What was given is used first, then what was paid; the rest is receivable, and the next payment goes there first.
 """
@@ -14,8 +17,20 @@ from uuid import UUID
 
 import msgspec
 
-Account = Literal["clearing", "goodwill", "prepaid", "promo", "receivable", "revenue"]
-Kind = Literal["grant", "usage"]
+Account = Literal[
+    "charges",
+    "clearing",
+    "credited",
+    "goodwill",
+    "invoiced",
+    "prepaid",
+    "promo",
+    "receivable",
+    "revenue",
+    "rounding_carry",
+    "tax",
+]
+Kind = Literal["grant", "invoice", "usage"]
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -14,7 +14,10 @@ from sqlalchemy import CheckConstraint, Column, ForeignKey, Index, Integer, Larg
 from billing.usage import COUNTS, METERS
 from storage.base import STRICT, Base, Count, Id, Pico
 
-ACCOUNTS = "'clearing', 'goodwill', 'prepaid', 'promo', 'receivable', 'revenue'"
+ACCOUNTS = (
+    "'charges', 'clearing', 'credited', 'goodwill', 'invoiced', 'prepaid', 'promo', 'receivable', 'revenue', "
+    "'rounding_carry', 'tax'"
+)
 
 price_version = Table(
     "price_version",

@@ -7,7 +7,6 @@ import asyncio
 from msgspec import Struct, field
 
 from billing.epochs import EpochKeeper
-from billing.exports.jobs import ExportJobs
 from billing.holds import Holds
 from billing.prices import PriceBook
 from billing.settler import Settler
@@ -61,7 +60,6 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     models: Registry
     fleet: Fleet
     domains: CacheDomains
-    exports: ExportJobs
     options: GatewayOptions = field(default_factory=GatewayOptions)
 
 

@@ -115,12 +115,12 @@ def probe_engine(settings: Settings) -> int:
 
 
 def worker(settings: Settings) -> int:
-    """`turnpike worker`: the billing jobs."""
+    """`turnpike worker`: expires holds, closes billing periods."""
 
     async def run() -> int:
         async with opened(settings) as office:
             logger.info("worker runs")
-            task = asyncio.create_task(work(office, settings))
+            task = asyncio.create_task(work(office, settings.period_grace))
             await stop_event().wait()
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -75,9 +75,10 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """The content. `number`, `issued`, `due` and `previous` are empty until it is finalized; `previous` is the SHA-256
     of the document before it in its series.
 
-    `gross` is `net` with `tax`; of it `prepaid` was paid in advance, and `payable` is left. `corrects` is the number of
-    the invoice that a credit note reduces. What rounding left over came in as `carry_in` and goes on as `carry_out`,
-    pico-units as text; so do `prepaid_carry_in` and `prepaid_carry_out` for what was paid in advance.
+    `gross` is `net` with `tax`; of it `prepaid` (exactly `prepaid_exact`) was paid in advance, and `payable` is left.
+    `corrects` is the number of the invoice that a credit note reduces. What rounding left over came in as `carry_in`
+    and goes on as `carry_out`, pico-units as text; so do `prepaid_carry_in` and `prepaid_carry_out` for what was paid
+    in advance.
     """
 
     version: int = VERSION
@@ -100,6 +101,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     gross: int
     prepaid: int
     payable: int
+    prepaid_exact: str = "0"
     carry_in: str = "0"
     carry_out: str = "0"
     prepaid_carry_in: str = "0"

@@ -1,4 +1,8 @@
-"""A period's usage as lines: one for each project, model, lane, context tier, price version and meter."""
+"""A period's usage as lines: one for each project, model, lane, context tier, price version and meter.
+
+Usage that was recorded after its own period had closed is booked in a later one. It has lines of its own there, one
+group for each period that it corrects.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,13 @@ from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import ColumnElement, Select, case, func, select
 
 from billing.prices import PriceBook, PriceVersion
 from billing.rating.lines import RatedLine
-from billing.rollups import LIMB, SUMS, event_sums
+from billing.rollups import HOUR, LIMB, SUMS, event_sums
 from billing.tables import rollup_hour, usage_event
-from billing.usage import METERS, check_period, period_bounds
+from billing.usage import METERS, check_period, period_bounds, period_of
 from storage.database import Database
 
 Source = Literal["rollups", "events"]
@@ -41,15 +45,25 @@ class Used(msgspec.Struct, frozen=True):
 async def usage_lines(
     database: Database, book: PriceBook, tenant_id: UUID, period: str, *, source: Source = "rollups"
 ) -> list[RatedLine]:
-    """The lines of one tenant's period; equal from both sources, and in the same order.
+    """The lines of one tenant's period; equal from both sources, and in the same order. Corrections come last.
 
     Raises InvalidPeriod, CostMismatch, PriceMissing, UnknownPriceVersion, DatabaseUnavailable.
     """
     async with database.reading() as session:
         rows = (await session.execute(_query(source, tenant_id, check_period(period)))).all()
-    used = [_used(row) for row in rows]
-    versions = {number: await book.version(number) for number in {each.price_version for each in used}}
-    return lines_of(used, versions, *period_bounds(period))
+    by_period: dict[str, dict[tuple[Any, ...], Used]] = {}
+    for row in rows:
+        used = _used(row)
+        groups = by_period.setdefault(period_of(row.began), {})
+        key = tuple(getattr(used, name) for name in GROUPS)
+        groups[key] = _added(groups[key], used) if key in groups else used
+    numbers = {used.price_version for groups in by_period.values() for used in groups.values()}
+    versions = {number: await book.version(number) for number in numbers}
+    lines = lines_of(by_period.pop(period, {}).values(), versions, *period_bounds(period))
+    for late in sorted(by_period):
+        for line in lines_of(by_period[late].values(), versions, *period_bounds(late)):
+            lines.append(msgspec.structs.replace(line, corrects_period=late))
+    return lines
 
 
 def lines_of(
@@ -108,9 +122,19 @@ def _query(source: Source, tenant_id: UUID, period: str) -> Select[Any]:
     sums: dict[str, ColumnElement[Any]] = (
         {name: func.sum(of[name]) for name in SUMS} if source == "rollups" else event_sums()
     )
+    start, _ = period_bounds(period)
+    hour = of.hour if source == "rollups" else of.admitted_at - of.admitted_at % HOUR
+    began = case((hour >= start, start), else_=hour)  # what is late is told apart by the hour
     groups = [of[name] for name in GROUPS]
-    query = select(*groups, *(sums[name].label(name) for name in SUMS))
-    return query.where(of.tenant_id == tenant_id, of.period == period).group_by(*groups)
+    query = select(*groups, began.label("began"), *(sums[name].label(name) for name in SUMS))
+    return query.where(of.tenant_id == tenant_id, of.period == period).group_by(*groups, began)
+
+
+def _added(one: Used, other: Used) -> Used:
+    meters = {meter: one.meters.get(meter, 0) + other.meters.get(meter, 0) for meter in one.meters | other.meters}
+    return msgspec.structs.replace(
+        one, requests=one.requests + other.requests, meters=meters, cost_pico=one.cost_pico + other.cost_pico
+    )
 
 
 def _used(row: Any) -> Used:

@@ -1,0 +1,159 @@
+"""The tables of invoices. What is finalized never changes again, but for the state and for what was paid and credited
+since: triggers refuse it on both databases. Numbers only go on, one at a time."""
+
+from __future__ import annotations
+
+from sqlalchemy import CheckConstraint, Column, ForeignKey, Index, Integer, Table, Text, UniqueConstraint, text
+
+from storage.base import STRICT, Base, Count, Id, Pico
+
+STATES = "'draft', 'finalized', 'partially_paid', 'paid', 'void', 'uncollectible'"
+
+legal_entity = Table(
+    "legal_entity",
+    Base.metadata,
+    Column("id", Text, primary_key=True),
+    Column("profile", Text, nullable=False),
+    Column("updated_at", Count, nullable=False),
+    **STRICT,
+)
+"""Who sells; `profile` is a Seller as canonical JSON."""
+
+billing_profile = Table(
+    "billing_profile",
+    Base.metadata,
+    Column("tenant_id", Id, primary_key=True),
+    Column("seller", Text, ForeignKey("legal_entity.id"), nullable=False),
+    Column("profile", Text, nullable=False),
+    Column("updated_at", Count, nullable=False),
+    **STRICT,
+)
+"""Who a tenant's invoices are for; `profile` is a Buyer as canonical JSON. Its row is the lock of the tenant's
+documents: whoever makes or changes one holds it."""
+
+number_series = Table(
+    "number_series",
+    Base.metadata,
+    Column("seller", Text, ForeignKey("legal_entity.id"), primary_key=True),
+    Column("series", Text, primary_key=True),
+    Column("year", Integer, nullable=False),
+    Column("next", Integer, nullable=False),
+    Column("issued", Text, nullable=False),
+    Column("head", Text, nullable=False),
+    CheckConstraint("next >= 1", name="next"),
+    **STRICT,
+)
+"""Where a series stands: its year (0 where its numbers have none), the next number, and date and SHA-256 of the last
+document. A row that is locked while a number is taken, and no sequence: one that was taken and not used would be lost.
+"""
+
+invoice = Table(
+    "invoice",
+    Base.metadata,
+    Column("id", Id, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("seller", Text, ForeignKey("legal_entity.id"), nullable=False),
+    Column("tenant_id", Id, nullable=False),
+    Column("period", Text, nullable=False),
+    Column("currency", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("series", Text, nullable=False),
+    Column("year", Integer, nullable=True),
+    Column("n", Integer, nullable=True),
+    Column("number", Text, nullable=True),
+    Column("issued", Text, nullable=True),
+    Column("due", Text, nullable=True),
+    Column("net", Count, nullable=False),
+    Column("tax", Count, nullable=False),
+    Column("gross", Count, nullable=False),
+    Column("prepaid", Count, nullable=False),
+    Column("payable", Count, nullable=False),
+    Column("usage_pico", Pico, nullable=False),
+    Column("promo_pico", Pico, nullable=False),
+    Column("charges_pico", Pico, nullable=False),
+    Column("prepaid_pico", Pico, nullable=False),
+    Column("carry_in", Pico, nullable=False),
+    Column("carry_out", Pico, nullable=False),
+    Column("prepaid_carry_in", Pico, nullable=False),
+    Column("prepaid_carry_out", Pico, nullable=False),
+    Column("corrects", Id, ForeignKey("invoice.id"), nullable=True),
+    Column("content", Text, nullable=False),
+    Column("sha256", Text, nullable=True),
+    Column("drafted_at", Count, nullable=False),
+    Column("finalized_at", Count, nullable=True),
+    Column("paid", Count, nullable=False, server_default=text("0")),
+    Column("credited", Count, nullable=False, server_default=text("0")),
+    Column("settled_pico", Pico, nullable=False, server_default=text("0")),
+    CheckConstraint("kind IN ('invoice', 'credit_note')", name="kind"),
+    CheckConstraint(f"state IN ({STATES})", name="state"),
+    CheckConstraint("(state = 'draft') = (number IS NULL)", name="draft"),
+    CheckConstraint("(number IS NULL) = (sha256 IS NULL)", name="sha256"),
+    CheckConstraint("(kind = 'credit_note') = (corrects IS NOT NULL)", name="corrects"),
+    CheckConstraint("paid >= 0 AND credited >= 0 AND paid <= payable AND credited <= gross", name="settled"),
+    UniqueConstraint("seller", "number"),
+    UniqueConstraint("seller", "series", "year", "n"),
+    Index(
+        "ix_invoice_one_of_a_period",
+        "tenant_id",
+        "period",
+        unique=True,
+        sqlite_where=text("kind = 'invoice' AND state <> 'void'"),
+        postgresql_where=text("kind = 'invoice' AND state <> 'void'"),
+    ),
+    Index(None, "corrects"),
+    **STRICT,
+)
+"""Invoices and credit notes. `content` is a Document as canonical JSON, `sha256` its hash.
+
+Amounts are in minor units. The exact ones say what a bill is made of: `usage_pico` is what the events of the period
+cost, of which `promo_pico` was given and `prepaid_pico` paid in advance; `charges_pico` is all lines that are no usage.
+What changes after finalizing: `paid` and `credited`, and `settled_pico`, how much of the usage that was still owed they
+settled.
+"""
+
+invoice_line = Table(
+    "invoice_line",
+    Base.metadata,
+    Column("invoice_id", Id, ForeignKey("invoice.id"), primary_key=True),
+    Column("n", Integer, primary_key=True, autoincrement=False),
+    Column("tenant_id", Id, nullable=False),
+    Column("period", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("project_id", Id, nullable=True),
+    Column("model", Text, nullable=True),
+    Column("meter", Text, nullable=True),
+    Column("lane", Text, nullable=True),
+    Column("context_from", Count, nullable=False),
+    Column("price_version", Integer, nullable=True),
+    Column("price_micro", Count, nullable=True),
+    Column("units", Count, nullable=False),
+    Column("exact_pico", Pico, nullable=False),
+    Column("net", Count, nullable=False),
+    Column("category", Text, nullable=False),
+    Column("rate", Integer, nullable=False),
+    Column("service_start", Count, nullable=False),
+    Column("service_end", Count, nullable=False),
+    Column("corrects", Text, nullable=True),
+    Column("of", Integer, nullable=False),
+    **STRICT,
+)
+"""The lines of a document as rows. A usage line's requests are the events of `period` that agree with it and were
+admitted from `service_start` (included) to `service_end` (excluded)."""
+
+invoice_payment = Table(
+    "invoice_payment",
+    Base.metadata,
+    Column("id", Id, primary_key=True),
+    Column("invoice_id", Id, ForeignKey("invoice.id"), nullable=False, index=True),
+    Column("tenant_id", Id, nullable=False),
+    Column("amount", Count, nullable=False),
+    Column("currency", Text, nullable=False),
+    Column("usage_pico", Pico, nullable=False),
+    Column("reference", Text, nullable=False),
+    Column("at", Count, nullable=False),
+    CheckConstraint("amount > 0", name="positive"),
+    **STRICT,
+)
+"""Money that came in for an invoice, in minor units; `usage_pico` of it paid for usage, and is a grant of the same id.
+The id follows from the invoice and the reference: a payment that is told twice counts once."""

@@ -1,0 +1,176 @@
+"""From rated lines to what the invoice says: rounding, carry, credit and tax, as one pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from uuid import UUID
+
+import msgspec
+
+from billing.invoices.currencies import minor_unit
+from billing.invoices.document import Document, Line, Savings
+from billing.invoices.parties import Buyer, Detail, Seller
+from billing.invoices.rounding import Carried, carried, rounded
+from billing.invoices.tax import Tax, tax_for, tax_totals
+from billing.rating.lines import RatedLine
+from billing.usage import METERS, period_bounds
+from storage.base import from_instant
+
+
+class Funding(msgspec.Struct, frozen=True):
+    """How the usage was paid for so far, in pico-units: given for nothing, and paid in advance; and what rounding left
+    over from the documents before, for what was billed and for what was paid in advance."""
+
+    promo: int = 0
+    prepaid: int = 0
+    carry: int = 0
+    prepaid_carry: int = 0
+
+
+class Exact(msgspec.Struct, frozen=True):
+    """What a document's lines come to, in pico-units: usage, what of it was given, and all that is no usage."""
+
+    usage: int
+    promo: int
+    charges: int
+
+
+def compose(
+    seller: Seller,
+    buyer: Buyer,
+    tenant_id: UUID,
+    period: str,
+    *,
+    currency: str,
+    rated: Sequence[RatedLine],
+    funding: Funding,
+    savings: Savings,
+    projects: Mapping[UUID, str],
+) -> Document:
+    """The draft of an invoice: `rated` are the period's lines, all in `currency`.
+
+    Each line is rounded once; what that leaves is carried, and a line of its own as soon as it comes to a minor unit.
+    If the lines come to less than nothing, all of it is carried. What was given lowers the taxable amount; what was
+    paid in advance is taken off the total. Raises InvalidParty.
+    """
+    unit = minor_unit(currency)
+    tax = tax_for(seller, buyer)
+    start, end = period_bounds(period)
+    lines = [_line(line, unit, tax, projects) for line in merged(rated, buyer.detail)]
+    if funding.promo:
+        given = _plain("credit", "Promotional credit", start, end, -funding.promo)
+        lines.append(_line(given, unit, tax, projects))
+    exact = sum(int(line.exact) for line in lines)
+    billed = carried(exact, funding.carry, unit)
+    text = "Rounding of all lines together, with what earlier periods left"
+    if billed.amount < 0:  # an invoice cannot ask for less than nothing
+        billed = Carried(0, exact + funding.carry)
+        text = "Credit carried to the next invoice"
+    if over := billed.amount - sum(line.net for line in lines):
+        carry = _plain("carry", text, start, end, 0)
+        lines.append(msgspec.structs.replace(_line(carry, unit, tax, projects), net=over))
+    taxes = tax_totals((tax, line.net) for line in lines)
+    vat = sum(total.tax for total in taxes)
+    prepaid = carried(funding.prepaid, funding.prepaid_carry, unit).amount
+    if funding.prepaid == exact:
+        prepaid = billed.amount
+    prepaid = min(max(prepaid, 0), billed.amount)
+    return Document(
+        kind="invoice",
+        series=seller.series,
+        period=period,
+        service_from=_day(start),
+        service_until=_day(end - 1),
+        currency=currency,
+        seller=seller,
+        tenant_id=str(tenant_id),
+        buyer=buyer,
+        lines=lines,
+        taxes=taxes,
+        net=billed.amount,
+        tax=vat,
+        gross=billed.amount + vat,
+        prepaid=prepaid,
+        payable=billed.amount + vat - prepaid,
+        prepaid_exact=str(funding.prepaid),
+        carry_in=str(funding.carry),
+        carry_out=str(billed.carry),
+        prepaid_carry_in=str(funding.prepaid_carry),
+        prepaid_carry_out=str(funding.prepaid + funding.prepaid_carry - prepaid * unit),
+        savings=savings if savings.models else "",
+    )
+
+
+def exact_of(lines: Iterable[Line]) -> Exact:
+    """What lines come to exactly."""
+    sums = {"usage": 0, "credit": 0, "charges": 0}
+    for line in lines:
+        sums[line.kind if line.kind in sums else "charges"] += int(line.exact)
+    return Exact(sums["usage"], -sums["credit"], sums["charges"])
+
+
+def merged(rated: Iterable[RatedLine], detail: Detail) -> list[RatedLine]:
+    """The lines in the order of the document; by model, those that differ in their project alone become one."""
+    found: dict[tuple[object, ...], RatedLine] = {}
+    for line in rated:
+        if detail == "model" and line.kind == "usage":
+            line = msgspec.structs.replace(line, project_id=None)  # noqa: PLW2901  # the same line, seen from further off
+        key = tuple(
+            value
+            for name, value in zip(line.__struct_fields__, msgspec.structs.astuple(line), strict=True)
+            if name not in ("units", "exact_pico")
+        )
+        before = found.get(key)
+        if before is not None:
+            units, exact = before.units + line.units, before.exact_pico + line.exact_pico
+            line = msgspec.structs.replace(line, units=units, exact_pico=exact)  # noqa: PLW2901
+        found[key] = line
+    return sorted(found.values(), key=_order)
+
+
+def _order(line: RatedLine) -> tuple[object, ...]:
+    return (
+        line.corrects_period or "",
+        line.kind != "usage",
+        str(line.project_id or ""),
+        line.model or "",
+        line.lane or "",
+        line.context_from,
+        line.price_version or 0,
+        METERS.index(line.meter) if line.meter in METERS else len(METERS),
+    )
+
+
+def _plain(kind: str, text: str, start: int, end: int, pico: int) -> RatedLine:
+    return msgspec.convert(
+        {"kind": kind, "description": text, "exact_pico": pico, "service_start": start, "service_end": end}, RatedLine
+    )
+
+
+def _line(line: RatedLine, unit: int, tax: Tax, projects: Mapping[UUID, str]) -> Line:
+    project = line.project_id
+    return Line(
+        kind=line.kind,
+        text=line.description,
+        project_id="" if project is None else str(project),
+        project="" if project is None else projects.get(project, str(project)),
+        model=line.model or "",
+        meter=line.meter or "",
+        lane=line.lane or "",
+        context_from=line.context_from,
+        price_version=line.price_version or 0,
+        price=line.price_micro or 0,
+        units=str(line.units),
+        unit="tokens" if line.kind == "usage" and line.price_micro is not None else "",
+        corrects=line.corrects_period or "",
+        service_from=_day(line.service_start),
+        service_until=_day(line.service_end - 1),
+        exact=str(line.exact_pico),
+        net=rounded(line.exact_pico, unit),
+        category=tax.category,
+        rate=tax.rate,
+    )
+
+
+def _day(instant: int) -> str:
+    return from_instant(instant).date().isoformat()

@@ -1,0 +1,119 @@
+"""Drafts: what a tenant's invoice of a period would say now. Drafting again replaces the draft."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import delete
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.balances import CurrencyMismatch
+from billing.invoice_tables import invoice, invoice_line
+from billing.invoices.composing import compose
+from billing.invoices.document import Document
+from billing.invoices.failures import WrongState
+from billing.invoices.funding import standing
+from billing.invoices.notices import DRAFTED, notice
+from billing.invoices.parties import Buyer
+from billing.invoices.party_store import lock_documents, read_buyer, read_seller
+from billing.invoices.posting import tell
+from billing.invoices.records import Record, of_period, write_draft
+from billing.invoices.savings import savings
+from billing.prices import PriceBook, PriceVersion
+from billing.rating.lines import RatedLine
+from billing.rating.usage_lines import usage_lines
+from billing.usage import check_period
+from storage.base import new_id
+from storage.database import Database
+
+
+class Rated(msgspec.Struct, frozen=True):
+    """A period's lines, with the price versions that they name."""
+
+    lines: list[RatedLine]
+    versions: dict[int, PriceVersion]
+
+
+async def rate(database: Database, book: PriceBook, tenant_id: UUID, period: str) -> Rated:
+    """What a tenant owes for a period, exactly. Raises InvalidPeriod, CostMismatch, DatabaseUnavailable."""
+    lines = await usage_lines(database, book, tenant_id, check_period(period))
+    numbers = {line.price_version for line in lines if line.price_version is not None}
+    return Rated(lines, {number: await book.version(number) for number in numbers})
+
+
+async def draft(
+    database: Database,
+    book: PriceBook,
+    tenant_id: UUID,
+    period: str,
+    projects: Mapping[UUID, str] | None = None,
+    *,
+    write: bool = True,
+) -> tuple[Record | None, Document | None]:
+    """Make the tenant's draft of a period, or replace it; `projects` are names for those that the lines are of.
+
+    Without `write` the document alone is returned, and nothing changes. Both are None where there is nothing to bill;
+    a draft that was there is gone then. Raises InvalidPeriod, NoProfile, InvalidParty, WrongState if the invoice is
+    finalized, CurrencyMismatch, CostMismatch, DatabaseUnavailable.
+    """
+    rated = await rate(database, book, tenant_id, period)
+    if not write:
+        async with database.reading() as session:
+            buyer = await read_buyer(session, tenant_id)
+            _check_draft(await of_period(session, tenant_id, period))
+            return None, await written_up(session, buyer, tenant_id, period, rated=rated, projects=projects or {})
+    async with database.transaction() as session:
+        buyer = await lock_documents(database, session, tenant_id)
+        before = await of_period(session, tenant_id, period)
+        _check_draft(before)
+        document = await written_up(session, buyer, tenant_id, period, rated=rated, projects=projects or {})
+        if document is None:
+            if before is not None:
+                await session.execute(delete(invoice_line).where(invoice_line.c.invoice_id == before.id))
+                await session.execute(delete(invoice).where(invoice.c.id == before.id))
+            return None, None
+        await write_draft(database, session, before.id if before else new_id(), document)
+        record = await of_period(session, tenant_id, period)
+        if record is not None:
+            await tell(database, session, DRAFTED, tenant_id, notice(record))
+        return record, document
+
+
+async def written_up(
+    session: AsyncSession,
+    buyer: Buyer,
+    tenant_id: UUID,
+    period: str,
+    *,
+    rated: Rated,
+    projects: Mapping[UUID, str],
+) -> Document | None:
+    """What the invoice says as things stand in this transaction; None where there is nothing to bill."""
+    seller = await read_seller(session, buyer.seller)
+    used = sum(line.exact_pico for line in rated.lines if line.kind == "usage")
+    stands = await standing(session, tenant_id, period, used)
+    currency = stands.currency or seller.currency
+    for version in rated.versions.values():
+        if version.currency != currency:
+            raise CurrencyMismatch(version.currency, currency)
+    if not rated.lines and not stands.carry:
+        return None
+    saved = savings(rated.lines, rated.versions)
+    return compose(
+        seller,
+        buyer,
+        tenant_id,
+        period,
+        currency=currency,
+        rated=rated.lines,
+        funding=stands,
+        savings=saved,
+        projects=projects,
+    )
+
+
+def _check_draft(record: Record | None) -> None:
+    if record is not None and record.state != "draft":
+        raise WrongState(record.name, record.state, "draft")

@@ -1,0 +1,117 @@
+"""From draft to document: the number, the parties' copies, the hash and the books, in one transaction."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.invoice_tables import invoice
+from billing.invoices.canonical import canonical, sha256
+from billing.invoices.document import Document
+from billing.invoices.drafting import rate, written_up
+from billing.invoices.failures import DraftOutdated, NumberRefused, PeriodNotClosed, UnknownInvoice
+from billing.invoices.notices import CREDITED, notice, topic_of
+from billing.invoices.numbering import take, use
+from billing.invoices.party_store import lock_documents
+from billing.invoices.posting import entries_of, post, tell
+from billing.invoices.records import Record, columns_of, locked, of_period, read_document
+from billing.invoices.states import State
+from billing.period_tables import billing_period
+from billing.prices import PriceBook
+from billing.tables import rollup_hour
+from storage.base import from_instant
+from storage.database import Database
+
+
+async def finalize(
+    database: Database, book: PriceBook, tenant_id: UUID, period: str, issued: date | None = None
+) -> Record:
+    """Finalize the draft of a period, issued today or on an earlier day. One that is finalized already stays as it is.
+
+    Raises UnknownInvoice if there is no draft, PeriodNotClosed, DraftOutdated if it does not say any more what the
+    books say, NumberRefused for the day, DatabaseUnavailable; then nothing is written and no number is taken.
+    """
+    rated = await rate(database, book, tenant_id, period)
+    async with database.transaction() as session:
+        buyer = await lock_documents(database, session, tenant_id)
+        record = await of_period(session, tenant_id, period)
+        if record is None:
+            raise UnknownInvoice(f"there is no draft of {period}: turnpike invoices draft --period {period}")
+        if record.state != "draft":
+            return record
+        await _check_order(session, tenant_id, period)
+        draft = await read_document(session, record.id)
+        names = {UUID(line.project_id): line.project for line in draft.lines if line.project_id}
+        if await written_up(session, buyer, tenant_id, period, rated=rated, projects=names) != draft:
+            raise DraftOutdated(f"the books have changed since {record.name} was made: draft it again and look at it")
+        if draft.service_until >= (issued or await today(database, session)).isoformat():
+            raise NumberRefused(f"the issue date is not after the period's last day, {draft.service_until}")
+        return await seal(database, session, record, draft, issued)
+
+
+async def seal(
+    database: Database, session: AsyncSession, record: Record, draft: Document, issued: date | None
+) -> Record:
+    """Number and hash a draft that the transaction holds, and post it. Raises NumberRefused."""
+    now = await today(database, session)
+    day = issued or now
+    if day > now:
+        raise NumberRefused(f"the issue date {day} has not come yet")
+    taken = await take(database, session, draft.seller, draft.series, day)
+    days = draft.buyer.payment_days
+    document = msgspec.structs.replace(
+        draft,
+        number=taken.number,
+        issued=taken.issued,
+        due=(day + timedelta(days=days)).isoformat() if draft.kind == "invoice" else "",
+        previous=taken.previous,
+    )
+    content = canonical(document)
+    digest = sha256(content)
+    state: State = "paid" if document.kind == "invoice" and document.payable == 0 else "finalized"
+    values = columns_of(document) | {
+        "state": state,
+        "year": taken.year,
+        "n": taken.n,
+        "content": content,
+        "sha256": digest,
+        "finalized_at": database.clock,
+    }
+    try:
+        await session.execute(update(invoice).where(invoice.c.id == record.id).values(values))
+    except IntegrityError as error:
+        raise NumberRefused(f"{taken.number} is the number of another document of {taken.seller}") from error
+    await use(session, taken, digest)
+    sealed = await locked(database, session, record.id)
+    if sealed.kind == "invoice":
+        await post(database, session, sealed, "finalize", entries_of(sealed))
+        await tell(database, session, topic_of("finalized"), sealed.tenant_id, notice(sealed))
+        if sealed.state == "paid":
+            await tell(database, session, topic_of("paid"), sealed.tenant_id, notice(sealed))
+    else:
+        await tell(database, session, CREDITED, sealed.tenant_id, notice(sealed))
+    return sealed
+
+
+async def today(database: Database, session: AsyncSession) -> date:
+    """The day in UTC by the database's clock."""
+    return from_instant((await session.execute(select(database.clock))).scalar_one()).date()
+
+
+async def _check_order(session: AsyncSession, tenant_id: UUID, period: str) -> None:
+    """A period is invoiced once it is closed, and after the tenant's earlier ones."""
+    state = await session.scalar(select(billing_period.c.state).where(billing_period.c.period == period))
+    if state != "closed":
+        raise PeriodNotClosed(f"{period} is not closed: turnpike periods list")
+    counting = (invoice.c.kind == "invoice") & invoice.c.state.not_in(("draft", "void"))
+    invoiced = select(invoice.c.period).where(invoice.c.tenant_id == tenant_id, counting)
+    used = select(rollup_hour.c.period).where(rollup_hour.c.tenant_id == tenant_id, rollup_hour.c.period < period)
+    missing = used.where(rollup_hour.c.period.not_in(invoiced)).order_by(rollup_hour.c.period).limit(1)
+    earlier = await session.scalar(missing)
+    if earlier is not None:
+        raise PeriodNotClosed(f"{earlier} was used too and is not invoiced yet: it comes first")

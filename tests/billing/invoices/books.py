@@ -1,0 +1,110 @@
+"""What the tests of invoices share: a tenant whose months are used, closed and invoiced on a clock that tests set."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import UTC, datetime
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import literal, select
+
+from billing.holds import Holds
+from billing.invoices.drafting import draft
+from billing.invoices.finalizing import finalize
+from billing.invoices.parties import Buyer, Seller
+from billing.invoices.party_store import Parties
+from billing.invoices.records import Invoices, Record
+from billing.periods import Periods, following
+from billing.prices import PriceBook
+from billing.settlement import settle
+from billing.tables import balance, ledger_entry
+from billing.usage import Usage, UsageEvent
+from storage.base import Count, to_instant
+from storage.database import Database
+from tests.billing.invoices.documents import BUYER, SELLER
+from tests.billing.money import Tenant
+
+USD = msgspec.structs.replace(SELLER, currency="USD")
+
+
+def set_clock(database: Database, moment: str) -> None:
+    """Set the database's clock to a moment in UTC, such as 2026-10-03T12:00."""
+    database.clock = literal(to_instant(datetime.fromisoformat(moment).replace(tzinfo=UTC)), Count())
+
+
+class Customer(msgspec.Struct):
+    """A tenant with a billing profile."""
+
+    tenant: Tenant
+    invoices: Invoices
+
+    @classmethod
+    async def make(
+        cls, database: Database, pico: int = 0, *, seller: Seller = USD, buyer: Buyer = BUYER, model: str = "stdlib-qa"
+    ) -> Customer:
+        set_clock(database, "2026-09-15")
+        tenant = await Tenant.rich(database, pico, model)
+        row = {"tenant_id": tenant.id, "currency": seller.currency, "credit_line": 10**15}
+        async with database.transaction() as session:  # it may pay afterwards
+            empty = dict.fromkeys(("credit", "debit", "held", "overdraft"), 0)
+            new = database.insert(balance).values(row | empty)
+            await session.execute(
+                new.on_conflict_do_update(index_elements=["tenant_id"], set_={"credit_line": row["credit_line"]})
+            )
+        parties = Parties(database)
+        await parties.set_seller(seller)
+        await parties.set_buyer(tenant.id, buyer)
+        return cls(tenant, Invoices(database))
+
+    @property
+    def id(self) -> UUID:
+        return self.tenant.id
+
+    @property
+    def database(self) -> Database:
+        return self.tenant.database
+
+    async def use(self, moment: str, *usages: Usage) -> list[UsageEvent]:
+        """Requests admitted and ended at this moment, and settled."""
+        events = await self.requests(moment, *usages)
+        await self.settle(events)
+        return events
+
+    async def requests(self, moment: str, *usages: Usage) -> list[UsageEvent]:
+        """The events of requests admitted at this moment, not settled yet."""
+        set_clock(self.database, moment)
+        holds = Holds(self.database)
+        return [self.tenant.event(await holds.reserve(self.tenant.request(0)), usage) for usage in usages]
+
+    async def settle(self, events: list[UsageEvent]) -> None:
+        settled = await settle(self.database, PriceBook(self.database), events)
+        assert settled.refused == 0
+
+    async def close(self, period: str) -> None:
+        """Close a period; it is the second day of the next one then."""
+        set_clock(self.database, f"{following(period)}-02")
+        await Periods(self.database).close(period)
+
+    async def draft(self, period: str) -> Record:
+        record, document = await draft(self.database, PriceBook(self.database), self.id, period)
+        assert record is not None
+        assert document is not None
+        return record
+
+    async def invoice(self, period: str) -> Record:
+        """Close a period if need be, and send its invoice."""
+        if (await Periods(self.database).get(period)).state != "closed":
+            await self.close(period)
+        await self.draft(period)
+        return await finalize(self.database, PriceBook(self.database), self.id, period)
+
+    async def accounts(self) -> dict[str, int]:
+        """The balances of the tenant's accounts that are not 0, in pico-units: credits less debits."""
+        sums: dict[str, int] = defaultdict(int)
+        query = select(ledger_entry).where(ledger_entry.c.tenant_id == self.id)
+        async with self.database.reading() as session:
+            for row in await session.execute(query):
+                sums[row.debit] -= row.amount_pico
+                sums[row.credit] += row.amount_pico
+        return {account: amount for account, amount in sums.items() if amount}
