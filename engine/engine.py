@@ -6,17 +6,36 @@ Not thread-safe: one thread calls everything. What happened is collected and han
 from __future__ import annotations
 
 import heapq
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
+import msgspec
 import structlog
 import torch
 
-from engine.protocol import Began, Counts, Done, Generate, Miss, Reason, Refusal, Scope, TierLoad, Tokens
+from engine.family import Family
+from engine.protocol import (
+    MOST_CHOICES,
+    Began,
+    Counts,
+    Done,
+    Generate,
+    Miss,
+    PromptLogprobs,
+    Reason,
+    Refusal,
+    Scope,
+    TierLoad,
+    TokenLogprob,
+    Tokens,
+)
 from engine.quarantine import Quarantine
 from engine.runner import NotFinite, Outcome, Runner
 from engine.sampling.bounds import InvalidSampling, check_sampling
+from engine.sampling.counter_random import choice_seed
 from engine.sampling.row import SamplingRow
 from engine.scheduling.costs import FixedCosts, Rates, StepCosts
 from engine.scheduling.fair_share import FairShare
@@ -25,7 +44,7 @@ from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.work import Prefill, Step, Work
 from prompt_cache.block_groups import GroupedPool
-from prompt_cache.keys import BLOCK_TOKENS, model_root
+from prompt_cache.keys import BLOCK_TOKENS, block_key, model_root
 
 logger = structlog.get_logger("engine.engine")
 
@@ -54,11 +73,15 @@ class Progress:
     counts: Counts
 
 
+Segments: TypeAlias = tuple[tuple[int, bytes, str], ...]
+Event: TypeAlias = Began | PromptLogprobs | Tokens | Done
+
+
 @dataclass
 class StepResult:
     """What happened since the last call, in order. `ran`: whether a step was computed."""
 
-    events: list[Began | Tokens | Done] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
     ran: bool = False
 
@@ -100,7 +123,7 @@ class Engine:
         self.totals = dict.fromkeys(("computed", "read", "output", "recomputed", "finished", "rejected", "errors"), 0)
         self._root = model_root(model_digest)
         self._clock = clock
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, Family] = {}
         self._deadlines: list[tuple[float, int, str]] = []
         self._arrivals = 0
         self._result = StepResult()
@@ -110,9 +133,9 @@ class Engine:
     def add(self, generate: Generate, scopes: Mapping[str, Scope]) -> None:
         """Queue a request; one that cannot run is answered with a `rejected` Done at the next `step`."""
         try:
-            request = self._accept(generate, scopes)
-            self._harmless(request)
-            self._queueable(request)
+            family = self._accept(generate, scopes)
+            self._harmless(family.first)
+            self._queueable(family.first)
         except Rejected as error:
             self.totals["rejected"] += 1
             rejected = Done(
@@ -120,39 +143,56 @@ class Engine:
             )
             self._result.events.append(rejected)
             return
-        self._requests[request.id] = request
-        self._watch_deadline(request)
-        self.scheduler.add(request)
+        self._requests[family.first.id] = family
+        self._watch_deadline(family.first)
+        self.scheduler.add(family.first)
 
-    def abort(self, id: str) -> bool:
-        """Stop a request and free its memory now; Done follows at the next `step`. False if no such request runs."""
-        request = self._requests.get(id)
-        if request is None:
+    def abort(self, id: str, choice: int | None = None) -> bool:
+        """Stop a request, or one choice of it, and free its memory now; Done follows at the next `step`.
+
+        False if no such request runs.
+        """
+        family = self._requests.get(id)
+        if family is None:
             return False
-        self._finish(request, "abort", None)
+        if choice is None:
+            self._finish(family, "abort", None)
+            return True
+        for member in family.open():
+            if member.choice == choice:
+                self._stop_choice(family, member)
         return True
+
+    def _stop_choice(self, family: Family, member: Request) -> None:
+        if member is family.first and family.waiting:
+            member.max_output = 1  # it still computes the prompt for the others
+        else:
+            self._end(family, member, "abort")
 
     def credit(self, id: str, delivered: int, limit: int) -> tuple[int, int] | None:
         """Raise how many tokens may be sent; returns the request's attempt and how many of its tokens were delivered.
 
         None for an unknown id, whose end may be on its way.
         """
-        request = self._requests.get(id)
-        if request is None:
+        family = self._requests.get(id)
+        if family is None:
             return None
-        request.delivered = max(request.delivered, min(delivered, request.output))
-        request.credit = max(request.credit, limit)
-        self.scheduler.credited(request)
-        return request.attempt, request.delivered
+        family.delivered = max(family.delivered, min(delivered, family.output))
+        for request in family.members:
+            request.credit = max(request.credit, limit)
+            self.scheduler.credited(request)
+        return family.first.attempt, family.delivered
 
     def extend(self, id: str, max_tokens: int, deadline: float | None = None) -> None:
         """Raise a request's output limit, as far as the context and memory have room, and/or its deadline."""
-        request = self._requests.get(id)
-        if request is not None:
+        family = self._requests.get(id)
+        if family is None:
+            return
+        for request in family.members:
             request.max_output = max(request.max_output, min(max_tokens, self._room(request.prompt)))
-            if deadline is not None and request.deadline is not None and deadline > request.deadline:
-                request.deadline = deadline
-                self._watch_deadline(request)
+            if deadline is not None and request.deadline is not None:
+                request.deadline = max(request.deadline, deadline)
+        self._watch_deadline(family.first)
 
     def elsewhere(self, replica: str, service: Mapping[str, int]) -> None:
         """What another replica's `Beat.service` says: counts against those flows here, so that each has one share."""
@@ -220,42 +260,61 @@ class Engine:
         return outcomes
 
     def _commit(self, step: Step, outcomes: list[Outcome]) -> None:
-        works, tokens = [], []
+        failed = False
         for work, outcome in zip(step.work, outcomes, strict=True):
-            if outcome.error is not None:
-                self._fail(work.request, outcome.error)
-            else:
-                works.append(work)
-                tokens.append(outcome.token)
+            family = self._requests.get(work.request.id)
+            if outcome.error is not None and family is not None:
+                self._fail(family, work.request, outcome.error)
+                failed = True
+        done = list(zip(step.work, outcomes, strict=True))
+        if failed:  # with one choice its whole request failed
+            done = [(work, outcome) for work, outcome in done if work.request.id in self._requests]
+        works = [work for work, _ in done]
+        # Where only the prompt was of interest, nothing is put out.
+        tokens = [outcome.token if work.request.max_output else None for work, outcome in done]
         prefilled = [work.request for work in works if type(work) is Prefill]
         before = _work_of(prefilled)
         self.scheduler.commit(works, tokens)
         for name, total, earlier in zip(("computed", "recomputed"), _work_of(prefilled), before, strict=True):
             self.totals[name] += total - earlier
-        for work, token in zip(works, tokens, strict=True):
-            request = work.request
-            self._result.progress.append(Progress(request.id, request.attempt, request.counts()))
-            if token is not None:
-                self._emit(request, token)
+        for work, outcome in done:
+            self._tell(self._requests[work.request.id], work, outcome)
 
-    def _fail(self, request: Request, error: Exception) -> None:
+    def _fail(self, family: Family, request: Request, error: Exception) -> None:
         """End a request that failed alone, and remember its input unless the machine was short of memory."""
         if not isinstance(error, MemoryError | torch.OutOfMemoryError):
             self.quarantine.blame([request.input_key()])
         if isinstance(error, NotFinite):
             # What it read may have been at fault: nobody else is to read it.
             self.pool.purge(request.keys)
-        self._finish(request, "error", f"{type(error).__name__}: {error}"[:_LONGEST_ERROR])
+        self._finish(family, "error", f"{type(error).__name__}: {error}"[:_LONGEST_ERROR])
 
-    def _emit(self, request: Request, token: int) -> None:
+    def _tell(self, family: Family, work: Work, outcome: Outcome) -> None:
+        request = work.request
+        self._result.progress.append(Progress(request.id, request.attempt, family.counts()))
+        if outcome.scored:
+            start = request.scored - len(outcome.scored) + 1
+            self._result.events.append(PromptLogprobs(request.id, request.attempt, start, outcome.scored))
+        if outcome.token is None:
+            return
+        if family.waiting and request is family.first:
+            for member in family.released():
+                self.scheduler.add(member)
+        if request.max_output:
+            self._emit(family, request, outcome.token, () if outcome.logprob is None else (outcome.logprob,))
+        else:
+            self._end(family, request, "length")
+
+    def _emit(self, family: Family, request: Request, token: int, logprobs: tuple[TokenLogprob, ...]) -> None:
         if request.row is not None:
             request.row.take(token)
         self.totals["output"] += 1
-        self._result.events.append(Tokens(request.id, request.attempt, request.output - 1, [token]))
+        start = request.output - 1
+        self._result.events.append(Tokens(request.id, request.attempt, start, [token], request.choice, logprobs))
         if token in request.sampling.stop_tokens:
-            self._finish(request, "stop", None)
+            self._end(family, request, "stop")
         elif request.output >= request.max_output:
-            self._finish(request, "length", None)
+            self._end(family, request, "length")
 
     def _begin(self, request: Request) -> None:
         read = request.read_hbm
@@ -266,15 +325,41 @@ class Engine:
         self._result.events.append(Began(request.id, request.attempt, planned, misses, queued))
         self._result.progress.append(Progress(request.id, request.attempt, request.counts()))
 
-    def _finish(self, request: Request, reason: Reason, error: str | None) -> None:
-        self.scheduler.remove(request)
-        del self._requests[request.id]
+    def _finish(self, family: Family, reason: Reason, error: str | None) -> None:
+        """End all that is open of a request."""
+        for member in family.open():
+            self._end(family, member, reason, error)
+
+    def _end(self, family: Family, member: Request, reason: Reason, error: str | None = None) -> None:
+        """End one choice; with the last one the request has ended."""
+        if member in family.waiting:
+            family.waiting.remove(member)
+        else:
+            self.scheduler.remove(member)
+        family.ended[member.choice] = reason
+        if len(family.ended) < len(family.members):
+            return
+        if family.private:
+            for request in family.members:
+                self.pool.purge(request.keys)
+        first = family.first
+        del self._requests[first.id]
         self.totals["finished"] += 1
-        self.totals["errors"] += reason == "error"
-        counts = request.counts()
+        self.totals["errors"] += family.reason == "error"
+        counts = family.counts()
         counts.check()
-        done = Done(request.id, request.attempt, reason, counts, 0, delivered=request.delivered, error=error)
-        self._result.events.append(done)
+        self._result.events.append(
+            Done(
+                first.id,
+                first.attempt,
+                family.reason,
+                counts,
+                0,
+                delivered=family.delivered,
+                error=error,
+                reasons=family.reasons,
+            )
+        )
 
     # ------------------------------------------------------------ deadlines
 
@@ -288,9 +373,9 @@ class Engine:
         now = self._clock()
         while self._deadlines and self._deadlines[0][0] <= now:
             deadline, arrival, id = heapq.heappop(self._deadlines)
-            request = self._requests.get(id)
-            if request is not None and request.arrival == arrival and request.deadline == deadline:
-                self._finish(request, "deadline", None)
+            family = self._requests.get(id)
+            if family is not None and family.first.arrival == arrival and family.first.deadline == deadline:
+                self._finish(family, "deadline", None)
 
     # ------------------------------------------------------------ what a request must be
 
@@ -298,7 +383,7 @@ class Engine:
         """Output tokens for which context and memory have room after a prompt of this length."""
         return min(self.limits.context_tokens, self.pool.total * BLOCK_TOKENS) - prompt
 
-    def _accept(self, generate: Generate, scopes: Mapping[str, Scope]) -> Request:
+    def _accept(self, generate: Generate, scopes: Mapping[str, Scope]) -> Family:
         sampling = generate.sampling
         if not 1 <= len(generate.id) <= _LONGEST_ID:
             raise Rejected(f"id: {len(generate.id)} characters are not within 1..{_LONGEST_ID}")
@@ -315,8 +400,11 @@ class Engine:
         room = self._room(prompt)
         if room < 1:
             raise Rejected(f"tokens: a prompt of {prompt} tokens leaves no room in a context of {prompt + room}")
-        if not 1 <= sampling.max_tokens <= room:
-            raise Rejected(f"sampling.max_tokens: {sampling.max_tokens} is not within 1..{room}, the room left")
+        least = 1 if sampling.prompt_logprobs is None else 0
+        if not least <= sampling.max_tokens <= room:
+            raise Rejected(f"sampling.max_tokens: {sampling.max_tokens} is not within {least}..{room}, the room left")
+        if not 1 <= generate.choices <= MOST_CHOICES:
+            raise Rejected(f"choices: {generate.choices} is not within 1..{MOST_CHOICES}")
         try:
             check_sampling(sampling, vocabulary)
         except InvalidSampling as error:
@@ -325,15 +413,26 @@ class Engine:
             raise Rejected("grammar: this replica has no grammars")
         if generate.credit < 0:
             raise Rejected(f"credit: {generate.credit} is negative")
+        segments = self._segments(generate, scopes)
+        private = generate.choices > 1 and generate.store == "none"
+        root = block_key(secrets.token_bytes(32), self._root, []) if private else self._root
+        members = [self._request(generate, choice, segments, root, private) for choice in range(generate.choices)]
+        return Family(members, private=private)
+
+    def _request(self, generate: Generate, choice: int, segments: Segments, root: bytes, private: bool) -> Request:
+        """One choice. What it may not leave for others goes under keys that nobody else can make."""
+        sampling = generate.sampling
+        if choice:
+            sampling = msgspec.structs.replace(sampling, seed=choice_seed(sampling.seed, choice))
         self._arrivals += 1
         return Request(
             id=generate.id,
             attempt=generate.attempt,
             arrival=self._arrivals,
             tokens=generate.tokens + generate.emitted,
-            prompt=prompt,
-            segments=self._segments(generate, scopes),
-            root=self._root,
+            prompt=len(generate.tokens) + len(generate.emitted),
+            segments=segments,
+            root=root,
             sampling=sampling,
             max_output=sampling.max_tokens,
             credit=generate.credit,
@@ -342,10 +441,12 @@ class Engine:
             flow=generate.flow,
             sub_flow=generate.sub_flow,
             weight=generate.weight,
-            read=generate.read,
-            store=generate.store,
+            # The others read what the first has computed for them.
+            read=choice > 0 or (generate.read and sampling.prompt_logprobs is None),
+            store="hbm" if private else generate.store,
             arrived_at=self._clock(),
             row=SamplingRow(sampling, generate.tokens, generate.emitted),
+            choice=choice,
         )
 
     def _harmless(self, request: Request) -> None:
@@ -364,7 +465,7 @@ class Engine:
         if full is not None:
             raise Rejected(f"the queue of this {full.whose} is full; a request would wait {full.wait_s:.0f} s", full)
 
-    def _segments(self, generate: Generate, scopes: Mapping[str, Scope]) -> tuple[tuple[int, bytes, str], ...]:
+    def _segments(self, generate: Generate, scopes: Mapping[str, Scope]) -> Segments:
         segments, before = [], 0
         for segment in generate.segments:
             scope = scopes.get(segment.scope)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from engine.engine import Engine, StepResult
+from engine.engine import Engine, Event, StepResult
 from engine.journal import Journal
-from engine.protocol import Beat, Began, Done, Tokens
+from engine.protocol import Beat, Began, Done
 
 logger = structlog.get_logger("engine.loop")
 
@@ -31,7 +31,7 @@ class EngineLoop:
 
     engine: Engine
     journal: Journal
-    deliver: Callable[[Sequence[Began | Tokens | Done]], None]
+    deliver: Callable[[Sequence[Event]], None]
     failed: Callable[[BaseException], None]
     beat: Beat = field(init=False)
     """The latest figures, made between steps; any thread may read it."""

@@ -23,6 +23,8 @@ VERSION = 2
 OLDEST_VERSION = 1
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
+MOST_CHOICES = 128
+
 Lane = Literal["interactive", "standard", "batch"]
 StorePolicy = Literal["all", "hbm", "none"]
 """`all`: blocks may go to any tier. `hbm`: never leave the device (`no-store`). `none`: not even shared there."""
@@ -205,6 +207,11 @@ class Sampling(Part, frozen=True):
     logit_bias: dict[int, float] = {}
     min_tokens: int = 0
     """No stop token is drawn before so many output tokens."""
+    logprobs: int | None = None
+    """Tell each output token's log probability, and those of so many likeliest tokens beside it (at most 20)."""
+    prompt_logprobs: int | None = None
+    """The same of the prompt's tokens from the second on (`PromptLogprobs`). All of the prompt is then computed:
+    nothing is read from memory, and counts say so. `max_tokens` may be 0."""
 
     @property
     def version(self) -> int:
@@ -244,11 +251,15 @@ class Generate(Message, frozen=True, tag="Generate"):
     read: bool = True
     store: StorePolicy = "all"
     retain: tuple[Retain, ...] = ()
+    choices: int = 1
+    """How many outputs are drawn for one prompt, each under a seed derived from `seed` and as its own request would
+    be. The prompt is computed and counted once; limits and `credit` are each choice's own; `counts.output` and
+    `delivered` are sums over all. With `store` `none` nothing is read either."""
 
     @property
     def version(self) -> int:
         """The oldest protocol version whose replicas answer this request as it is meant."""
-        return self.sampling.version
+        return max(self.sampling.version, 1 if self.choices == 1 and self.grammar is None else 2)
 
 
 class Miss(Part, frozen=True):
@@ -269,17 +280,42 @@ class Began(Message, frozen=True, tag="Began"):
     queued_s: float = 0.0
 
 
+class TokenLogprob(Part, frozen=True):
+    """A token's natural log probability and the likeliest tokens in its place, as (token, log probability).
+
+    By the model's own distribution: before bias, penalties, grammar and temperature. float32; at least -9999.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class PromptLogprobs(Message, frozen=True, tag="PromptLogprobs"):
+    """Of the prompt tokens from `start` on, in order, before the first `Tokens`; only when they were asked for."""
+
+    id: str
+    attempt: int
+    start: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
 class Tokens(Message, frozen=True, tag="Tokens"):
-    """Output tokens; `start` is the index of the first of them in the output."""
+    """Output tokens of one choice; `start` is the index of the first of them in its output.
+
+    `logprobs` has an entry for each token if they were asked for.
+    """
 
     id: str
     attempt: int
     start: int
     tokens: list[int]
+    choice: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Credit(Message, frozen=True, tag="Credit"):
-    """`delivered` tokens have reached the client so far; up to `limit` may be sent in all. Both only grow.
+    """`delivered` tokens have reached the client so far, of all choices together; up to `limit` of each choice may be
+    sent. Both only grow.
 
     The replica journals `delivered`, so that a bill can be made when the gateway dies.
     """
@@ -298,10 +334,14 @@ class Extend(Message, frozen=True, tag="Extend"):
 
 
 class Abort(Message, frozen=True, tag="Abort"):
-    """Stop the request at the next step; `Done` follows. An unknown id is answered with a `rejected` `Done`."""
+    """Stop the request at the next step; `Done` follows. An unknown id is answered with a `rejected` `Done`.
+
+    With `choice` only that one stops, and `Done` follows when the last choice has ended.
+    """
 
     id: str
     why: str = "client"
+    choice: int | None = None
 
 
 class Refusal(Part, frozen=True):
@@ -329,6 +369,8 @@ class Done(Message, frozen=True, tag="Done"):
     replayed: bool = False
     refusal: Refusal | None = None
     """With reason `rejected`: the request is well-formed, and could be taken later."""
+    reasons: tuple[Reason, ...] = ()
+    """Of a request with several choices: why each ended."""
 
 
 class Ack(Message, frozen=True, tag="Ack"):
@@ -370,7 +412,7 @@ class Beat(Message, frozen=True, tag="Beat"):
 
 
 ToReplica: TypeAlias = Dial | Scope | Forget | Purge | Generate | Credit | Extend | Abort | Ack
-ToGateway: TypeAlias = Hello | Began | Tokens | Done | Beat
+ToGateway: TypeAlias = Hello | Began | PromptLogprobs | Tokens | Done | Beat
 
 _encoder = msgspec.msgpack.Encoder()
 _to_replica = msgspec.msgpack.Decoder(ToReplica)

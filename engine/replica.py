@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from engine.assembly import Assembled, assemble
+from engine.engine import Event
 from engine.errors import EngineError, StartError
 from engine.journal import Journal
 from engine.link import GatewayLink
@@ -39,7 +40,6 @@ from engine.protocol import (
     ProtocolError,
     Purge,
     Scope,
-    Tokens,
     ToReplica,
 )
 from engine.watchdog import Watchdog
@@ -191,6 +191,9 @@ class Replica:
 
     def _abort(self, link: GatewayLink, message: Abort) -> None:
         owner = self._owners.get(message.id)
+        if message.choice is not None:
+            self.loop.do(lambda: self._abort_in_engine(message.id, message.choice))
+            return
         ended = [sequence for sequence, done in self._unacknowledged.items() if done.id == message.id]
         if owner is not None:
             # A gateway that was lost and is back asks for the end of what it left running.
@@ -207,9 +210,9 @@ class Replica:
     def _stop_request(self, id: str) -> None:
         self.loop.do(lambda: self._abort_in_engine(id))
 
-    def _abort_in_engine(self, id: str) -> None:
+    def _abort_in_engine(self, id: str, choice: int | None = None) -> None:
         """In the engine's thread. If it ended meanwhile, its `Done` is the answer."""
-        self.loop.engine.abort(id)
+        self.loop.engine.abort(id, choice)
 
     def _credit(self, message: Credit) -> None:
         """In the engine's thread."""
@@ -229,7 +232,7 @@ class Replica:
 
     # ------------------------------------------------------------ what the engine says
 
-    def _deliver_from_thread(self, happened: Sequence[Began | Tokens | Done]) -> None:
+    def _deliver_from_thread(self, happened: Sequence[Event]) -> None:
         self.events.call_soon_threadsafe(self._deliver, happened)
 
     def _fail_from_thread(self, error: BaseException) -> None:
@@ -239,9 +242,9 @@ class Replica:
         self.failure = error
         self.stopping.set()
 
-    def _deliver(self, happened: Sequence[Began | Tokens | Done]) -> None:
+    def _deliver(self, happened: Sequence[Event]) -> None:
         """Send what may be sent now; each Done with a sequence number waits for the disk."""
-        outgoing: dict[GatewayLink, list[Began | Tokens | Done]] = {}
+        outgoing: dict[GatewayLink, list[Event]] = {}
         for event in happened:
             if isinstance(event, Began):
                 self._sync_wanted.set()

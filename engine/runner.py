@@ -11,10 +11,15 @@ from engine.kv_memory import KvMemory
 from engine.layers.attention_plan import PREFILL_TILE, AttentionPlan, Chunk, plan_attention
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
+from engine.protocol import TokenLogprob
+from engine.sampling.logprobs import logprobs_of
 from engine.sampling.sampler import sample
 from engine.scheduling.work import Work
 from engine.threads import Threads
 from prompt_cache.block_groups import Block
+
+_SCORED_ROWS = 64
+"""Of a prompt whose log probabilities are wanted, so many rows of logits are in memory at a time."""
 
 
 class NotFinite(Exception):
@@ -23,10 +28,15 @@ class NotFinite(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one work: the sampled token if it samples, or why it failed."""
+    """What became of one work: the sampled token if it samples, or why it failed.
+
+    `scored` are the log probabilities of prompt tokens from the work's second one on.
+    """
 
     token: int | None = None
     error: Exception | None = None
+    logprob: TokenLogprob | None = None
+    scored: tuple[TokenLogprob, ...] = ()
 
 
 class Runner:
@@ -97,10 +107,30 @@ class Runner:
         rows = [row for row, work in zip(last, works, strict=True) if work.samples]
         sampled = iter(self._sample([work for work in works if work.samples], hidden, rows) if rows else [])
         outcomes = []
-        for work, good in zip(works, sound, strict=True):
-            token = next(sampled) if work.samples else None
-            outcomes.append(Outcome(token) if good else Outcome(error=NotFinite("the model computed NaN or infinity")))
+        for work, good, end in zip(works, sound, last, strict=True):
+            token, logprob = next(sampled) if work.samples else (None, None)
+            if not good:
+                outcomes.append(Outcome(error=NotFinite("the model computed NaN or infinity")))
+                continue
+            outcomes.append(Outcome(token, logprob=logprob, scored=self._score(work, hidden, end - work.count + 1)))
         return outcomes
+
+    def _score(self, work: Work, hidden: torch.Tensor, first: int) -> tuple[TokenLogprob, ...]:
+        """Log probabilities of the prompt tokens after those of this work, a tile of rows at a time."""
+        request = work.request
+        wanted = request.sampling.prompt_logprobs
+        end = min(work.start + work.count, request.prompt - 1)
+        start = max(work.start, request.scored)
+        if wanted is None or request.choice or start >= end:
+            return ()
+        scored: list[TokenLogprob] = []
+        for at in range(start, end, _SCORED_ROWS):
+            until = min(at + _SCORED_ROWS, end)
+            rows = [first + position - work.start for position in range(at, until)]
+            logits = self.model.head(hidden[rows + [rows[0]] * self.tiling.padding(len(rows))])[: len(rows)]
+            scored += logprobs_of(logits, request.tokens[at + 1 : until + 1], [wanted] * len(rows))
+        request.scored = end
+        return tuple(scored)
 
     def _sound(self, works: Sequence[Work], finite: list[bool]) -> list[bool]:
         sound, at = [], 0
@@ -109,9 +139,18 @@ class Runner:
             at += work.count
         return sound
 
-    def _sample(self, works: Sequence[Work], hidden: torch.Tensor, rows: list[int]) -> list[int]:
+    def _sample(
+        self, works: Sequence[Work], hidden: torch.Tensor, rows: list[int]
+    ) -> list[tuple[int, TokenLogprob | None]]:
         taken = rows + [rows[0]] * self.tiling.padding(len(rows))
         logits = self.model.head(hidden[taken])
         if self.on_logits is not None:
             self.on_logits(works, logits[: len(rows), : self.model.config.vocabulary])
-        return sample(logits, [work.request.row for work in works if work.request.row is not None])
+        tokens = sample(logits, [work.request.row for work in works if work.request.row is not None])
+        logprobs: list[TokenLogprob | None] = [None] * len(tokens)
+        told = {at: n for at, work in enumerate(works) if (n := work.request.sampling.logprobs) is not None}
+        if told:
+            found = logprobs_of(logits[list(told)], [tokens[at] for at in told], list(told.values()))
+            for at, logprob in zip(told, found, strict=True):
+                logprobs[at] = logprob
+        return list(zip(tokens, logprobs, strict=True))

@@ -6,6 +6,9 @@ import math
 
 from engine.protocol import Sampling
 
+MOST_LOGPROBS = 20
+"""As OpenAI's `top_logprobs`."""
+
 
 class InvalidSampling(ValueError):
     """A parameter is out of its range; the message names it."""
@@ -21,6 +24,9 @@ def check_sampling(sampling: Sampling, vocabulary: int) -> None:
     _number("repetition_penalty", sampling.repetition_penalty, above=0)
     _number("top_k", sampling.top_k, least=0)
     _number("min_tokens", sampling.min_tokens, least=0, most=sampling.max_tokens)
+    for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+        if count is not None:
+            _number(name, count, least=0, most=MOST_LOGPROBS)
     for name, tokens in (("stop_tokens", sampling.stop_tokens), ("logit_bias", sampling.logit_bias)):
         for token in tokens:
             if not 0 <= token < vocabulary:

@@ -42,6 +42,17 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return ((high << (_BITS - 32)) + (low >> (64 - _BITS)) + 0.5) * 2.0**-_BITS
 
 
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of a request's `choice`-th output: its own for the first, for others two words of Philox.
+
+    Their counters are beyond every position, so no choice's seed is made of what another one draws.
+    """
+    if choice == 0:
+        return seed
+    high, low = philox(torch.tensor([signed(seed)]), torch.tensor([-choice]))
+    return int(high) << 32 | int(low)
+
+
 def signed(seed: int) -> int:
     """The seed's low 64 bits as a signed integer, as tensors hold it."""
     return ((seed + 2**63) % 2**64) - 2**63

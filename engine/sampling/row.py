@@ -28,7 +28,8 @@ class TokenCounts:
 
     def add(self, token: int) -> None:
         """The token was drawn."""
-        self._counts[self._place(token)] += 1
+        place = self._place(token)  # first: it may make the arrays anew
+        self._counts[place] += 1
 
     @property
     def ids(self) -> torch.Tensor:

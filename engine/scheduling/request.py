@@ -41,10 +41,13 @@ class Request:
     weight: int = 1
     read: bool = True
     store: StorePolicy = "all"
-    delivered: int = 0
     arrived_at: float = 0.0
     row: SamplingRow | None = None
     """The sampler's state; None where nothing is sampled."""
+    choice: int = 0
+    """Which output of its family it is."""
+    scored: int = 0
+    """Up to which prompt token log probabilities were told, if they are wanted."""
 
     table: list[Block] = field(default_factory=list)
     """One block for each 64 tokens; the first ones may be shared."""

@@ -53,7 +53,7 @@ class Scheduler:
         self.costs: StepCosts = FixedCosts() if costs is None else costs
         self.targets = targets
         self.batch = DecodeBatch()
-        self.parked: dict[str, Request] = {}
+        self.parked: dict[int, Request] = {}
         """Without blocks and out of credit: not in the queue until credit comes."""
         self.preemptions = 0
         self._running: dict[int, Request] = {}
@@ -75,14 +75,14 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request."""
         if request.paused:
-            self.parked[request.id] = request
+            self.parked[request.arrival] = request
         else:
             self._push(request)
 
     def remove(self, request: Request) -> None:
         """Take a request out wherever it is, and free its blocks at once (E4)."""
-        if request.id in self.parked:
-            del self.parked[request.id]
+        if request.arrival in self.parked:
+            del self.parked[request.arrival]
         elif request.table:
             self._release(request)
         else:
@@ -93,7 +93,7 @@ class Scheduler:
         """Credit has come: the request goes on if that is what it waited for."""
         if request.paused:
             return
-        if self.parked.pop(request.id, None) is not None:
+        if self.parked.pop(request.arrival, None) is not None:
             self._push(request)
         elif self._held.pop(request.arrival, None) is not None:
             self._decode(request)

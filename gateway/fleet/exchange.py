@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol, TypeAlias
 
-from engine.protocol import Abort, Ack, Began, Credit, Done, ProtocolError, Tokens, ToReplica
+from engine.protocol import Abort, Ack, Began, Credit, Done, PromptLogprobs, ProtocolError, Tokens, ToReplica
 
 
 class LinkLost:
@@ -20,7 +20,7 @@ class TimeOver:
     """The owner's timer: what it waited for did not come."""
 
 
-Heard: TypeAlias = Began | Tokens | Done | LinkLost | TimeOver
+Heard: TypeAlias = Began | PromptLogprobs | Tokens | Done | LinkLost | TimeOver
 
 
 class Sender(Protocol):
@@ -49,7 +49,7 @@ class Exchange:
         """What the replica says next."""
         return await self._heard.get()
 
-    def hear(self, message: Began | Tokens | Done | TimeOver) -> None:
+    def hear(self, message: Began | PromptLogprobs | Tokens | Done | TimeOver) -> None:
         """Called by the link. Raises ProtocolError for tokens out of order or beyond the credit given."""
         if isinstance(message, Began | Tokens) and message.attempt != self.attempt:
             return

@@ -19,7 +19,18 @@ from engine.layers.linear import best_tiling
 from engine.models.config import read_config
 from engine.models.registry import load_model
 from engine.options import Quantize
-from engine.protocol import Began, Counts, Done, Generate, Sampling, Scope, Segment, Tokens
+from engine.protocol import (
+    Began,
+    Counts,
+    Done,
+    Generate,
+    PromptLogprobs,
+    Sampling,
+    Scope,
+    Segment,
+    TokenLogprob,
+    Tokens,
+)
 from engine.runner import Runner
 from engine.scheduling.work import Work
 from engine.threads import Threads
@@ -127,6 +138,10 @@ class Run:
     logits: list[torch.Tensor] = field(default_factory=list)
     began: Began | None = None
     done: Done | None = None
+    choices: dict[int, list[int]] = field(default_factory=dict)
+    """The output by choice; `tokens` is the first one's."""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 class Bench:
@@ -140,7 +155,8 @@ class Bench:
 
     def _logits(self, works: list[Work], logits: torch.Tensor) -> None:
         for work, row in zip(works, logits, strict=True):
-            self.runs[work.request.id].logits.append(row.clone())
+            if work.request.choice == 0:
+                self.runs[work.request.id].logits.append(row.clone())
 
     def add(self, request: Generate) -> Run:
         self.runs.setdefault(request.id, Run())
@@ -165,12 +181,18 @@ class Bench:
                     event.counts.check()
                 case Tokens():
                     assert run.began is not None
-                    assert event.start == len(run.tokens)
-                    run.tokens += event.tokens
+                    output = run.choices.setdefault(event.choice, run.tokens if event.choice == 0 else [])
+                    assert event.start == len(output)
+                    output += event.tokens
+                    if event.choice == 0:
+                        run.logprobs += event.logprobs
+                case PromptLogprobs():
+                    assert event.start == len(run.prompt_logprobs) + 1
+                    run.prompt_logprobs += event.logprobs
                 case Done():
                     run.done = event
                     event.counts.check()
-                    assert event.counts.output == len(run.tokens)
+                    assert event.counts.output == sum(map(len, run.choices.values()))
 
     def finish(self, steps: int = 5000) -> None:
         """Step until nothing is left to do."""

@@ -174,7 +174,7 @@ def test_extend_raises_the_limit_as_far_as_there_is_room(bench: Bench):
     assert bench.counts("a").output == 6
     bench.add(generate("b", LONG, 3))
     bench.engine.extend("b", 10**9)
-    assert bench.engine._requests["b"].max_output == 2048 - 300
+    assert bench.engine._requests["b"].first.max_output == 2048 - 300
 
 
 class Broken(Exception):
@@ -300,7 +300,7 @@ def test_decodes_go_on_beside_a_long_prefill(benches: Benches):
         before = len(run.tokens)
         bench.step()
         assert len(run.tokens) == before + 1
-    assert bench.engine._requests["b"].kv == 256
+    assert bench.engine._requests["b"].first.kv == 256
 
 
 # ------------------------------------------------------------ what cannot run
