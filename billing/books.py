@@ -11,7 +11,7 @@ after their balances: nobody else can wait for a hold that is not there yet.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 from uuid import UUID
 
@@ -19,16 +19,13 @@ import msgspec
 
 from billing.hold_books import HoldBooks
 from billing.ledger import Balance, Transaction
+from billing.rollups import Rolled
+from billing.traits import Traits
 from billing.usage import UsageEvent
 
 
-class Written(msgspec.Struct, frozen=True):
-    """New events of one tenant and period: their ids, and what they cost together."""
-
-    tenant_id: UUID
-    period: str
-    ids: Collection[UUID]
-    cost_pico: int
+class EventsThere(Exception):
+    """Some of the events are in the database already, maybe since a moment ago: nothing of this transaction counts."""
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -76,11 +73,14 @@ class Books(Protocol):
     async def closed_periods(self, periods: Collection[str]) -> set[str]:
         """Which of these billing periods are closed. None of the others closes before this transaction ends."""
 
-    async def write_events(self, events: Sequence[UsageEvent]) -> list[Written]:
-        """Insert the events that are not there yet, and add those to the hourly rollups."""
-
     async def events_there(self, ids: Collection[UUID]) -> set[UUID]:
         """Which of these events are there."""
+
+    async def write_events(self, events: Sequence[UsageEvent], traits: Mapping[Traits, int]) -> None:
+        """Insert new events; `traits` has the numbers of theirs. Raises EventsThere if one is not new."""
+
+    async def roll_up(self, rolled: Sequence[Rolled]) -> None:
+        """Add to the hourly rollups."""
 
     async def write_grant(self, grant: Grant) -> bool:
         """Insert a grant; False if it is there already."""

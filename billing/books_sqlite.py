@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -11,12 +12,12 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import tables
-from billing.books import Grant, Notice, Refusal, Written
+from billing.books import EventsThere, Grant, Notice, Refusal
 from billing.event_rows import event_row
 from billing.hold_books_sqlite import SqliteHoldBooks
 from billing.ledger import Balance, Transaction
 from billing.period_tables import billing_period
-from billing.rollups import KEYS, SUMS, roll_up
+from billing.rollups import KEYS, SUMS, Rolled
 from billing.tables import (
     balance,
     ledger_entry,
@@ -24,11 +25,12 @@ from billing.tables import (
     outbox,
     refused_settlement,
     rollup_hour,
-    usage_event,
+    usage_fact,
 )
+from billing.traits import Traits
 from billing.usage import UsageEvent
 from storage.base import Pico
-from storage.bulk import insert_new, one_of
+from storage.bulk import one_of
 from storage.database import Database
 
 _rolled = sqlite.insert(rollup_hour)
@@ -63,22 +65,20 @@ class SqliteBooks:
         query = select(billing_period.c.period).where(billing_period.c.state == "closed")
         return set(await self._session.scalars(query.where(billing_period.c.period.in_(periods))))
 
-    async def write_events(self, events: Sequence[UsageEvent]) -> list[Written]:
-        new = await insert_new(self._database, self._session, usage_event, [event_row(event) for event in events])
-        written = [event for event in events if event.id in new]
-        if written:
-            await self._session.execute(_ROLL_UP, roll_up(written))
-        found: dict[tuple[UUID, str], tuple[list[UUID], int]] = {}
-        for event in written:
-            ids, cost = found.get((event.tenant_id, event.period), ([], 0))
-            ids.append(event.id)
-            found[event.tenant_id, event.period] = (ids, cost + event.cost_pico)
-        return [Written(*key, *sums) for key, sums in found.items()]
-
     async def events_there(self, ids: Collection[UUID]) -> set[UUID]:
         # all tenants: a record is repeated whoever sent it
-        query = select(usage_event.c.id).where(one_of(self._database, usage_event.c.id, ids))
+        query = select(usage_fact.c.id).where(one_of(self._database, usage_fact.c.id, ids))
         return set(await self._session.scalars(query))
+
+    async def write_events(self, events: Sequence[UsageEvent], traits: Mapping[Traits, int]) -> None:
+        if events:
+            if await self.events_there({event.id for event in events}):
+                raise EventsThere
+            await self._session.execute(insert(usage_fact), [event_row(event, traits) for event in events])
+
+    async def roll_up(self, rolled: Sequence[Rolled]) -> None:
+        if rolled:
+            await self._session.execute(_ROLL_UP, [_rollup_row(row) for row in rolled])
 
     async def write_grant(self, grant: Grant) -> bool:
         row = msgspec.structs.asdict(grant) | {"at": self._database.clock}
@@ -118,3 +118,7 @@ class SqliteBooks:
             now = await self.now()
             rows = [msgspec.structs.asdict(refusal) | {"refused_at": now} for refusal in refusals]
             await self._session.execute(insert(refused_settlement), rows)
+
+
+def _rollup_row(rolled: Rolled) -> dict[str, Any]:
+    return {name: getattr(rolled, name) for name in KEYS} | dict(zip(SUMS, rolled.sums, strict=True))

@@ -47,7 +47,7 @@ _TAKE_AT_ONCE = """
     CROSS JOIN moment
     LEFT JOIN paid ON paid.tenant_id = t.tenant
     LEFT JOIN ended_hold AS ended ON ended.request_id = t.id
-    LEFT JOIN usage_event AS event ON event.id = t.id
+    LEFT JOIN usage_fact AS event ON event.id = t.id
     RETURNING admitted_at
 """
 """All or nothing, in one statement: what must not be becomes a null, a second row or a balance below zero, and the
@@ -62,7 +62,7 @@ _OPEN = """
 """
 _ENDED = """
     SELECT request_id FROM unnest($1::text::uuid[]) AS t (id) JOIN ended_hold ON request_id = t.id
-    UNION SELECT usage_event.id FROM unnest($1::text::uuid[]) AS t (id) JOIN usage_event USING (id)
+    UNION SELECT usage_fact.id FROM unnest($1::text::uuid[]) AS t (id) JOIN usage_fact USING (id)
 """
 _SETTLE = """
     WITH ended AS (

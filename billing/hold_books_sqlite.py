@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.hold_books import Ended
 from billing.hold_records import Hold, HoldRequest, pack, unpack
-from billing.tables import balance, ended_hold, hold, usage_event
+from billing.tables import balance, ended_hold, hold, usage_fact
 from storage.base import Pico
 from storage.bulk import one_of
 from storage.database import Database
@@ -40,7 +40,7 @@ class SqliteHoldBooks:
     async def ended(self, requests: Collection[UUID]) -> set[UUID]:
         # all tenants: an id is repeated whoever sent it
         found: set[UUID] = set()
-        for key in (ended_hold.c.request_id, usage_event.c.id):
+        for key in (ended_hold.c.request_id, usage_fact.c.id):
             found |= set(await self._session.scalars(select(key).where(one_of(self._database, key, requests))))
         return found
 

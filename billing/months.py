@@ -89,12 +89,12 @@ async def prepare(database: Database, ahead: int = 2) -> None:
 # Asked of the catalog's rows: a lookup by name may be answered from what the connection remembers.
 _THERE = """
     SELECT true FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
-    WHERE inhparent = 'usage_event'::regclass AND relname = $1
+    WHERE inhparent = 'usage_fact'::regclass AND relname = $1
 """
 
 
 async def _make(database: Database, month: Month) -> None:
-    name = f"usage_event_{month[0]:04d}_{month[1]:02d}"
+    name = f"usage_fact_{month[0]:04d}_{month[1]:02d}"
     async with database.direct() as connection:
         if await connection.fetchval(_THERE, name):
             return
@@ -102,15 +102,12 @@ async def _make(database: Database, month: Month) -> None:
         if await connection.fetchval(_THERE, name):
             return
         # Made beside the table and then attached, which stops no one who reads or writes the other months for long.
-        await connection.execute(f"CREATE TABLE {name} (LIKE usage_event INCLUDING ALL)")
-        await connection.execute(
-            f"CREATE UNIQUE INDEX ix_{name}_replica_sequence ON {name} (replica, sequence) WHERE sequence > 0"
-        )
+        await connection.execute(f"CREATE TABLE {name} (LIKE usage_fact INCLUDING ALL)")
         await connection.execute(
             f"CREATE TRIGGER immutable BEFORE UPDATE OR DELETE OR TRUNCATE ON {name} "
             "FOR EACH STATEMENT EXECUTE FUNCTION refuse_change()"
         )
         lower, upper = _start(month), _start(following(month))
         await connection.execute(
-            f"ALTER TABLE usage_event ATTACH PARTITION {name} FOR VALUES FROM ('{lower}') TO ('{upper}')"
+            f"ALTER TABLE usage_fact ATTACH PARTITION {name} FOR VALUES FROM ('{lower}') TO ('{upper}')"
         )

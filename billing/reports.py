@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Select, Table, func, select
 from billing.money import format_pico
 from billing.rollups import HOUR, LIMB, SUMS, event_sums
 from billing.tables import price_version, rollup_hour, usage_event
-from billing.usage import METERS, Usage, check_period
+from billing.usage import METERS, Usage, check_period, period_of
 from storage.bulk import one_of
 from storage.database import Database
 
@@ -25,6 +25,7 @@ Group = Literal["project_id", "api_key_id", "model", "lane", "batch", "context_f
 _MICROSECONDS = {"1m": 60_000_000, "1h": 3_600_000_000, "1d": 86_400_000_000}
 LIMITS = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
 """Buckets on a page by width: when nothing is said, and at most."""
+_LAST = 7_226_582_400_000_000  # 2199: whoever asks for later than that gets nothing, and no error
 LONG_CONTEXT = 200_000
 """Where a context tier begins that both vendors call long."""
 _TRUTHS = ("batch", "long_context")
@@ -233,6 +234,8 @@ class _Asked(msgspec.Struct, frozen=True):
             .join(price_version, price_version.c.id == of.price_version)
             .where(of.tenant_id == self.tenant_id, table.at >= low, table.at < high)
         )
+        if source == "events":  # which are found by tenant and period, and none is booked before its admission
+            query = query.where(of.period >= period_of(min(low, _LAST)))
         for name, values in self.only.items():
             if values is not None:
                 query = query.where(one_of(database, of[name], values))

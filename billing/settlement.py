@@ -4,13 +4,13 @@ transaction a batch."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
 import msgspec
 
-from billing import months
-from billing.books import Books, Notice, Refusal, Written
+from billing import months, traits
+from billing.books import Books, EventsThere, Notice, Refusal
 from billing.hold_books import Ended
 from billing.ledger import Balance, Transaction
 from billing.money import format_pico
@@ -18,7 +18,9 @@ from billing.months import is_ordered_by_time
 from billing.open_books import opened
 from billing.periods import book_late
 from billing.prices import PriceBook, PriceMissing, PriceVersion, UnknownPriceVersion
-from billing.usage import Settlement, UsageEvent
+from billing.rollups import Rolled, roll_up
+from billing.traits import Traits
+from billing.usage import Release, Settlement, UsageEvent
 from storage.base import new_id
 from storage.database import Database
 
@@ -47,32 +49,54 @@ async def settle(database: Database, book: PriceBook, records: Sequence[Settleme
     comes after its period closed is booked in the one that is open.
 
     A record that cannot be true (its cost does not recompute, its price version or its tenant's balance does not
-    exist, its currency is another, its journal sequence belongs to another request) is kept in `refused_settlement`.
-    Raises DatabaseUnavailable, and then nothing is written.
+    exist, its currency is another) is kept in `refused_settlement`. Raises DatabaseUnavailable, and then nothing is
+    written.
     """
     events: dict[UUID, UsageEvent] = {}
     releases = set()
     for record in records:
-        if isinstance(record, UsageEvent):
-            events.setdefault(record.id, record)
-        else:
+        if isinstance(record, Release):
             releases.add(record.request_id)
+        else:
+            events.setdefault(record.id, record)
+    repeated = sum(isinstance(record, UsageEvent) for record in records) - len(events)
     versions = await _versions(book, {event.price_version for event in events.values()})
     await months.ensure_for(database, filter(is_ordered_by_time, events))
-    async with opened(database) as books:
-        currencies = await books.currencies({event.tenant_id for event in events.values()})
-        refused = {event.id: cause for event in events.values() if (cause := _untrue(event, versions, currencies))}
-        true = [event for event in events.values() if event.id not in refused] if refused else list(events.values())
-        new = await books.write_events(await book_late(books, true))
-        written = {identity for some in new for identity in some.ids}
-        if len(written) < len(true):
-            refused |= await _not_there(books, {event.id for event in true} - written)
-        settled = await books.holds.end(written, "settled")
-        released = await books.holds.end(releases - written, "released")
-        await _post(books, new, [*settled, *released], currencies)
-        await refuse(books, [(events[identity], cause) for identity, cause in refused.items()])
-    repeated = sum(isinstance(record, UsageEvent) for record in records) - len(written) - len(refused)
-    return Settled(len(written), repeated, sum(ended.requests for ended in released), len(refused))
+    numbers = await traits.numbers(database, events.values())
+    while True:
+        try:
+            async with opened(database) as books:
+                done = await _settle(books, versions, numbers, list(events.values()), releases)
+        except EventsThere:
+            async with opened(database) as books:
+                there = await books.events_there(events.keys())
+            for identity in there:
+                del events[identity]
+            repeated += len(there)
+        else:
+            return done + Settled(repeated=repeated)
+
+
+async def _settle(
+    books: Books,
+    versions: dict[int, PriceVersion],
+    numbers: Mapping[Traits, int],
+    events: Sequence[UsageEvent],
+    releases: set[UUID],
+) -> Settled:
+    """Settle events that are not there yet. Raises EventsThere if one is."""
+    currencies = await books.currencies({event.tenant_id.int: event.tenant_id for event in events}.values())
+    true, refused = _sorted_out(events, versions, currencies)
+    new = await book_late(books, true)
+    await books.write_events(new, numbers)
+    rolled = roll_up(new)
+    await books.roll_up(rolled)
+    ids = [event.id for event in new]
+    settled = await books.holds.end(ids, "settled")
+    released = await books.holds.end(releases - set(ids), "released") if releases else []
+    await _post(books, rolled, [*settled, *released], currencies)
+    await refuse(books, refused)
+    return Settled(written=len(new), released=sum(ended.requests for ended in released), refused=len(refused))
 
 
 async def refuse(books: Books, records: Iterable[tuple[Settlement, str]]) -> None:
@@ -90,24 +114,23 @@ async def refuse(books: Books, records: Iterable[tuple[Settlement, str]]) -> Non
     )
 
 
-async def _post(books: Books, new: Sequence[Written], ended: Sequence[Ended], currencies: dict[UUID, str]) -> None:
+async def _post(books: Books, rolled: Sequence[Rolled], ended: Sequence[Ended], currencies: dict[UUID, str]) -> None:
     """Give back what was held, debit what was used, and write the entries: all that needs the balances."""
     given_back: dict[UUID, int] = defaultdict(int)
     for some in ended:
         given_back[some.tenant_id] += some.amount_pico
-    used: dict[UUID, list[Written]] = defaultdict(list)
-    for written in sorted(new, key=lambda written: written.period):
-        used[written.tenant_id].append(written)
+    used: dict[UUID, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for row in rolled:
+        used[row.tenant_id][row.period] += row.cost_pico
     balances: list[Balance] = []
     transactions: list[Transaction] = []
     notices: list[Notice] = []
     for tenant, before in (await books.lock(sorted(given_back.keys() | used.keys()))).items():
         after = before.holding(-given_back[tenant])
-        for written in used[tenant]:
-            after, entries = after.using(written.cost_pico)
+        for period, cost in sorted(used[tenant].items()):
+            after, entries = after.using(cost)
             if entries:
-                currency = currencies[tenant]
-                transactions.append(Transaction(new_id(), tenant, currency, "usage", written.period, entries))
+                transactions.append(Transaction(new_id(), tenant, currencies[tenant], "usage", period, entries))
         balances.append(after)
         if after.overdraft and not before.overdraft:
             notices.append(Notice(new_id(), tenant, OVERDRAWN, _overdraft(after)))
@@ -129,7 +152,28 @@ async def _versions(book: PriceBook, ids: set[int]) -> dict[int, PriceVersion]:
     return found
 
 
-def _untrue(event: UsageEvent, versions: dict[int, PriceVersion], currencies: dict[UUID, str]) -> str | None:
+def _sorted_out(
+    events: Sequence[UsageEvent], versions: dict[int, PriceVersion], currencies: dict[UUID, str]
+) -> tuple[list[UsageEvent], list[tuple[UsageEvent, str]]]:
+    """The events that can be true, and those that cannot, each with the cause."""
+    true: list[UsageEvent] = []
+    refused: list[tuple[UsageEvent, str]] = []
+    of_pair: dict[tuple[int, int], PriceVersion | str] = {}
+    for event in events:
+        pair = (event.price_version, event.tenant_id.int)
+        version = of_pair.get(pair)
+        if version is None:
+            version = of_pair[pair] = _version(event, versions, currencies)
+        cause = version if isinstance(version, str) else _untrue(event, version)
+        if cause is None:
+            true.append(event)
+        else:
+            refused.append((event, cause))
+    return true, refused
+
+
+def _version(event: UsageEvent, versions: dict[int, PriceVersion], currencies: dict[UUID, str]) -> PriceVersion | str:
+    """The version that priced an event; if it cannot be what the tenant pays, why not."""
     version, currency = versions.get(event.price_version), currencies.get(event.tenant_id)
     if version is None:
         return f"price version {event.price_version} does not exist"
@@ -137,24 +181,17 @@ def _untrue(event: UsageEvent, versions: dict[int, PriceVersion], currencies: di
         return "the tenant has no balance"
     if currency != version.currency:
         return f"the price is in {version.currency}, the balance in {currency}"
+    return version
+
+
+def _untrue(event: UsageEvent, version: PriceVersion) -> str | None:
     if not is_ordered_by_time(event.id):
         return "its id is not a UUIDv7 of our time"
-    return _mispriced(event, version)
-
-
-def _mispriced(event: UsageEvent, version: PriceVersion) -> str | None:
     try:
-        tier = version.context_from(event.usage.prompt, event.lane)
-        cost = version.cost(event.usage, event.lane)
+        tier, cost = version.rate(event.usage, event.lane)
     except PriceMissing as error:
         return str(error)
-    if (tier, cost) == (event.context_from, event.cost_pico):
+    if cost == event.cost_pico and tier == event.context_from:
         return None
     recorded = f"the cost is {event.cost_pico} in the context tier from {event.context_from}"
     return f"{recorded}, and recomputes to {cost} from {tier}"
-
-
-async def _not_there(books: Books, identities: set[UUID]) -> dict[UUID, str]:
-    """Of events that were not inserted, those that are not there either: their journal sequence was."""
-    there = await books.events_there(identities)
-    return dict.fromkeys(identities - there, "its replica and journal sequence belong to another request")

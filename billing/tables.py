@@ -9,9 +9,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Column, ForeignKey, Index, Integer, LargeBinary, Table, Text, text
+from sqlalchemy import (
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
 
-from billing.usage import COUNTS, METERS
+from billing.usage import COUNTS, METERS, TRAITS
 from storage.base import STRICT, Base, Count, Id, Pico
 
 ACCOUNTS = (
@@ -131,49 +143,67 @@ ended_hold = Table(
 )
 """Holds that ended without usage, or before it came: should it come all the same, they say on which terms."""
 
-usage_event = Table(
-    "usage_event",
+usage_traits = Table(
+    "usage_traits",
+    Base.metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    *(Column(name, Text, nullable=False) for name in TRAITS),
+    UniqueConstraint(*TRAITS, name="uq_usage_traits"),
+    **STRICT,
+)
+"""What many events have in common, once for each combination that occurs (`billing.traits`)."""
+
+
+def _facts() -> list[Column[Any]]:
+    return [
+        *(Column(name, Id, nullable=False) for name in ("tenant_id", "project_id", "key_id")),
+        *(Column(name, Integer, nullable=False) for name in ("price_version", "context_from")),
+        *(Column(name, Count, nullable=False) for name in ("admitted_at", "finished_at")),
+        Column("period", Text, nullable=False),
+        Column("sequence", Count, nullable=False),
+        Column("attempt", Integer, nullable=False),
+        *(Column(f"count_{name}", Integer, nullable=False) for name in COUNTS),
+        *(Column(meter, Integer, nullable=False) for meter in METERS),
+        Column("cost_pico", Count, nullable=False),
+        Column("corrects", Id, nullable=True),
+    ]
+
+
+_NEVER_NEGATIVE = (*(f"count_{name}" for name in COUNTS), *METERS, "cost_pico")
+
+usage_fact = Table(
+    "usage_fact",
     Base.metadata,
     Column("id", Id, primary_key=True),
-    Column("tenant_id", Id, nullable=False),
-    Column("project_id", Id, nullable=False),
-    Column("key_id", Id, nullable=False),
-    Column("model", Text, nullable=False),
-    Column("model_digest", Text, nullable=False),
-    Column("lane", Text, nullable=False),
-    Column("price_version", Integer, nullable=False),
-    Column("admitted_at", Count, nullable=False),
-    Column("finished_at", Count, nullable=False),
-    Column("period", Text, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("delivery", Text, nullable=False),
-    Column("source", Text, nullable=False),
-    Column("replica", Text, nullable=False),
-    Column("sequence", Count, nullable=False),
-    Column("attempt", Count, nullable=False),
-    *(Column(f"count_{name}", Count, nullable=False) for name in COUNTS),
-    *(Column(meter, Count, nullable=False) for meter in METERS),
-    Column("cost_pico", Count, nullable=False),
-    Column("context_from", Count, nullable=False, server_default=text("0")),
-    *(CheckConstraint(f"count_{name} >= 0", name=f"count_{name}") for name in COUNTS),
-    *(CheckConstraint(f"{meter} >= 0", name=meter) for meter in METERS),
-    CheckConstraint("cost_pico >= 0", name="cost_pico"),
-    CheckConstraint("context_from >= 0", name="context_from"),
-    Index(None, "tenant_id", "admitted_at"),
-    Index(None, "tenant_id", "period", "id"),
+    Column("traits", Integer, nullable=False),
+    *_facts(),
+    CheckConstraint(
+        f"corrects IS NOT NULL OR ({' AND '.join(f'{name} >= 0' for name in _NEVER_NEGATIVE)})", name="not_negative"
+    ),
+    Index(None, "tenant_id", "period", "admitted_at"),
     Index(
-        "ix_usage_event_replica_sequence",
-        "replica",
-        "sequence",
-        unique=True,
-        sqlite_where=text("sequence > 0"),
-    ).ddl_if(dialect="sqlite"),
+        None,
+        "corrects",
+        sqlite_where=text("corrects IS NOT NULL"),
+        postgresql_where=text("corrects IS NOT NULL"),
+    ),
     **STRICT,
     postgresql_partition_by="RANGE (id)",
 )
-"""On PostgreSQL a partition holds the ids of one month (`billing.months`), so that the id stays the one key of all; the
-journal's sequence is unique within each partition."""
+"""Usage events as they are stored: narrow, since there are more of them than of all else. Read `usage_event` instead.
+
+On PostgreSQL a partition holds the ids of one month (`billing.months`), so that the id stays the one key of all. That a
+journal's sequence belongs to one request is not a key, which would cost each event as much again; the audit checks it.
+"""
+
+usage_event = Table(
+    "usage_event",
+    MetaData(),
+    Column("id", Id, primary_key=True),
+    *_facts(),
+    *(Column(name, Text, nullable=False) for name in TRAITS),
+)
+"""The view of usage events with all that they say. PostgreSQL joins the traits only where a query names one."""
 
 rollup_hour = Table(
     "rollup_hour",

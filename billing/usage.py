@@ -19,6 +19,9 @@ AUTOMATIC = "automatic"
 METERS = ("uncached", "read_automatic", *(f"read_{c}" for c in CLASSES), *(f"write_{c}" for c in CLASSES), "output")
 """Everything that has a price: event columns, price rows and reports are made from this one tuple."""
 
+TRAITS = ("model", "model_digest", "lane", "status", "reason", "delivery", "source", "replica")
+"""What an event says in few different words: stored once for all events that say the same."""
+
 Status = Literal["ok", "cancelled", "failed"]
 Delivery = Literal["confirmed", "unconfirmed"]
 Source = Literal["gateway", "journal"]
@@ -60,17 +63,20 @@ def period_bounds(period: str) -> tuple[int, int]:
     return int(first.timestamp()) * 1_000_000, int(after.timestamp()) * 1_000_000
 
 
+MAX_TOKENS = 2**31 - 1
+"""The most tokens that one request may count of anything: each count is stored in 32 bits."""
+
 _INT = {int}
 
 
-def _are_tokens(values: tuple[int, ...]) -> bool:
-    """Whether all are numbers of tokens, at a fraction of the cost of checking each by name."""
-    return set(map(type, values)) == _INT and min(values) >= 0 and max(values) <= MAX_PICO
+def _are_numbers(values: tuple[int, ...], most: int) -> bool:
+    """Whether all are numbers up to `most`, at a fraction of the cost of checking each by name."""
+    return set(map(type, values)) == _INT and min(values) >= 0 and max(values) <= most
 
 
-def _check_tokens(name: str, tokens: int) -> None:
-    if type(tokens) is not int or not 0 <= tokens <= MAX_PICO:
-        raise InvalidUsage(f"{name} is {tokens!r}, not a number of tokens")
+def _check_number(name: str, number: int, most: int) -> None:
+    if type(number) is not int or not 0 <= number <= most:
+        raise InvalidUsage(f"{name} is {number!r}, not a whole number from 0 to {most}")
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -91,9 +97,9 @@ class Counts(msgspec.Struct, frozen=True):
     accepted: int = 0
 
     def __post_init__(self) -> None:
-        if not _are_tokens(msgspec.structs.astuple(self)):
+        if not _are_numbers(msgspec.structs.astuple(self), MAX_TOKENS):
             for name in self.__struct_fields__:
-                _check_tokens(name, getattr(self, name))
+                _check_number(name, getattr(self, name), MAX_TOKENS)
         if self.prompt != self.computed + self.read_hbm + self.read_dram + self.read_nvme:
             raise InvalidUsage(f"prompt is not computed + read in {self}")
         if self.accepted > self.drafted:
@@ -122,9 +128,9 @@ class Usage(msgspec.Struct, frozen=True):
         for name in self.write:
             if f"write_{name}" not in _NO_TOKENS:
                 raise InvalidUsage(f"unknown meter write_{name}")
-        if not _are_tokens((self.uncached, self.output, *self.read.values(), *self.write.values())):
+        if not _are_numbers((self.uncached, self.output, *self.read.values(), *self.write.values()), MAX_TOKENS):
             for meter, tokens in self._given():
-                _check_tokens(meter, tokens)
+                _check_number(meter, tokens, MAX_TOKENS)
 
     def _given(self) -> list[tuple[str, int]]:
         return [
@@ -168,8 +174,9 @@ class Usage(msgspec.Struct, frozen=True):
 _NO_TOKENS = dict.fromkeys(METERS, 0)
 
 
-_NUMBERS = ("price_version", "admitted_at", "finished_at", "sequence", "attempt", "cost_pico", "context_from")
-_numbers = attrgetter(*_NUMBERS)
+_NARROW = ("price_version", "attempt", "context_from")
+_WIDE = ("admitted_at", "finished_at", "sequence", "cost_pico")
+_narrow, _wide = attrgetter(*_NARROW), attrgetter(*_WIDE)
 
 
 class UsageEvent(msgspec.Struct, frozen=True, tag="event"):
@@ -202,6 +209,7 @@ class UsageEvent(msgspec.Struct, frozen=True, tag="event"):
     usage: Usage
     cost_pico: int
     context_from: int = 0
+    corrects: UUID | None = None
 
     _allowed: ClassVar[dict[str, tuple[str, ...]]] = {
         "status": get_args(Status),
@@ -214,9 +222,9 @@ class UsageEvent(msgspec.Struct, frozen=True, tag="event"):
         for name, allowed in self._allowed.items():
             if getattr(self, name) not in allowed:
                 raise InvalidUsage(f"{name} is {getattr(self, name)!r}, not one of {', '.join(allowed)}")
-        if not _are_tokens(_numbers(self)):
-            for name, number in zip(_NUMBERS, _numbers(self), strict=True):
-                _check_tokens(name, number)
+        if not (_are_numbers(_narrow(self), MAX_TOKENS) and _are_numbers(_wide(self), MAX_PICO)):
+            for name in (*_NARROW, *_WIDE):
+                _check_number(name, getattr(self, name), MAX_TOKENS if name in _NARROW else MAX_PICO)
         if self.usage.prompt not in (self.counts.prompt, 0):
             raise InvalidUsage(f"billed prompt {self.usage.prompt} is neither 0 nor the counted {self.counts.prompt}")
         if self.usage.output > self.counts.output:

@@ -61,6 +61,24 @@ class PriceVersion(msgspec.Struct, frozen=True):
         """The tier, by its lower bound, that prices a request with a prompt of so many tokens."""
         return self._tier(prompt_tokens, lane)[0]
 
+    def rate(self, usage: Usage, lane: str) -> tuple[int, int]:
+        """The context tier of a usage, and what it costs in pico-units, exactly.
+
+        Raises PriceMissing if it uses a meter without a price.
+        """
+        context_from, prices = self._tier(usage.prompt, lane)
+        try:
+            cost = usage.uncached * prices["uncached"] + usage.output * prices["output"]
+            for name, tokens in usage.read.items():
+                if tokens:
+                    cost += tokens * prices["read_" + name]
+            for name, tokens in usage.write.items():
+                if tokens:
+                    cost += tokens * prices["write_" + name]
+        except KeyError as error:
+            raise PriceMissing(self.model, error.args[0]) from None
+        return context_from, cost
+
     def price(self, meter: str, lane: str, context_from: int) -> int:
         """The price of a meter in a lane and tier. Raises PriceMissing."""
         try:
@@ -70,11 +88,7 @@ class PriceVersion(msgspec.Struct, frozen=True):
 
     def cost(self, usage: Usage, lane: str) -> int:
         """What the usage costs, in pico-units, exactly. Raises PriceMissing if it uses a meter without a price."""
-        prices = self._tier(usage.prompt, lane)[1]
-        try:
-            return sum([units * prices[meter] for meter, units in usage.used()])
-        except KeyError as error:
-            raise PriceMissing(self.model, error.args[0]) from None
+        return self.rate(usage, lane)[1]
 
     def bound(self, prompt_tokens: int, max_output: int, classes: Iterable[str] = (), *, lane: str) -> int:
         """The most that a request can cost, in pico-units: each token at the dearest price that it may fall on.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from uuid import UUID
 
 import msgspec
 
-from billing import months
+from billing import months, traits
 from billing.open_books import opened
 from billing.prices import PriceBook
+from billing.rollups import roll_up
 from billing.usage import Counts, Usage, UsageEvent, period_of
 from storage.base import new_id
 from storage.database import Database
@@ -22,12 +22,13 @@ NOVEMBER = 1_793_491_200_000_000
 """2026-11-01T00:00:00Z, in microseconds since the Unix epoch."""
 
 
-async def store(database: Database, events: Iterable[UsageEvent]) -> None:
+async def store(database: Database, *events: UsageEvent) -> None:
     """Write events and their rollups, without holds or balances."""
-    given = list(events)
-    await months.ensure_for(database, [event.id for event in given])
+    await months.ensure_for(database, [event.id for event in events])
+    numbers = await traits.numbers(database, events)
     async with opened(database) as books:
-        assert sum(len(written.ids) for written in await books.write_events(given)) == len(given)
+        await books.write_events(events, numbers)
+        await books.roll_up(roll_up(events))
 
 
 class Past(msgspec.Struct):
@@ -85,5 +86,5 @@ async def record(
                 context_from=version.context_from(usage.prompt, lane),
             )
         )
-    await store(database, past.events)
+    await store(database, *past.events)
     return past

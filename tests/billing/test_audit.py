@@ -51,8 +51,8 @@ async def test_what_is_wrong_is_found(database: Database) -> None:
         if database.dialect == "postgresql":
             await session.execute(text("SET LOCAL session_replication_role = replica"))
         else:
-            await session.execute(text("DROP TRIGGER immutable_usage_event_update"))
-        await session.execute(text("UPDATE usage_event SET output = output + 1"))
+            await session.execute(text("DROP TRIGGER immutable_usage_fact_update"))
+        await session.execute(text("UPDATE usage_fact SET output = output + 1"))
     finding, rollup = await check(database)
     assert (rollup.what, rollup.subject) == ("a rollup is not the sum of its events", tenant.id)
     assert (finding.what, finding.subject) == ("an event's cost does not recompute", event.id)

@@ -8,17 +8,20 @@ from sqlalchemy.exc import DBAPIError
 
 from billing.prices import PriceBook
 from billing.settlement import settle
-from billing.tables import grant, ledger_entry, ledger_txn, price, price_version, usage_event
+from billing.tables import grant, ledger_entry, ledger_txn, price, price_version, usage_fact, usage_traits
 from storage.database import Database
 from tests.billing.money import Tenant
 
 
-@pytest.mark.parametrize("name", ["usage_event", "grant", "price", "price_version", "ledger_txn", "ledger_entry"])
+@pytest.mark.parametrize(
+    "name", ["usage_fact", "usage_traits", "grant", "price", "price_version", "ledger_txn", "ledger_entry"]
+)
 async def test_rows_cannot_be_changed_or_deleted(database: Database, name: str) -> None:
     tenant = await Tenant.rich(database, 10**12)
     await settle(database, PriceBook(database), [tenant.event(tenant.request(0))])
     table, column = {
-        "usage_event": (usage_event, "cost_pico"),
+        "usage_fact": (usage_fact, "cost_pico"),
+        "usage_traits": (usage_traits, "id"),
         "grant": (grant, "amount_pico"),
         "price": (price, "price_micro"),
         "price_version": (price_version, "effective_at"),

@@ -45,7 +45,7 @@ async def database(fresh_postgres_url: str) -> Database:
 async def _partitions(database: Database) -> set[str]:
     async with database.reading() as session:
         found = await session.scalars(text("SELECT inhrelid::regclass::text FROM pg_inherits"))
-        return {name for name in found if name.startswith("usage_event_2")}
+        return {name for name in found if name.startswith("usage_fact_2")}
 
 
 async def test_partitions_are_made_ahead_and_on_demand_by_many_at_once(
@@ -56,7 +56,7 @@ async def test_partitions_are_made_ahead_and_on_demand_by_many_at_once(
     now = datetime.now(UTC)
     month = (now.year, now.month)
     for _ in range(3):
-        assert f"usage_event_{month[0]}_{month[1]:02d}" in await _partitions(database)
+        assert f"usage_fact_{month[0]}_{month[1]:02d}" in await _partitions(database)
         month = months.following(month)
     tenant = await Tenant.rich(database, 10**12)
     ids = [id_at(datetime(2031, 12, 31, 23, 59, 59, tzinfo=UTC)), id_at(datetime(2032, 1, 1, tzinfo=UTC))]
@@ -64,9 +64,9 @@ async def test_partitions_are_made_ahead_and_on_demand_by_many_at_once(
     events = [tenant.event(hold, sequence=n) for n, hold in enumerate(holds, 1)]
     settled = await asyncio.gather(*(settle(pool, PriceBook(pool), events) for pool in (database, *others)))
     assert sum(done.written for done in settled) == 2
-    assert {"usage_event_2031_12", "usage_event_2032_01"} <= await _partitions(database)
+    assert {"usage_fact_2031_12", "usage_fact_2032_01"} <= await _partitions(database)
     async with database.reading() as session:
-        assert (await session.scalars(text("SELECT id FROM usage_event_2032_01"))).all() == [ids[1]]
+        assert (await session.scalars(text("SELECT id FROM usage_fact_2032_01"))).all() == [ids[1]]
     assert await check(database) == []
     for pool in (database, *others):
         await pool.close()
@@ -80,7 +80,7 @@ async def test_a_partition_is_as_immutable_as_the_whole(database: Database) -> N
     for statement in ("DELETE FROM {}", "UPDATE {} SET output = 0", "TRUNCATE {}"):
         async with database.transaction() as session:
             with pytest.raises(DBAPIError, match="immutable"):
-                await session.execute(text(statement.format(f"usage_event_{year}_{month:02d}")))
+                await session.execute(text(statement.format(f"usage_fact_{year}_{month:02d}")))
             await session.rollback()
     await database.close()
 
@@ -96,4 +96,4 @@ async def test_an_event_of_no_month_has_nowhere_to_go(database: Database) -> Non
 
 async def _insert(database: Database, identity: UUID) -> None:
     async with database.direct() as connection:
-        await connection.execute("INSERT INTO usage_event (id) VALUES ($1)", identity)
+        await connection.execute("INSERT INTO usage_fact (id) VALUES ($1)", identity)

@@ -7,23 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from billing import months
-from billing.open_books import opened
 from billing.prices import PriceBook
 from billing.reports import InvalidReport, usage_buckets, usage_by_project_and_model
 from billing.usage import InvalidPeriod, Usage, UsageEvent
 from storage.base import new_id
 from storage.database import Database
 from tests.billing.money import PRICES, Tenant
+from tests.billing.recorded import store
 
 DAY = 86_400_000_000
 NOON = 1_795_003_200_000_000 // DAY * DAY + DAY // 2
-
-
-async def _store(database: Database, *events: UsageEvent) -> None:
-    await months.ensure_for(database, [event.id for event in events])
-    async with opened(database) as books:
-        assert sum(len(written.ids) for written in await books.write_events(events)) == len(events)
 
 
 def _at(event: UsageEvent, instant: int, **changes: Any) -> UsageEvent:
@@ -36,7 +29,7 @@ async def test_a_month_by_project_and_model(database: Database) -> None:
     mine = [tenant.event(tenant.request(0), usage) for _ in range(3)]
     mine[2] = msgspec.structs.replace(mine[2], project_id=new_id())
     december = msgspec.structs.replace(tenant.event(tenant.request(0)), period="2026-12")
-    await _store(database, *mine, december, other.event(other.request(0)))
+    await store(database, *mine, december, other.event(other.request(0)))
     rows = await usage_by_project_and_model(database, "2026-11", tenant.id)
     by_project = {row.project_id: row for row in rows}
     row = by_project[tenant.project_id]
@@ -58,8 +51,8 @@ async def test_rollups_say_what_the_events_say(database: Database) -> None:
     event = tenant.event(tenant.request(0), Usage(uncached=4, write={"1h": 9}, output=2))
     instants = [NOON + n * 1_111_000_000 for n in range(20)]
     keys = [new_id(), new_id()]
-    await _store(database, *(_at(event, at, id=new_id(), key_id=keys[at % 3 // 2]) for at in instants))
-    await _store(database, other.event(other.request(0)))
+    await store(database, *(_at(event, at, id=new_id(), key_id=keys[at % 3 // 2]) for at in instants))
+    await store(database, other.event(other.request(0)))
     for who in (tenant.id, None):
         by_events = await usage_by_project_and_model(database, "2026-11", who, source="events")
         assert await usage_by_project_and_model(database, "2026-11", who) == by_events
@@ -78,7 +71,7 @@ async def test_sums_do_not_overflow(database: Database) -> None:
     tenant = await Tenant.rich(database, 0)
     tenant.version = version
     events = [tenant.event(tenant.request(0), Usage(uncached=900_000_001)) for _ in range(3)]
-    await _store(database, *events)
+    await store(database, *events)
     (row,) = await usage_by_project_and_model(database, "2026-11", tenant.id)
     assert row.cost_pico == 3 * 900_000_001 * 9_999_999_999 > 2**64
 
@@ -88,8 +81,8 @@ async def test_buckets_are_aligned_and_complete(database: Database) -> None:
     event = tenant.event(tenant.request(0), Usage(uncached=4, read={"automatic": 1}, output=2))
     midnight = NOON - DAY // 2
     instants = [midnight - 1, midnight, NOON, midnight + DAY - 1, midnight + DAY, midnight + 3 * DAY]
-    await _store(database, *(_at(event, at, id=new_id()) for at in instants))
-    await _store(database, _at(other.event(other.request(0)), NOON))
+    await store(database, *(_at(event, at, id=new_id()) for at in instants))
+    await store(database, _at(other.event(other.request(0)), NOON))
     page = await usage_buckets(database, tenant.id, start_at=midnight, end_at=midnight + 3 * DAY)
     assert [(b.start_at, b.end_at) for b in page.buckets] == [
         (midnight + n * DAY, midnight + (n + 1) * DAY) for n in range(3)
@@ -111,7 +104,7 @@ async def test_pages_follow_each_other_without_gap_or_overlap(database: Database
     tenant = await Tenant.rich(database, 0)
     event = tenant.event(tenant.request(0))
     start = NOON - 100 * DAY
-    await _store(database, *(_at(event, start + n * DAY, id=new_id()) for n in range(20)))
+    await store(database, *(_at(event, start + n * DAY, id=new_id()) for n in range(20)))
     found, page = [], None
     while True:
         answer = await usage_buckets(database, tenant.id, start_at=start, end_at=start + 19 * DAY, limit=6, page=page)
@@ -129,7 +122,7 @@ async def test_groups_and_filters(database: Database) -> None:
     project, key = new_id(), new_id()
     event = tenant.event(tenant.request(0))
     euro = await PriceBook(database).set("stdlib-qa", "EUR", PRICES)
-    await _store(
+    await store(
         database,
         _at(event, NOON),
         _at(event, NOON, id=new_id(), project_id=project),

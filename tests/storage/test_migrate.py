@@ -27,15 +27,11 @@ ROOMS = (billing.invoice_tables, billing.period_tables, billing.tables, gateway.
 
 def _differences(connection: Connection) -> list[object]:
     def ours(name: str | None, kind: str, _parents: object) -> bool:
-        return not (kind == "table" and re.fullmatch(r"usage_event_\d{4}_\d{2}", name or ""))  # a partition
+        return not (kind == "table" and re.fullmatch(r"usage_fact_\d{4}_\d{2}", name or ""))  # a partition
 
     options = {"compare_type": True, "compare_server_default": True, "include_name": ours}
     context = MigrationContext.configure(connection, opts=options)
-    found = compare_metadata(context, Base.metadata)
-    if connection.dialect.name == "postgresql":  # there each partition has its own
-        of_partitions = "ix_usage_event_replica_sequence"
-        found = [each for each in found if not (each[0] == "add_index" and each[1].name == of_partitions)]
-    return list(found)
+    return list(compare_metadata(context, Base.metadata))
 
 
 def _checks(connection: Connection) -> dict[str, set[str | None]]:
