@@ -53,3 +53,11 @@ def project_principal(scope: Scope) -> Principal:
     if principal.admin or principal.project_id is None:
         raise NotAllowed("An admin key cannot be used for inference; use a project's key.")
     return principal
+
+
+def admin_principal(scope: Scope) -> Principal:
+    """The principal, which must be a tenant's administrator. Raises NotAllowed for a project's key."""
+    principal = of(scope).known_principal
+    if not principal.admin:
+        raise NotAllowed("This needs an admin key of the tenant: turnpike keys create --admin.")
+    return principal

@@ -42,6 +42,18 @@ class ModelNotFound(Failure):
     code = "model_not_found"
 
 
+class NotFound(Failure):
+    """There is no such thing, or it is another tenant's."""
+
+    code = "not_found"
+
+
+class Conflict(Failure):
+    """The thing is there, but not in a state for this."""
+
+    code = "conflict"
+
+
 class BodyTooLarge(Failure):
     """The body is over the limit."""
 

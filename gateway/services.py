@@ -7,6 +7,7 @@ import asyncio
 from msgspec import Struct, field
 
 from billing.epochs import EpochKeeper
+from billing.exports.jobs import ExportJobs
 from billing.holds import Holds
 from billing.prices import PriceBook
 from billing.settler import Settler
@@ -60,6 +61,7 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     models: Registry
     fleet: Fleet
     domains: CacheDomains
+    exports: ExportJobs
     options: GatewayOptions = field(default_factory=GatewayOptions)
 
 

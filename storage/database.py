@@ -218,6 +218,9 @@ class Database:
         """An INSERT that understands `on_conflict_do_nothing` and `on_conflict_do_update`."""
         return postgresql.insert(table) if self.dialect == "postgresql" else sqlite.insert(table)
 
-    def locked(self, query: Select[Any]) -> Select[Any]:
-        """The query, locking its rows in its order. On SQLite the transaction holds the only write lock already."""
-        return query.with_for_update() if self.dialect == "postgresql" else query
+    def locked(self, query: Select[Any], *, skip: bool = False) -> Select[Any]:
+        """The query, locking its rows in its order; `skip` leaves out what others have locked.
+
+        On SQLite the transaction holds the only write lock already.
+        """
+        return query.with_for_update(skip_locked=skip) if self.dialect == "postgresql" else query

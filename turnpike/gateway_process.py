@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from billing.exports.jobs import ExportJobs
 from billing.settler import Settler
 from billing.spool import Spool
 from gateway.admission.lifetimes import Lifetimes
@@ -48,6 +49,7 @@ async def services(
             settler=Settler(office.database, spool, office.prices),
             models=registry,
             fleet=Fleet(settings.replica_addresses, gateway=name, link_key=known.link_key, models=registry),
+            exports=ExportJobs(office.database, office.prices, settings.exports),
             domains=CacheDomains(known.scope_secret, known.master_key),
             options=GatewayOptions(
                 body_limit=settings.body_limit,

@@ -115,12 +115,12 @@ def probe_engine(settings: Settings) -> int:
 
 
 def worker(settings: Settings) -> int:
-    """`turnpike worker`: expires holds, closes billing periods."""
+    """`turnpike worker`: the billing jobs."""
 
     async def run() -> int:
         async with opened(settings) as office:
             logger.info("worker runs")
-            task = asyncio.create_task(work(office, settings.period_grace))
+            task = asyncio.create_task(work(office, settings))
             await stop_event().wait()
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -108,6 +108,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 120.0
     context: Annotated[int, _about("context in tokens; 0: the model's own", SERVE, ENGINE, at_least=0)] = 0
 
+    export_dir: Annotated[
+        str,
+        _about("folder for exports, shared by gateways and workers; default: DATA_DIR/exports", SERVE, GATEWAY, WORKER),
+    ] = ""
+    export_keep_days: Annotated[
+        int, _about("days after which the file of a finished export is removed", SERVE, WORKER, at_least=1)
+    ] = 30
     account_codes: Annotated[
         str, _about("codes of the journal's accounts, such as revenue=4400,receivable=1200", SERVE, WORKER, ADMIN)
     ] = ""
@@ -121,6 +128,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def database(self) -> str:
         """The database URL, the embedded database when none was set."""
         return self.database_url or f"sqlite:///{(self.data / 'turnpike.db').absolute()}"
+
+    @property
+    def exports(self) -> Path:
+        """The folder of exports."""
+        return Path(self.export_dir) if self.export_dir else self.data / "exports"
 
     @property
     def secrets(self) -> Path:

@@ -99,7 +99,7 @@ async def _run(
     server = GatewayServer(create_app(built))
     tasks = [
         asyncio.create_task(_announce(settings, office, built, server, listening.url(listener))),
-        asyncio.create_task(work(office, settings.period_grace)),
+        asyncio.create_task(work(office, settings)),
     ]
 
     def replica_ended(_: asyncio.Task[None]) -> None:

@@ -1,31 +1,72 @@
-"""The worker's loop: billing jobs that no request waits for. Holds whose time has passed expire, the months to come get
-their partitions, and billing periods close."""
+"""The worker's jobs, which no request waits for: each for ever, at its own pace, whatever becomes of the others."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
+import msgspec
 import structlog
 
 from billing import months
+from billing.exports.jobs import ExportJobs
+from billing.exports.journal import parse_account_codes
 from billing.periods import Periods
+from turnpike import exporting
 from turnpike.office import Office
+from turnpike.settings import Settings
 
-EVERY_S = 30.0
+_DAY_S = 86_400
 
 logger = structlog.get_logger(__name__)
 
 
-async def work(office: Office, period_grace_s: int, every_s: float = EVERY_S) -> None:
-    """Sweep for ever; a failure is logged, and the next round tries again."""
-    periods = Periods(office.database)
+class Job(msgspec.Struct, frozen=True):
+    """Done again after `every_s` seconds; at once while it answers that there is more to do."""
+
+    name: str
+    every_s: float
+    run: Callable[[], Awaitable[bool]]
+
+
+async def work(office: Office, settings: Settings) -> None:
+    """Do all jobs for ever."""
+    async with asyncio.TaskGroup() as group:
+        for job in jobs(office, settings):
+            group.create_task(_for_ever(job))
+
+
+async def _for_ever(job: Job) -> None:
     while True:
+        more = False
         try:
-            await months.prepare(office.database)
-            if expired := await office.holds.sweep():
-                logger.warning("holds expired without any usage", holds=expired)
-            for closed in await periods.close_due(period_grace_s):
-                logger.info("a billing period is closed", period=closed.period)
+            more = await job.run()
         except Exception:
-            logger.exception("the sweep failed, trying again")
-        await asyncio.sleep(every_s)
+            logger.exception("a job of the worker failed, trying again", job=job.name)
+        if not more:
+            await asyncio.sleep(job.every_s)
+
+
+def jobs(office: Office, settings: Settings) -> list[Job]:
+    """Holds expire, the months to come get their partitions, periods close, exports are made."""
+    periods = Periods(office.database)
+    exports = ExportJobs(office.database, office.prices, settings.exports)
+    codes = parse_account_codes(settings.account_codes)
+
+    async def sweep() -> bool:
+        await months.prepare(office.database)
+        if expired := await office.holds.sweep():
+            logger.warning("holds expired without any usage", holds=expired)
+        for closed in await periods.close_due(settings.period_grace):
+            logger.info("a billing period is closed", period=closed.period)
+        return False
+
+    async def export() -> bool:
+        return await exports.run_next(lambda: exporting.names(office.tenancy), codes)
+
+    async def remove_exports() -> bool:
+        if removed := await exports.remove_old(settings.export_keep_days * _DAY_S):
+            logger.info("old exports are removed", exports=removed)
+        return False
+
+    return [Job("sweep", 30.0, sweep), Job("export", 2.0, export), Job("remove old exports", 3600.0, remove_exports)]

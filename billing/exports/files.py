@@ -20,6 +20,7 @@ from billing.exports.journal import JOURNAL
 from billing.exports.usage import USAGE
 from billing.exports.writers import FORMATS, Format, Row, Writer, open_writer
 from billing.money import format_pico
+from billing.periods import Periods
 from billing.prices import PriceBook
 from billing.usage import check_period
 from storage.database import Database
@@ -40,11 +41,15 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file holds. `sums` are decimal strings by column and currency; `tenant_id` is None for all tenants."""
+    """What a file holds. `sums` are decimal strings by column and currency; `tenant_id` is None for all tenants.
+
+    `closed` says that the period was closed, so that the same file can be made again for ever.
+    """
 
     version: int = MANIFEST_VERSION
     dataset: str
     period: str
+    closed: bool
     tenant_id: UUID | None
     format: str
     file: str
@@ -86,6 +91,7 @@ async def export(
     """
     dataset, asked = order.dataset, order.asked
     check_period(asked.period)
+    closed = (await Periods(database).get(asked.period)).state == "closed"
     partial = path.with_name(f".{path.name}.partial")
     try:
         rows, sums = await _write(database, prices, order, partial, progress)
@@ -93,6 +99,7 @@ async def export(
         manifest = Manifest(
             dataset=dataset.name,
             period=asked.period,
+            closed=closed,
             tenant_id=asked.tenant_id,
             format=order.form,
             file=path.name,

@@ -15,6 +15,7 @@ from openai import AsyncOpenAI
 from sqlalchemy import text
 
 from billing.balances import Balances
+from billing.exports.jobs import ExportJobs
 from billing.holds import Holds
 from billing.prices import PriceBook
 from billing.settler import Settler
@@ -200,6 +201,7 @@ async def running_stack(
         settler=Settler(stack.database, stack.spool, prices),
         models=stack.models,
         fleet=fleet,
+        exports=ExportJobs(stack.database, prices, folder / "exports"),
         domains=CacheDomains(b"s" * 32, b"m" * 32),
         options=options or GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=2.0),
     )

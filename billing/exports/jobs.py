@@ -1,0 +1,228 @@
+"""Exports as jobs: asked for by a tenant's administrator, made by a worker, kept for a while in a folder.
+
+A worker takes one job at a time and holds it by a lease that it renews; what a dead worker left is taken up again by
+another. Since the same question gives the same file, making one twice harms nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+import structlog
+from sqlalchemy import func, insert, or_, select, update
+
+from billing.export_tables import export_job
+from billing.exports.datasets import Asked, InvalidExport, Names
+from billing.exports.files import Order, dataset_of, export, format_of, manifest_path
+from billing.prices import PriceBook
+from billing.usage import InvalidPeriod, check_period
+from storage.base import new_id
+from storage.database import Database, DatabaseUnavailable
+
+State = Literal["queued", "running", "done", "failed", "expired"]
+
+LEASE_S = 60
+MAX_ATTEMPTS = 3
+MAX_UNFINISHED = 20
+"""Jobs of one tenant that may wait or run at a time."""
+_SECOND = 1_000_000
+_OF = export_job.c
+
+log = structlog.get_logger(__name__)
+
+
+class TooManyExports(Exception):
+    """The tenant has as many unfinished exports as it may."""
+
+
+class ExportNotFound(LookupError):
+    """The tenant has no export of this id."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One job; instants are microseconds since the Unix epoch. `rows` grows while it runs."""
+
+    id: UUID
+    tenant_id: UUID
+    key_id: UUID
+    dataset: str
+    period: str
+    format: str
+    state: State
+    rows: int
+    attempts: int
+    error: str | None
+    manifest: str | None
+    created_at: int
+    started_at: int | None
+    finished_at: int | None
+    leased_until: int
+
+    @property
+    def file_name(self) -> str:
+        """What the file is called for whoever downloads it."""
+        return f"{self.dataset}-{self.period}.{self.format}"
+
+
+class ExportJobs:
+    """The jobs of a database, and the folder with their files: one that gateways and workers share."""
+
+    def __init__(self, database: Database, prices: PriceBook, folder: Path) -> None:
+        self._database = database
+        self._prices = prices
+        self._folder = folder
+
+    # ------------------------------------------------------------ for the tenant
+
+    async def ask(self, tenant_id: UUID, key_id: UUID, dataset: str, period: str, form: str) -> Job:
+        """Queue an export of the tenant's. Raises InvalidExport, TooManyExports, DatabaseUnavailable."""
+        dataset_of(dataset)
+        format_of(form)
+        try:
+            check_period(period)
+        except InvalidPeriod as error:
+            raise InvalidExport("period", str(error)) from error
+        async with self._database.transaction() as session:
+            unfinished = _OF.state.in_(["queued", "running"])
+            waiting = await session.scalar(
+                select(func.count()).select_from(export_job).where(_OF.tenant_id == tenant_id, unfinished)
+            )
+            if (waiting or 0) >= MAX_UNFINISHED:
+                raise TooManyExports(f"{waiting} exports are not finished yet")
+            identity = new_id()
+            now = (await session.execute(select(self._database.clock))).scalar_one()
+            await session.execute(
+                insert(export_job).values(
+                    id=identity,
+                    tenant_id=tenant_id,
+                    key_id=key_id,
+                    dataset=dataset,
+                    period=period,
+                    format=form,
+                    state="queued",
+                    rows=0,
+                    attempts=0,
+                    created_at=now,
+                    leased_until=0,
+                )
+            )
+        return await self.get(tenant_id, identity)
+
+    async def get(self, tenant_id: UUID, job_id: UUID) -> Job:
+        """The tenant's job. Raises ExportNotFound, DatabaseUnavailable."""
+        async with self._database.reading() as session:
+            query = select(export_job).where(_OF.tenant_id == tenant_id, _OF.id == job_id)
+            row = (await session.execute(query)).one_or_none()
+        if row is None:
+            raise ExportNotFound(str(job_id))
+        return _job(row)
+
+    async def known(self, tenant_id: UUID, limit: int = 20, after: UUID | None = None) -> list[Job]:
+        """The tenant's jobs, the newest first, from the one after `after` on."""
+        query = select(export_job).where(_OF.tenant_id == tenant_id).order_by(_OF.id.desc()).limit(limit)
+        async with self._database.reading() as session:
+            rows = (await session.execute(query if after is None else query.where(_OF.id < after))).all()
+        return [_job(row) for row in rows]
+
+    def path(self, job: Job) -> Path:
+        """Where the job's file lies, once it is done."""
+        return self._folder / f"{job.id.hex}.{job.format}"
+
+    # ------------------------------------------------------------ for the worker
+
+    async def run_next(
+        self, names: Callable[[], Awaitable[Names]], account_codes: Mapping[str, str] | None = None
+    ) -> bool:
+        """Take one job and make its file; False if there was none. What fails is kept with the job."""
+        job = await self._take()
+        if job is None:
+            return False
+        renewing = asyncio.create_task(self._renew(job))
+        try:
+            await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True, mode=0o700)
+            asked = Asked(
+                period=job.period, tenant_id=job.tenant_id, names=await names(), account_codes=account_codes or {}
+            )
+            order = Order(dataset_of(job.dataset), format_of(job.format), asked)
+            manifest = await export(self._database, self._prices, order, self.path(job), self._told(job))
+            stated = msgspec.structs.replace(manifest, file=job.file_name)
+            await self._finish(job, "done", rows=manifest.rows, manifest=msgspec.json.encode(stated).decode())
+        except DatabaseUnavailable:
+            raise  # the lease runs out, and somebody tries again
+        except Exception as error:
+            log.exception("an export failed", export=str(job.id), dataset=job.dataset, attempt=job.attempts)
+            if job.attempts >= MAX_ATTEMPTS or isinstance(error, InvalidExport):
+                await self._finish(job, "failed", error=f"{type(error).__name__}: {error}"[:500])
+        finally:
+            renewing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await renewing
+        return True
+
+    async def remove_old(self, keep_s: int) -> int:
+        """Remove the files that were made more than `keep_s` ago; how many there were."""
+        now = await self._database.now()
+        async with self._database.reading() as session:  # all tenants: files are everybody's
+            old = select(export_job).where(_OF.state == "done", _OF.finished_at < now - keep_s * _SECOND).limit(1000)
+            jobs = [_job(row) for row in await session.execute(old)]
+        for job in jobs:
+            for path in (self.path(job), manifest_path(self.path(job))):
+                await asyncio.to_thread(path.unlink, missing_ok=True)
+            await self._finish(job, "expired", manifest=job.manifest, rows=job.rows)
+        return len(jobs)
+
+    async def _take(self) -> Job | None:
+        async with self._database.transaction() as session:  # all tenants: the worker works for everybody
+            now = (await session.execute(select(self._database.clock))).scalar_one()
+            free = or_(_OF.state == "queued", (_OF.state == "running") & (_OF.leased_until < now))
+            first = select(export_job).where(free).order_by(_OF.id).limit(1)
+            row = (await session.execute(self._database.locked(first, skip=True))).one_or_none()
+            if row is None:
+                return None
+            values: dict[str, Any] = {
+                "state": "running",
+                "attempts": row.attempts + 1,
+                "started_at": now,
+                "leased_until": now + LEASE_S * _SECOND,
+                "rows": 0,
+            }
+            await session.execute(update(export_job).where(_OF.id == row.id).values(values))
+        return msgspec.structs.replace(_job(row), **values)
+
+    async def _renew(self, job: Job) -> None:
+        while True:
+            await asyncio.sleep(LEASE_S // 3)
+            with contextlib.suppress(DatabaseUnavailable):
+                async with self._database.transaction() as session:
+                    until = self._database.clock + LEASE_S * _SECOND
+                    await session.execute(update(export_job).where(_OF.id == job.id).values(leased_until=until))
+
+    def _told(self, job: Job) -> Callable[[int], Awaitable[None]]:
+        """Writes how many rows there are, once a second."""
+        last = time.monotonic()
+
+        async def told(rows: int) -> None:
+            nonlocal last
+            if time.monotonic() - last >= 1:
+                last = time.monotonic()
+                async with self._database.transaction() as session:
+                    await session.execute(update(export_job).where(_OF.id == job.id).values(rows=rows))
+
+        return told
+
+    async def _finish(self, job: Job, state: State, **values: Any) -> None:
+        async with self._database.transaction() as session:
+            if state != "expired":
+                values |= {"finished_at": self._database.clock}
+            await session.execute(update(export_job).where(_OF.id == job.id).values(state=state, **values))
+
+
+def _job(row: Any) -> Job:
+    return Job(**row._mapping)

@@ -1,0 +1,149 @@
+"""/v1/exports: a tenant's administrator asks for files of usage, costs and books, and fetches them once made."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+from litestar import MediaType, Request, Response, get, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
+from litestar.response import File
+from msgspec import Struct
+
+from billing.exports.datasets import InvalidExport
+from billing.exports.jobs import ExportNotFound, Job, TooManyExports
+from billing.exports.writers import MEDIA_TYPES
+from gateway.authentication import admin_principal
+from gateway.dialects.json_paths import decode
+from gateway.dialects.query_parameters import Parameters
+from gateway.failures import Conflict, InvalidRequest, NotFound, RateLimited, Unavailable
+from gateway.services import Gateway
+
+_MOST = 100
+_WAIT_S = 30
+
+
+class ExportRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """What may be asked for."""
+
+    dataset: str
+    period: str
+    format: str = "csv"
+
+
+class ExportObject(Struct, frozen=True, kw_only=True):
+    """A job as its owner sees it; instants in seconds since the Unix epoch."""
+
+    id: str
+    object: Literal["export"] = "export"
+    dataset: str
+    period: str
+    format: str
+    status: str
+    rows: int
+    created_at: int
+    started_at: int | None
+    finished_at: int | None
+    error: str | None
+    manifest: msgspec.Raw | None
+
+
+class ExportList(Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[ExportObject]
+    has_more: bool
+
+
+_DECODER = msgspec.json.Decoder(ExportRequest)
+
+
+def export_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
+    """The routes, for one worker."""
+    jobs = gateway.services.exports
+
+    async def found(request: Request[Any, Any, Any], name: str) -> Job:
+        try:
+            return await jobs.get(admin_principal(request.scope).tenant_id, _id(name))
+        except ExportNotFound as error:
+            raise NotFound(f"There is no export {name[:80]!r}.") from error
+
+    @post("/v1/exports", status_code=202)
+    async def create_export(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """Queue an export."""
+        principal = admin_principal(request.scope)
+        asked = decode(_DECODER, await request.body())
+        try:
+            job = await jobs.ask(principal.tenant_id, principal.key_id, asked.dataset, asked.period, asked.format)
+        except InvalidExport as error:
+            raise InvalidRequest(
+                f"$.{error.field}: {error.problem}.", path=f"$.{error.field}", code="invalid_value"
+            ) from error
+        except TooManyExports as error:
+            raise RateLimited(f"{error}; wait until some are.", retry_after=_WAIT_S) from error
+        return _answer(_object(job), 202)
+
+    @get("/v1/exports")
+    async def list_exports(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """The tenant's exports, the newest first."""
+        principal = admin_principal(request.scope)
+        given = Parameters(request.query_params.dict())
+        limit, after = given.whole("limit"), given.one("after")
+        given.nothing_else()
+        if limit is not None and not 1 <= limit <= _MOST:
+            raise InvalidRequest(f"limit: it is not between 1 and {_MOST}.", path="limit", code="invalid_value")
+        limit = limit or 20
+        known = await jobs.known(principal.tenant_id, limit + 1, None if after is None else _id(after))
+        return _answer(ExportList(data=[_object(job) for job in known[:limit]], has_more=len(known) > limit))
+
+    @get("/v1/exports/{name:str}")
+    async def retrieve_export(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+        """One export: its state, and its manifest once it is done."""
+        return _answer(_object(await found(request, name)))
+
+    @get("/v1/exports/{name:str}/content")
+    async def retrieve_export_content(request: Request[Any, Any, Any], name: FromPath[str]) -> File:
+        """The file itself."""
+        job = await found(request, name)
+        if job.state == "expired":
+            raise NotFound("The file was removed after its time; ask for the export again.", code="export_expired")
+        if job.state != "done":
+            raise Conflict(f"The export is {job.state}, not done.", code="export_not_ready")
+        path = jobs.path(job)
+        if not path.is_file():
+            raise Unavailable("The file is not on this machine: gateways and workers must share TURNPIKE_EXPORT_DIR.")
+        return File(path, filename=job.file_name, media_type=MEDIA_TYPES[job.format])
+
+    return [create_export, list_exports, retrieve_export, retrieve_export_content]
+
+
+def _id(name: str) -> UUID:
+    try:
+        return UUID(name.removeprefix("export_"))
+    except ValueError as error:
+        raise NotFound(f"There is no export {name[:80]!r}.") from error
+
+
+def _object(job: Job) -> ExportObject:
+    return ExportObject(
+        id=f"export_{job.id.hex}",
+        dataset=job.dataset,
+        period=job.period,
+        format=job.format,
+        status=job.state,
+        rows=job.rows,
+        created_at=_seconds(job.created_at) or 0,
+        started_at=_seconds(job.started_at),
+        finished_at=_seconds(job.finished_at),
+        error=job.error,
+        manifest=None if job.manifest is None else msgspec.Raw(job.manifest.encode()),
+    )
+
+
+def _seconds(instant: int | None) -> int | None:
+    return None if instant is None else instant // 1_000_000
+
+
+def _answer(body: Struct, status: int = 200) -> Response[bytes]:
+    return Response(msgspec.json.encode(body), status_code=status, media_type=MediaType.JSON)
