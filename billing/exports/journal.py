@@ -19,9 +19,14 @@ from billing.usage import period_bounds
 ACCOUNT_CODES: dict[str, str] = {
     "clearing": "1010",
     "receivable": "1200",
+    "invoiced": "1210",
+    "rounding_carry": "1290",
+    "tax": "2200",
     "prepaid": "2300",
     "promo": "2310",
     "revenue": "4000",
+    "charges": "4100",
+    "credited": "4900",
     "goodwill": "6300",
 }
 """The code of each account where nothing else was set."""
