@@ -3,55 +3,48 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 from uuid import UUID
 
-import msgspec
 from sqlalchemy import func, select
 
+from billing.audit_scope import Scope
 from billing.rollups import HOUR, KEYS, LIMB, SUMS, event_sums
 from billing.tables import balance, ledger_entry, ledger_txn, rollup_hour, usage_event
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """Something that is not as it must be; `what` names the invariant, `subject` the tenant or request."""
-
-    what: str
-    subject: UUID
-    detail: str
-
-
-async def check_books(session: Any, findings: list[Finding]) -> None:
-    """Events = rollups = ledger by tenant and period, and ledger = balances; in the session's one snapshot."""
-    costs = await _rollups(session, findings)
-    await _ledger(session, findings, costs)
-    await _repeated_sequences(session, findings)
-
-
-async def _rollups(session: Any, findings: list[Finding]) -> dict[tuple[UUID, str], int]:
-    """Compare each row of the rollups with its events; return what the events cost by tenant and period."""
+async def check_rollups(scope: Scope) -> None:
+    """Each row of the rollups is the sum of its events."""
     event = usage_event.c
     sums = event_sums()
     hour = event.admitted_at - event.admitted_at % HOUR
     keys = [hour if name == "hour" else event[name] for name in KEYS]
-    query = select(*keys, *(sums[name] for name in SUMS)).group_by(*keys)
-    costs: dict[tuple[UUID, str], int] = defaultdict(int)
+    query = select(*keys, *(sums[name] for name in SUMS)).where(scope.within(event.period)).group_by(*keys)
     width = len(KEYS)
     wanted = {}
-    for row in await session.execute(query):
+    for row in await scope.session.execute(query):
         wanted[tuple(row[:width])] = [int(value) for value in row[width:]]
-        costs[row[0], row[1]] += int(row[-2]) * LIMB + int(row[-1])
     columns = [rollup_hour.c[name] for name in (*KEYS, *SUMS)]
-    found = {tuple(row[:width]): list(row[width:]) for row in await session.execute(select(*columns))}
+    rolled = select(*columns).where(scope.within(rollup_hour.c.period))
+    found = {tuple(row[:width]): list(row[width:]) for row in await scope.session.execute(rolled)}
     for key in wanted.keys() | found.keys():
         if wanted.get(key) != found.get(key):
             where = f"{key[1]}, hour {key[2]}, project {key[3]}, key {key[4]}, {key[5]}, {key[6]}"
             detail = f"{where}: it says {found.get(key)}, the events say {wanted.get(key)}"
-            findings.append(Finding("a rollup is not the sum of its events", key[0], detail))
-    return costs
+            scope.found("a rollup is not the sum of its events", key[0], detail)
 
 
-async def _ledger(session: Any, findings: list[Finding], costs: dict[tuple[UUID, str], int]) -> None:
+async def costs_by_period(scope: Scope) -> dict[tuple[UUID, str], int]:
+    """What the events of each tenant and period cost together."""
+    of = usage_event.c
+    high, low = (func.sum(of.cost_pico.op(operator)(LIMB)) for operator in ("/", "%"))
+    query = select(of.tenant_id, of.period, high, low).where(scope.within(of.period))
+    rows = await scope.session.execute(query.group_by(of.tenant_id, of.period))
+    return {(tenant, period): int(quotients) * LIMB + int(rest) for tenant, period, quotients, rest in rows}
+
+
+async def check_ledger(scope: Scope) -> None:
+    """The ledger's revenue is what the events cost, by tenant and period; its accounts are what the balances say."""
+    costs = await costs_by_period(scope)
     entry, txn = ledger_entry.c, ledger_txn.c
     accounts: dict[tuple[UUID, str], int] = defaultdict(int)
     revenue: dict[tuple[UUID, str], int] = defaultdict(int)
@@ -59,9 +52,10 @@ async def _ledger(session: Any, findings: list[Finding], costs: dict[tuple[UUID,
     query = (
         select(entry.tenant_id, txn.kind, txn.period, entry.debit, entry.credit, func.sum(entry.amount_pico))
         .join(ledger_txn, txn.id == entry.txn_id)
+        .where(scope.within(txn.period))
         .group_by(entry.tenant_id, txn.kind, txn.period, entry.debit, entry.credit)
     )
-    for tenant, kind, period, debit, credit, amount in await session.execute(query):
+    for tenant, kind, period, debit, credit, amount in await scope.session.execute(query):
         accounts[tenant, debit] -= int(amount)
         accounts[tenant, credit] += int(amount)
         if kind == "usage":
@@ -71,28 +65,19 @@ async def _ledger(session: Any, findings: list[Finding], costs: dict[tuple[UUID,
     for key in costs.keys() | revenue.keys():
         if costs.get(key, 0) != revenue.get(key, 0):
             detail = f"{key[1]}: the ledger says {revenue.get(key, 0)}, the events say {costs.get(key, 0)}"
-            findings.append(Finding("the ledger is not the sum of the events", key[0], detail))
-    for row in await session.execute(select(balance)):
+            scope.found("the ledger is not the sum of the events", key[0], detail)
+    if scope.period is None:
+        await _check_accounts(scope, accounts, granted)
+
+
+async def _check_accounts(scope: Scope, accounts: dict[tuple[UUID, str], int], granted: dict[UUID, int]) -> None:
+    for row in await scope.session.execute(select(balance)):
         prepaid = row.credit - row.debit - row.promo + row.receivable
         columns = {"prepaid": prepaid, "promo": row.promo, "receivable": -row.receivable, "revenue": row.debit}
         for account, says in columns.items():
             if accounts[row.tenant_id, account] != says:
                 detail = f"{account}: the balance says {says}, the entries say {accounts[row.tenant_id, account]}"
-                findings.append(Finding("the ledger is not the balance", row.tenant_id, detail))
+                scope.found("the ledger is not the balance", row.tenant_id, detail)
         if granted[row.tenant_id] != row.credit:
             detail = f"credit is {row.credit}, what was put in adds up to {granted[row.tenant_id]}"
-            findings.append(Finding("the ledger is not the balance", row.tenant_id, detail))
-
-
-async def _repeated_sequences(session: Any, findings: list[Finding]) -> None:
-    """A journal's sequence belongs to one request: within a month the database sees to it, beyond that we do."""
-    event = usage_event.c
-    query = (
-        select(event.replica, event.sequence, func.count())
-        .where(event.sequence > 0)
-        .group_by(event.replica, event.sequence)
-        .having(func.count() > 1)
-    )
-    for replica, sequence, requests in await session.execute(query):
-        detail = f"{replica}, sequence {sequence}: {requests} requests"
-        findings.append(Finding("a journal sequence belongs to several requests", UUID(int=0), detail))
+            scope.found("the ledger is not the balance", row.tenant_id, detail)

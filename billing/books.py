@@ -4,9 +4,9 @@ On PostgreSQL they go to the driver, with arrays for rows; on SQLite through SQL
 decided once, by those who call this.
 
 So that no two transactions wait for each other, all lock in one order: that periods stay open, then usage events,
-rollups, holds that end, balances; each by its key. A balance is locked as late as possible, since everyone who reserves
-waits for it; what depends on it is computed in a later statement, which sees what the lock waited for. New holds come
-after their balances: nobody else can wait for a hold that is not there yet.
+rollups, chains, holds that end, balances; each by its key. A balance is locked as late as possible, since everyone who
+reserves waits for it; what depends on it is computed in a later statement, which sees what the lock waited for. New
+holds come after their balances: nobody else can wait for a hold that is not there yet.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from uuid import UUID
 
 import msgspec
 
+from billing.chain import Batch
 from billing.hold_books import HoldBooks
 from billing.ledger import Balance, Transaction
 from billing.rollups import Rolled
@@ -72,6 +73,9 @@ class Books(Protocol):
 
     async def closed_periods(self, periods: Collection[str]) -> set[str]:
         """Which of these billing periods are closed. None of the others closes before this transaction ends."""
+
+    async def chain(self, batches: Sequence[Batch]) -> None:
+        """Continue the hash chains with new events, in the order of tenant and period."""
 
     async def events_there(self, ids: Collection[UUID]) -> set[UUID]:
         """Which of these events are there."""

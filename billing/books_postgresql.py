@@ -20,6 +20,7 @@ from sqlalchemy.dialects import postgresql
 
 from billing import tables
 from billing.books import EventsThere, Grant, Notice, Refusal
+from billing.chain import Batch, start
 from billing.event_rows import NAMES, binary_rows
 from billing.hold_books_postgresql import PostgresHoldBooks
 from billing.ledger import Balance, Transaction
@@ -56,6 +57,21 @@ _keys = attrgetter(*KEYS)
 _TXN = ("uuid", "uuid", "text", "text")
 _ENTRY = ("uuid", "int", "uuid", "text", "text", "text", "numeric")
 _REFUSAL = ("uuid", "uuid", "text", "bytea")
+
+_CHAIN = """
+    WITH given AS (
+        SELECT * FROM unnest($1::text::uuid[], $2::text[], $3::bigint[], $4::bytea[], $5::bytea[], $6::bytea[])
+            AS t (tenant_id, period, events, root, entries, start)
+    ), linked AS (
+        INSERT INTO usage_chain AS c (tenant_id, period, links, events, root, head)
+        SELECT tenant_id, period, 1, events, root, sha256(start || root) FROM given ORDER BY tenant_id, period
+        ON CONFLICT (tenant_id, period) DO UPDATE SET links = c.links + 1, events = c.events + excluded.events,
+            root = excluded.root, head = sha256(c.head || excluded.root)
+        RETURNING tenant_id, period, links, head
+    )
+    INSERT INTO usage_batch (tenant_id, period, link, events, entries, root, head)
+    SELECT tenant_id, period, links, events, entries, root, head FROM given JOIN linked USING (tenant_id, period)
+"""
 
 _BALANCE = tuple(column.name for column in tables.balance.columns)
 _MONEY = tuple(name for name in _BALANCE if name not in ("tenant_id", "currency"))
@@ -122,6 +138,13 @@ class PostgresBooks:
         await self._connection.execute("SELECT pg_advisory_xact_lock_shared($1)", CLOSING_LOCK)
         query = "SELECT period FROM billing_period WHERE state = 'closed' AND period = ANY ($1::text[])"
         return {row[0] for row in await self._connection.fetch(query, list(periods))}
+
+    async def chain(self, batches: Sequence[Batch]) -> None:
+        if batches:
+            columns = [[getattr(batch, name) for batch in batches] for name in ("events", "root", "entries")]
+            starts = [start(batch.tenant_id, batch.period) for batch in batches]
+            tenants = _ids([batch.tenant_id for batch in batches])
+            await self._connection.execute(_CHAIN, tenants, [batch.period for batch in batches], *columns, starts)
 
     async def events_there(self, ids: Collection[UUID]) -> set[UUID]:
         # all tenants: a record is repeated whoever sent it

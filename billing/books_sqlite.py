@@ -13,6 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import tables
 from billing.books import EventsThere, Grant, Notice, Refusal
+from billing.chain import Batch, following, start
+from billing.chain_tables import usage_batch, usage_chain
 from billing.event_rows import event_row
 from billing.hold_books_sqlite import SqliteHoldBooks
 from billing.ledger import Balance, Transaction
@@ -64,6 +66,26 @@ class SqliteBooks:
     async def closed_periods(self, periods: Collection[str]) -> set[str]:
         query = select(billing_period.c.period).where(billing_period.c.state == "closed")
         return set(await self._session.scalars(query.where(billing_period.c.period.in_(periods))))
+
+    async def chain(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            here = (usage_chain.c.tenant_id == batch.tenant_id) & (usage_chain.c.period == batch.period)
+            before = (await self._session.execute(select(usage_chain).where(here))).one_or_none()
+            link = {
+                "root": batch.root,
+                "head": following(before.head if before else start(batch.tenant_id, batch.period), batch.root),
+            }
+            end = {
+                "links": before.links + 1 if before else 1,
+                "events": batch.events + (before.events if before else 0),
+            }
+            if before:
+                await self._session.execute(update(usage_chain).where(here).values(link | end))
+            else:
+                of = {"tenant_id": batch.tenant_id, "period": batch.period}
+                await self._session.execute(insert(usage_chain).values(of | link | end))
+            row = msgspec.structs.asdict(batch) | link | {"link": end["links"]}
+            await self._session.execute(insert(usage_batch).values(row))
 
     async def events_there(self, ids: Collection[UUID]) -> set[UUID]:
         # all tenants: a record is repeated whoever sent it

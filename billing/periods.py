@@ -19,6 +19,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import months
 from billing.books import Books
+from billing.chain import root_of
+from billing.chain_tables import usage_chain
 from billing.epochs import Epoch, epochs_before
 from billing.period_tables import CLOSING_LOCK, billing_period
 from billing.tables import hold, rollup_hour
@@ -151,7 +153,9 @@ class Periods:
             _refuse(await self._waiting(session, period), period)
             row = {"period": period, "starts_at": found.starts_at, "ends_at": found.ends_at, "state": "closing"}
             await session.execute(self._database.insert(billing_period).values(row).on_conflict_do_nothing())
-            values = {"state": "closed", "closed_at": self._database.clock}
+            heads = select(usage_chain.c.tenant_id, usage_chain.c.head).where(usage_chain.c.period == period)
+            root = root_of({row.tenant_id: row.head for row in await session.execute(heads)})  # all tenants: as above
+            values = {"state": "closed", "closed_at": self._database.clock, "root": root}
             unclosed = (billing_period.c.period == period) & (billing_period.c.state != "closed")
             await session.execute(update(billing_period).where(unclosed).values(values))
             return await self._get(session, period)

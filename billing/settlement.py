@@ -3,6 +3,7 @@ transaction a batch."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
@@ -11,6 +12,7 @@ import msgspec
 
 from billing import months, traits
 from billing.books import Books, EventsThere, Notice, Refusal
+from billing.chain import Batch, batches
 from billing.hold_books import Ended
 from billing.ledger import Balance, Transaction
 from billing.money import format_pico
@@ -88,15 +90,21 @@ async def _settle(
     currencies = await books.currencies({event.tenant_id.int: event.tenant_id for event in events}.values())
     true, refused = _sorted_out(events, versions, currencies)
     new = await book_late(books, true)
-    await books.write_events(new, numbers)
-    rolled = roll_up(new)
+    _, (rolled, chained) = await asyncio.gather(books.write_events(new, numbers), _summed(new))
     await books.roll_up(rolled)
+    await books.chain(chained)
     ids = [event.id for event in new]
     settled = await books.holds.end(ids, "settled")
     released = await books.holds.end(releases - set(ids), "released") if releases else []
     await _post(books, rolled, [*settled, *released], currencies)
     await refuse(books, refused)
     return Settled(written=len(new), released=sum(ended.requests for ended in released), refused=len(refused))
+
+
+async def _summed(events: Sequence[UsageEvent]) -> tuple[list[Rolled], list[Batch]]:
+    """What the events add to the rollups and the chains, made while the database writes them."""
+    await asyncio.sleep(0)
+    return roll_up(events), batches(events)
 
 
 async def refuse(books: Books, records: Iterable[tuple[Settlement, str]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
+import billing.chain_tables
 import billing.export_tables
 import billing.invoice_tables
 import billing.period_tables
@@ -11,7 +12,14 @@ import billing.tables
 import gateway.tenancy.tables
 from storage.base import Base
 
-ROOMS = (billing.export_tables, billing.invoice_tables, billing.period_tables, billing.tables, gateway.tenancy.tables)
+ROOMS = (
+    billing.chain_tables,
+    billing.export_tables,
+    billing.invoice_tables,
+    billing.period_tables,
+    billing.tables,
+    gateway.tenancy.tables,
+)
 """Imported for the tables that they add to the one metadata."""
 
 connection = context.config.attributes.get("connection")

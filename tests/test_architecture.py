@@ -21,6 +21,7 @@ ROOMS = {
     "storage": set[str](),
     "migrations": {
         "storage",
+        "billing.chain_tables",
         "billing.export_tables",
         "billing.invoice_tables",
         "billing.period_tables",

@@ -103,7 +103,9 @@ def _add_periods(tree: _Parser) -> None:
 
 def _add_audits(tree: _Parser) -> None:
     audit = tree.group("audit", "checks of what is promised")
-    tree.leaf(audit, "money", "re-check the books; exits 1 on any finding", ADMIN, _command("audits", "audit_money"))
+    text = "re-check the books; exits 1 on any finding, each a line of JSON"
+    money = tree.leaf(audit, "money", text, ADMIN, _command("audits", "audit_money"))
+    money.add_argument("--period", help="only what belongs to this billing period, such as 2026-11")
 
     text = "what the replicas' journals counted against the usage events; exits 1 if they differ"
     tree.leaf(audit, "counts", text, ADMIN, _command("audits", "audit_counts"))

@@ -53,7 +53,8 @@ async def test_what_is_wrong_is_found(database: Database) -> None:
         else:
             await session.execute(text("DROP TRIGGER immutable_usage_fact_update"))
         await session.execute(text("UPDATE usage_fact SET output = output + 1"))
-    finding, rollup = await check(database)
+    finding, altered, rollup = await check(database)
+    assert (altered.what, altered.subject) == ("an event was altered", event.id)
     assert (rollup.what, rollup.subject) == ("a rollup is not the sum of its events", tenant.id)
     assert (finding.what, finding.subject) == ("an event's cost does not recompute", event.id)
     assert str(event.cost_pico) in finding.detail

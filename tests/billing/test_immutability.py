@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import Executable, delete, text, update
 from sqlalchemy.exc import DBAPIError
 
+from billing.chain_tables import usage_batch
 from billing.prices import PriceBook
 from billing.settlement import settle
 from billing.tables import grant, ledger_entry, ledger_txn, price, price_version, usage_fact, usage_traits
@@ -14,7 +15,8 @@ from tests.billing.money import Tenant
 
 
 @pytest.mark.parametrize(
-    "name", ["usage_fact", "usage_traits", "grant", "price", "price_version", "ledger_txn", "ledger_entry"]
+    "name",
+    ["usage_fact", "usage_traits", "grant", "price", "price_version", "ledger_txn", "ledger_entry", "usage_batch"],
 )
 async def test_rows_cannot_be_changed_or_deleted(database: Database, name: str) -> None:
     tenant = await Tenant.rich(database, 10**12)
@@ -27,6 +29,7 @@ async def test_rows_cannot_be_changed_or_deleted(database: Database, name: str) 
         "price_version": (price_version, "effective_at"),
         "ledger_txn": (ledger_txn, "posted_at"),
         "ledger_entry": (ledger_entry, "amount_pico"),
+        "usage_batch": (usage_batch, "events"),
     }[name]
     statements: list[Executable] = [update(table).values({column: 1}), delete(table)]
     if database.dialect == "postgresql":

@@ -12,6 +12,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, Integer, MetaData, Numeric, Text, inspect, select
 
+import billing.chain_tables
 import billing.export_tables
 import billing.invoice_tables
 import billing.period_tables
@@ -23,7 +24,14 @@ from storage import migrate
 from storage.base import Base, new_id
 from storage.database import Database
 
-ROOMS = (billing.export_tables, billing.invoice_tables, billing.period_tables, billing.tables, gateway.tenancy.tables)
+ROOMS = (
+    billing.chain_tables,
+    billing.export_tables,
+    billing.invoice_tables,
+    billing.period_tables,
+    billing.tables,
+    gateway.tenancy.tables,
+)
 
 
 def _differences(connection: Connection) -> list[object]:

@@ -19,13 +19,18 @@ def audit_money(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike audit money`: 1 on any finding."""
 
     async def work(office: Office) -> int:
-        findings = await audit.check(office.database)
+        findings = await audit.check(office.database, arguments.period, _tell if sys.stderr.isatty() else None)
         for finding in findings:
             print(msgspec.json.encode(finding).decode())
         print("the books are right" if not findings else f"{len(findings)} findings", file=sys.stderr)
         return 1 if findings else 0
 
     return with_office(settings, work)
+
+
+def _tell(what: str, done: int, of: int) -> None:
+    """Progress in one line of a terminal, which the next one overwrites."""
+    print(f"\r\x1b[K{what}: {done} of {of}", end="\r" if done >= of else "", file=sys.stderr, flush=True)
 
 
 def audit_counts(settings: Settings, arguments: argparse.Namespace) -> int:
