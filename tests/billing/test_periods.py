@@ -157,14 +157,24 @@ async def test_closing_waits_for_who_is_settling(fresh_postgres_url: str) -> Non
     async with opened(database) as books:
         assert await books.closed_periods({"2026-11"}) == set()
         closing = asyncio.create_task(periods.close("2026-11"))
-        await asyncio.sleep(0.2)
-        assert not closing.done()
+        await _waiting_locks(database, 1)
         asking = asyncio.create_task(_asks(database))
-        await asyncio.sleep(0.1)
-        assert not asking.done()  # and who comes after the closing waits for it
+        await _waiting_locks(database, 2)  # who comes after the closing waits for it
+        assert not closing.done()
     assert (await closing).state == "closed"
     assert await asking == {"2026-11"}
     await database.close()
+
+
+async def _waiting_locks(database: Database, count: int) -> None:
+    """Wait until so many wait for an advisory lock."""
+    query = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+    async with asyncio.timeout(30):
+        while True:
+            async with database.reading() as session:
+                if await session.scalar(query) == count:
+                    return
+            await asyncio.sleep(0.02)
 
 
 async def _asks(database: Database) -> set[str]:
