@@ -15,6 +15,7 @@ from litestar.types import Message, Scope
 from gateway import error_answers
 from gateway.authentication import PUBLIC, Authentication
 from gateway.endpoints.chat import chat_completions
+from gateway.endpoints.completions import completions
 from gateway.endpoints.exports import export_routes
 from gateway.endpoints.models import model_routes
 from gateway.endpoints.operations import operation_routes
@@ -49,6 +50,7 @@ def create_app(services: GatewayServices) -> Litestar:
     return Litestar(
         route_handlers=[
             chat_completions(gateway),
+            completions(gateway),
             *model_routes(gateway),
             *usage_routes(gateway),
             *export_routes(gateway),

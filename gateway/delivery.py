@@ -8,27 +8,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
 from billing.usage import Counts, Usage
 from gateway.failures import Failure
+from gateway.transcript import TokenScore
 
 FinishReason = Literal["stop", "length"]
 
 
-class Piece(Struct, frozen=True):
-    """Text; once it reached the client, `tokens` output tokens in all did."""
+class Part(Struct, frozen=True):
+    """More of one choice: its text, and what is to be told of the tokens that make it up."""
 
+    choice: int
     text: str
+    scores: tuple[TokenScore, ...] = ()
+
+
+class Piece(Struct, frozen=True):
+    """Parts; once they reached the client, `tokens` output tokens of all choices did."""
+
+    parts: tuple[Part, ...]
     tokens: int
 
 
 class Finished(Struct, frozen=True):
-    """A good end, durable by now."""
+    """A good end, durable by now; `reasons` by choice."""
 
-    reason: FinishReason
+    reasons: tuple[FinishReason, ...]
     counts: Counts
     usage: Usage
     cost_pico: int
@@ -48,6 +57,18 @@ class Left(Struct, frozen=True):
 Item: TypeAlias = Piece | Finished | Failed | Left
 
 
+class Source(Protocol):
+    """The reader's side of a delivery, or of several."""
+
+    async def next(self, timeout: float | None = None) -> Item | None:  # noqa: ASYNC109  # None is an answer here
+        """All that is ready, or the end. None: nothing came within `timeout` seconds."""
+        ...
+
+    def confirm(self, tokens: int) -> None:
+        """The pieces up to `tokens` output tokens were sent."""
+        ...
+
+
 class Delivery:
     """One request's output on its way. `streamed`: pieces are shown as they come, not only the whole."""
 
@@ -57,7 +78,7 @@ class Delivery:
         self.left = False
         self._on_delivered = on_delivered
         self._on_left = on_left
-        self._texts: list[str] = []
+        self._parts: list[Part] = []
         self._tokens = 0
         self._taken = 0
         self._end: Finished | Failed | None = None
@@ -66,12 +87,12 @@ class Delivery:
 
     # ------------------------------------------------ the owner's side
 
-    def push(self, text: str, tokens: int) -> None:
-        """More text; with it `tokens` output tokens in all are handed over."""
-        if text:
-            self._texts.append(text)
+    def push(self, part: Part, tokens: int) -> None:
+        """More of a choice; with it `tokens` output tokens in all are handed over."""
+        if part.text or part.scores:
+            self._parts.append(part)
         self._tokens = max(self._tokens, tokens)
-        if text or self._tokens > self._taken:
+        if self._parts or self._tokens > self._taken:
             self._ready.set()
 
     def finish(self, finished: Finished) -> None:
@@ -95,13 +116,13 @@ class Delivery:
     # ------------------------------------------------ the reader's side
 
     async def next(self, timeout: float | None = None) -> Item | None:  # noqa: ASYNC109  # None is an answer here
-        """All text that is ready, or the end. None: nothing came within `timeout` seconds."""
+        """All that is ready, or the end. None: nothing came within `timeout` seconds."""
         while True:
             if self.left:
                 return Left()
-            if self._texts or self._tokens > self._taken:
-                text, self._texts, self._taken = "".join(self._texts), [], self._tokens
-                return Piece(text, self._taken)
+            if self._parts or self._tokens > self._taken:
+                parts, self._parts, self._taken = joined(self._parts), [], self._tokens
+                return Piece(parts, self._taken)
             if self._end is not None:
                 return self._end
             self._ready.clear()
@@ -130,3 +151,16 @@ class Delivery:
         if self._end is None:
             self._end = end
             self._ready.set()
+
+
+def joined(parts: list[Part]) -> tuple[Part, ...]:
+    """One part for each choice."""
+    if len(parts) < 2:
+        return tuple(parts)
+    choices: dict[int, list[Part]] = {}
+    for part in parts:
+        choices.setdefault(part.choice, []).append(part)
+    return tuple(
+        Part(choice, "".join(part.text for part in own), tuple(score for part in own for score in part.scores))
+        for choice, own in choices.items()
+    )

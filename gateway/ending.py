@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from billing.usage import Status
@@ -16,7 +18,6 @@ class Ending(Struct, frozen=True):
 
     status: Status
     reason: str
-    finish: FinishReason = "stop"
     failure: Failure | None = None
 
 
@@ -34,8 +35,17 @@ def judge(done: Done | None, *, stopped: bool, left: bool, failure: Failure | No
     if stopped or reason == "stop":
         return Ending("ok", "stop")
     if reason in ("length", "budget"):
-        return Ending("ok", reason, finish="length")
+        return Ending("ok", reason)
     return Ending("failed", reason, failure=_failure(reason, done.refusal if done is not None else None))
+
+
+def finishes(done: Done | None, stopped: Sequence[bool]) -> tuple[FinishReason, ...]:
+    """How each choice ended that came to a good end; `stopped`: by a stop string."""
+    reasons = (done.reasons or (done.reason,)) if done is not None else ()
+    return tuple(
+        "stop" if by_string or choice >= len(reasons) or reasons[choice] == "stop" else "length"
+        for choice, by_string in enumerate(stopped)
+    )
 
 
 def _failure(reason: str, refusal: Refusal | None) -> Failure:

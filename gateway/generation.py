@@ -62,3 +62,11 @@ class Generation(Struct, frozen=True, kw_only=True):
     logit_bias: dict[int, float] = {}
     lane: Lane = "standard"
     marks: tuple[CacheMark, ...] = ()
+    prompt: str | tuple[int, ...] | None = None
+    """Instead of turns: text, or token ids, that the model is to go on from."""
+    choices: int = 1
+    """How many answers are drawn."""
+    logprobs: int | None = None
+    """Tell the log probability of each output token, and of so many likeliest ones beside it."""
+    echo: bool = False
+    """The answer begins with the prompt, and so do its log probabilities."""

@@ -14,18 +14,18 @@ import structlog
 from msgspec import Struct
 
 from billing.hold_records import Hold
-from engine.protocol import Began, Done, Generate, Tokens
+from engine.protocol import Began, Done, Generate, PromptLogprobs, Tokens
 from gateway.admission.admission import Admission, Prepared
+from gateway.choices import Choices
 from gateway.delivery import Delivery, Finished
 from gateway.domains import CacheDomains
-from gateway.ending import Ending, judge, seen, whose_fault
+from gateway.ending import Ending, finishes, judge, seen, whose_fault
 from gateway.failures import Failure, Interrupted, TimedOut, Unavailable
 from gateway.fleet.exchange import Exchange, LinkLost, TimeOver
 from gateway.fleet.fleet import Fleet
 from gateway.metrics import Metrics
 from gateway.recording import Record, Recorder, event_of
 from gateway.request_scope import public_name
-from gateway.transcript import Transcript
 
 log = structlog.get_logger("gateway.request")
 
@@ -56,12 +56,7 @@ class RequestOwner:
         self.stage: Stage = "reserving"
         self.delivery = Delivery(streamed=streamed, on_delivered=self._delivered, on_left=self._left)
         self._around = around
-        self._transcript = Transcript(
-            prepared.model.detokenizer(),
-            prepared.generation.stop,
-            frozenset(prepared.sampling.stop_tokens),
-            prepared.sampling.min_tokens,
-        )
+        self._choices = Choices(prepared.generation, prepared.model, prepared.prompt, prepared.sampling)
         self._exchange: Exchange | None = None
         self._failure: Failure | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -111,7 +106,7 @@ class RequestOwner:
         done = await self._listen(exchange)
         self._disarm()
         self.stage = "recording"
-        ending = judge(done, stopped=self._transcript.stopped, left=self.delivery.left, failure=self._failure)
+        ending = judge(done, stopped=self._choices.stopped, left=self.delivery.left, failure=self._failure)
         await self._deliver_rest(ending)
         if ending.status == "ok" and self.delivery.left:
             ending = Ending("cancelled", ending.reason)
@@ -124,7 +119,7 @@ class RequestOwner:
             reason=ending.reason,
             replica=exchange.replica,
             prompt_tokens=len(prepared.prompt.tokens),
-            output_tokens=self._transcript.tokens,
+            output_tokens=self._choices.tokens,
             seconds=round(time.monotonic() - self._started, 3),
         )
 
@@ -141,7 +136,7 @@ class RequestOwner:
         payer, tokens = prepared.payer, prepared.prompt.tokens
         segments, scopes = self._around.domains.segments(payer.tenant_id, payer.project_id, len(tokens))
         window = fleet.options.credit_window
-        credit = window if self.delivery.streamed else prepared.sampling.max_tokens
+        credit = window if self.delivery.streamed else max(1, prepared.sampling.max_tokens)
         generate = Generate(
             id=str(hold.request_id),
             attempt=_ATTEMPT,
@@ -155,6 +150,7 @@ class RequestOwner:
             deadline=time.time() + self._around.admission.lifetimes.request,
             read=prepared.plan.read != "none",
             store=prepared.plan.store,
+            choices=prepared.generation.choices,
         )
         exchange = self._exchange = fleet.generate(
             fleet.choose(prepared.model.name, generate.version), scopes, generate
@@ -171,11 +167,13 @@ class RequestOwner:
                 return heard
             elif isinstance(heard, Began):
                 self._began = heard
+            elif isinstance(heard, PromptLogprobs):
+                self._choices.score_prompt(heard)
             elif isinstance(heard, LinkLost):
                 self._lost()
             elif self._aborted:
                 log.error("the replica does not answer", request_id=self._name, replica=exchange.replica)
-                if self._failure is None and not self.delivery.left and not self._transcript.stopped:
+                if self._failure is None and not self.delivery.left and not self._choices.stopped:
                     self._failure = Interrupted("The model's replica does not answer.")
                 return None
             else:
@@ -184,18 +182,22 @@ class RequestOwner:
 
     def _take(self, message: Tokens) -> None:
         metrics, name, now = self._around.metrics, self.prepared.model.name, time.monotonic()
-        if message.start == 0:
+        if message.choice:
+            pass  # the first choice's times stand for all
+        elif message.start == 0:
             metrics.first_token(name, now - self._started)
         else:
             metrics.between_tokens(name, now - self._last_token, len(message.tokens))
-        self._last_token = now
-        if self._aborted or self._failure is not None:
+        self._last_token = now if message.choice == 0 else self._last_token
+        if self._aborted or self._failure is not None or self._choices.stops(message.choice):
             return
-        text = self._transcript.feed(message.tokens)
-        self.delivery.push(text, self._transcript.shown)
-        if self._transcript.stopped:
+        for part in self._choices.take(message):
+            self.delivery.push(part, self._choices.shown)
+        if self._choices.stopped:
             self._abort("stop")
-        elif self.delivery.streamed and self._transcript.shown < self._transcript.tokens:
+        elif self._choices.stops(message.choice):
+            self._stop_choice(message.choice)
+        elif self.delivery.streamed and self._choices.shown < self._choices.tokens:
             self._delivered(self.delivery.delivered)
 
     async def _deliver_rest(self, ending: Ending) -> None:
@@ -203,8 +205,8 @@ class RequestOwner:
         if ending.failure is not None:
             self.delivery.fail(ending.failure)
         elif ending.status == "ok":
-            text = "" if self._transcript.stopped else self._transcript.finish()
-            self.delivery.push(text, self._transcript.tokens)
+            for part in self._choices.finish():
+                self.delivery.push(part, self._choices.tokens)
         await self.delivery.drained()
 
     async def _record(self, hold: Hold, exchange: Exchange, done: Done | None, ending: Ending) -> None:
@@ -216,7 +218,7 @@ class RequestOwner:
         if not known and not counts.prompt and not counts.output:
             await around.recorder.release(self.request_id, ending.reason)
             return
-        delivered = self._transcript.tokens if ending.status == "ok" else self.delivery.delivered
+        delivered = self._choices.tokens if ending.status == "ok" else self.delivery.delivered
         event = event_of(
             hold,
             prepared.terms,
@@ -243,15 +245,21 @@ class RequestOwner:
         around.metrics.finished(prepared.model.name, ending.status, event.usage)
         if ending.status == "ok":
             self.delivery.finish(
-                Finished(ending.finish, event.counts, event.usage, event.cost_pico, prepared.price.currency)
+                Finished(
+                    finishes(done, self._choices.stops_by_string),
+                    event.counts,
+                    event.usage,
+                    event.cost_pico,
+                    prepared.price.currency,
+                )
             )
 
     # ------------------------------------------------ what happens on the side
 
     def _delivered(self, tokens: int) -> None:
         if self._exchange is not None:
-            options, transcript = self._around.fleet.options, self._transcript
-            held = transcript.tokens - transcript.shown
+            options = self._around.fleet.options
+            held = self._choices.tokens - self._choices.shown
             self._exchange.credit(tokens, held=held, window=options.credit_window, step=options.credit_step)
 
     def _unwanted(self) -> bool:
@@ -265,20 +273,24 @@ class RequestOwner:
         """The replica is gone: tell the client now, and wait for the journal's word on what was done."""
         self.stage = "lost"
         self._aborted = True
-        if self._failure is None and not self.delivery.left and not self._transcript.stopped:
+        if self._failure is None and not self.delivery.left and not self._choices.stopped:
             if self._exchange is not None and self._exchange.received:
                 self._failure = Interrupted("The model's replica was lost while it ran the request.")
             else:
                 self._failure = Unavailable("The model's replica was lost; try again shortly.", retry_after=2.0)
             self.delivery.fail(self._failure)
         lifetimes = self._around.admission.lifetimes
-        self._arm(lifetimes.done if self._transcript.stopped else lifetimes.replay)
+        self._arm(lifetimes.done if self._choices.stopped else lifetimes.replay)
 
     def _abort(self, why: str) -> None:
         if self._exchange is not None and self.stage == "running" and not self._aborted:
             self._aborted = True
             self._exchange.abort(why)
             self._arm(self._around.admission.lifetimes.done)
+
+    def _stop_choice(self, choice: int) -> None:
+        if self._exchange is not None and self.stage == "running" and not self._aborted:
+            self._exchange.abort("stop", choice)
 
     def _arm(self, seconds: float) -> None:
         self._disarm()

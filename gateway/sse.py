@@ -7,12 +7,12 @@ whatever happens, the owner of the request is told that the reader has gone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from litestar.types import Receive, Scope, Send
 
-from gateway.delivery import Delivery, Failed, Finished, Item, Left, Piece
+from gateway.delivery import Failed, Finished, Item, Left, Part, Piece, Source
 
 KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = (
@@ -25,8 +25,8 @@ HEADERS = (
 class EventWriter(Protocol):
     """A dialect's events as bytes."""
 
-    def piece(self, text: str) -> bytes:
-        """Events for more text; before the first, whatever opens the stream."""
+    def piece(self, parts: Sequence[Part]) -> bytes:
+        """Events for more of some choices; before the first, whatever opens the stream."""
         ...
 
     def finished(self, end: Finished) -> bytes:
@@ -65,7 +65,7 @@ class EventStream:
 
     def __init__(
         self,
-        delivery: Delivery,
+        delivery: Source,
         first: Item | None,
         writer: EventWriter,
         *,
@@ -107,8 +107,8 @@ class EventStream:
             if item is None:
                 await self._send(send, KEEP_ALIVE)
             elif isinstance(item, Piece):
-                if item.text:
-                    await self._send(send, self._writer.piece(item.text))
+                if item.parts:
+                    await self._send(send, self._writer.piece(item.parts))
                 self._delivery.confirm(item.tokens)
             item = await self._delivery.next(self._keep_alive)
 

@@ -22,7 +22,7 @@ from gateway.admission.bounds import output_bound
 from gateway.admission.drawing import sampling_for
 from gateway.admission.lifetimes import Lifetimes
 from gateway.conversation.chat_template import ConversationRefused
-from gateway.conversation.prompt import Prompt
+from gateway.conversation.prompt import Prompt, Span
 from gateway.conversation.served_model import ServedModel
 from gateway.failures import InvalidRequest, Unaffordable, Unavailable
 from gateway.fleet.fleet import Fleet
@@ -129,7 +129,9 @@ class Admission:
                     model=prepared.model.name,
                     lane=prepared.generation.lane,
                     price_version=price.id,
-                    amount_pico=price.bound(prompt_tokens, max_output, classes, lane=prepared.generation.lane),
+                    amount_pico=price.bound(
+                        prompt_tokens, max_output * prepared.generation.choices, classes, lane=prepared.generation.lane
+                    ),
                     lifetime_s=self.lifetimes.hold,
                     gateway=self._gateway,
                     terms=pack(prepared.terms),
@@ -143,6 +145,8 @@ class Admission:
             raise _no_database() from error
 
     async def _prompt(self, model: ServedModel, generation: Generation) -> Prompt:
+        if generation.prompt is not None:
+            return await self._given_prompt(model, generation, generation.prompt)
         messages = len(generation.turns)
         if messages > model.context_tokens:  # no template says a message in nothing; spare us rendering them
             raise InvalidRequest(
@@ -160,6 +164,26 @@ class Admission:
                 f"The messages do not fit this model: {error}", path=generation.turns_path, code="invalid_value"
             ) from error
 
+    async def _given_prompt(self, model: ServedModel, generation: Generation, prompt: str | tuple[int, ...]) -> Prompt:
+        path = generation.turns_path
+        if isinstance(prompt, str):
+            if len(prompt) > _THREAD_CHARACTERS:
+                return await asyncio.to_thread(model.continued, prompt, path)
+            made = model.continued(prompt, path)
+        else:
+            wrong = next((at for at, token in enumerate(prompt) if token >= model.tokenizer.size), None)
+            if wrong is not None:
+                raise InvalidRequest(
+                    f"{path}[{wrong}]: token id {prompt[wrong]} is outside the model's vocabulary of "
+                    f"{model.tokenizer.size}.",
+                    path=f"{path}[{wrong}]",
+                    code="invalid_value",
+                )
+            made = Prompt(list(prompt), (Span(path, 0, len(prompt)),))
+        if not made.tokens:
+            raise InvalidRequest(f"{path} is empty.", path=path, code="invalid_value")
+        return made
+
 
 def _no_database() -> Unavailable:
     return Unavailable("The database is away, so no money can be reserved; try again shortly.", retry_after=2.0)
@@ -170,7 +194,8 @@ def _unaffordable(error: InsufficientFunds, prepared: Prepared) -> Unaffordable:
     prompt_tokens, max_output = len(prepared.prompt.tokens), prepared.sampling.max_tokens
     needed, left = format_pico(error.needed_pico), format_pico(error.affordable_pico)
     price, lane = prepared.price, prepared.generation.lane
-    output_price = price.bound(prompt_tokens, 1, lane=lane) - price.bound(prompt_tokens, 0, lane=lane)
+    choices = prepared.generation.choices
+    output_price = price.bound(prompt_tokens, choices, lane=lane) - price.bound(prompt_tokens, 0, lane=lane)
     spare = error.affordable_pico - (error.needed_pico - max_output * output_price)
     fits = spare // output_price if output_price and spare > 0 else 0
     advice = (

@@ -9,10 +9,11 @@ from gateway.generation import Generation
 def output_bound(generation: Generation, prompt_tokens: int, context_tokens: int) -> int:
     """The most output tokens; absent `max_tokens`, all the room left. Raises InvalidRequest with the numbers."""
     room = context_tokens - prompt_tokens
+    given = "messages take" if generation.prompt is None else "prompt takes"
     if room < 1:
         raise InvalidRequest(
-            f"This model's context is {context_tokens} tokens; the messages take {prompt_tokens} tokens"
-            + (" and leave no room for an answer." if room == 0 else "."),
+            f"This model's context is {context_tokens} tokens; the {given} {prompt_tokens} tokens"
+            + (", which leaves no room for an answer." if room == 0 else "."),
             path=generation.turns_path,
             code="context_length_exceeded",
         )
@@ -20,14 +21,15 @@ def output_bound(generation: Generation, prompt_tokens: int, context_tokens: int
     if asked is None:
         return room
     field = generation.max_tokens_path.removeprefix("$.")
-    if asked < 1:
+    least = 0 if generation.echo else 1
+    if asked < least:
         raise InvalidRequest(
-            f"{field} is {asked}; it must be at least 1.", path=generation.max_tokens_path, code="invalid_value"
+            f"{field} is {asked}; it must be at least {least}.", path=generation.max_tokens_path, code="invalid_value"
         )
     if asked > room:
         raise InvalidRequest(
             f"{field} is {asked}, but this model's context of {context_tokens} tokens has room for {room} "
-            f"after the {prompt_tokens} tokens of the messages.",
+            f"after the {prompt_tokens} tokens of the {given.split(maxsplit=1)[0]}.",
             path=generation.max_tokens_path,
             code="context_length_exceeded",
         )

@@ -43,7 +43,16 @@ def sampling_for(generation: Generation, model: ServedModel, max_output: int) ->
         repetition_penalty=_either(generation.repetition_penalty, defaults.repetition_penalty),
         logit_bias=generation.logit_bias,
         min_tokens=generation.min_tokens,
+        logprobs=generation.logprobs,
+        prompt_logprobs=_of_the_prompt(generation, max_output),
     )
+
+
+def _of_the_prompt(generation: Generation, max_output: int) -> int | None:
+    if not generation.echo:
+        return None
+    # The engine computes a prompt for its own sake only if something is to be told of it.
+    return generation.logprobs if max_output else generation.logprobs or 0
 
 
 def _either(asked: Value | None, default: Value) -> Value:

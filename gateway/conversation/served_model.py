@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from gateway.conversation.chat_template import ChatTemplate, TemplateError
 from gateway.conversation.detokenizer import Detokenizer, detokenizer_for
-from gateway.conversation.prompt import Prompt, make_prompt
+from gateway.conversation.prompt import Prompt, Span, make_prompt
 from gateway.conversation.tokenizer import Tokenizer, TokenizerError
 from gateway.generation import Turn
 from prompt_cache.model_digest import text_digest
@@ -53,6 +53,11 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     def prompt(self, turns: tuple[Turn, ...]) -> Prompt:
         """The conversation as tokens and spans. Raises ConversationRefused."""
         return make_prompt(turns, self.template, self.tokenizer)
+
+    def continued(self, text: str, path: str) -> Prompt:
+        """A text to go on from as tokens: special tokens mean something in it, for no template divides it."""
+        tokens = self.tokenizer.opening + self.tokenizer.literal(text)
+        return Prompt(tokens, (Span(path, 0, len(tokens)),))
 
     def detokenizer(self) -> Detokenizer:
         """A fresh detokenizer for one output."""

@@ -49,6 +49,9 @@ class Tokenizer:
         self._plain_added = frozenset(token["content"] for token in added if not token["special"])
         self._added = self.special_texts | self._plain_added
         self.size = self._literal.get_vocab_size(with_added_tokens=True)
+        self.opening = self._opening()
+        """What the tokenizer itself puts before a text that stands alone, such as a token that begins it."""
+        self._special_names = {token["id"]: token["content"] for token in added if token["special"]}
         self.byte_level = "ByteLevel" in json.dumps(parsed.get("decoder"))
         self._bytes = self._token_bytes(parsed) if self.byte_level else {}
         fast = convert(parsed) if self.byte_level else None
@@ -94,9 +97,23 @@ class Tokenizer:
         """The bytes that a token of a byte-level vocabulary stands for; none for special and unknown ids."""
         return self._bytes.get(token, b"")
 
+    def spelled(self, token: int) -> tuple[str, bytes]:
+        """A token by itself, special or not: its text, with what is no whole character replaced, and its bytes."""
+        name = self._special_names.get(token)
+        if name is not None:
+            return name, name.encode()
+        raw = self.token_bytes(token) if self.byte_level else self.decode([token]).encode()
+        return raw.decode(errors="replace"), raw
+
     def decode(self, tokens: list[int]) -> str:
         """The whole text of `tokens`, special ones left out."""
         return self._literal.decode(tokens, skip_special_tokens=True)
+
+    def _opening(self) -> list[int]:
+        plain = self._literal.encode("a", add_special_tokens=False).ids
+        whole = self._literal.encode("a", add_special_tokens=True).ids
+        at = next((at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), 0)
+        return whole[:at] if plain else []
 
     def _token_bytes(self, parsed: dict[str, Any]) -> dict[int, bytes]:
         table: dict[int, bytes] = {}

@@ -15,21 +15,22 @@ _AT = re.compile(r"^(?P<problem>.*?)(?: - at `(?P<path>\$[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]+)`$")
 
 
-def decode(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
-    """The decoded body. Raises InvalidRequest with the JSON path of what is wrong."""
+def decode(decoder: msgspec.json.Decoder[Body], body: bytes, *, at: str = "$") -> Body:
+    """The decoded body, which stands at the path `at`. Raises InvalidRequest with the JSON path of what is wrong."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _located(str(error)) from error
+        raise _located(str(error), at) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}", code="invalid_json") from error
     except RecursionError as error:
         raise InvalidRequest("The body is nested too deeply.", code="invalid_json") from error
 
 
-def _located(text: str) -> InvalidRequest:
+def _located(text: str, at: str) -> InvalidRequest:
     match = _AT.match(text)
     problem, path = (match["problem"], match["path"] or "$") if match else (text, "$")
+    path = at + path[1:]
     missing = _MISSING.match(problem)
     if missing:
         path = f"{path}.{missing['name']}"

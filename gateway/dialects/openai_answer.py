@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from uuid import UUID
+
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from billing.money import format_pico
 from billing.usage import Usage
-from gateway.delivery import Failed, Finished
+from gateway.conversation.served_model import ServedModel
+from gateway.conversation.tokenizer import Tokenizer
+from gateway.delivery import Failed, Finished, Part
 from gateway.dialects.errors import envelope
+from gateway.dialects.openai_logprobs import ChatLogprobs, chat_logprobs
 
 # ---------------------------------------------------------------- usage
 
@@ -70,7 +76,7 @@ class Choice(Struct, frozen=True):
     message: AnswerMessage
     finish_reason: str
     index: int = 0
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatCompletion(Struct, frozen=True):
@@ -97,7 +103,7 @@ class ChunkChoice(Struct, frozen=True):
     delta: Delta
     finish_reason: str | None = None
     index: int = 0
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatChunk(Struct, frozen=True):
@@ -120,10 +126,15 @@ class Header(Struct, frozen=True):
     request_id: str
     system_fingerprint: str | None = None
 
+    @classmethod
+    def of(cls, kind: str, id: UUID, model: ServedModel, request_id: str, created: int) -> Header:
+        """The header of an answer of this model; `kind` begins its id."""
+        return cls(f"{kind}-{id.hex}", created, model.name, request_id, f"fp_{model.text_digest[:12]}")
+
 
 _encoder = msgspec.json.Encoder()
 _LINE_ENDS = (("\x85", b"\\u0085"), ("\u2028", b"\\u2028"), ("\u2029", b"\\u2029"))
-_DONE = b"data: [DONE]\n\n"
+DONE = b"data: [DONE]\n\n"
 
 
 def frame(body: object) -> bytes:
@@ -135,48 +146,62 @@ def frame(body: object) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-def completion(header: Header, text: str, end: Finished) -> bytes:
-    """The whole answer as JSON."""
-    return _encoder.encode(
-        ChatCompletion(
-            id=header.id,
-            created=header.created,
-            model=header.model,
-            choices=(Choice(AnswerMessage(text), end.reason),),
-            usage=chat_usage(end.usage, end.cost_pico, end.currency),
-            system_fingerprint=header.system_fingerprint,
-        )
-    )
+class ChatAnswer:
+    """One answer as bytes, whole or in events."""
 
-
-class ChatEvents:
-    """The events of one streamed answer, as bytes."""
-
-    def __init__(self, header: Header, *, include_usage: bool) -> None:
+    def __init__(self, header: Header, tokenizer: Tokenizer, *, logprobs: bool, include_usage: bool) -> None:
         self._header = header
+        self._tokenizer = tokenizer
+        self._logprobs = logprobs
         self._include_usage = include_usage
-        self._opened = False
+        self._opened: set[int] = set()
 
-    def piece(self, text: str) -> bytes:
-        """A chunk with text; before the first, the one with the role."""
-        return self._open() + self._chunk(ChunkChoice(Delta(content=text)))
+    def whole(self, parts: Sequence[Part], end: Finished) -> bytes:
+        """The whole answer as JSON, of one part for each choice."""
+        return _encoder.encode(
+            ChatCompletion(
+                id=self._header.id,
+                created=self._header.created,
+                model=self._header.model,
+                choices=tuple(
+                    Choice(AnswerMessage(part.text), reason, part.choice, self._scored(part))
+                    for part, reason in zip(parts, end.reasons, strict=True)
+                ),
+                usage=chat_usage(end.usage, end.cost_pico, end.currency),
+                system_fingerprint=self._header.system_fingerprint,
+            )
+        )
+
+    def piece(self, parts: Sequence[Part]) -> bytes:
+        """Chunks with text; before a choice's first, the one with the role."""
+        frames = b""
+        for part in parts:
+            chunk = ChunkChoice(Delta(content=part.text), index=part.choice, logprobs=self._scored(part))
+            frames += self._open(part.choice) + self._chunk(chunk)
+        return frames
 
     def finished(self, end: Finished) -> bytes:
-        """The finish reason, the usage if it was asked for, and the end mark."""
-        frames = self._open() + self._chunk(ChunkChoice(Delta(), finish_reason=end.reason))
+        """The finish reasons, the usage if it was asked for, and the end mark."""
+        frames = b""
+        for choice, reason in enumerate(end.reasons):
+            chunk = ChunkChoice(Delta(), finish_reason=reason, index=choice)
+            frames += self._open(choice) + self._chunk(chunk)
         if self._include_usage:
             frames += self._chunk(None, chat_usage(end.usage, end.cost_pico, end.currency))
-        return frames + _DONE
+        return frames + DONE
 
     def failed(self, end: Failed) -> bytes:
         """An error event, which the official client raises as an exception. No end mark follows."""
         return frame(envelope(end.failure, self._header.request_id))
 
-    def _open(self) -> bytes:
-        if self._opened:
+    def _scored(self, part: Part) -> ChatLogprobs | None:
+        return chat_logprobs(part.scores, self._tokenizer) if self._logprobs else None
+
+    def _open(self, choice: int) -> bytes:
+        if choice in self._opened:
             return b""
-        self._opened = True
-        return self._chunk(ChunkChoice(Delta(role="assistant", content="", refusal=None)))
+        self._opened.add(choice)
+        return self._chunk(ChunkChoice(Delta(role="assistant", content="", refusal=None), index=choice))
 
     def _chunk(self, choice: ChunkChoice | None, usage: ChatUsage | None = None) -> bytes:
         header = self._header

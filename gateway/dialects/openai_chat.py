@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from gateway.dialects.json_paths import decode
-from gateway.dialects.openai_sampling import SamplingFields, Whole, sampling_of
+from gateway.dialects.openai_sampling import Choices, SamplingFields, StreamOptions, Tops, Whole, sampling_of
 from gateway.failures import InvalidRequest
 from gateway.generation import Generation, Text, Turn
 
@@ -74,10 +74,6 @@ class FunctionMessage(Struct, frozen=True, tag="function", tag_field="role"):
 Message: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
 
 
-class StreamOptions(Struct, frozen=True):
-    include_usage: bool | None = None
-
-
 class ResponseFormat(Struct, frozen=True):
     type: str
 
@@ -91,12 +87,12 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     max_tokens: Whole | None = None
     max_completion_tokens: Whole | None = None
-    n: Whole | None = None
+    n: Choices | None = None
     tools: list[Raw] | None = None
     functions: list[Raw] | None = None
     response_format: ResponseFormat | None = None
     logprobs: bool | None = None
-    top_logprobs: Whole | None = None
+    top_logprobs: Tops | None = None
     modalities: list[str] | None = None
 
 
@@ -118,6 +114,10 @@ def parse(body: bytes) -> ChatCall:
     stream = bool(request.stream)
     if request.stream_options is not None and not stream:
         raise InvalidRequest("$.stream_options is only for streamed answers.", path="$.stream_options")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequest(
+            "$.top_logprobs is only for answers with logprobs.", path="$.top_logprobs", code="invalid_value"
+        )
     completion = request.max_completion_tokens is not None
     generation = Generation(
         surface="openai",
@@ -127,20 +127,18 @@ def parse(body: bytes) -> ChatCall:
         max_tokens=request.max_completion_tokens if completion else request.max_tokens,
         max_tokens_path="$.max_completion_tokens" if completion else "$.max_tokens",
         **sampling_of(request),
+        choices=request.n or 1,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
     include_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
     return ChatCall(generation, stream, include_usage)
 
 
 def _refuse_unsupported(request: ChatRequest) -> None:
-    if request.n not in (None, 1):
-        raise InvalidRequest(f"$.n is {request.n}; only 1 is supported.", path="$.n", code="unsupported_value")
     refused = {
         "tools": bool(request.tools),
         "functions": bool(request.functions),
         "response_format": request.response_format is not None and request.response_format.type != "text",
-        "logprobs": bool(request.logprobs),
-        "top_logprobs": bool(request.top_logprobs),
         "modalities": request.modalities is not None and request.modalities != ["text"],
     }
     for name, given in refused.items():

@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, Struct
 
+from engine.protocol import MOST_CHOICES
 from gateway.failures import InvalidRequest
 
 Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -16,7 +17,14 @@ Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 
+Choices: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
+Tops: TypeAlias = Annotated[int, Meta(ge=0, le=20)]
+
 _MOST_STOP_TOKENS = 64
+
+
+class StreamOptions(Struct, frozen=True):
+    include_usage: bool | None = None
 
 
 class SamplingFields(Struct, frozen=True, kw_only=True):

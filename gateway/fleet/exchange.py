@@ -40,10 +40,15 @@ class Exchange:
         self.replica = replica
         self.model_digest = model_digest
         self.link: Sender | None = None
-        self.received = 0
+        self._received: dict[int, int] = {}
         self._limit = credit
         self._credited = 0
         self._heard: asyncio.Queue[Heard] = asyncio.Queue()
+
+    @property
+    def received(self) -> int:
+        """Output tokens of all choices that came so far."""
+        return sum(self._received.values())
 
     async def next(self) -> Heard:
         """What the replica says next."""
@@ -54,11 +59,12 @@ class Exchange:
         if isinstance(message, Began | Tokens) and message.attempt != self.attempt:
             return
         if isinstance(message, Tokens):
-            if message.start != self.received:
-                raise ProtocolError(f"tokens from {message.start} where {self.received} was due")
-            self.received += len(message.tokens)
-            if self.received > self._limit:
-                raise ProtocolError(f"{self.received} tokens sent on a credit of {self._limit}")
+            due = self._received.get(message.choice, 0)
+            if message.start != due:
+                raise ProtocolError(f"tokens from {message.start} where {due} was due")
+            due = self._received[message.choice] = due + len(message.tokens)
+            if due > self._limit:
+                raise ProtocolError(f"{due} tokens sent on a credit of {self._limit}")
         self._heard.put_nowait(message)
 
     def lose(self) -> None:
@@ -70,17 +76,19 @@ class Exchange:
         """`delivered` tokens reached the client; tells the replica when that is news to it.
 
         `held` tokens wait for those that follow, not for the client (a possible stop string): they do not count
-        against the window, or the stream would wait for itself.
+        against the window, or the stream would wait for itself. Several choices share the window: each may go on from
+        the furthest one by what is left of it.
         """
-        limit = max(self._limit, delivered + held + window)
+        unread = self.received - held - delivered
+        limit = max(self._limit, max(self._received.values(), default=0) + window - unread)
         first = self._credited == 0 and delivered > 0
         if first or delivered - self._credited >= step or limit - self._limit >= window // 2:
             self._credited, self._limit = delivered, limit
             self._send(Credit(self.request_id, delivered, limit))
 
-    def abort(self, why: str) -> None:
-        """Ask the replica to stop; `Done` follows."""
-        self._send(Abort(self.request_id, why))
+    def abort(self, why: str, choice: int | None = None) -> None:
+        """Ask the replica to stop, or to stop one choice; `Done` follows."""
+        self._send(Abort(self.request_id, why, choice))
 
     def acknowledge(self, sequence: int) -> None:
         """The usage is durable."""

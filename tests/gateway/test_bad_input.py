@@ -66,13 +66,15 @@ BAD: list[tuple[Any, str | None]] = [
     ({**OK, "stop": ["a", "b", "c", "d", "e"]}, "$.stop"),
     ({**OK, "stop": ""}, "$.stop"),
     ({**OK, "stop": ["a", 1]}, "$.stop[1]"),
-    ({**OK, "n": 2}, "$.n"),
+    ({**OK, "n": 129}, "$.n"),
     ({**OK, "n": 0}, "$.n"),
     ({**OK, "stream": "yes"}, "$.stream"),
     ({**OK, "stream_options": {"include_usage": True}}, "$.stream_options"),
     ({**OK, "tools": [{"type": "function"}]}, "$.tools"),
     ({**OK, "response_format": {"type": "json_object"}}, "$.response_format"),
-    ({**OK, "logprobs": True}, "$.logprobs"),
+    ({**OK, "logprobs": 3}, "$.logprobs"),
+    ({**OK, "top_logprobs": 3}, "$.top_logprobs"),
+    ({**OK, "logprobs": True, "top_logprobs": 21}, "$.top_logprobs"),
     ({**OK, "presence_penalty": 2.1}, "$.presence_penalty"),
     ({**OK, "frequency_penalty": -2.1}, "$.frequency_penalty"),
     ({**OK, "repetition_penalty": 0}, "$.repetition_penalty"),
@@ -112,6 +114,48 @@ async def test_every_bad_request_names_its_field(stack: Stack) -> None:
         assert error["type"] == "invalid_request_error"
         assert error["param"] == path, (body, error)
         assert answer.headers["x-request-id"].startswith("req_")
+    assert not stack.replica.runs
+    assert await stack.holds() == []
+
+
+TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
+BAD_COMPLETIONS: list[tuple[Any, str | None]] = [
+    ({"model": "tiny"}, "$.prompt"),
+    ({**TEXT, "prompt": None}, "$.prompt"),
+    ({**TEXT, "prompt": 7}, "$.prompt"),
+    ({**TEXT, "prompt": {}}, "$.prompt"),
+    ({**TEXT, "prompt": ""}, "$.prompt"),
+    ({**TEXT, "prompt": []}, "$.prompt"),
+    ({**TEXT, "prompt": [[]]}, "$.prompt[0]"),
+    ({**TEXT, "prompt": ["a", ""]}, "$.prompt[1]"),
+    ({**TEXT, "prompt": ["a", 3]}, "$.prompt[1]"),
+    ({**TEXT, "prompt": [1, "a"]}, "$.prompt[1]"),
+    ({**TEXT, "prompt": [1, -1]}, "$.prompt[1]"),
+    ({**TEXT, "prompt": [1, 9999]}, "$.prompt[1]"),
+    ({**TEXT, "prompt": [[1], [9999]]}, "$.prompt[1][0]"),
+    ({**TEXT, "prompt": "word " * 2000}, "$.prompt"),
+    ({**TEXT, "prompt": ["a"] * 65, "n": 2}, "$.prompt"),
+    ({**TEXT, "suffix": "x"}, "$.suffix"),
+    ({**TEXT, "best_of": 2}, "$.best_of"),
+    ({**TEXT, "best_of": 2, "n": 3}, "$.best_of"),
+    ({**TEXT, "logprobs": 21}, "$.logprobs"),
+    ({**TEXT, "logprobs": True}, "$.logprobs"),
+    ({**TEXT, "max_tokens": 0}, "$.max_tokens"),
+    ({**TEXT, "max_tokens": -1, "echo": True}, "$.max_tokens"),
+    ({**TEXT, "n": 0}, "$.n"),
+    ({**TEXT, "echo": "yes"}, "$.echo"),
+    ({**TEXT, "stream_options": {}}, "$.stream_options"),
+    ({**TEXT, "temperature": 3}, "$.temperature"),
+]
+
+
+@pytest.mark.slow
+async def test_every_bad_completion_names_its_field(stack: Stack) -> None:
+    headers = {"authorization": f"Bearer {stack.key}"}
+    for body, path in BAD_COMPLETIONS:
+        answer = await stack.http.post("/v1/completions", json=body, headers=headers)
+        assert answer.status_code == 400, (body, answer.text)
+        assert answer.json()["error"]["param"] == path, (body, answer.text)
     assert not stack.replica.runs
     assert await stack.holds() == []
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from billing.usage import AUTOMATIC, Usage
 from engine.protocol import Counts, Refusal
-from gateway.delivery import Failed, Finished
+from gateway.conversation.served_model import ServedModel
+from gateway.delivery import Failed, Finished, Part
 from gateway.dialects import errors
-from gateway.dialects.openai_answer import ChatEvents, Header, chat_usage
-from gateway.ending import judge, seen, whose_fault
+from gateway.dialects.openai_answer import ChatAnswer, Header, chat_usage
+from gateway.ending import finishes, judge, seen, whose_fault
 from gateway.failures import Interrupted, RateLimited, TimedOut, Unavailable
 from gateway.metering import Fault, Terms, pack, recorded, unpack, usage_of
 
@@ -98,9 +100,11 @@ def test_whose_fault_it_was() -> None:
 
     plain = {"stopped": False, "left": False, "failure": None}
     assert judge(done("stop"), **plain).status == "ok"  # type: ignore[arg-type]
-    assert judge(done("length"), **plain).finish == "length"  # type: ignore[arg-type]
-    assert judge(done("budget"), **plain).finish == "length"  # type: ignore[arg-type]
-    assert judge(done("abort"), stopped=True, left=False, failure=None).finish == "stop"
+    assert judge(done("length"), **plain).status == "ok"  # type: ignore[arg-type]
+    assert finishes(done("length"), [False]) == finishes(done("budget"), [False]) == ("length",)
+    assert finishes(done("abort"), [True]) == ("stop",)
+    three = structs.replace(done("length"), reasons=("stop", "abort", "length"))
+    assert finishes(three, [False, True, False]) == ("stop", "stop", "length")
     assert judge(None, stopped=True, left=False, failure=None).status == "ok"
     assert judge(done("stop"), stopped=False, left=True, failure=None).status == "cancelled"
     ours = judge(done("stop"), stopped=False, left=True, failure=Interrupted("x"))
@@ -124,14 +128,14 @@ def test_whose_fault_it_was() -> None:
     assert seen(SHORT, 3).output == 3
 
 
-def test_events_end_with_a_mark_or_an_error() -> None:
+def test_events_end_with_a_mark_or_an_error(model: ServedModel) -> None:
     header = Header("chatcmpl-1", 1, "tiny", "req_1")
-    events = ChatEvents(header, include_usage=True)
-    end = Finished("stop", recorded(COLD), Usage(1000, output=50), 5, "USD")
-    whole = events.piece("a") + events.finished(end)
+    events = ChatAnswer(header, model.tokenizer, logprobs=False, include_usage=True)
+    end = Finished(("stop",), recorded(COLD), Usage(1000, output=50), 5, "USD")
+    whole = events.piece([Part(0, "a")]) + events.finished(end)
     assert whole.endswith(b"data: [DONE]\n\n")
     assert whole.count(b'"usage":null') == 3
     assert whole.count(b'"role":"assistant"') == 1
-    failed = ChatEvents(header, include_usage=False).failed(Failed(Interrupted("oh")))
+    failed = ChatAnswer(header, model.tokenizer, logprobs=False, include_usage=False).failed(Failed(Interrupted("oh")))
     assert b"req_1" in failed
     assert b"[DONE]" not in failed

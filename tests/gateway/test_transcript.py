@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from billing.usage import Counts, Usage
 from gateway.conversation.detokenizer import detokenizer_for
 from gateway.conversation.tokenizer import Tokenizer
-from gateway.delivery import Delivery, Failed, Finished, Left, Piece
+from gateway.delivery import Delivery, Failed, Finished, Left, Part, Piece
 from gateway.failures import Interrupted
 from gateway.transcript import Transcript
 from tests.gateway.tiny_model import make_tokenizer
@@ -61,15 +61,15 @@ def delivery(*, streamed: bool = True) -> tuple[Delivery, list[int], list[str]]:
     return Delivery(streamed=streamed, on_delivered=delivered.append, on_left=left.append), delivered, left
 
 
-END_OK = Finished("stop", Counts(), Usage(), 0, "USD")
+END_OK = Finished(("stop",), Counts(), Usage(), 0, "USD")
 
 
 async def test_what_is_ready_is_taken_at_once() -> None:
     channel, delivered, left = delivery()
-    channel.push("a", 1)
-    channel.push("", 2)
-    channel.push("b", 3)
-    assert await channel.next() == Piece("ab", 3)
+    channel.push(Part(0, "a"), 1)
+    channel.push(Part(0, ""), 2)
+    channel.push(Part(0, "b"), 3)
+    assert await channel.next() == Piece((Part(0, "ab"),), 3)
     assert await channel.next(0.01) is None
     waiting = asyncio.create_task(channel.drained())
     await asyncio.sleep(0)
@@ -86,10 +86,10 @@ async def test_what_is_ready_is_taken_at_once() -> None:
 
 async def test_a_bad_end_comes_after_the_text() -> None:
     channel, _, left = delivery()
-    channel.push("a", 1)
+    channel.push(Part(0, "a"), 1)
     failure = Interrupted("oh")
     channel.fail(failure)
-    assert await channel.next() == Piece("a", 1)
+    assert await channel.next() == Piece((Part(0, "a"),), 1)
     assert await channel.next() == Failed(failure)
     channel.leave("client")
     channel.leave("client")
@@ -99,7 +99,7 @@ async def test_a_bad_end_comes_after_the_text() -> None:
 
 async def test_who_left_is_not_delivered_to() -> None:
     channel, delivered, _ = delivery()
-    channel.push("a", 1)
+    channel.push(Part(0, "a"), 1)
     waiting = asyncio.create_task(channel.drained())
     await asyncio.sleep(0)
     channel.leave("client")
@@ -112,5 +112,5 @@ async def test_who_left_is_not_delivered_to() -> None:
 
 async def test_a_whole_answer_is_not_waited_for() -> None:
     channel, _, _ = delivery(streamed=False)
-    channel.push("a", 1)
+    channel.push(Part(0, "a"), 1)
     assert await channel.drained()

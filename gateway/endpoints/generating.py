@@ -1,0 +1,96 @@
+"""What the endpoints that generate have in common: run what was prepared, answer whole or as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from litestar import MediaType, Request
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp
+
+from gateway.admission.admission import Prepared
+from gateway.delivery import Failed, Finished, Left, Part, Source, joined
+from gateway.failures import BodyTooSlow
+from gateway.request import RequestOwner
+from gateway.services import Gateway
+from gateway.several import Several
+from gateway.sse import ClientWatch, EventStream, EventWriter
+
+_GONE = 503
+"""The status of an answer that nobody will read."""
+
+
+class AnswerWriter(EventWriter, Protocol):
+    """A dialect's answer as bytes, in events or whole."""
+
+    def whole(self, parts: Sequence[Part], end: Finished) -> bytes:
+        """The answer of one part for each choice, in their order."""
+        ...
+
+
+async def read_body(request: Request[Any, Any, Any], patience: float) -> bytes:
+    """The body. Raises BodyTooSlow for one that does not end within `patience` seconds."""
+    try:
+        async with asyncio.timeout(patience):
+            return await request.body()
+    except TimeoutError as error:
+        raise BodyTooSlow(f"The request's body did not come within {patience:g} s.") from error
+
+
+async def answer(
+    gateway: Gateway,
+    request: Request[Any, Any, Any],
+    prepared: Sequence[Prepared],
+    writer: AnswerWriter,
+    *,
+    stream: bool,
+) -> ASGIApp:
+    """Run requests of equally many choices each and answer them as one. Raises what is wrong before the first text."""
+    options = gateway.services.options
+    owners: list[RequestOwner] = []
+
+    def gone(why: str = "client") -> None:
+        for owner in owners:
+            gateway.requests.client_left(owner, why)
+
+    watch = ClientWatch(request.receive, gone)
+    try:
+        owners.extend(gateway.requests.start(each, streamed=stream) for each in prepared)
+        source = Several([owner.delivery for owner in owners], prepared[0].generation.choices)
+        if not stream:
+            whole = await _whole(source, writer, len(prepared) * prepared[0].generation.choices)
+            watch.stop()
+            return whole
+        first = await source.next(options.keep_alive)
+        if isinstance(first, Failed):
+            raise first.failure
+    except BaseException:
+        gone("handler")
+        watch.stop()
+        raise
+    return EventStream(
+        source,
+        first,
+        writer,
+        watch=watch,
+        gone=gone,
+        keep_alive=options.keep_alive,
+        patience=options.patience,
+    )
+
+
+async def _whole(source: Source, writer: AnswerWriter, choices: int) -> ASGIApp:
+    """The answer when all of it is there. Raises its failure."""
+    parts = [Part(choice, "") for choice in range(choices)]
+    while True:
+        item = await source.next()
+        if isinstance(item, Finished):
+            return ASGIResponse(body=writer.whole(joined(parts), item), media_type=MediaType.JSON)
+        if isinstance(item, Failed):
+            raise item.failure
+        if isinstance(item, Left):
+            return ASGIResponse(body=b"", status_code=_GONE)
+        if item is not None:
+            parts += item.parts
