@@ -3,10 +3,12 @@
 `hot-tenant`: many clients of one tenant, each reserving, spooling (fsync) and going on, on a PostgreSQL of its own or
 on SQLite; the settler works beside them. At the end everything is settled and `billing.audit` finds nothing wrong.
 
-`settle`: events of 200 tenants in batches, with the dedup, indexes, rollups and ledger that every event gets, through
-`billing.settlement.settle` itself (the events' making is not counted).
+`settle`: a month of 200 tenants' events in the order of time, with the dedup, indexes, rollups and ledger that every
+event gets, through `billing.settlement.settle` itself (the events' making is not counted; 2 % come twice).
 
-`invoice`: the same events, then the largest tenant's month summed from events and from rollups, which must be equal.
+`invoice`: the same events, then the largest tenant's month rated from events and from rollups, which must be equal.
+
+`--keep DIR` leaves the filled PostgreSQL in a folder, so that `invoice --keep DIR` can be measured on it again.
 """
 
 from __future__ import annotations
@@ -15,25 +17,21 @@ import argparse
 import asyncio
 import json
 import os
-import random
 import sys
 import tempfile
 import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import uvloop
-from sqlalchemy import text
 
+from benchmarks.settling import analyze, invoice_month, settle_month
 from billing.audit import check
 from billing.balances import Balances
 from billing.hold_records import HoldRequest
 from billing.holds import Holds
 from billing.prices import PriceBook, PriceVersion
-from billing.reports import Source, usage_by_project_and_model
-from billing.settlement import settle
 from billing.settler import Settler
 from billing.spool import Spool
 from billing.usage import Counts, Usage, UsageEvent
@@ -41,6 +39,9 @@ from storage import migrate
 from storage.base import new_id
 from storage.database import Database
 from tests.servers import postgres_server
+
+_SERVER = {"shared_buffers": "1GB", "max_wal_size": "8GB"}
+"""What a database with two cores and some gigabytes is given; all else is PostgreSQL's default, fsync included."""
 
 PRICES = {"uncached": "0.40", "read_automatic": "0.04", "output": "1.60"}
 TENANT, PROJECT, KEY = new_id(), new_id(), new_id()
@@ -129,65 +130,19 @@ async def hot_tenant(url: str, clients: int, seconds: float) -> dict[str, Any]:
         "settled": settler.total.written,
         "drained": drained,
         "findings": len(findings),
-        "cores": os.cpu_count(),
     }
 
 
-def _events(version: PriceVersion, tenants: list[UUID], count: int, admitted_at: int, rng: random.Random) -> list[Any]:
-    """Finished requests of some tenants, the first with the most, spread over the month before."""
-    usages = [Usage(uncached=100 + n, read={"automatic": 64 * n}, output=10 + n) for n in range(50)]
-    costs = [version.cost(usage, "standard") for usage in usages]
-    counts = [Counts(prompt=u.prompt, computed=u.prompt, output=u.output) for u in usages]
-    made = []
-    for _ in range(count):
-        tenant = tenants[min(int(rng.paretovariate(0.4)) - 1, len(tenants) - 1)]
-        n = rng.randrange(len(usages))
-        at = admitted_at + rng.randrange(27 * 24) * 3_600_000_000 + rng.randrange(3_600_000_000)
-        made.append(
-            UsageEvent(
-                id=new_id(), tenant_id=tenant, project_id=tenant, key_id=tenant, model="bench", model_digest="digest",
-                lane="standard", price_version=version.id, admitted_at=at, finished_at=at, period="2026-11",
-                status="ok", reason="stop", delivery="confirmed", source="gateway", replica="r", sequence=0, attempt=1,
-                counts=counts[n], usage=usages[n], cost_pico=costs[n],
-            )
-        )  # fmt: skip
-    return made
-
-
-async def settle_many(url: str, count: int, batch: int, *, invoice: bool) -> dict[str, Any]:
-    """Events per second while settling; and if asked, how long a month's sums take."""
-    await migrate.upgrade(url)
-    database = await Database.open(url)
-    book = PriceBook(database)
-    version = await book.set("bench", "USD", PRICES)
-    tenants = [new_id() for _ in range(200)]
-    for tenant in tenants:
-        await Balances(database).grant(tenant, 10**18, "USD")
-    rng = random.Random(7)
-    spent, written = 0, 0
-    for start in range(0, count, batch):
-        events = _events(version, tenants, min(batch, count - start), 1_793_500_000_000_000, rng)
-        began = time.perf_counter_ns()
-        written += (await settle(database, book, events)).written
-        spent += time.perf_counter_ns() - began
-    figures: dict[str, Any] = {"events": written, "batch": batch, "settled_per_s": round(written * 10**9 / spent)}
-    if invoice:
-        async with database.transaction() as session:
-            await session.execute(text("ANALYZE"))
-        answers: dict[Source, Any] = {}
-        for source in ("events", "rollups"):
-            times = []
-            for _ in range(3):
-                began = time.perf_counter()
-                answers[source] = await usage_by_project_and_model(database, "2026-11", tenants[0], source=source)
-                times.append(time.perf_counter() - began)
-            figures[f"invoice_from_{source}_s"] = sorted(times)[1]
-        figures["events_of_tenant"] = answers["events"][0].requests
-        figures["equal"] = answers["events"] == answers["rollups"]
-    unheld = "a tenant's holds did not each end once"  # none of the events had a hold
-    findings = [f for f in await check(database) if f.what != unheld]
-    await database.close()
-    return {**figures, "findings": len(findings), "drained": written == count, "cores": os.cpu_count()}
+async def settle_and_invoice(url: str, what: str, events: int, batch: int, settlers: int) -> dict[str, Any]:
+    """Fill an empty database, and measure that; or, for the invoice, what one that is full takes."""
+    filled = await migrate.current(url) is not None
+    if filled and what == "settle":
+        raise SystemExit("this database is full already: measure `invoice` on it, or settle into another folder")
+    figures: dict[str, Any] = {}
+    if not filled:
+        figures = await settle_month(url, events, batch, settlers)
+        await analyze(url)
+    return figures | (await invoice_month(url) if what == "invoice" else {})
 
 
 def main() -> int:
@@ -199,15 +154,17 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--events", type=int, default=10_000_000)
     parser.add_argument("--batch", type=int, default=10_000)
+    parser.add_argument("--settlers", type=int, default=2, help="how many settle at once")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep PostgreSQL's data here, and use what is there")
     options = parser.parse_args()
 
     def work(url: str) -> Coroutine[Any, Any, dict[str, Any]]:
         if options.what == "hot-tenant":
             return hot_tenant(url, options.clients, options.seconds)
-        return settle_many(url, options.events, options.batch, invoice=options.what == "invoice")
+        return settle_and_invoice(url, options.what, options.events, options.batch, options.settlers)
 
     if options.database == "postgresql":
-        with postgres_server() as server:
+        with postgres_server(options.keep, **_SERVER) as server:
             figures = uvloop.run(work(server.url))
     else:
         with tempfile.TemporaryDirectory() as folder:
@@ -216,6 +173,7 @@ def main() -> int:
         "benchmark": f"billing {options.what}",
         "database": options.database,
         "load_average": os.getloadavg()[0],
+        "cores": os.cpu_count(),
         **figures,
     }
     print(json.dumps(figures, indent=2))

@@ -13,8 +13,8 @@ import msgspec
 from sqlalchemy import ColumnElement, Select, Table, func, select
 
 from billing.money import format_pico
-from billing.rollups import HOUR, LIMB, SUMS, event_sums
-from billing.tables import price_version, rollup_hour, usage_event
+from billing.rollups import HOUR, LIMB, SUMS, event_groups, event_sums
+from billing.tables import price_version, rollup_hour, usage_event, usage_fact
 from billing.usage import METERS, Usage, check_period, period_of
 from storage.bulk import one_of
 from storage.database import Database
@@ -123,15 +123,18 @@ async def usage_by_project_and_model(
     source: Source = "rollups",
 ) -> list[MonthRow]:
     """A month's usage of one tenant (and project), or of all. Raises InvalidPeriod, DatabaseUnavailable."""
-    of = _TABLES[source].columns
+    inner = ("tenant_id", "project_id", "model", "price_version")
+    wanted = {"period": check_period(period), "tenant_id": tenant_id, "project_id": project_id}
+    table: Any = usage_fact if source == "events" else rollup_hour
+    where = [table.c[name] == value for name, value in wanted.items() if value is not None]
     # Summed by version first, so that the join is of sums and not of events.
-    inner = (of.tenant_id, of.project_id, of.model, of.price_version)
-    query = select(*inner, *_TABLES[source].sums).where(of.period == check_period(period))
-    if tenant_id is not None:
-        query = query.where(of.tenant_id == tenant_id)
-    if project_id is not None:
-        query = query.where(of.project_id == project_id)
-    part = query.group_by(*inner).subquery()
+    if source == "events":
+        part = event_groups(inner, *where)
+    else:
+        of = rollup_hour.c
+        by = [of[name] for name in inner]
+        sums = [func.sum(of[name]).label(name) for name in SUMS]
+        part = select(*by, *sums).where(*where).group_by(*by).subquery()
     groups = (part.c.tenant_id, part.c.project_id, part.c.model, price_version.c.currency)
     whole = (
         select(*groups, *(func.sum(part.c[name]).label(name) for name in SUMS))

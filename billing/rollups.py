@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, func
+from sqlalchemy import ColumnElement, Label, Subquery, func, select
 
-from billing.tables import rollup_hour, usage_event
-from billing.usage import METERS, UsageEvent
+from billing.tables import rollup_hour, usage_event, usage_fact, usage_traits
+from billing.usage import METERS, TRAITS, UsageEvent
 
 HOUR = 3_600_000_000
 LIMB = 10**9
@@ -50,9 +50,25 @@ _WRITE = {name.removeprefix("write_"): at for name, at in _AT.items() if name.st
 _key = attrgetter(*(name + ".int" if name.endswith("_id") else name for name in KEYS if name != "hour"))
 
 
-def event_sums() -> dict[str, ColumnElement[Any]]:
-    """Each of SUMS as SQL over the events: what a rollup of them says."""
-    of = usage_event.c
+def event_groups(by: Sequence[str], *where: ColumnElement[bool], also: Sequence[Label[Any]] = ()) -> Subquery:
+    """Events by the columns of `by`, with SUMS: to be summed again, since a group can be in several rows.
+
+    `where` says which, and `also` by what else, both of `usage_fact`. They are grouped by the number of their traits,
+    and joined with the words only then: there are some groups where there were millions of events.
+    """
+    of = usage_fact.c
+    narrow = [of.traits, *(of[name] for name in by if name not in TRAITS)]
+    inner = select(*narrow, *also, *(total.label(name) for name, total in event_sums(of).items()))
+    groups = inner.where(*where).group_by(*narrow, *also).subquery()
+    joined = select(
+        *(usage_traits.c[name] if name in TRAITS else groups.c[name] for name in by),
+        *(groups.c[name] for name in (*(label.name for label in also), *SUMS)),
+    )
+    return joined.join(usage_traits, usage_traits.c.id == groups.c.traits).subquery()
+
+
+def event_sums(of: Any = usage_event.c) -> dict[str, ColumnElement[Any]]:
+    """Each of SUMS as SQL over the columns of events: what a rollup of them says."""
     return {
         "requests": func.count(),
         **{meter: func.sum(of[meter]) for meter in METERS},

@@ -18,7 +18,9 @@ from storage.retry import Backoff
 
 log = structlog.get_logger(__name__)
 
-_MAX_BATCH = 500
+_BATCH = 500
+_LARGE_BATCH, _BEHIND = 2000, 10_000
+"""A larger batch costs less for each record, and keeps the event loop from others for longer: it is for catching up."""
 _LOOK_FOR_ORPHANS_S = 5
 _STOP_S = 10
 
@@ -77,7 +79,7 @@ class Settler:
         looked = time.monotonic_ns()
         while not self._stopping.is_set():
             try:
-                batch = await self._spool.read(_MAX_BATCH)
+                batch = await self._spool.read(_LARGE_BATCH if self._spool.waiting > _BEHIND else _BATCH)
                 if batch is not None:
                     await self._settle(batch)
                     continue

@@ -139,17 +139,29 @@ class _Server(ABC):
 
 
 class PostgresServer(_Server):
-    """PostgreSQL with fsync on, empty but for the database `postgres`. `database_url(name)` addresses others."""
+    """PostgreSQL with fsync on, empty but for the database `postgres`. `database_url(name)` addresses others.
+
+    A `folder` is kept afterwards, with what is in it; without one it is temporary. `settings` are the server's.
+    """
 
     has_database = False
     """Whether conftest.py has made its migrated database here."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None, **settings: str) -> None:
         programs = _find_postgresql()
         if programs is None:
             raise ServerMissing("PostgreSQL is not installed: apt-get install postgresql")
         self._programs = programs
-        self.folder = Path(tempfile.mkdtemp(prefix="turnpike-postgresql-"))
+        self._settings = settings
+        self._kept = folder is not None
+        self.folder = folder.absolute() if folder else Path(tempfile.mkdtemp(prefix="turnpike-postgresql-"))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / "data").exists():
+            self._make(programs)
+        self.port = free_port()
+        self.url = self.database_url("postgres")
+
+    def _make(self, programs: Path) -> None:
         user = self._user()
         if user:
             os.chown(self.folder, user.pw_uid, user.pw_gid)
@@ -159,8 +171,13 @@ class PostgresServer(_Server):
             check=True, capture_output=True, cwd=self.folder,
             user=user.pw_uid if user else None, group=user.pw_gid if user else None, extra_groups=[] if user else None,
         )  # fmt: skip
-        self.port = free_port()
-        self.url = self.database_url("postgres")
+
+    def close(self) -> None:
+        """Stop it, and delete its data unless the folder was given."""
+        if self._kept:
+            self.stop()
+        else:
+            super().close()
 
     def database_url(self, name: str) -> str:
         return f"postgresql://turnpike@127.0.0.1:{self.port}/{name}"
@@ -177,6 +194,7 @@ class PostgresServer(_Server):
             "max_connections": "200",
             "fsync": "on",
             "log_min_messages": "fatal",
+            **self._settings,
         }
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         return [str(self._programs / "postgres"), "-D", str(self.folder / "data"), *options]
@@ -220,9 +238,9 @@ class RedisServer(_Server):
 
 
 @contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
+def postgres_server(folder: Path | None = None, **settings: str) -> Iterator[PostgresServer]:
     """A PostgreSQL of its own, for tests that stop and start it: `.url`, `.stop()`, `.start()`."""
-    with PostgresServer() as server:
+    with PostgresServer(folder, **settings) as server:
         assert isinstance(server, PostgresServer)
         yield server
 

@@ -11,12 +11,12 @@ from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, case, func, select
+from sqlalchemy import Select, Table, case, func, select
 
 from billing.prices import PriceBook, PriceVersion
 from billing.rating.lines import RatedLine
-from billing.rollups import HOUR, LIMB, SUMS, event_sums
-from billing.tables import rollup_hour, usage_event
+from billing.rollups import HOUR, LIMB, SUMS, event_groups
+from billing.tables import rollup_hour, usage_fact
 from billing.usage import METERS, check_period, period_bounds, period_of
 from storage.database import Database
 
@@ -117,17 +117,19 @@ def description(model: str, meter: str, lane: str, context_from: int) -> str:
 
 
 def _query(source: Source, tenant_id: UUID, period: str) -> Select[Any]:
-    table = rollup_hour if source == "rollups" else usage_event
+    table: Table = rollup_hour if source == "rollups" else usage_fact
     of = table.c
-    sums: dict[str, ColumnElement[Any]] = (
-        {name: func.sum(of[name]) for name in SUMS} if source == "rollups" else event_sums()
-    )
     start, _ = period_bounds(period)
     hour = of.hour if source == "rollups" else of.admitted_at - of.admitted_at % HOUR
-    began = case((hour >= start, start), else_=hour)  # what is late is told apart by the hour
+    began = case((hour >= start, start), else_=hour).label("began")  # what is late is told apart by the hour
+    where = (of.tenant_id == tenant_id, of.period == period)
+    if source == "events":
+        summed = event_groups(GROUPS, *where, also=[began])
+        groups = [summed.c[name] for name in (*GROUPS, "began")]
+        return select(*groups, *(func.sum(summed.c[name]).label(name) for name in SUMS)).group_by(*groups)
     groups = [of[name] for name in GROUPS]
-    query = select(*groups, began.label("began"), *(sums[name].label(name) for name in SUMS))
-    return query.where(of.tenant_id == tenant_id, of.period == period).group_by(*groups, began)
+    query = select(*groups, began, *(func.sum(of[name]).label(name) for name in SUMS))
+    return query.where(*where).group_by(*groups, began)
 
 
 def _added(one: Used, other: Used) -> Used:
