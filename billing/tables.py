@@ -23,37 +23,15 @@ from sqlalchemy import (
     text,
 )
 
+from billing.price_tables import price, price_version
 from billing.usage import COUNTS, METERS, TRAITS
 from storage.base import STRICT, Base, Count, Id, Pico
+
+__all__ = ["price", "price_version"]  # beside what is defined here: imported so that the metadata has them
 
 ACCOUNTS = (
     "'charges', 'clearing', 'credited', 'goodwill', 'invoiced', 'prepaid', 'promo', 'receivable', 'revenue', "
     "'rounding_carry', 'tax'"
-)
-
-price_version = Table(
-    "price_version",
-    Base.metadata,
-    Column("id", Integer, primary_key=True, autoincrement=True),
-    Column("model", Text, nullable=False),
-    Column("currency", Text, nullable=False),
-    Column("effective_at", Count, nullable=False),
-    Column("created_at", Count, nullable=False),
-    Column("sha256", Text, nullable=False),
-    Index(None, "model", "effective_at"),
-    **STRICT,
-)
-
-price = Table(
-    "price",
-    Base.metadata,
-    Column("version", Integer, ForeignKey("price_version.id"), primary_key=True, autoincrement=False),
-    Column("meter", Text, primary_key=True),
-    Column("lane", Text, primary_key=True),
-    Column("context_from", Count, primary_key=True, autoincrement=False),
-    Column("price_micro", Count, nullable=False),
-    CheckConstraint("price_micro >= 0", name="not_negative"),
-    **STRICT,
 )
 
 grant = Table(

@@ -19,6 +19,7 @@ from gateway.endpoints.completions import completions
 from gateway.endpoints.exports import export_routes
 from gateway.endpoints.models import model_routes
 from gateway.endpoints.operations import operation_routes
+from gateway.endpoints.prices import list_prices
 from gateway.endpoints.usage import usage_routes
 from gateway.request_scope import of
 from gateway.services import Gateway, GatewayServices
@@ -54,6 +55,7 @@ def create_app(services: GatewayServices) -> Litestar:
             *model_routes(gateway),
             *usage_routes(gateway),
             *export_routes(gateway),
+            list_prices(gateway),
             *operation_routes(gateway),
         ],
         lifespan=[lifespan],

@@ -14,6 +14,8 @@ from storage.database import DatabaseUnavailable
 
 PUBLIC = "public"
 """The key in a handler's `opt` that exempts it."""
+KEYLESS = "keyless"
+"""The key in a handler's `opt` that lets those in who present no key; a wrong one is still refused."""
 
 
 class Authentication(ASGIMiddleware):
@@ -27,8 +29,12 @@ class Authentication(ASGIMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Authenticate, then go on. Raises NotAuthenticated, Unavailable."""
+        headers = Headers.from_scope(scope)
+        if scope["route_handler"].opt.get(KEYLESS) and not {"authorization", "x-api-key"} & set(headers):
+            await next_app(scope, receive, send)
+            return
         try:
-            of(scope).principal = await self._authenticator.authenticate(presented(Headers.from_scope(scope)))
+            of(scope).principal = await self._authenticator.authenticate(presented(headers))
         except AuthenticationFailed as error:
             raise NotAuthenticated(
                 "Incorrect API key provided. Send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -48,7 +47,7 @@ class Registry:
         """Raise ModelWithoutPrice unless each model has a price now."""
         for model in self:
             try:
-                await prices.current(model.name, time.time_ns() // 1000)
+                await prices.current(model.name)
             except PriceMissing as error:
                 raise ModelWithoutPrice(
                     f"the model {model.name!r} has no price; set one: turnpike prices set {model.name} …"

@@ -34,7 +34,8 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
 
     `keep_alive`: a stream silent for so long sends a comment, and is answered with 200 at the latest. `patience`: a
     client that does not read, or has not sent its body, for so long is given up. `courtesy`: how long a hold of another
-    gateway, or of an earlier start, is left to who may still know something of it.
+    gateway, or of an earlier start, is left to who may still know something of it. `public_prices`: whether the base
+    book is shown to those without a key.
     """
 
     body_limit: int = 8 * 1024 * 1024
@@ -42,6 +43,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     patience: float = 30.0
     drain_timeout: float = 30.0
     courtesy: float = 30.0
+    public_prices: bool = False
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
 
 
@@ -133,3 +135,4 @@ class Gateway:
         await self.services.settler.stop()
         await self._epoch.stop()
         await self.services.authenticator.close()
+        await self.services.prices.close()

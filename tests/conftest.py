@@ -79,7 +79,8 @@ async def fresh_postgres_url(postgres: PostgresServer) -> str:
         postgres.has_database = True
     # As a replica does, which no trigger and no foreign key stops: even immutable rows go, in any order.
     emptying = ["SET session_replication_role = replica", *(f'DELETE FROM "{name}"' for name in Base.metadata.tables)]
-    await _execute(url, "; ".join([*emptying, "ALTER SEQUENCE price_version_id_seq RESTART"]))
+    numbered = [name for name, table in Base.metadata.tables.items() if table.autoincrement_column is not None]
+    await _execute(url, "; ".join([*emptying, *(f"ALTER SEQUENCE {name}_id_seq RESTART" for name in numbered)]))
     return url
 
 

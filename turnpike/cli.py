@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from turnpike import failures, logs, settings
 from turnpike.children import EXIT_UNUSABLE, stop_with_parent
+from turnpike.commands import price_arguments
 from turnpike.settings import ADMIN, ENGINE, GATEWAY, SERVE, WORKER, SettingError, Settings
 
 Command = Callable[[Settings, argparse.Namespace], int]
@@ -166,25 +167,7 @@ def build_parser() -> argparse.ArgumentParser:
     credit.add_argument("--reason", default="manual payment")
     tree.leaf(tenants, "list", "tenants with their balances", ADMIN, _command("tenants", "list_tenants"))
 
-    prices = tree.group("prices", "what a model's tokens cost")
-    put = tree.leaf(
-        prices, "set", "add a price version, USD per million tokens", ADMIN, _command("prices", "set_prices")
-    )
-    put.add_argument("--from-model-folder", action="store_true", help="take the prices of the folder's turnpike.toml")
-    put.add_argument("served_model", nargs="?", metavar="NAME", help="name of the served model")
-    put.add_argument("--dry-run", action="store_true", help="check and print, write nothing")
-    for meter, text in (
-        ("uncached", "prompt tokens that were computed"),
-        ("read", "prompt tokens that were cached"),
-        ("output", "output tokens"),
-        ("write-5m", "prompt tokens written for 5 minutes"),
-        ("write-30m", "… for 30 minutes"),
-        ("write-1h", "… for an hour"),
-        ("write-12h", "… for 12 hours"),
-        ("write-24h", "… for 24 hours"),
-    ):
-        put.add_argument(f"--{meter}", metavar="USD", help=text)
-    tree.leaf(prices, "list", "the prices in force", ADMIN, _command("prices", "list_prices"))
+    price_arguments.declare(tree, _command)
 
     usage = tree.leaf(
         top, "usage", "tokens by class and exact cost, by project and model", ADMIN, _command("usage", "usage")

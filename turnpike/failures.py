@@ -14,6 +14,8 @@ def known() -> tuple[type[Exception], ...]:
     from billing.exports.datasets import InvalidExport  # noqa: PLC0415
     from billing.money import InvalidMoney, InvalidPrice  # noqa: PLC0415
     from billing.periods import PeriodOpen  # noqa: PLC0415
+    from billing.prices import PriceMissing  # noqa: PLC0415
+    from billing.prices.errors import PriceRefused, UnknownBook, UnknownSheet  # noqa: PLC0415
     from billing.usage import InvalidPeriod, InvalidUsage  # noqa: PLC0415
     from engine.errors import EngineError  # noqa: PLC0415
     from gateway.conversation.served_model import ModelFolderError  # noqa: PLC0415
@@ -49,8 +51,12 @@ def known() -> tuple[type[Exception], ...]:
         NameTaken,
         NotFound,
         PeriodOpen,
+        PriceMissing,
+        PriceRefused,
         SchemaMismatch,
         SecretsError,
         SettingError,
+        UnknownBook,
         UnknownEpoch,
+        UnknownSheet,
     )

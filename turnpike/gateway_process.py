@@ -54,6 +54,7 @@ async def services(
             options=GatewayOptions(
                 body_limit=settings.body_limit,
                 drain_timeout=settings.drain_timeout,
+                public_prices=settings.public_prices,
                 lifetimes=Lifetimes(request=settings.request_timeout),
             ),
         )

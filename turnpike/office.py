@@ -10,6 +10,8 @@ import msgspec
 from billing.balances import Balances
 from billing.holds import Holds
 from billing.prices import PriceBook
+from billing.prices.approval import PriceSheets
+from billing.prices.books import PriceBooks
 from gateway.tenancy.keys import Peppers
 from gateway.tenancy.repositories import Tenancy
 from storage import migrate
@@ -31,6 +33,8 @@ class Office(msgspec.Struct, frozen=True):
     bus: Bus
     tenancy: Tenancy
     prices: PriceBook
+    sheets: PriceSheets
+    books: PriceBooks
     balances: Balances
     holds: Holds
 
@@ -74,11 +78,21 @@ async def opened(settings: Settings) -> AsyncIterator[Office]:
     await prepare_database(settings)
     database = await Database.open(settings.database)
     bus = open_bus(settings)
-    holds = Holds(database)
+    holds, prices = Holds(database), PriceBook(database)
     try:
         tenancy = Tenancy(database, Peppers(known.peppers, known.pepper_current), bus)
-        yield Office(database, bus, tenancy, PriceBook(database), Balances(database), holds)
+        yield Office(
+            database=database,
+            bus=bus,
+            tenancy=tenancy,
+            prices=prices,
+            sheets=PriceSheets(database, settings.price_approvals),
+            books=PriceBooks(database),
+            balances=Balances(database),
+            holds=holds,
+        )
     finally:
+        await prices.close()
         await holds.close()
         await bus.close()
         await database.close()

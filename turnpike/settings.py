@@ -22,6 +22,7 @@ DEMO_MODEL = CHECKOUT / "models" / "stdlib-qa"
 
 SERVE, GATEWAY, ENGINE, WORKER, ADMIN = "serve", "gateway", "engine", "worker", "admin"
 ALL = (SERVE, GATEWAY, ENGINE, WORKER, ADMIN)
+ALL_BUT_ENGINE = (SERVE, GATEWAY, WORKER, ADMIN)
 _DAY = 86_400
 
 
@@ -58,6 +59,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
         str, _about("model folder; a gateway takes several, separated by commas", SERVE, GATEWAY, ENGINE, ADMIN)
     ] = ""
+
+    price_approvals: Annotated[
+        int,
+        _about(
+            "people it takes to change a price; 2: whoever approves is not the author",
+            *ALL_BUT_ENGINE,
+            at_least=1,
+            at_most=2,
+        ),
+    ] = 1
+    public_prices: Annotated[
+        bool, _about("GET /v1/prices answers without a key too, with the base book", SERVE, GATEWAY)
+    ] = False
 
     host: Annotated[str, _about("address to listen on", SERVE, GATEWAY)] = "127.0.0.1"
     port: Annotated[int, _about("port to listen on; 0: any free one", SERVE, GATEWAY, at_least=0, at_most=65535)] = 8080

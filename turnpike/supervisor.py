@@ -12,14 +12,13 @@ import fcntl
 import json
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import structlog
 import uvloop
 
-from billing.prices import PriceMissing
+from billing.prices.sheets import Proposal
 from gateway.app import create_app
 from gateway.registry import Registry
 from gateway.server import GatewayServer
@@ -27,7 +26,7 @@ from gateway.services import GatewayServices
 from gateway.tenancy.repositories import NotFound
 from turnpike import listening
 from turnpike.children import AFTER_DRAIN_S, Child
-from turnpike.commands.prices import folder_prices
+from turnpike.commands.price_words import folder_prices
 from turnpike.commands.running import CURRENCY, DEFAULT_PROJECT
 from turnpike.gateway_process import serve_until_signal, services
 from turnpike.office import DataFolderError, Office, opened, prepare_data_folder, read_secrets
@@ -120,11 +119,11 @@ async def _provide_demo(office: Office, settings: Settings) -> None:
     """At the first start: tenant, project, money, and the model's own prices."""
     for folder in settings.model_folders:
         if found := folder_prices(folder):
-            name, currency, prices = found
-            try:
-                await office.prices.current(name, time.time_ns() // 1000)
-            except PriceMissing:
-                await office.prices.set(name, currency, prices)
+            name, currency, rows = found
+            if name not in await office.prices.models():
+                proposal = Proposal(model=name, rows=rows, currency=currency)
+                await office.sheets.put(proposal, by="turnpike serve", reason="the model folder's own prices")
+                office.prices.forget()
     try:
         await office.tenancy.tenant(DEMO_TENANT)
     except NotFound:

@@ -1,6 +1,7 @@
 """Prices: what each meter of a model costs, in versions that never change once made."""
 
-from billing.prices.book import PriceBook, UnknownPriceVersion, check_prices
+from billing.prices.book import PriceBook
+from billing.prices.errors import UnknownPriceVersion
 from billing.prices.version import ALWAYS_PRICED, EVERY_LANE, LANES, PriceMissing, PriceVersion, Rows, everywhere
 
 __all__ = [
@@ -12,6 +13,5 @@ __all__ = [
     "PriceVersion",
     "Rows",
     "UnknownPriceVersion",
-    "check_prices",
     "everywhere",
 ]

@@ -6,7 +6,6 @@ Limits and lanes will take their place between `prepare` and `reserve`.
 from __future__ import annotations
 
 import asyncio
-import time
 from uuid import UUID
 
 import structlog
@@ -93,7 +92,7 @@ class Admission:
             read_min=model.min_cacheable_tokens,
         )
         try:
-            price = await self._prices.current(model.name, time.time_ns() // 1000)
+            price = await self._prices.current(model.name, tenant_id=payer.tenant_id)
         except PriceMissing as error:
             raise Unavailable(f"The model {model.name!r} has no price at present.", retry_after=60.0) from error
         except DatabaseUnavailable as error:

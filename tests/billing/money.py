@@ -8,7 +8,11 @@ import msgspec
 
 from billing.balances import Balances
 from billing.hold_records import Hold, HoldRequest
-from billing.prices import PriceBook, PriceVersion
+from billing.money import parse_price
+from billing.prices import PriceBook, PriceVersion, everywhere
+from billing.prices.approval import PriceSheets
+from billing.prices.books import PriceBooks
+from billing.prices.sheets import Proposal
 from billing.usage import Counts, Usage, UsageEvent
 from storage.base import new_id
 from storage.database import Database
@@ -22,6 +26,14 @@ PRICES = {
     "write_1h": "0.80",
     "output": "1.60",
 }
+
+
+async def priced_in(database: Database, currency: str, model: str) -> PriceVersion:
+    """The version of a model's prices in a base book of another currency."""
+    made = await PriceBooks(database).create(f"in {currency}", currency)
+    rows = everywhere({meter: parse_price(text) for meter, text in PRICES.items()})
+    await PriceSheets(database).put(Proposal(model=model, rows=rows, book=made.name), by="ann")
+    return await PriceBook(database).in_book(made, model)
 
 
 class Tenant(msgspec.Struct):

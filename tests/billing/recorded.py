@@ -58,7 +58,7 @@ async def record(
     """Record `count` events of a tenant, spread over `span` from `start`; some exactly at the edges of hours."""
     chance = random.Random(seed)
     book = PriceBook(database)
-    versions = [tenant.version, await book.set("big", "USD", PRICES | {"output": "9.99", "uncached": "1.23"})]
+    versions = [tenant.version, await book.set("big", "USD", PRICES | {"output": "9.99", "uncached": "0.43"})]
     past = Past(tenant, projects or [tenant.project_id, new_id()], keys or [tenant.key_id, new_id()], [])
     for number in range(count):
         version, lane = chance.choice(versions), chance.choice(["interactive", "standard", "batch"])

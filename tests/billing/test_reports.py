@@ -12,7 +12,7 @@ from billing.reports import InvalidReport, usage_buckets, usage_by_project_and_m
 from billing.usage import InvalidPeriod, Usage, UsageEvent
 from storage.base import new_id
 from storage.database import Database
-from tests.billing.money import PRICES, Tenant
+from tests.billing.money import Tenant, priced_in
 from tests.billing.recorded import store
 
 DAY = 86_400_000_000
@@ -67,7 +67,9 @@ async def test_rollups_say_what_the_events_say(database: Database) -> None:
 
 
 async def test_sums_do_not_overflow(database: Database) -> None:
-    version = await PriceBook(database).set("dear", "USD", PRICES | {"uncached": "9999.999999"})
+    version = await PriceBook(database).set(
+        "dear", "USD", dict.fromkeys(("uncached", "read_automatic", "output"), "9999.999999")
+    )
     tenant = await Tenant.rich(database, 0)
     tenant.version = version
     events = [tenant.event(tenant.request(0), Usage(uncached=900_000_001)) for _ in range(3)]
@@ -121,7 +123,7 @@ async def test_groups_and_filters(database: Database) -> None:
     tenant = await Tenant.rich(database, 0)
     project, key = new_id(), new_id()
     event = tenant.event(tenant.request(0))
-    euro = await PriceBook(database).set("stdlib-qa", "EUR", PRICES)
+    euro = await priced_in(database, "EUR", "stdlib-qa")
     await store(
         database,
         _at(event, NOON),

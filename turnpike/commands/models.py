@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
-from decimal import Decimal
 
 from billing.prices import PriceMissing
+from billing.prices.grid import amount
 from turnpike.commands.running import table, with_office
 from turnpike.office import Office
 from turnpike.probe import probe_replicas
@@ -23,9 +22,9 @@ def models(settings: Settings, arguments: argparse.Namespace) -> int:
         rows = []
         for model in Registry.load(settings.model_folders):
             try:
-                version = await office.prices.current(model.name, time.time_ns() // 1000)
+                version = await office.prices.current(model.name)
                 price = {
-                    meter: f"{Decimal(version.price(meter, 'standard', 0)) / 1_000_000:f}"
+                    meter: amount(version.price(meter, "standard", 0))
                     for meter in ("uncached", "read_automatic", "output")
                 }
             except PriceMissing:

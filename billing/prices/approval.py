@@ -1,0 +1,239 @@
+"""How prices come into force: drafted, approved by another person, then scheduled, active, ended.
+
+Where one person's word is enough, `put` does it at once. Each step is a row of the append-only log; nothing of a sheet
+ever changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqlalchemy import delete, insert, select, text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.price_tables import price_change, price_interval, price_row, price_sheet
+from billing.prices.books import Book, book_for_writing, book_named
+from billing.prices.errors import (
+    NotADraft,
+    NothingToOverride,
+    PriceInPast,
+    PriceRefused,
+    SamePerson,
+    UnusualPrice,
+)
+from billing.prices.grid import check_rows, digest, label, unusual
+from billing.prices.intervals import Interval, check_free, in_force
+from billing.prices.sheets import Proposal, Sheet, intervals_of, one_sheet, proposed, rows_of_sheet, sheets
+from billing.prices.version import Cell, Rows
+from storage.database import Database
+
+_TICK = 1000  # SQLite's clock, in microseconds
+
+
+class PriceSheets:
+    """Writing prices. `approvals`: how many people it takes, the author being the first."""
+
+    def __init__(self, database: Database, approvals: int = 1) -> None:
+        self._database = database
+        self._approvals = approvals
+
+    async def draft(self, proposal: Proposal, by: str, reason: str = "", force: str | None = None) -> Sheet:
+        """Check and keep a proposal, for somebody else to approve. `force`: why unusual prices are meant.
+
+        Raises PriceRefused of some kind, InvalidPrice naming the meter, InvalidMoney, UnknownBook; then nothing is
+        written.
+        """
+        async with self._database.transaction() as session:
+            sheet, _, _ = await self._insert(session, proposal, by, reason, force)
+        return await self.get(sheet)
+
+    async def put(self, proposal: Proposal, by: str, reason: str = "", force: str | None = None) -> Sheet:
+        """Bring a proposal into force if one person's word is enough, else draft it. Raises as `draft` does."""
+        async with self._database.transaction() as session:
+            sheet, book, now = await self._insert(session, proposal, by, reason, force)
+            if self._approvals == 1:
+                await self._schedule(session, sheet, book, proposal, now)
+                await self._log(session, sheet, "set", by=by, reason=reason, at=now)
+        return await self.get(sheet)
+
+    async def approve(self, sheet: int, by: str, reason: str = "") -> Sheet:
+        """Bring a draft into force, at its time. Raises UnknownSheet, NotADraft, SamePerson, PriceRefused."""
+        async with self._database.transaction() as session:
+            await _one_at_a_time(session, self._database)
+            found = await one_sheet(session, self._database, sheet)
+            if found.state != "draft":
+                raise NotADraft(f"price sheet {sheet} is {found.state}; only a draft can be approved")
+            if _same(by, found.author):
+                raise SamePerson(f"{by} wrote price sheet {sheet}, so somebody else has to approve it (--by NAME)")
+            now = await _now(session, self._database)
+            if found.effective_at is not None and found.effective_at < now:
+                raise PriceInPast(f"price sheet {sheet} was to apply from an instant that has passed; draft it again")
+            proposal = proposed(found)
+            await self._check(session, proposal, found.forced)
+            await self._schedule(session, sheet, found.book, proposal, now)
+            await self._log(session, sheet, "approve", by=by, reason=reason, at=now)
+        return await self.get(sheet)
+
+    async def withdraw(self, sheet: int, by: str, reason: str = "") -> Sheet:
+        """Take back a draft, or what is scheduled and has not begun. Raises UnknownSheet, NotADraft."""
+        async with self._database.transaction() as session:
+            await _one_at_a_time(session, self._database)
+            found = await one_sheet(session, self._database, sheet)
+            if found.state not in ("draft", "scheduled"):
+                raise NotADraft(f"price sheet {sheet} is {found.state}; set other prices instead of withdrawing it")
+            await session.execute(delete(price_interval).where(price_interval.c.sheet == sheet))
+            await self._log(session, sheet, "withdraw", by=by, reason=reason, at=await _now(session, self._database))
+        return await self.get(sheet)
+
+    async def get(self, sheet: int) -> Sheet:
+        """A sheet by its number. Raises UnknownSheet."""
+        async with self._database.reading() as session:
+            return await one_sheet(session, self._database, sheet)
+
+    async def history(self, model: str | None = None, book: str | None = None) -> list[Sheet]:
+        """Every sheet, the newest first."""
+        which = [] if model is None else [price_sheet.c.model == model]
+        async with self._database.reading() as session:
+            found = await sheets(session, self._database, *which)
+        return [sheet for sheet in found if book in (None, sheet.book.name)]
+
+    async def check(self, proposal: Proposal, force: str | None = None) -> tuple[Rows, Rows, str]:
+        """Raise what `draft` would; return the prices before and after, and their currency. Nothing is written."""
+        async with self._database.reading() as session:
+            now = await self._check(session, proposal, force)
+            return await _effect(session, proposal, now)
+
+    async def effect(self, sheet: Sheet) -> tuple[Rows, Rows, str]:
+        """The prices that applied, or would, when a sheet begins: without it and with it, and their currency."""
+        async with self._database.reading() as session:
+            return await _effect(session, proposed(sheet), await _now(session, self._database), without=sheet.id)
+
+    async def _insert(
+        self, session: AsyncSession, proposal: Proposal, by: str, reason: str, force: str | None
+    ) -> tuple[int, Book, int]:
+        if not by.strip():
+            raise PriceRefused("a change of prices needs the name of who makes it")
+        await _one_at_a_time(session, self._database)
+        now = await self._check(session, proposal, force)
+        book = await book_for_writing(session, self._database, proposal.book, proposal.currency)
+        values = {
+            "book": book.id,
+            "model": proposal.model,
+            "kind": proposal.kind,
+            "effective_at": proposal.effective_at,
+            "effective_until": proposal.effective_until,
+            "author": by,
+            "reason": reason,
+            "forced": force,
+            "created_at": now,
+            "sha256": digest(proposal.rows),
+        }
+        sheet = (await session.execute(insert(price_sheet).values(values).returning(price_sheet.c.id))).scalar_one()
+        await session.execute(
+            insert(price_row),
+            [
+                {"sheet": sheet, "meter": meter, "lane": lane, "context_from": context_from, "price_micro": micro}
+                for (meter, lane, context_from), micro in proposal.rows.items()
+            ],
+        )
+        await self._log(session, sheet, "draft", by=by, reason=reason, at=now)
+        return sheet, book, now
+
+    async def _check(self, session: AsyncSession, proposal: Proposal, force: str | None) -> int:
+        """Raise what is wrong; return the instant of which that was said."""
+        if not proposal.model.strip():
+            raise PriceRefused("prices need the name of a model")
+        if force is not None and not force.strip():
+            raise PriceRefused("forcing unusual prices needs a reason")
+        check_rows(proposal.rows, whole=proposal.kind == "whole")
+        book = await book_named(session, proposal.book, proposal.currency)
+        intervals = await intervals_of(session, book.id, proposal.model) if book else []
+        now = await _now(session, self._database)
+        starts = _starts(proposal, intervals, now)
+        grid = dict(proposal.rows)
+        if proposal.kind == "overrides":
+            grid = await self._laid_over_base(session, book, proposal, starts)
+        if force is None and (problems := unusual(grid)):
+            raise UnusualPrice(problems)
+        check_free(intervals, starts, proposal.effective_until)
+        return now
+
+    async def _laid_over_base(
+        self, session: AsyncSession, book: Book | None, proposal: Proposal, at: int
+    ) -> dict[Cell, int]:
+        """The base book's grid at an instant under the proposed overrides. Raises NothingToOverride."""
+        if book is None or book.base is None:
+            raise NothingToOverride(f"{proposal.book!r} is a base book: it takes whole sheets")
+        base = await _in_force(session, book.base, proposal.model, at)
+        if base is None:
+            raise NothingToOverride(f"the base book has no prices for {proposal.model} to override")
+        rows = await rows_of_sheet(session, base.sheet)
+        for cell in proposal.rows:
+            if cell not in rows:
+                raise NothingToOverride(f"the base book of {book.name!r} has no price for {label(cell)}")
+        return rows | dict(proposal.rows)
+
+    async def _schedule(self, session: AsyncSession, sheet: int, book: Book, proposal: Proposal, now: int) -> None:
+        intervals = await intervals_of(session, book.id, proposal.model)
+        starts = _starts(proposal, intervals, now)
+        check_free(intervals, starts, proposal.effective_until)
+        interval = {"sheet": sheet, "book": book.id, "model": proposal.model, "effective_at": starts}
+        await session.execute(insert(price_interval).values(effective_until=proposal.effective_until, **interval))
+
+    async def _log(self, session: AsyncSession, sheet: int, action: str, *, by: str, reason: str, at: int) -> None:
+        row = (await session.execute(select(price_sheet).where(price_sheet.c.id == sheet))).one()
+        starts = at if row.effective_at is None else row.effective_at
+        before = await _in_force(session, row.book, row.model, starts, without=sheet)
+        of_before = select(price_sheet.c.sha256).where(price_sheet.c.id == (before.sheet if before else 0))
+        digest_before = (await session.execute(of_before)).scalar_one_or_none() or ""
+        values = {"sheet": sheet, "action": action, "actor": by, "reason": reason, "at": at}
+        hashes = {"before_sha256": digest_before, "after_sha256": digest_before if action == "withdraw" else row.sha256}
+        await session.execute(insert(price_change).values(**values, **hashes))
+
+
+def _starts(proposal: Proposal, intervals: Iterable[Interval], now: int) -> int:
+    """When a proposal that is approved now applies. Raises PriceInPast, PriceRefused."""
+    starts = proposal.effective_at
+    if starts is None:
+        # within one tick of the clock, the later word follows the earlier one
+        starts = max([now, *(i.effective_at + 1 for i in intervals if now <= i.effective_at <= now + _TICK)])
+    elif starts < now:
+        raise PriceInPast("prices cannot begin in the past; say an instant to come, or leave it out for now")
+    if proposal.effective_until is not None and proposal.effective_until <= starts:
+        raise PriceRefused("prices have to begin before they end")
+    return starts
+
+
+async def _one_at_a_time(session: AsyncSession, database: Database) -> None:
+    """Changes of prices follow each other, so that a check holds until its change is written, and the log's last
+    number says whether anything changed."""
+    if database.dialect == "postgresql":
+        await session.execute(text("LOCK TABLE price_change IN SHARE ROW EXCLUSIVE MODE"))
+
+
+def _same(one: str, other: str) -> bool:
+    return one.strip().casefold() == other.strip().casefold()
+
+
+async def _effect(session: AsyncSession, proposal: Proposal, now: int, without: int = 0) -> tuple[Rows, Rows, str]:
+    book = await book_named(session, proposal.book, proposal.currency)
+    if book is None:
+        return {}, proposal.rows, str(proposal.currency)
+    at = now if proposal.effective_at is None else proposal.effective_at
+    of_base = await _in_force(session, book.base, proposal.model, at) if book.base is not None else None
+    base = await rows_of_sheet(session, of_base.sheet) if of_base else {}
+    own = await _in_force(session, book.id, proposal.model, at, without)
+    before: Rows = base
+    if own is not None:
+        kind = (await session.execute(select(price_sheet.c.kind).where(price_sheet.c.id == own.sheet))).scalar_one()
+        before = (base if kind == "overrides" else {}) | await rows_of_sheet(session, own.sheet)
+    after = proposal.rows if proposal.kind == "whole" else base | dict(proposal.rows)
+    return before, after, book.currency
+
+
+async def _in_force(session: AsyncSession, book: int, model: str, at: int, without: int = 0) -> Interval | None:
+    return in_force([each for each in await intervals_of(session, book, model) if each.sheet != without], at)
+
+
+async def _now(session: AsyncSession, database: Database) -> int:
+    return (await session.execute(select(database.clock))).scalar_one()

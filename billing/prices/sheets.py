@@ -1,0 +1,153 @@
+"""Price sheets: the prices of one model in one book, as somebody wrote them, and what became of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Literal
+
+import msgspec
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.price_tables import price_change, price_interval, price_row, price_sheet
+from billing.prices.books import Book, all_books
+from billing.prices.errors import UnknownSheet
+from billing.prices.intervals import Interval, in_force
+from billing.prices.version import Cell, Rows
+from storage.database import Database
+
+Kind = Literal["whole", "overrides"]
+State = Literal["draft", "scheduled", "active", "ended", "withdrawn"]
+
+
+class Proposal(msgspec.Struct, frozen=True, kw_only=True):
+    """Prices of one model for a book, from an instant on (None: from the moment of approval), perhaps until another.
+
+    `whole` stands alone; `overrides` takes the place of some cells of the base book's grid. If `currency` is said, it
+    must be the book's.
+    """
+
+    model: str
+    rows: Rows
+    book: str = "base"
+    kind: Kind = "whole"
+    effective_at: int | None = None
+    effective_until: int | None = None
+    currency: str | None = None
+
+
+class Change(msgspec.Struct, frozen=True):
+    """An entry of the log: who did what when, and the hashes of the prices before and after."""
+
+    id: int
+    sheet: int
+    action: str
+    actor: str
+    reason: str
+    at: int
+    before_sha256: str
+    after_sha256: str
+
+
+class Sheet(msgspec.Struct, frozen=True):
+    """A sheet as it stands now. `effective_at` is None while a draft is to apply from its approval on."""
+
+    id: int
+    book: Book
+    model: str
+    kind: Kind
+    rows: dict[Cell, int]
+    effective_at: int | None
+    effective_until: int | None
+    author: str
+    reason: str
+    forced: str | None
+    created_at: int
+    sha256: str
+    state: State
+    changes: list[Change]
+
+
+def proposed(sheet: Sheet) -> Proposal:
+    """What a sheet proposes."""
+    return Proposal(
+        model=sheet.model,
+        rows=sheet.rows,
+        book=sheet.book.name,
+        kind=sheet.kind,
+        effective_at=sheet.effective_at,
+        effective_until=sheet.effective_until,
+    )
+
+
+async def one_sheet(session: AsyncSession, database: Database, sheet: int) -> Sheet:
+    found = await sheets(session, database, price_sheet.c.id == sheet)
+    if not found:
+        raise UnknownSheet(sheet)
+    return found[0]
+
+
+async def sheets(session: AsyncSession, database: Database, *which: ColumnElement[bool]) -> list[Sheet]:
+    """Those sheets, the newest first."""
+    heads = (await session.execute(select(price_sheet).where(*which).order_by(price_sheet.c.id.desc()))).all()
+    among = select(price_sheet.c.id).where(*which)
+    rows: dict[int, dict[Cell, int]] = defaultdict(dict)
+    for row in await session.execute(select(price_row).where(price_row.c.sheet.in_(among))):
+        rows[row.sheet][row.meter, row.lane, row.context_from] = row.price_micro
+    changes: dict[int, list[Change]] = defaultdict(list)
+    for row in await session.execute(
+        select(price_change).where(price_change.c.sheet.in_(among)).order_by(price_change.c.id)
+    ):
+        changes[row.sheet].append(Change(*row))
+    intervals: dict[tuple[int, str], list[Interval]] = defaultdict(list)
+    for row in await session.execute(select(price_interval)):
+        intervals[row.book, row.model].append(Interval(row.sheet, row.effective_at, row.effective_until))
+    books = {book.id: book for book in await all_books(session)}
+    now = (await session.execute(select(database.clock))).scalar_one()
+    found = []
+    for head in heads:
+        others = intervals[head.book, head.model]
+        mine = next((interval for interval in others if interval.sheet == head.id), None)
+        found.append(
+            Sheet(
+                id=head.id,
+                book=books[head.book],
+                model=head.model,
+                kind=head.kind,
+                rows=rows[head.id],
+                effective_at=mine.effective_at if mine else head.effective_at,
+                effective_until=head.effective_until,
+                author=head.author,
+                reason=head.reason,
+                forced=head.forced,
+                created_at=head.created_at,
+                sha256=head.sha256,
+                state=_state(changes[head.id], mine, others, now),
+                changes=changes[head.id],
+            )
+        )
+    return found
+
+
+async def intervals_of(session: AsyncSession, book: int, model: str) -> list[Interval]:
+    columns = (getattr(price_interval.c, name) for name in Interval.__struct_fields__)
+    query = select(*columns).where(price_interval.c.book == book, price_interval.c.model == model)
+    return [Interval(*row) for row in await session.execute(query)]
+
+
+async def rows_of_sheet(session: AsyncSession, sheet: int) -> dict[Cell, int]:
+    rows = await session.execute(select(price_row).where(price_row.c.sheet == sheet))
+    return {(row.meter, row.lane, row.context_from): row.price_micro for row in rows}
+
+
+def _state(changes: list[Change], mine: Interval | None, intervals: list[Interval], now: int) -> State:
+    if mine is None:
+        if any(change.action == "withdraw" for change in changes):
+            return "withdrawn"
+        return "ended" if any(change.action in ("set", "approve") for change in changes) else "draft"
+    if mine.effective_at > now:
+        return "scheduled"
+    if mine.effective_until is not None:
+        return "active" if now < mine.effective_until else "ended"
+    standing = in_force([interval for interval in intervals if interval.effective_until is None], now)
+    return "active" if standing == mine else "ended"

@@ -1,0 +1,52 @@
+"""Prices as CSV, for spreadsheets: written as they apply, edited there, and read back exactly."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import defaultdict
+from collections.abc import Iterable
+
+from billing.money import InvalidPrice
+from billing.prices.errors import PriceRefused
+from billing.prices.grid import amount, in_order, parse_rows
+from billing.prices.version import EVERY_LANE, Cell, Rows
+
+COLUMNS = ("model", "meter", "lane", "context_from", "price_per_million", "currency")
+
+
+def write_csv(models: Iterable[tuple[str, str, Rows]]) -> str:
+    """(model, currency, rows) as CSV with a header; `*` is every lane that has no rows of its own."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for model, currency, rows in models:
+        writer.writerows((model, *cell, amount(micro), currency) for cell, micro in in_order(rows))
+    return out.getvalue()
+
+
+def read_csv(text: str) -> dict[str, tuple[str, dict[Cell, int]]]:
+    """Currency and rows by model. Raises PriceRefused naming the line, InvalidPrice naming the meter."""
+    reader = csv.DictReader(io.StringIO(text.removeprefix("\ufeff")))
+    if missing := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
+        raise PriceRefused(f"the CSV has no column {missing[0]!r}; it needs {', '.join(COLUMNS)}")
+    cells: dict[str, dict[Cell, str]] = defaultdict(dict)
+    currencies: dict[str, str] = {}
+    for number, row in enumerate(reader, 2):
+        given = {name: (row[name] or "").strip() for name in COLUMNS}
+        if not given["context_from"].isascii() or not given["context_from"].isdecimal():
+            raise PriceRefused(f"line {number}: context_from is {given['context_from']!r}, not a number of tokens")
+        model = given["model"]
+        cell = (given["meter"], given["lane"] or EVERY_LANE, int(given["context_from"]))
+        if cell in cells[model]:
+            raise PriceRefused(f"line {number}: the price of {cell[0]} was said before, for the same lane and tier")
+        if currencies.setdefault(model, given["currency"]) != given["currency"]:
+            raise PriceRefused(f"line {number}: {model} has prices in {currencies[model]} and {given['currency']}")
+        cells[model][cell] = given["price_per_million"]
+    found = {}
+    for model, texts in cells.items():
+        try:
+            found[model] = (currencies[model], parse_rows(texts))
+        except InvalidPrice as error:
+            raise InvalidPrice(error.meter, f"{error.problem} (model {model})") from error
+    return found

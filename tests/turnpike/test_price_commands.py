@@ -1,0 +1,168 @@
+"""`turnpike prices …`, as an operator types it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.billing.test_litellm import FILE
+from turnpike import cli, logs
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command on a fresh database of either kind; its status, and what it printed."""
+    monkeypatch.setenv("TURNPIKE_DATABASE_URL", database_url)
+    monkeypatch.setenv("TURNPIKE_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("TURNPIKE_SECRETS_FILE", str(tmp_path / "secrets.json"))
+    monkeypatch.setattr(logs, "configure", lambda *_: None)  # of this process, which is the tests'
+    assert cli.main(["secrets", "create", str(tmp_path / "secrets.json")]) == 0
+    capsys.readouterr()
+
+    def command(line: str, **environment: str) -> tuple[int, str]:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        status = cli.main(shlex.split(line))
+        out, err = capsys.readouterr()
+        return status, out + err
+
+    return command
+
+
+PLAIN = "--uncached 0.40 --read 0.04 --output 1.60"
+
+
+def test_one_operator_sets_and_lists(run: Run) -> None:
+    status, out = run(f"prices set qwen {PLAIN} --derive write-5m=1.25x --derive batch=0.5x --reason launch --by ann")
+    assert (status, "price sheet 1, active, from 2" in out) == (0, True), out
+    assert "write_5m" in out
+    assert "0.25" in out  # the batch lane's
+    status, out = run("prices list --format json")
+    (model,) = json.loads(out)
+    prices = {(p["meter"], p["lane"]): p["price"] for p in model["prices"]}
+    assert prices["write_5m", "*"] == "0.50"
+    assert prices["read_24h", "batch"] == "0.02"
+    status, out = run("prices set qwen --uncached 0.40 --read 0.04 --output 1.80 --by ann --dry-run")
+    assert (status, "checked, nothing written" in out) == (0, True)
+    assert "+0.20 (+12.5 %)" in out
+    assert len(json.loads(run("prices history --format json")[1])) == 1
+    assert "set ann" in run("prices history")[1]
+    assert "launch" in run("prices show 1")[1]
+
+
+def test_two_people(run: Run) -> None:
+    both = {"TURNPIKE_PRICE_APPROVALS": "2"}
+    status, out = run(f"prices set qwen {PLAIN} --by ann", **both)
+    assert (status, "price sheet 1, draft" in out, "prices approve 1" in out) == (0, True, True)
+    assert "no prices" in run("prices list")[1]
+    status, out = run("prices approve 1 --by ann")
+    assert status == 2
+    assert "ann wrote price sheet 1" in out
+    assert "0.40" in run("prices diff 1")[1]
+    status, out = run("prices approve 1 --by bob")
+    assert (status, "active" in out) == (0, True)
+    run(f"prices draft qwen {PLAIN} --by ann --at 2999-01-01")
+    assert "scheduled, from 2999-01-01T00:00:00Z" in run("prices approve 2 --by bob")[1]
+    assert "withdrawn" in run("prices withdraw 2 --by ann")[1]
+    assert "no price changes" in run("prices diff 1 2")[1]
+
+
+WRONG = [
+    (f"set qwen {PLAIN} --at 2020-01-01", "past"),
+    (f"set qwen {PLAIN} --at yesterday", "--at: 'yesterday' is not an instant"),
+    (f"set qwen {PLAIN} --currency EUR --book nowhere", "'nowhere' does not exist"),
+    ("set qwen", "say NAME and its prices"),
+    ("set qwen --uncached 0.40 --read 0.04", "price of output: missing"),
+    ("set qwen --uncached 0.40 --read 0.50 --output 1.60", "--force REASON"),
+    (f"set qwen {PLAIN} --derive write-5m=1.25", "not a multiplier"),
+    (f"set qwen {PLAIN} --derive batch=0.0000001x", "more than 6 decimal places"),
+    (f"set qwen {PLAIN} --derive batch", "write WHAT=FACTORx"),
+    (f"set qwen {PLAIN} --price output@batch", "METER[@LANE]"),
+    (f"set qwen {PLAIN} --price out!put=1", "is not METER"),
+    (f"set qwen {PLAIN} --price output@batch=0.80", "missing"),
+    (f"set qwen {PLAIN} --price thing=0.80", "there is no such meter"),
+    (f"set qwen {PLAIN} --tenant nobody", "nobody"),
+    ("list qwen", "model qwen has no price"),
+    ("show 9", "price sheet 9 does not exist"),
+    ("approve 9", "price sheet 9 does not exist"),
+    ("book acme", "say either --tenant"),
+    ("import no-such.csv", "cannot read"),
+]
+
+
+def test_what_is_wrong_is_said_in_one_line(run: Run) -> None:
+    for line, problem in WRONG:
+        status, out = run(f"prices {line}")
+        assert status == 2, line
+        assert problem in out
+        assert len(out.splitlines()) == 1
+    assert "no prices" in run("prices list")[1]
+
+
+def test_a_tenants_own_book(run: Run) -> None:
+    run("tenants create acme")
+    run(f"prices set qwen {PLAIN} --derive interactive=1.75x --currency USD")
+    status, out = run("prices set qwen --tenant acme --output 1.20")
+    assert (status, "turnpike prices book BOOK --tenant acme" in out) == (2, True)
+    assert run("prices book acme-2026 --tenant acme") == (0, "made the price book acme-2026 in USD\n")
+    status, out = run("prices set qwen --tenant acme --output 1.20 --until 2999-01-01")
+    assert status == 0
+    assert "-0.40 (-25.0 %)" in out
+    assert "in the book acme-2026" in out
+    assert "1.20" in run("prices list qwen --tenant acme")[1]
+    assert "1.20" not in run("prices list qwen")[1]
+    assert "acme-2026  USD       base  acme" in run("prices books")[1]
+    status, out = run(f"prices set qwen {PLAIN} --currency EUR")
+    assert (status, "in USD, not in EUR" in out) == (2, True)
+    run("prices book euro --currency EUR")
+    assert run(f"prices set qwen {PLAIN} --book euro")[0] == 0
+    assert "EUR per million" in run("prices list --book euro")[1]
+
+
+def test_prices_through_a_spreadsheet(run: Run, tmp_path: Path) -> None:
+    run(f"prices set qwen {PLAIN} --derive batch=0.5x --derive 200000=2x")
+    text = run("prices list --format csv")[1]
+    file = tmp_path / "prices.csv"
+    file.write_text(text.replace(",1.60,", ",1.80,").replace("qwen,output,batch,0,0.80", "qwen,output,batch,0,0.90"))
+    status, out = run(f"prices import {file} --dry-run")
+    assert status == 0
+    assert out.count("(+12.5 %)") == 3  # 1.60 is the price of two cells
+    assert run(f"prices import {file} --by ann")[0] == 0
+    assert run("prices list --format csv")[1] == file.read_text()
+    file.write_text(text.replace(",0.04,", ",0.41,"))
+    status, out = run(f"prices import {file}")
+    assert (status, "refused: price of read_automatic" in out) == (1, True)
+
+
+def test_litellms_file(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "model_prices_and_context_window.json"
+    file.write_text(FILE)
+    status, out = run(f"prices import {file}")
+    assert (status, "--model-map ENTRY=NAME" in out) == (2, True)
+    status, out = run(f"prices import {file} --model-map nope=x")
+    assert (status, "no entry 'nope'" in out) == (2, True)
+    line = f"prices import {file} --model-map gpt=big --model-map claude=clever --model-map sample_spec=free"
+    status, out = run(f"{line} --dry-run")
+    assert status == 0
+    assert "search_context_cost_per_query has no meter here" in out
+    assert "assumed: cached input costs as much as input" in out
+    assert "no prices" in run("prices list")[1]
+    assert run(line)[0] == 0
+    assert "200001" in run("prices list clever")[1]
+    file.write_text(FILE.replace('"output_cost_per_token": 5e-06', '"output_cost_per_token": 5e-03'))
+    status, out = run(f"prices import {file} --model-map plain=plain")
+    assert (status, "plain: refused: output at 5000.00 beside input at 1.00" in out) == (1, True)
+
+
+def test_the_models_page_says_when_there_is_no_price(run: Run) -> None:
+    assert "no price" in run("models")[1]
+    run("prices set --from-model-folder --by ann")
+    out = run("models")[1]
+    assert "0.40" in out
+    assert "no price" not in out
