@@ -21,6 +21,7 @@ from gateway.endpoints.models import model_routes
 from gateway.endpoints.operations import operation_routes
 from gateway.endpoints.prices import list_prices
 from gateway.endpoints.usage import usage_routes
+from gateway.endpoints.webhooks import webhook_routes
 from gateway.request_scope import of
 from gateway.services import Gateway, GatewayServices
 
@@ -56,6 +57,7 @@ def create_app(services: GatewayServices) -> Litestar:
             *usage_routes(gateway),
             *export_routes(gateway),
             list_prices(gateway),
+            *webhook_routes(gateway),
             *operation_routes(gateway),
         ],
         lifespan=[lifespan],

@@ -12,6 +12,7 @@ from billing.holds import Holds
 from billing.prices import PriceBook
 from billing.settler import Settler
 from billing.spool import Spool
+from billing.webhooks.endpoints import Endpoints
 from gateway.admission.admission import Admission
 from gateway.admission.lifetimes import Lifetimes
 from gateway.domains import CacheDomains
@@ -64,6 +65,7 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     fleet: Fleet
     domains: CacheDomains
     exports: ExportJobs
+    webhooks: Endpoints
     options: GatewayOptions = field(default_factory=GatewayOptions)
 
 

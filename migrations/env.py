@@ -9,6 +9,7 @@ import billing.export_tables
 import billing.invoice_tables
 import billing.period_tables
 import billing.tables
+import billing.webhook_tables
 import gateway.tenancy.tables
 from storage.base import Base
 
@@ -18,6 +19,7 @@ ROOMS = (
     billing.invoice_tables,
     billing.period_tables,
     billing.tables,
+    billing.webhook_tables,
     gateway.tenancy.tables,
 )
 """Imported for the tables that they add to the one metadata."""

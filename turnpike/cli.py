@@ -127,6 +127,34 @@ def _add_exports(tree: _Parser) -> None:
     export.add_argument("-o", "--output", metavar="FILE", help="file or folder; default: DATASET-PERIOD.FORMAT here")
 
 
+def _add_webhooks(tree: _Parser) -> None:
+    hooks = tree.group("webhooks", "endpoints that are told of budgets, balances and invoices")
+    add = tree.leaf(hooks, "add", "add an endpoint; stdout has its secret alone", ADMIN, _command("webhooks", "add"))
+    add.add_argument("url")
+    add.add_argument("--topics", default="*", help="separated by commas, such as invoice.*,budget.threshold; usually *")
+    add.add_argument("--description", default="", help="what the endpoint is for")
+    listing = tree.leaf(hooks, "list", "the endpoints", ADMIN, _command("webhooks", "list_endpoints"))
+    text = "a new secret on stdout; the old one signs too for a while"
+    rotate = tree.leaf(hooks, "rotate", text, ADMIN, _command("webhooks", "rotate"))
+    rotate.add_argument("--overlap", type=int, default=24, metavar="HOURS", help="how long the old one signs too")
+    remove = tree.leaf(hooks, "remove", "tell an endpoint nothing more", ADMIN, _command("webhooks", "remove"))
+    enable = tree.leaf(hooks, "enable", "tell a disabled endpoint again", ADMIN, _command("webhooks", "enable"))
+    text = "queue a test message; the worker sends it"
+    test = tree.leaf(hooks, "test", text, ADMIN, _command("webhooks", "test"))
+    for parser in (rotate, remove, enable, test):
+        parser.add_argument("endpoint", help="its id, as `turnpike webhooks list` shows it")
+    text = "what was delivered, the newest first"
+    deliveries = tree.leaf(hooks, "deliveries", text, ADMIN, _command("webhooks", "deliveries"))
+    deliveries.add_argument("--endpoint", help="of one endpoint alone")
+    deliveries.add_argument("--limit", type=int, default=20)
+    resend = tree.leaf(hooks, "resend", "send a delivery's message again", ADMIN, _command("webhooks", "resend"))
+    resend.add_argument("delivery", help="its id, as `turnpike webhooks deliveries` shows it")
+    for parser in (add, listing, rotate, remove, enable, test, deliveries, resend):
+        parser.add_argument("--tenant", required=True)
+    for parser in (listing, deliveries):
+        parser.add_argument("--format", choices=["table", "json"], default="table")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     tree = _Parser()
@@ -177,6 +205,7 @@ def build_parser() -> argparse.ArgumentParser:
     usage.add_argument("--format", choices=["table", "csv", "json"], default="table")
 
     _add_exports(tree)
+    _add_webhooks(tree)
     _add_periods(tree)
     _add_audits(tree)
 

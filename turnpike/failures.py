@@ -17,6 +17,7 @@ def known() -> tuple[type[Exception], ...]:
     from billing.prices import PriceMissing  # noqa: PLC0415
     from billing.prices.errors import PriceRefused, UnknownBook, UnknownSheet  # noqa: PLC0415
     from billing.usage import InvalidPeriod, InvalidUsage  # noqa: PLC0415
+    from billing.webhooks.endpoints import InvalidWebhook  # noqa: PLC0415
     from engine.errors import EngineError  # noqa: PLC0415
     from gateway.conversation.served_model import ModelFolderError  # noqa: PLC0415
     from gateway.fleet.options import AddressError  # noqa: PLC0415
@@ -46,6 +47,7 @@ def known() -> tuple[type[Exception], ...]:
         InvalidPrice,
         InvalidRedisUrl,
         InvalidUsage,
+        InvalidWebhook,
         ModelFolderError,
         ModelWithoutPrice,
         NameTaken,

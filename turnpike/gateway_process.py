@@ -20,6 +20,7 @@ from gateway.server import GatewayServer
 from gateway.services import GatewayOptions, GatewayServices
 from gateway.tenancy.authenticator import Authenticator
 from gateway.tenancy.keys import Peppers
+from turnpike import webhooks
 from turnpike.office import Office
 from turnpike.secrets import Secrets
 from turnpike.settings import Settings
@@ -50,6 +51,7 @@ async def services(
             models=registry,
             fleet=Fleet(settings.replica_addresses, gateway=name, link_key=known.link_key, models=registry),
             exports=ExportJobs(office.database, office.prices, settings.exports),
+            webhooks=webhooks.endpoints(settings, office.database, known),
             domains=CacheDomains(known.scope_secret, known.master_key),
             options=GatewayOptions(
                 body_limit=settings.body_limit,

@@ -129,6 +129,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     export_keep_days: Annotated[
         int, _about("days after which the file of a finished export is removed", SERVE, WORKER, at_least=1)
     ] = 30
+    webhook_allow_http: Annotated[
+        bool, _about("let webhooks go to http:// too, for development", SERVE, GATEWAY, WORKER, ADMIN)
+    ] = False
+    webhook_allow_networks: Annotated[
+        str,
+        _about("networks, not public, that webhooks may go to, such as 10.0.0.0/8", SERVE, GATEWAY, WORKER, ADMIN),
+    ] = ""
+    webhook_give_up_days: Annotated[
+        int, _about("days after which a webhook that is not taken is given up", SERVE, WORKER, at_least=1, at_most=30)
+    ] = 3
     account_codes: Annotated[
         str, _about("codes of the journal's accounts, such as revenue=4400,receivable=1200", SERVE, WORKER, ADMIN)
     ] = ""

@@ -12,8 +12,8 @@ from billing import months
 from billing.exports.jobs import ExportJobs
 from billing.exports.journal import parse_account_codes
 from billing.periods import Periods
-from turnpike import exporting
-from turnpike.office import Office
+from turnpike import exporting, webhooks
+from turnpike.office import Office, read_secrets
 from turnpike.settings import Settings
 
 _DAY_S = 86_400
@@ -48,9 +48,10 @@ async def _for_ever(job: Job) -> None:
 
 
 def jobs(office: Office, settings: Settings) -> list[Job]:
-    """Holds expire, the months to come get their partitions, periods close, exports are made."""
+    """Holds expire, the months to come get their partitions, periods close, exports are made, webhooks are sent."""
     periods = Periods(office.database)
     exports = ExportJobs(office.database, office.prices, settings.exports)
+    dispatcher = webhooks.dispatcher(settings, office.database, read_secrets(settings))
     codes = parse_account_codes(settings.account_codes)
 
     async def sweep() -> bool:
@@ -64,9 +65,16 @@ def jobs(office: Office, settings: Settings) -> list[Job]:
     async def export() -> bool:
         return await exports.run_next(lambda: exporting.names(office.tenancy), codes)
 
-    async def remove_exports() -> bool:
+    async def clean() -> bool:
         if removed := await exports.remove_old(settings.export_keep_days * _DAY_S):
             logger.info("old exports are removed", exports=removed)
+        if removed := await dispatcher.remove_old():
+            logger.info("old webhook deliveries are removed", deliveries=removed)
         return False
 
-    return [Job("sweep", 30.0, sweep), Job("export", 2.0, export), Job("remove old exports", 3600.0, remove_exports)]
+    return [
+        Job("sweep", 30.0, sweep),
+        Job("export", 2.0, export),
+        Job("webhooks", 1.0, dispatcher.run),
+        Job("clean", 3600.0, clean),
+    ]

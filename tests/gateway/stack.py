@@ -20,6 +20,9 @@ from billing.holds import Holds
 from billing.prices import PriceBook
 from billing.settler import Settler
 from billing.spool import Spool
+from billing.webhooks.addresses import AddressPolicy
+from billing.webhooks.endpoints import Endpoints
+from billing.webhooks.signing import Sealer
 from gateway.admission.lifetimes import Lifetimes
 from gateway.app import create_app, gateway_of
 from gateway.domains import CacheDomains
@@ -202,6 +205,7 @@ async def running_stack(
         models=stack.models,
         fleet=fleet,
         exports=ExportJobs(stack.database, prices, folder / "exports"),
+        webhooks=Endpoints(stack.database, Sealer(b"m" * 32), AddressPolicy()),
         domains=CacheDomains(b"s" * 32, b"m" * 32),
         options=options or GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=2.0),
     )

@@ -17,6 +17,7 @@ import billing.export_tables
 import billing.invoice_tables
 import billing.period_tables
 import billing.tables
+import billing.webhook_tables
 import gateway.tenancy.tables
 from billing import audit, reports
 from billing.holds import Holds
@@ -30,6 +31,7 @@ ROOMS = (
     billing.invoice_tables,
     billing.period_tables,
     billing.tables,
+    billing.webhook_tables,
     gateway.tenancy.tables,
 )
 

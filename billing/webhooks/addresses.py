@@ -1,0 +1,148 @@
+"""Where a webhook may go: which URLs, and which addresses behind their names (against SSRF, OWASP A10:2021).
+
+A name is resolved once, all its addresses are checked, and the connection goes to one that was checked: a second answer
+of the resolver is never asked for. What is not a public address is refused, in every guise that an IPv4 address has
+inside IPv6, unless an operator allowed its network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import TypeAlias
+
+import httpx
+import msgspec
+
+Address: TypeAlias = IPv4Address | IPv6Address
+Network: TypeAlias = IPv4Network | IPv6Network
+Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
+"""The addresses of a host name. Raises OSError."""
+
+MAX_URL = 2000
+_NAT64 = IPv6Network("64:ff9b::/96")
+_REFUSED = tuple(
+    ip_network(text)
+    for text in (
+        "0.0.0.0/8",
+        "100.64.0.0/10",
+        "169.254.0.0/16",
+        "192.0.0.0/24",
+        "192.88.99.0/24",
+        "198.18.0.0/15",
+        "224.0.0.0/4",
+        "240.0.0.0/4",
+        "::/96",
+        "64:ff9b:1::/48",
+        "100::/64",
+        "2001::/23",
+        "2002::/16",
+        "fc00::/7",
+        "fe80::/10",
+        "fec0::/10",
+        "ff00::/8",
+    )
+)
+"""Beside what Python's `is_global` refuses already, whose list depends on its version: shared, link-local (clouds'
+metadata), benchmark, multicast and reserved ranges, and those of tunnels that lead to some IPv4 address."""
+
+
+class UrlRefused(ValueError):
+    """The URL, or the address behind it, is not one that webhooks may go to; the message says why."""
+
+
+async def system_resolve(host: str, port: int) -> list[str]:
+    """By the system's resolver."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[4][0]) for address in found))
+
+
+def parse_networks(text: str) -> tuple[Network, ...]:
+    """Networks from `10.0.0.0/8, fd00::/8`. Raises UrlRefused naming the one that is none."""
+    networks = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            networks.append(ip_network(part))
+        except ValueError as error:
+            raise UrlRefused(f"webhook_allow_networks: {part!r} is not a network such as 10.0.0.0/8") from error
+    return tuple(networks)
+
+
+class AddressPolicy(msgspec.Struct, frozen=True):
+    """What is allowed beyond https to public addresses: `allow_http` and networks are for development and own networks.
+
+    `resolve` is asked once for each attempt.
+    """
+
+    allow_http: bool = False
+    networks: tuple[Network, ...] = ()
+    resolve: Resolve = system_resolve
+
+    def check_url(self, text: str) -> httpx.URL:
+        """The URL, if a webhook may have it. Names are not resolved yet. Raises UrlRefused."""
+        try:
+            url = httpx.URL(text)
+        except (httpx.InvalidURL, TypeError) as error:
+            raise UrlRefused(f"it is not a URL: {error}") from error
+        if len(text) > MAX_URL:
+            raise UrlRefused(f"it has more than {MAX_URL} characters")
+        if url.scheme != "https" and not (self.allow_http and url.scheme == "http"):
+            raise UrlRefused("it must begin with https://")
+        if not url.host:
+            raise UrlRefused("it has no host")
+        if url.userinfo:
+            raise UrlRefused("it must not have a user name or password; the signature says who sends")
+        if url.fragment:
+            raise UrlRefused("it must not have a fragment")
+        literal = _literal(url.host)
+        if literal is not None:
+            self._check(literal)
+        return url
+
+    async def pin(self, url: httpx.URL) -> str:
+        """The address to connect to. All that the name has must be allowed. Raises UrlRefused, OSError."""
+        port = url.port or (443 if url.scheme == "https" else 80)
+        found = [ip_address(text.partition("%")[0]) for text in await self.resolve(url.host, port)]
+        if not found:
+            raise UrlRefused(f"{url.host} has no address")
+        for address in found:
+            self._check(address)
+        return str(found[0])
+
+    def _check(self, address: Address) -> None:
+        seen = _effective(address)
+        if any(seen in network for network in self.networks if network.version == seen.version):
+            return
+        if not is_public(address):
+            raise UrlRefused(f"{address} is not a public address")
+
+
+def is_public(address: Address) -> bool:
+    """Whether the address is one of the open internet, and no way around to another."""
+    seen = _effective(address)
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return is_public(seen)
+    return (
+        seen.is_global
+        and not seen.is_multicast
+        and not any(seen in network for network in _REFUSED if network.version == seen.version)
+    )
+
+
+def _effective(address: Address) -> Address:
+    """The IPv4 address that an IPv6 address leads to by mapping or NAT64; else the address."""
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped is not None:
+            return address.ipv4_mapped
+        if address in _NAT64:
+            return IPv4Address(int(address) & 0xFFFF_FFFF)
+    return address
+
+
+def _literal(host: str) -> Address | None:
+    try:
+        return ip_address(host.partition("%")[0])
+    except ValueError:
+        return None

@@ -1,0 +1,178 @@
+"""From the outbox to the endpoints: at least once, in no promised order, by any number of workers at a time.
+
+What a worker takes it locks (the outbox's rows) or leases (deliveries), and others pass over it. What an endpoint does
+not take is tried again after 5 s, 20 s, 80 s … up to half a day, each time more or less by half, until `give_up_s` are
+over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any
+from uuid import UUID
+
+import structlog
+from cryptography.exceptions import InvalidTag
+from sqlalchemy import delete, func, select, update
+
+from billing.tables import outbox
+from billing.webhook_tables import webhook_attempt, webhook_delivery, webhook_endpoint
+from billing.webhooks.endpoints import delivery_row, fail_pending, wants
+from billing.webhooks.sending import TIMEOUT_S, Outcome, Sender
+from billing.webhooks.signing import Sealer
+from storage.bulk import one_of
+from storage.database import Database
+
+BATCH = 20
+PER_ENDPOINT = 4
+"""Deliveries to one endpoint that are under way in one worker: a slow one does not take all of it."""
+GIVE_UP_S = 3 * 86_400
+_FIRST_US, _FACTOR, _LONGEST_US = 5_000_000, 4, 43_200_000_000
+_LEASE_US = 4 * TIMEOUT_S * 1_000_000
+_KEEP_US = 90 * 86_400_000_000
+_FANNED_OUT = 200
+_ENDPOINT, _DELIVERY, _OUTBOX = webhook_endpoint.c, webhook_delivery.c, outbox.c
+
+log = structlog.get_logger(__name__)
+
+
+def event_name(event_id: UUID) -> str:
+    """A message's id: the same in every attempt and resend, so that a receiver can tell what it has seen."""
+    return f"evt_{event_id.hex}"
+
+
+def delay_us(failures: int) -> int:
+    """Microseconds to wait after so many failures, drawn between half and one and a half of the doubling's."""
+    usual: int = min(_FIRST_US * _FACTOR ** min(failures - 1, 20), _LONGEST_US)
+    return usual // 2 + secrets.randbelow(usual)
+
+
+class Dispatcher:
+    """One worker's part of it. Raises DatabaseUnavailable; what was under way is then done again."""
+
+    def __init__(self, database: Database, sealer: Sealer, sender: Sender, give_up_s: int = GIVE_UP_S) -> None:
+        self._database = database
+        self._sealer = sealer
+        self._sender = sender
+        self._give_up_us = give_up_s * 1_000_000
+
+    async def run(self) -> bool:
+        """Take what is new and what is due, once; whether there may be more."""
+        fanned_out = await self._fan_out()
+        taken = await self._take()
+        async with asyncio.TaskGroup() as attempts:
+            for delivery, endpoint, now in taken:
+                attempts.create_task(self._attempt(delivery, endpoint, now))
+        return fanned_out == _FANNED_OUT or bool(taken)
+
+    async def remove_old(self) -> int:
+        """Forget deliveries that ended 90 days ago; how many."""
+        async with self._database.transaction() as session:  # all tenants: it is the same for everybody
+            old = select(_DELIVERY.id).where(_DELIVERY.finished_at < self._database.clock - _KEEP_US).limit(1000)
+            ids = list(await session.scalars(old))
+            await session.execute(
+                delete(webhook_attempt).where(one_of(self._database, webhook_attempt.c.delivery_id, ids))
+            )
+            await session.execute(delete(webhook_delivery).where(one_of(self._database, _DELIVERY.id, ids)))
+        return len(ids)
+
+    async def _fan_out(self) -> int:
+        """Make deliveries of the outbox's unsent rows; how many rows."""
+        async with self._database.transaction() as session:  # all tenants: the worker works for everybody
+            unsent = select(outbox).where(_OUTBOX.sent_at.is_(None)).order_by(_OUTBOX.id).limit(_FANNED_OUT)
+            events = (await session.execute(self._database.locked(unsent, skip=True))).all()
+            if not events:
+                return 0
+            now = (await session.execute(select(self._database.clock))).scalar_one()
+            tenants = list({event.tenant_id for event in events})
+            enabled = (_ENDPOINT.state == "enabled") & one_of(self._database, _ENDPOINT.tenant_id, tenants)
+            endpoints = (await session.execute(select(webhook_endpoint).where(enabled))).all()
+            rows = [
+                delivery_row(
+                    endpoint.id, event.tenant_id, event.id, event.topic, event.payload, at=event.created_at, now=now
+                )
+                for event in events
+                for endpoint in endpoints
+                if endpoint.tenant_id == event.tenant_id and wants(endpoint.topics.split(","), event.topic)
+            ]
+            if rows:
+                await session.execute(self._database.insert(webhook_delivery).on_conflict_do_nothing(), rows)
+            ids = [event.id for event in events]
+            await session.execute(update(outbox).where(one_of(self._database, _OUTBOX.id, ids)).values(sent_at=now))
+        return len(events)
+
+    async def _take(self) -> list[tuple[Any, Any, int]]:
+        """Deliveries that are due, leased to us, each with its endpoint and the time."""
+        async with self._database.transaction() as session:  # all tenants: the worker works for everybody
+            now = (await session.execute(select(self._database.clock))).scalar_one()
+            due = (_DELIVERY.state == "pending") & (_DELIVERY.next_at <= now) & (_DELIVERY.leased_until < now)
+            place = func.row_number().over(
+                partition_by=_DELIVERY.endpoint_id, order_by=(_DELIVERY.next_at, _DELIVERY.id)
+            )
+            ranked = select(_DELIVERY.id, _DELIVERY.next_at, place.label("place")).where(due).subquery()
+            first = select(ranked.c.id).where(ranked.c.place <= PER_ENDPOINT).order_by(ranked.c.next_at).limit(BATCH)
+            # Asked again under the lock: another worker may have leased it since.
+            query = select(webhook_delivery).where(_DELIVERY.id.in_(first), due).order_by(_DELIVERY.id)
+            rows = (await session.execute(self._database.locked(query, skip=True))).all()
+            if not rows:
+                return []
+            ids, endpoints = [row.id for row in rows], list({row.endpoint_id for row in rows})
+            await session.execute(
+                update(webhook_delivery)
+                .where(one_of(self._database, _DELIVERY.id, ids))
+                .values(leased_until=now + _LEASE_US)
+            )
+            of = select(webhook_endpoint).where(one_of(self._database, _ENDPOINT.id, endpoints))
+            found = {endpoint.id: endpoint for endpoint in await session.execute(of)}
+        return [(row, found[row.endpoint_id], now) for row in rows]
+
+    async def _attempt(self, delivery: Any, endpoint: Any, now: int) -> None:
+        try:
+            keys = self._keys(endpoint, now)
+        except InvalidTag:
+            outcome = Outcome(None, "its secret cannot be opened: was the master key changed? rotate the secret", 0)
+        else:
+            name = event_name(delivery.event_id)
+            outcome = await self._sender.send(endpoint.url, name, delivery.body.encode(), keys)
+        failures = delivery.attempts + 1
+        wait = max(delay_us(failures), outcome.retry_after * 1_000_000)
+        give_up = outcome.gone or now + wait > delivery.due_since + self._give_up_us
+        state = "delivered" if outcome.delivered else "failed" if give_up else "pending"
+        await self._record(delivery, outcome, state, now, now + wait)
+        if state == "failed":
+            log.warning("a webhook is given up", delivery=str(delivery.id), topic=delivery.topic, error=outcome.error)
+
+    def _keys(self, endpoint: Any, now: int) -> list[bytes]:
+        sealed = [endpoint.secret]
+        if endpoint.previous_secret is not None and endpoint.previous_until > now:
+            sealed.append(endpoint.previous_secret)
+        return [self._sealer.open(each, endpoint.id) for each in sealed]
+
+    async def _record(self, delivery: Any, outcome: Outcome, state: str, now: int, next_at: int) -> None:
+        async with self._database.transaction() as session:
+            # The endpoint is locked before its deliveries, as by all who change both: no two wait for each other.
+            if outcome.gone:
+                off = {"state": "disabled", "reason": "it answered 410 Gone"}
+                of = (_ENDPOINT.tenant_id == delivery.tenant_id) & (_ENDPOINT.id == delivery.endpoint_id)
+                await session.execute(update(webhook_endpoint).where(of, _ENDPOINT.state == "enabled").values(off))
+                error = "the endpoint answered 410 Gone"
+                await fail_pending(self._database, session, delivery.tenant_id, delivery.endpoint_id, error)
+            number = delivery.attempts + 1
+            row = (delivery.id, number, now, outcome.status, outcome.error, outcome.milliseconds)
+            names = webhook_attempt.c.keys()
+            attempt = self._database.insert(webhook_attempt).values(dict(zip(names, row, strict=True)))
+            await session.execute(attempt.on_conflict_do_nothing())  # one whose lease ran out may have been as far
+            values = {
+                "state": state,
+                "attempts": number,
+                "next_at": next_at,
+                "leased_until": 0,
+                "finished_at": None if state == "pending" else now,
+                "status": outcome.status,
+                "error": outcome.error,
+            }
+            mine = (_DELIVERY.tenant_id == delivery.tenant_id) & (_DELIVERY.id == delivery.id)
+            if state == "pending":  # what was given up meanwhile, with its endpoint, stays so
+                mine &= _DELIVERY.state == "pending"
+            await session.execute(update(webhook_delivery).where(mine).values(values))
