@@ -26,6 +26,7 @@ ROOMS = {
         "billing.invoice_tables",
         "billing.period_tables",
         "billing.tables",
+        "billing.webhook_tables",
         "gateway.tenancy.tables",
     },
 }
