@@ -11,6 +11,7 @@ import msgspec
 from sqlalchemy import func, select
 
 from billing.audit_balances import check_balances, check_holds
+from billing.audit_budgets import check_budgets
 from billing.audit_chain import check_chain
 from billing.audit_events import check_costs, check_refused, check_sequences
 from billing.audit_ledger import check_ledger, check_rollups
@@ -25,7 +26,7 @@ Check = Callable[[Scope], Awaitable[None]]
 OF_A_PERIOD: tuple[Check, ...] = (check_costs, check_chain, check_rollups, check_ledger, check_sequences)
 """What can be checked of one billing period alone."""
 
-OF_ALL: tuple[Check, ...] = (check_refused, *OF_A_PERIOD, check_balances, check_holds)
+OF_ALL: tuple[Check, ...] = (check_refused, *OF_A_PERIOD, check_balances, check_holds, check_budgets)
 
 __all__ = ["OF_ALL", "OF_A_PERIOD", "Finding", "ReplicaCounts", "check", "counts_by_replica"]
 

@@ -57,7 +57,7 @@ async def check_holds(scope: Scope) -> None:
     for tenant in (hold.c.tenant_id, ended_hold.c.tenant_id, usage_event.c.tenant_id):
         counts = select(tenant, func.count()).group_by(tenant)
         if tenant is usage_event.c.tenant_id:
-            counts = counts.where(~late.exists())
+            counts = counts.where(~late.exists(), usage_event.c.corrects.is_(None))
         for owner, count in await scope.session.execute(counts):
             found[owner] += count
     for tenant, holds in await scope.session.execute(select(balance.c.tenant_id, balance.c.holds)):

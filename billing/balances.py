@@ -24,6 +24,11 @@ class CurrencyMismatch(ValueError):
         self.found = found
 
 
+def new_balance(tenant_id: UUID, currency: str) -> dict[str, UUID | str | int]:
+    """The row of a tenant who never had money."""
+    return {"tenant_id": tenant_id, "currency": currency, "credit": 0, "debit": 0, "held": 0, "overdraft": 0}
+
+
 class Balances:
     """Putting money in, and looking at it."""
 
@@ -56,7 +61,7 @@ class Balances:
             raise InvalidMoney(f"a grant of {amount_pico} pico-units")
         identity = grant_id or new_id()
         async with self._database.transaction() as session:  # one that has no balance has nothing to lock
-            start = {"tenant_id": tenant_id, "currency": currency, "credit": 0, "debit": 0, "held": 0, "overdraft": 0}
+            start = new_balance(tenant_id, currency)
             await session.execute(self._database.insert(balance).values(start).on_conflict_do_nothing())
         async with opened(self._database) as books:
             found = (await books.lock([tenant_id]))[tenant_id]

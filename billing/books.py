@@ -4,9 +4,10 @@ On PostgreSQL they go to the driver, with arrays for rows; on SQLite through SQL
 decided once, by those who call this.
 
 So that no two transactions wait for each other, all lock in one order: that periods stay open, then usage events,
-rollups, chains, holds that end, balances; each by its key. A balance is locked as late as possible, since everyone who
-reserves waits for it; what depends on it is computed in a later statement, which sees what the lock waited for. New
-holds come after their balances: nobody else can wait for a hold that is not there yet.
+rollups, chains, holds that end, balances; each by its key. Who locked a tenant's balance has locked its budgets. A
+balance is locked as late as possible, since everyone who reserves waits for it; what depends on it is computed in a
+later statement, which sees what the lock waited for. New holds come after their balances: nobody else can wait for a
+hold that is not there yet.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from uuid import UUID
 
 import msgspec
 
+from billing.budget_books import BudgetBooks
 from billing.chain import Batch
 from billing.hold_books import HoldBooks
 from billing.ledger import Balance, Transaction
@@ -64,6 +66,10 @@ class Books(Protocol):
     @property
     def holds(self) -> HoldBooks:
         """What is about holds."""
+
+    @property
+    def budgets(self) -> BudgetBooks:
+        """What is about budgets."""
 
     async def now(self) -> int:
         """The database's clock."""

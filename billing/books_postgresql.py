@@ -20,6 +20,7 @@ from sqlalchemy.dialects import postgresql
 
 from billing import tables
 from billing.books import EventsThere, Grant, Notice, Refusal
+from billing.budget_books_postgresql import PostgresBudgetBooks
 from billing.chain import Batch, start
 from billing.event_rows import NAMES, binary_rows
 from billing.hold_books_postgresql import PostgresHoldBooks
@@ -125,6 +126,7 @@ class PostgresBooks:
         self._connection = connection
         self._clock = clock
         self.holds = PostgresHoldBooks(connection, clock)
+        self.budgets = PostgresBudgetBooks(connection)
 
     async def now(self) -> int:
         return int(await self._connection.fetchval(f"SELECT {self._clock}"))  # of our own

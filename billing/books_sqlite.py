@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import tables
 from billing.books import EventsThere, Grant, Notice, Refusal
+from billing.budget_books_sqlite import SqliteBudgetBooks
 from billing.chain import Batch, following, start
 from billing.chain_tables import usage_batch, usage_chain
 from billing.event_rows import event_row
@@ -54,6 +55,7 @@ class SqliteBooks:
         self._database = database
         self._session = session
         self.holds = SqliteHoldBooks(database, session)
+        self.budgets = SqliteBudgetBooks(database, session)
 
     async def now(self) -> int:
         return (await self._session.execute(select(self._database.clock))).scalar_one()

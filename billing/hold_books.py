@@ -12,11 +12,14 @@ from billing.hold_records import Hold, HoldRequest
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """Holds of one tenant that ended now: how many, and what they held together."""
+    """Holds of one tenant that ended now: how many, and what they held together, of the balance and of the same
+    budgets. Which those were is said where there are budgets."""
 
     tenant_id: UUID
     requests: int
     amount_pico: int
+    budgets: str = ""
+    ids: Collection[UUID] = ()
 
 
 class HoldBooks(Protocol):
@@ -30,6 +33,9 @@ class HoldBooks(Protocol):
 
     async def take(self, made: Sequence[tuple[HoldRequest, Hold]], held: Mapping[UUID, int]) -> None:
         """Insert new holds, and add to what is held of locked balances. The database refuses what is not covered."""
+
+    async def budgets_of_ended(self, requests: Collection[UUID]) -> dict[UUID, str]:
+        """The budgets of those of the requests that were released or expired and had any."""
 
     async def end(self, requests: Collection[UUID], state: str) -> list[Ended]:
         """Close those of the requests' holds that are open, as `settled`, `released` or `expired`: each ends once."""

@@ -11,16 +11,16 @@ from uuid import UUID
 import asyncpg  # type: ignore[import-untyped]
 
 from billing.hold_books import Ended
-from billing.hold_records import Hold, HoldRequest, pack, unpack
+from billing.hold_records import Hold, HoldRequest, join, pack, split, unpack
 from storage.array_literals import array_literal
 from storage.direct import Connection
 
 _TAKEN = """
-    INSERT INTO hold (request_id, tenant_id, amount_pico, gateway, admitted_at, expires_at, request)
-    SELECT {request_id}, {tenant_id}, t.amount, t.gateway, {now}, {now} + t.lifetime * 1000000,
+    INSERT INTO hold (request_id, tenant_id, amount_pico, gateway, admitted_at, expires_at, budgets, request)
+    SELECT {request_id}, {tenant_id}, t.amount, t.gateway, {now}, {now} + t.lifetime * 1000000, {budgets},
         substring($7::bytea FROM t.start FOR t.size)
     FROM unnest($1::text::uuid[], $2::text::uuid[], $3::text::bigint[], $4::text::text[], $5::text::bigint[],
-        $6::text::int[], $8::text::int[]) AS t (id, tenant, amount, gateway, lifetime, start, size)
+        $6::text::int[], $8::text::int[]{more}) AS t (id, tenant, amount, gateway, lifetime, start, size{name})
 """
 _TAKE = f"""
     WITH held AS (
@@ -28,7 +28,16 @@ _TAKE = f"""
         FROM unnest($10::text::uuid[], $11::text::numeric[], $12::text::bigint[]) AS t (tenant_id, held, holds)
         WHERE balance.tenant_id = t.tenant_id
     )
-    {_TAKEN.format(request_id="t.id", tenant_id="t.tenant", now="$9::bigint")}
+    {
+    _TAKEN.format(
+        request_id="t.id",
+        tenant_id="t.tenant",
+        now="$9::bigint",
+        budgets="t.budgets",
+        more=", $13::text::text[]",
+        name=", budgets",
+    )
+}
 """  # noqa: S608  # names of columns
 
 _TAKE_AT_ONCE = """
@@ -58,19 +67,24 @@ checked as it was before and again as it is: it can be refused when it need not 
 """
 
 _OPEN = """
-    SELECT request, admitted_at, amount_pico FROM unnest($1::text::uuid[]) AS t (id) JOIN hold ON request_id = t.id
+    SELECT request, admitted_at, amount_pico, budgets
+    FROM unnest($1::text::uuid[]) AS t (id) JOIN hold ON request_id = t.id
 """
 _ENDED = """
     SELECT request_id FROM unnest($1::text::uuid[]) AS t (id) JOIN ended_hold ON request_id = t.id
     UNION SELECT usage_fact.id FROM unnest($1::text::uuid[]) AS t (id) JOIN usage_fact USING (id)
 """
-_SETTLE = """
+_SUMS = """
+    SELECT tenant_id, count(*), sum(amount_pico), budgets,
+        coalesce(array_agg(request_id) FILTER (WHERE budgets <> ''), '{{}}') FROM ended GROUP BY tenant_id, budgets
+"""
+_SETTLE = f"""
     WITH ended AS (
         DELETE FROM hold USING unnest($1::text::uuid[]) AS t (id) WHERE request_id = t.id
-        RETURNING tenant_id, amount_pico
+        RETURNING tenant_id, amount_pico, budgets, request_id
     )
-    SELECT tenant_id, count(*), sum(amount_pico) FROM ended GROUP BY tenant_id
-"""
+    {_SUMS.format()}
+"""  # noqa: S608  # names of columns
 _COLUMNS = "request_id, tenant_id, amount_pico, gateway, admitted_at, expires_at, budgets, request"
 _END = f"""
     WITH ended AS (
@@ -78,8 +92,12 @@ _END = f"""
     ), kept AS (
         INSERT INTO ended_hold ({_COLUMNS}, state, ended_at) SELECT {_COLUMNS}, $2, {{clock}} FROM ended
     )
-    SELECT tenant_id, count(*), sum(amount_pico) FROM ended GROUP BY tenant_id
+    {_SUMS}
 """  # noqa: S608  # names of columns
+_BUDGETS_OF_ENDED = """
+    SELECT request_id, budgets FROM unnest($1::text::uuid[]) AS t (id) JOIN ended_hold ON request_id = t.id
+    WHERE budgets <> ''
+"""
 _OVERDUE = "SELECT request_id FROM hold WHERE expires_at <= $1 LIMIT $2 FOR UPDATE SKIP LOCKED"
 
 
@@ -89,6 +107,9 @@ def _at_once(clock: str) -> str:
         request_id="CASE WHEN ended.request_id IS NULL AND event.id IS NULL THEN t.id END",
         tenant_id="paid.tenant_id",
         now="moment.now",
+        budgets="''",
+        more="",
+        name="",
     )
     return _TAKE_AT_ONCE.format(clock=clock, taken=taken)
 
@@ -131,10 +152,13 @@ class PostgresHoldBooks:
 
     async def open_now(self, requests: Collection[UUID]) -> list[Hold]:
         rows = await self._connection.fetch(_OPEN, _ids(requests))
-        return [Hold.of(unpack(request), admitted_at, amount) for request, admitted_at, amount in rows]
+        return [Hold.of(unpack(asked), at, amount, budgets=split(budgets)) for asked, at, amount, budgets in rows]
 
     async def ended(self, requests: Collection[UUID]) -> set[UUID]:
         return {row[0] for row in await self._connection.fetch(_ENDED, _ids(requests))}
+
+    async def budgets_of_ended(self, requests: Collection[UUID]) -> dict[UUID, str]:
+        return dict(await self._connection.fetch(_BUDGETS_OF_ENDED, _ids(requests)))
 
     async def take(self, made: Sequence[tuple[HoldRequest, Hold]], held: Mapping[UUID, int]) -> None:
         if not made:
@@ -142,7 +166,8 @@ class PostgresHoldBooks:
         count = Counter(asked.tenant_id for asked, _ in made)
         more = (array_literal("numeric", list(held.values())), array_literal("bigint", [count[t] for t in held]))
         columns = _columns([asked for asked, _ in made])
-        await self._connection.execute(_TAKE, *columns, made[0][1].admitted_at, _ids(held), *more)
+        budgets = array_literal("text", [join(new.budgets) for _, new in made])
+        await self._connection.execute(_TAKE, *columns, made[0][1].admitted_at, _ids(held), *more, budgets)
 
     async def end(self, requests: Collection[UUID], state: str) -> list[Ended]:
         if not requests:

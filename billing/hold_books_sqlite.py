@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID
@@ -11,7 +11,7 @@ from sqlalchemy import bindparam, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.hold_books import Ended
-from billing.hold_records import Hold, HoldRequest, pack, unpack
+from billing.hold_records import Hold, HoldRequest, join, pack, split, unpack
 from billing.tables import balance, ended_hold, hold, usage_fact
 from storage.base import Pico
 from storage.bulk import one_of
@@ -33,9 +33,15 @@ class SqliteHoldBooks:
 
     async def open_now(self, requests: Collection[UUID]) -> list[Hold]:
         # all tenants: an id is repeated whoever sent it
-        query = select(hold.c.request, hold.c.admitted_at, hold.c.amount_pico)
+        query = select(hold.c.request, hold.c.admitted_at, hold.c.amount_pico, hold.c.budgets)
         rows = await self._session.execute(query.where(one_of(self._database, hold.c.request_id, requests)))
-        return [Hold.of(unpack(request), admitted_at, amount) for request, admitted_at, amount in rows]
+        return [Hold.of(unpack(asked), at, amount, budgets=split(budgets)) for asked, at, amount, budgets in rows]
+
+    async def budgets_of_ended(self, requests: Collection[UUID]) -> dict[UUID, str]:
+        # all tenants: usage that is late was admitted before
+        query = select(ended_hold.c.request_id, ended_hold.c.budgets).where(ended_hold.c.budgets != "")
+        rows = await self._session.execute(query.where(one_of(self._database, ended_hold.c.request_id, requests)))
+        return {row.request_id: row.budgets for row in rows}
 
     async def ended(self, requests: Collection[UUID]) -> set[UUID]:
         # all tenants: an id is repeated whoever sent it
@@ -68,12 +74,14 @@ class SqliteHoldBooks:
 
 def _row(asked: HoldRequest, new: Hold) -> dict[str, Any]:
     row = {name: getattr(new, name) for name in ("request_id", "tenant_id", "amount_pico", "gateway", "admitted_at")}
-    return row | {"expires_at": new.expires_at, "budgets": "", "request": pack(asked)}
+    return row | {"expires_at": new.expires_at, "budgets": join(new.budgets), "request": pack(asked)}
 
 
 def _by_tenant(rows: Sequence[Any]) -> list[Ended]:
-    found: dict[UUID, Ended] = {}
+    found: dict[tuple[UUID, str], list[Any]] = defaultdict(list)
     for row in rows:
-        before = found.get(row.tenant_id, Ended(row.tenant_id, 0, 0))
-        found[row.tenant_id] = Ended(row.tenant_id, before.requests + 1, before.amount_pico + row.amount_pico)
-    return list(found.values())
+        found[row.tenant_id, row.budgets].append(row)
+    return [
+        Ended(tenant, len(some), sum(row.amount_pico for row in some), budgets, [row.request_id for row in some])
+        for (tenant, budgets), some in found.items()
+    ]

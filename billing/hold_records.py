@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 from uuid import UUID
 
@@ -17,9 +18,9 @@ State = Literal["open", "released", "expired"]
 class HoldRequest(msgspec.Struct, frozen=True, array_like=True):
     """Reserve `amount_pico` for a request, for at most `lifetime_s`. Raises InvalidMoney.
 
-    `gateway` is the name of the gateway worker that runs the request. `terms` is for the gateway alone: what it needs
-    to make usage of a journal's counts later. Fields are only added at the end, with a default: open holds outlive an
-    upgrade.
+    `gateway` is the name of the gateway worker that runs the request, `tag` what the client calls it for budgets.
+    `terms` is for the gateway alone: what it needs to make usage of a journal's counts later. Fields are only added at
+    the end, with a default: open holds outlive an upgrade.
     """
 
     request_id: UUID
@@ -33,6 +34,7 @@ class HoldRequest(msgspec.Struct, frozen=True, array_like=True):
     lifetime_s: int
     gateway: str
     terms: bytes
+    tag: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.amount_pico <= MAX_PICO:
@@ -58,9 +60,18 @@ class Hold(msgspec.Struct, frozen=True):
     period: str
     expires_at: int
     state: State = "open"
+    budgets: tuple[UUID, ...] = ()
+    """The windows of budgets that it is reserved from too."""
 
     @classmethod
-    def of(cls, asked: HoldRequest, admitted_at: int, amount_pico: int | None = None, state: State = "open") -> Hold:
+    def of(
+        cls,
+        asked: HoldRequest,
+        admitted_at: int,
+        amount_pico: int | None = None,
+        state: State = "open",
+        budgets: tuple[UUID, ...] = (),
+    ) -> Hold:
         """The hold that a request gets at this instant; of another amount, if it was raised since."""
         return cls(
             asked.request_id,
@@ -77,7 +88,18 @@ class Hold(msgspec.Struct, frozen=True):
             period_of(admitted_at),
             admitted_at + asked.lifetime_s * 1_000_000,
             state,
+            budgets,
         )
+
+
+def join(budgets: Sequence[UUID]) -> str:
+    """Windows of budgets as one text."""
+    return ",".join(budget.hex for budget in budgets)
+
+
+def split(budgets: str) -> tuple[UUID, ...]:
+    """The inverse of `join`."""
+    return tuple(UUID(budget) for budget in budgets.split(",")) if budgets else ()
 
 
 _encoder = msgspec.msgpack.Encoder(uuid_format="bytes")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from sqlalchemy import literal, select
 
-from billing.balances import CurrencyMismatch
+from billing.books import Books
+from billing.budget_use import BudgetUse, use_budgets
+from billing.budget_windows import BudgetTerms, BudgetWindow
 from billing.hold_books_postgresql import take_at_once
+from billing.hold_decisions import Decisions
 from billing.hold_records import Hold, HoldRequest, unpack
 from billing.ledger import Balance
-from billing.money import format_pico
 from billing.open_books import opened
-from billing.prices import UnknownPriceVersion
 from billing.tables import ended_hold, hold, price_version
 from storage.batcher import MicroBatcher
 from storage.bulk import one_of
@@ -24,28 +25,6 @@ _MAX_BATCH = 500
 _SWEEP = 1000
 
 
-class InsufficientFunds(Exception):
-    """The hold does not fit: `scope` says whose money is short (the tenant's), amounts are in pico-units."""
-
-    def __init__(self, scope: str, needed_pico: int, affordable_pico: int, currency: str) -> None:
-        super().__init__(
-            f"the request may cost {format_pico(needed_pico)} {currency}, "
-            f"and the {scope} has {format_pico(affordable_pico)} {currency} left"
-        )
-        self.scope = scope
-        self.needed_pico = needed_pico
-        self.affordable_pico = affordable_pico
-        self.currency = currency
-
-
-class DuplicateRequest(ValueError):
-    """A request of this id was admitted before, as another request or one that has ended."""
-
-    def __init__(self, request_id: UUID) -> None:
-        super().__init__(f"request {request_id} was admitted before")
-        self.request_id = request_id
-
-
 class Holds:
     """Reserving and expiring. Settling and releasing are the settler's."""
 
@@ -53,7 +32,7 @@ class Holds:
         self._database = database
         self._batcher: MicroBatcher[HoldRequest, Hold] = MicroBatcher(self._reserve, _MAX_BATCH)
         self._currencies: dict[int, str] = {}
-        self._short: set[UUID] = set()
+        self._careful: set[UUID] = set()
 
     async def reserve(self, request: HoldRequest) -> Hold:
         """Reserve the amount, whole or not at all. A repeated request gets the hold that it has.
@@ -94,21 +73,21 @@ class Holds:
     async def _reserve(self, requests: list[HoldRequest]) -> list[Hold | Exception]:
         """All at once where the database can do that and has no objection; else one by one, with everything locked.
 
-        Who was refused lately is no reason to make the others wait for that: it is asked for apart.
+        Who was refused lately, or has budgets, does not keep the others from the faster way.
         """
         await self._learn_currencies({request.price_version for request in requests})
         if self._database.dialect != "postgresql":
             return await self._one_by_one(requests)
-        short = self._short
-        likely = [request for request in requests if request.tenant_id not in short] if short else requests
+        careful = self._careful
+        likely = [request for request in requests if request.tenant_id not in careful] if careful else requests
         taken = await self._at_once(likely) if likely else []
         if len(likely) == len(requests):
             return [*taken] if taken is not None else await self._one_by_one(requests)
         if taken is None:
             return await self._one_by_one(requests)
-        rest = await self._one_by_one([request for request in requests if request.tenant_id in short])
+        rest = await self._one_by_one([request for request in requests if request.tenant_id in careful])
         taken_ones, others = iter(taken), iter(rest)
-        return [next(others if request.tenant_id in short else taken_ones) for request in requests]
+        return [next(others if request.tenant_id in careful else taken_ones) for request in requests]
 
     async def _at_once(self, requests: list[HoldRequest]) -> list[Hold] | None:
         async with self._database.direct(transaction=False) as connection:
@@ -121,50 +100,31 @@ class Holds:
             ids = {request.request_id for request in requests}
             known = {found.request_id: found for found in await books.holds.open_now(ids)}
             ended = await books.holds.ended(ids)
-            answers, made, held = self._decide(requests, owners, known, ended, await books.now())
-            if made:
-                await books.holds.take(made, held)
+            decisions = await self._decisions(books, owners, requests)
+            answers: list[Hold | Exception] = []
+            for request in requests:
+                answer = decisions.decide(request, known.get(request.request_id), ended=request.request_id in ended)
+                if isinstance(answer, Hold):
+                    known[request.request_id] = answer
+                answers.append(answer)
+            if decisions.made:
+                await books.holds.take(decisions.made, decisions.held)
+                await books.budgets.save(decisions.windows)
+        self._careful = (self._careful - owners.keys()) | decisions.short | _with_budgets(owners)
         return answers
 
-    def _decide(
-        self,
-        requests: Sequence[HoldRequest],
-        owners: dict[UUID, Balance],
-        known: dict[UUID, Hold],
-        ended: set[UUID],
-        now: int,
-    ) -> tuple[list[Hold | Exception], list[tuple[HoldRequest, Hold]], dict[UUID, int]]:
-        """Who gets a hold, in the order of the queue: the answers, the new holds, and what they hold of whom."""
-        left = {tenant: owner.available for tenant, owner in owners.items()}
-        answers: list[Hold | Exception] = []
-        made: list[tuple[HoldRequest, Hold]] = []
-        held: dict[UUID, int] = defaultdict(int)
-        refused: set[UUID] = set()
-        for request in requests:
-            tenant, amount = request.tenant_id, request.amount_pico
-            owner = owners.get(tenant)
-            currency = self._currencies.get(request.price_version)
-            earlier = known.get(request.request_id)
-            if currency is None:
-                answers.append(UnknownPriceVersion(request.price_version))
-            elif earlier is not None:
-                same = (earlier.tenant_id, earlier.amount_pico) == (tenant, amount)
-                answers.append(earlier if same else DuplicateRequest(request.request_id))
-            elif request.request_id in ended:
-                answers.append(DuplicateRequest(request.request_id))
-            elif owner is not None and owner.currency != currency:
-                answers.append(CurrencyMismatch(owner.currency, currency))
-            elif owner is None or amount > left[tenant]:
-                refused.add(tenant)
-                answers.append(InsufficientFunds("tenant", amount, max(0, left.get(tenant, 0)), currency))
-            else:
-                new = known[request.request_id] = Hold.of(request, now)
-                left[tenant] -= amount
-                held[tenant] += amount
-                made.append((request, new))
-                answers.append(new)
-        self._short = self._short - owners.keys() | refused
-        return answers, made, held
+    async def _decisions(
+        self, books: Books, owners: Mapping[UUID, Balance], requests: Sequence[HoldRequest]
+    ) -> Decisions:
+        """The database's clock and what there is, budgets included, of tenants that are locked."""
+        now = await books.now()
+        terms: list[BudgetTerms] = []
+        windows: list[BudgetWindow] = []
+        if tenants := _with_budgets(owners):
+            terms = [one for one in await books.budgets.in_force(tenants) if any(map(one.is_for, requests))]
+            if terms:
+                windows = await books.budgets.opened([(one, one.starts_at(now)) for one in terms])
+        return Decisions(now, owners, terms, windows, self._currencies)
 
     async def _learn_currencies(self, versions: set[int]) -> None:
         unknown = versions - self._currencies.keys()
@@ -177,7 +137,14 @@ class Holds:
     async def _sweep_some(self, now: int) -> int:
         async with opened(self._database) as books:
             ended = await books.holds.end(await books.holds.overdue(now, _SWEEP), "expired")
-            given_back = {some.tenant_id: some.amount_pico for some in ended}
+            given_back: dict[UUID, int] = defaultdict(int)
+            for some in ended:
+                given_back[some.tenant_id] += some.amount_pico
             found = await books.lock(given_back.keys())
+            await use_budgets(books, BudgetUse(ended))
             await books.save([found[tenant].holding(-pico) for tenant, pico in given_back.items() if tenant in found])
         return sum(some.requests for some in ended)
+
+
+def _with_budgets(owners: Mapping[UUID, Balance]) -> set[UUID]:
+    return {tenant for tenant, owner in owners.items() if owner.budgets}

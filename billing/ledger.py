@@ -57,7 +57,7 @@ class Balance(msgspec.Struct, frozen=True):
     """A tenant's money in pico-units: put in, used, reserved by open holds; `overdraft` is what is missing, if so.
 
     `promo` is what is left of what was given, `receivable` what was used and not paid, `credit_line` how much that may
-    become. `holds` is how many holds there ever were, `budgets` the version of the tenant's budgets.
+    become. `holds` is how many holds there ever were, `budgets` how many budgets are in force.
     """
 
     tenant_id: UUID

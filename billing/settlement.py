@@ -12,8 +12,8 @@ import msgspec
 
 from billing import months, traits
 from billing.books import Books, EventsThere, Notice, Refusal
+from billing.budget_use import BudgetUse, use_budgets
 from billing.chain import Batch, batches
-from billing.hold_books import Ended
 from billing.ledger import Balance, Transaction
 from billing.money import format_pico
 from billing.months import is_ordered_by_time
@@ -96,7 +96,9 @@ async def _settle(
     ids = [event.id for event in new]
     settled = await books.holds.end(ids, "settled")
     released = await books.holds.end(releases - set(ids), "released") if releases else []
-    await _post(books, rolled, [*settled, *released], currencies)
+    held = sum(ended.requests for ended in settled)
+    late = await books.holds.budgets_of_ended(ids) if held < len(ids) else {}
+    await _post(books, rolled, BudgetUse([*settled, *released], new, late, currencies))
     await refuse(books, refused)
     return Settled(written=len(new), released=sum(ended.requests for ended in released), refused=len(refused))
 
@@ -122,10 +124,10 @@ async def refuse(books: Books, records: Iterable[tuple[Settlement, str]]) -> Non
     )
 
 
-async def _post(books: Books, rolled: Sequence[Rolled], ended: Sequence[Ended], currencies: dict[UUID, str]) -> None:
+async def _post(books: Books, rolled: Sequence[Rolled], use: BudgetUse) -> None:
     """Give back what was held, debit what was used, and write the entries: all that needs the balances."""
     given_back: dict[UUID, int] = defaultdict(int)
-    for some in ended:
+    for some in use.ended:
         given_back[some.tenant_id] += some.amount_pico
     used: dict[UUID, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for row in rolled:
@@ -138,10 +140,11 @@ async def _post(books: Books, rolled: Sequence[Rolled], ended: Sequence[Ended], 
         for period, cost in sorted(used[tenant].items()):
             after, entries = after.using(cost)
             if entries:
-                transactions.append(Transaction(new_id(), tenant, currencies[tenant], "usage", period, entries))
+                transactions.append(Transaction(new_id(), tenant, use.currencies[tenant], "usage", period, entries))
         balances.append(after)
         if after.overdraft and not before.overdraft:
             notices.append(Notice(new_id(), tenant, OVERDRAWN, _overdraft(after)))
+    notices += await use_budgets(books, use)
     await books.save(balances, transactions, notices)
 
 

@@ -25,6 +25,7 @@ log = structlog.get_logger(__name__)
 
 SUFFIX = ".spool"
 _MAX_BATCH = 1000
+_MAX_RECENT = 5000
 _ROTATE_BYTES = 8 * 1024 * 1024
 _OWNER = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
@@ -72,16 +73,24 @@ class Spool:
         """When the requests of our waiting events were admitted."""
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Settlement)
+        self._recent: dict[bytes, Settlement] = {}
+        """Records that were not read yet, by what is in the file: only the others have to be decoded."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
         self._batcher: MicroBatcher[tuple[bytes, Settlement], None] = MicroBatcher(self._flush, _MAX_BATCH)
 
     async def append(self, record: Settlement) -> None:
         """Returns once the record is durable. Raises SpoolUnavailable, and then the record does not count."""
+        payload = self._encoder.encode(record)
+        framed = frame(payload)
+        if len(self._recent) < _MAX_RECENT:
+            self._recent[payload] = record
         try:
-            await self._batcher.submit((frame(self._encoder.encode(record)), record))
+            await self._batcher.submit((framed, record))
         except OSError as error:
+            self._recent.pop(payload, None)
             raise SpoolUnavailable(f"cannot write to the spool: {error.strerror or type(error).__name__}") from error
         except BatcherClosed as error:
+            self._recent.pop(payload, None)
             raise SpoolUnavailable("the spool is closed") from error
 
     @staticmethod
@@ -159,7 +168,8 @@ class Spool:
         corrupt = read.corrupt
         for payload in read.payloads:
             try:
-                records.append(self._decoder.decode(payload))
+                record = self._recent.pop(payload, None)
+                records.append(self._decoder.decode(payload) if record is None else record)
             except msgspec.MsgspecError as error:
                 corrupt += 1
                 log.error("a record in the spool is whole and makes no sense", file=segment.path.name, error=str(error))

@@ -77,8 +77,7 @@ Up to `credit_line` may be used so: 0 for a prepaid tenant. Each column but `hel
 ledger's entries.
 `overdraft` is 0 but for usage that arrived after its hold had expired and the money was promised to others: then it is
 what is missing. Only settling raises it, so reserving can never bring what is available below zero.
-`holds` is how many holds there ever were: each is open, or has ended once. `budgets` is 0 for a tenant without any, and
-changes whenever they do.
+`holds` is how many holds there ever were: each is open, or has ended once. `budgets` is how many are in force.
 """
 
 HOLD: tuple[tuple[str, type[Any], dict[str, Any]], ...] = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from functools import lru_cache
 from operator import attrgetter
 from typing import ClassVar, Literal, TypeAlias, get_args
 from uuid import UUID
@@ -40,6 +41,7 @@ class InvalidPeriod(ValueError):
         super().__init__(f"{period!r} is not a period such as 2026-11")
 
 
+@lru_cache(64)
 def check_period(period: str) -> str:
     """The period, if it is one. Raises InvalidPeriod."""
     if _PERIOD.fullmatch(period) is None:
@@ -49,7 +51,12 @@ def check_period(period: str) -> str:
 
 def period_of(instant: int) -> str:
     """The billing period (a month in UTC) of microseconds since the Unix epoch."""
-    return datetime.fromtimestamp(instant // 1_000_000, UTC).strftime("%Y-%m")
+    return _period_of_hour(instant // 3_600_000_000)
+
+
+@lru_cache(64)
+def _period_of_hour(hour: int) -> str:
+    return datetime.fromtimestamp(hour * 3600, UTC).strftime("%Y-%m")
 
 
 def period_bounds(period: str) -> tuple[int, int]:
@@ -219,17 +226,19 @@ class UsageEvent(msgspec.Struct, frozen=True, tag="event"):
 
     def __post_init__(self) -> None:
         check_period(self.period)
-        for name, allowed in self._allowed.items():
-            if getattr(self, name) not in allowed:
-                raise InvalidUsage(f"{name} is {getattr(self, name)!r}, not one of {', '.join(allowed)}")
+        told = (self.status, self.delivery, self.source)
+        for value, (name, allowed) in zip(told, self._allowed.items(), strict=True):
+            if value not in allowed:
+                raise InvalidUsage(f"{name} is {value!r}, not one of {', '.join(allowed)}")
         if not (_are_numbers(_narrow(self), MAX_TOKENS) and _are_numbers(_wide(self), MAX_PICO)):
             for name in (*_NARROW, *_WIDE):
                 _check_number(name, getattr(self, name), MAX_TOKENS if name in _NARROW else MAX_PICO)
-        if self.usage.prompt not in (self.counts.prompt, 0):
-            raise InvalidUsage(f"billed prompt {self.usage.prompt} is neither 0 nor the counted {self.counts.prompt}")
-        if self.usage.output > self.counts.output:
-            raise InvalidUsage(f"billed output {self.usage.output} is more than the counted {self.counts.output}")
-        if self.counts.prompt and not self.usage.prompt and (self.usage.output or self.cost_pico):
+        counts, usage, prompt = self.counts, self.usage, self.usage.prompt
+        if prompt not in (counts.prompt, 0):
+            raise InvalidUsage(f"billed prompt {prompt} is neither 0 nor the counted {counts.prompt}")
+        if usage.output > counts.output:
+            raise InvalidUsage(f"billed output {usage.output} is more than the counted {counts.output}")
+        if counts.prompt and not prompt and (usage.output or self.cost_pico):
             raise InvalidUsage("output is billed, and its prompt is not")
 
 

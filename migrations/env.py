@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
+import billing.budget_tables
 import billing.chain_tables
 import billing.export_tables
 import billing.invoice_tables
@@ -16,6 +17,7 @@ from storage.base import Base
 ROOMS = (
     billing.chain_tables,
     billing.export_tables,
+    billing.budget_tables,
     billing.invoice_tables,
     billing.period_tables,
     billing.tables,

@@ -179,6 +179,11 @@ class PostgresServer(_Server):
         else:
             super().close()
 
+    @property
+    def process_id(self) -> int:
+        """The server's process, while it runs; its backends are children of it."""
+        return self._process.pid if self._process else 0
+
     def database_url(self, name: str) -> str:
         return f"postgresql://turnpike@127.0.0.1:{self.port}/{name}"
 

@@ -12,8 +12,9 @@ import structlog
 from msgspec import Struct
 
 from billing.balances import CurrencyMismatch
+from billing.hold_decisions import InsufficientFunds
 from billing.hold_records import Hold, HoldRequest
-from billing.holds import Holds, InsufficientFunds
+from billing.holds import Holds
 from billing.money import InvalidMoney, format_pico
 from billing.prices import PriceBook, PriceMissing, PriceVersion
 from engine.protocol import Sampling

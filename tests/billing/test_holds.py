@@ -10,8 +10,9 @@ from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError
 
 from billing.balances import Balances, CurrencyMismatch
+from billing.hold_decisions import DuplicateRequest, InsufficientFunds
 from billing.hold_records import Hold
-from billing.holds import DuplicateRequest, Holds, InsufficientFunds
+from billing.holds import Holds
 from billing.money import InvalidMoney
 from billing.prices import UnknownPriceVersion
 from billing.tables import balance as balance_table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 from uuid import UUID
 
 import msgspec
@@ -16,8 +16,11 @@ from sqlalchemy import literal
 
 from billing.audit import check
 from billing.balances import Balances
+from billing.budget_windows import Span
+from billing.budgets import Budgets
+from billing.hold_decisions import InsufficientFunds
 from billing.hold_records import Hold
-from billing.holds import Holds, InsufficientFunds
+from billing.holds import Holds
 from billing.prices import PriceBook
 from billing.settlement import settle
 from billing.usage import Release, Settlement, Usage, UsageEvent, period_of
@@ -30,6 +33,8 @@ T = TypeVar("T")
 TOKEN = 400_000  # pico-units of one uncached token
 NEW_YEAR = 1_798_761_600_000_000  # 2027-01-01; the machine starts an hour before
 
+DAY = 86_400_000_000
+
 amounts = st.integers(0, 12).map(lambda tokens: tokens * TOKEN)
 
 
@@ -37,6 +42,8 @@ class Request(msgspec.Struct):
     """What the model knows of one request."""
 
     hold: Hold
+    windows: list[tuple[str, int]]
+    """The budgets that it was admitted under, each with the window's first instant."""
     state: str = "open"
     cost: int | None = None
 
@@ -56,6 +63,7 @@ class Money(RuleBasedStateMachine):
         self.credit = 20 * TOKEN
         self.requests: dict[UUID, Request] = {}
         self.records: list[Settlement] = []
+        self.limits: dict[str, int] = {}
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(work)
@@ -64,11 +72,43 @@ class Money(RuleBasedStateMachine):
         self.now += seconds * 1_000_000
         self.database.clock = literal(self.now, Count())
 
+    def used(self, window: tuple[str, int] | None = None) -> int:
+        """What was spent and is held, in all or in one window of a budget."""
+        some = [request for request in self.requests.values() if window is None or window in request.windows]
+        return sum((r.cost or 0) + (r.hold.amount_pico if r.state == "open" else 0) for r in some)
+
     @property
     def available(self) -> int:
-        costs = sum(request.cost or 0 for request in self.requests.values())
-        held = sum(request.hold.amount_pico for request in self.requests.values() if request.state == "open")
-        return self.credit - costs - held
+        return self.credit - self.used()
+
+    @property
+    def windows(self) -> list[tuple[str, int]]:
+        """The windows that are in force now."""
+        day = self.now - self.now % DAY
+        return [(name, day if name == "day" else 0) for name in self.limits]
+
+    @property
+    def affordable(self) -> int:
+        """What fits into the balance and every budget."""
+        return min([self.available, *(self.limits[name] - self.used((name, at)) for name, at in self.windows)])
+
+    @rule(span=st.sampled_from(["day", "total"]), limit=st.integers(1, 30).map(lambda tokens: tokens * TOKEN))
+    def limit_the_project(self, span: Span, limit: int) -> None:
+        project = str(self.tenant.project_id)
+        budgets = Budgets(self.database)
+        self.run(budgets.set(self.tenant.id, "project", project, span, limit_pico=limit, currency="USD"))
+        self.run(budgets.set(self.tenant.id, "key", str(self.tenant.key_id), "total", limit_pico=1, currency="USD",
+                             action="notify"))  # fmt: skip
+        self.limits[span] = limit
+
+    @precondition(lambda self: self.limits)
+    @rule(data=st.data())
+    def take_a_limit_away(self, data: st.DataObject) -> None:
+        span = data.draw(st.sampled_from(list(self.limits)))
+        budgets = Budgets(self.database)
+        (found,) = [w for w in self.run(budgets.list(self.tenant.id)) if w.span == span and w.scope == "project"]
+        self.run(budgets.remove(self.tenant.id, found.budget_id))
+        del self.limits[span]
 
     @rule(amount=amounts.filter(bool), kind=st.sampled_from(["paid", "promo"]))
     def put_money_in(self, amount: int, kind: str) -> None:
@@ -83,17 +123,18 @@ class Money(RuleBasedStateMachine):
 
         for amount, answer in zip(asked, self.run(together()), strict=True):
             if isinstance(answer, Hold):
-                assert amount <= self.available
+                assert amount <= self.affordable
                 assert (answer.amount_pico, answer.admitted_at, answer.period) == (
                     amount,
                     self.now,
                     period_of(self.now),
                 )
-                self.requests[answer.request_id] = Request(answer)
+                self.requests[answer.request_id] = Request(answer, self.windows)
             else:
                 assert isinstance(answer, InsufficientFunds)
-                assert amount > self.available
-                assert answer.affordable_pico == max(0, self.available)
+                assert amount > self.affordable
+                assert answer.affordable_pico == max(0, self.affordable)
+                assert (answer.budget_id is None) == (self.affordable == self.available)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), seconds=st.integers(0, 60))
@@ -142,6 +183,15 @@ class Money(RuleBasedStateMachine):
         assert balance.overdraft == max(0, -self.available)
         late = any(r.state in ("expired", "released") and r.cost for r in self.requests.values())
         assert balance.available >= 0 or late
+
+    @invariant()
+    def budgets_are_what_their_requests_add_up_to(self) -> None:
+        found = {w.span: w for w in self.run(Budgets(self.database).list(self.tenant.id)) if w.scope == "project"}
+        assert {span: w.limit_pico for span, w in found.items()} == self.limits
+        for window in self.windows:
+            there = found[cast(Span, window[0])]
+            assert there.held + there.spent == self.used(window)
+            assert there.over == max(0, there.held + there.spent - there.limit_pico)
 
     def teardown(self) -> None:
         try:

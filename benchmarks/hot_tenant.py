@@ -1,0 +1,223 @@
+"""Many clients of one tenant: each reserves, spools its usage (fsync) and goes on, while settlers work beside them.
+
+The clients are shared out among gateway workers, each a process with its own pool, spool and settler, as in production
+(`turnpike gateway` runs one for each core). What is counted ends when the last usage is settled. Then twice as much is
+asked for as there is money: exactly what is affordable may be admitted. `billing.audit` has the last word.
+
+Beside the rate stand the CPU seconds that a request cost, which other load on the machine changes less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import uvloop
+
+from billing.audit import check
+from billing.balances import Balances
+from billing.hold_decisions import InsufficientFunds
+from billing.hold_records import Hold, HoldRequest
+from billing.holds import Holds
+from billing.prices import PriceBook, PriceVersion
+from billing.settler import Settler
+from billing.spool import Spool
+from billing.usage import Counts, Usage, UsageEvent
+from storage import migrate
+from storage.base import new_id
+from storage.database import Database
+
+PRICES = {"uncached": "0.40", "read_automatic": "0.04", "output": "1.60"}
+USAGE = Usage(uncached=900, read={"automatic": 100}, output=50)
+COUNTS = Counts(prompt=1000, computed=900, read_hbm=100, output=50)
+_SCARCE = 2000
+_DRAIN_S = 600
+
+
+class Share(msgspec.Struct, frozen=True):
+    """What one worker does: as a tenant, so many clients for so long, or until so many were asked for."""
+
+    url: str
+    name: str
+    tenant: UUID
+    price_version: int
+    clients: int
+    seconds: float = 0.0
+    requests: int = 0
+
+
+class Done(msgspec.Struct, frozen=True):
+    """What came of a worker's share."""
+
+    admitted: int
+    refused: int
+    settled: int
+    drained: bool
+    reserve_ns: list[int]
+    cpu_s: float
+
+
+class Worker:
+    """One gateway worker without the HTTP."""
+
+    def __init__(self, share: Share, database: Database, version: PriceVersion, spool: Spool) -> None:
+        self._share = share
+        self._holds = Holds(database)
+        self._spool = spool
+        self._project, self._key = new_id(), new_id()
+        self._cost = version.cost(USAGE, "standard")
+        # where money is scarce, a hold is what its request costs, so that what fits is known beforehand
+        self._bound = self._cost if share.requests else version.bound(1000, 200, lane="standard")
+        self._asked = 0
+        self.refused = 0
+        self.reserve_ns: list[int] = []
+
+    async def run(self) -> None:
+        """All clients, until time or requests are used up."""
+        end = time.perf_counter() + self._share.seconds
+        await asyncio.gather(*(self._client(end) for _ in range(self._share.clients)))
+
+    async def _client(self, end: float) -> None:
+        while self._asked < self._share.requests if self._share.requests else time.perf_counter() < end:
+            self._asked += 1
+            asked_ns = time.perf_counter_ns()
+            try:
+                hold = await self._holds.reserve(self._request())
+            except InsufficientFunds:
+                self.refused += 1
+                continue
+            self.reserve_ns.append(time.perf_counter_ns() - asked_ns)
+            await self._spool.append(self._event(hold))
+
+    def _request(self) -> HoldRequest:
+        share = self._share
+        return HoldRequest(
+            request_id=new_id(), tenant_id=share.tenant, project_id=self._project, key_id=self._key, model="bench",
+            lane="standard", price_version=share.price_version, amount_pico=self._bound, lifetime_s=600,
+            gateway=share.name, terms=b"x" * 100,
+        )  # fmt: skip
+
+    def _event(self, hold: Hold) -> UsageEvent:
+        return UsageEvent(
+            id=hold.request_id, tenant_id=hold.tenant_id, project_id=hold.project_id, key_id=hold.key_id,
+            model=hold.model, model_digest="digest", lane=hold.lane, price_version=hold.price_version,
+            admitted_at=hold.admitted_at, finished_at=hold.admitted_at, period=hold.period, status="ok", reason="stop",
+            delivery="confirmed", source="gateway", replica="r", sequence=0, attempt=1, counts=COUNTS, usage=USAGE,
+            cost_pico=self._cost,
+        )  # fmt: skip
+
+
+async def _work(share: Share) -> Done:
+    database = await Database.open(share.url)
+    version = await PriceBook(database).version(share.price_version)
+    with tempfile.TemporaryDirectory() as folder:
+        spool = Spool(Path(folder), share.name)
+        settler = Settler(database, spool)
+        worker = Worker(share, database, version, spool)
+        before = time.process_time()
+        await settler.start()
+        await worker.run()
+        drained = await settler.drain(_DRAIN_S)
+        cpu_s = time.process_time() - before
+        await settler.stop()
+        await spool.close()
+    await database.close()
+    admitted = len(worker.reserve_ns)
+    return Done(admitted, worker.refused, settler.total.written, drained, worker.reserve_ns, cpu_s)
+
+
+def _process(pipe: Connection) -> None:
+    share = pipe.recv()
+    pipe.send(uvloop.run(_work(share)))
+
+
+class Workers:
+    """Processes that have imported everything and wait for their shares."""
+
+    def __init__(self, count: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes = []
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            context.Process(target=_process, args=(theirs,), daemon=True).start()
+            self._pipes.append(ours)
+
+    def run(self, shares: list[Share]) -> list[Done]:
+        for pipe, share in zip(self._pipes, shares, strict=True):
+            pipe.send(share)
+        return [pipe.recv() for pipe in self._pipes]
+
+
+def _cpu_s(parent: int) -> float:
+    """CPU seconds of a process and its children, those that ended included; 0 for none."""
+    total = 0
+    for stat in Path("/proc").glob("[0-9]*/stat") if parent else ():
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if stat.parent.name == str(parent):
+            total += sum(map(int, fields[11:15]))
+        elif fields[1] == str(parent):
+            total += sum(map(int, fields[11:13]))
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def hot_tenant(url: str, clients: int, seconds: float, workers: int, server: int = 0) -> dict[str, Any]:
+    """The figures; `server` is the database server's process."""
+    rich, scarce = new_id(), new_id()
+    version = asyncio.run(_prepare(url, rich, scarce))
+
+    def shares(tenant: UUID, **until: Any) -> list[Share]:
+        return [Share(url, f"g{n}", tenant, version, clients // workers, **until) for n in range(workers)]
+
+    busy, short = Workers(workers), Workers(workers)
+    cpu_s, began = _cpu_s(server), time.perf_counter()
+    done = busy.run(shares(rich, seconds=seconds))
+    elapsed, cpu_s = time.perf_counter() - began, _cpu_s(server) - cpu_s
+    exhausted = short.run(shares(scarce, requests=2 * _SCARCE // workers))
+    findings = asyncio.run(_findings(url))
+    reserve_ns = sorted(ns for one in done for ns in one.reserve_ns)
+    requests = len(reserve_ns)
+    return {
+        "clients": clients,
+        "workers": workers,
+        "requests": requests,
+        "reserve_and_settle_per_s": round(requests / elapsed),
+        "reserve_p50_ms": reserve_ns[requests // 2] / 1e6,
+        "reserve_p99_ms": reserve_ns[requests * 99 // 100] / 1e6,
+        "cpu_us_per_request": {
+            "workers": round(sum(one.cpu_s for one in done) / requests * 1e6, 1),
+            "database": round(cpu_s / requests * 1e6, 1),
+        },
+        "settled": sum(one.settled for one in done),
+        "affordable": _SCARCE,
+        "admitted_of_twice_as_many": sum(one.admitted for one in exhausted),
+        "drained": all(one.drained for one in (*done, *exhausted)),
+        "findings": findings,
+    }
+
+
+async def _prepare(url: str, rich: UUID, scarce: UUID) -> int:
+    await migrate.upgrade(url)
+    database = await Database.open(url)
+    version = await PriceBook(database).set("bench", "USD", PRICES)
+    await Balances(database).grant(rich, 10**18, "USD")
+    await Balances(database).grant(scarce, _SCARCE * version.cost(USAGE, "standard"), "USD")
+    await database.close()
+    return version.id
+
+
+async def _findings(url: str) -> int:
+    database = await Database.open(url)
+    found = await check(database)
+    await database.close()
+    return len(found)

@@ -1,0 +1,73 @@
+"""Counting what was spent in the budgets that its holds were reserved from, and giving back what they held, once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+import msgspec
+
+from billing.books import Books, Notice
+from billing.budget_windows import BudgetWindow, describe, resets
+from billing.hold_books import Ended
+from billing.hold_records import split
+from billing.money import format_pico
+from billing.usage import UsageEvent
+from storage.base import new_id
+
+THRESHOLD = "budget.threshold"
+"""The outbox topic of a budget of which a threshold was reached: once for each threshold and window."""
+
+
+class BudgetUse(msgspec.Struct, frozen=True):
+    """Holds that ended and usage that is new; `late` are the budgets of usage that came after its hold had ended."""
+
+    ended: Sequence[Ended]
+    spent: Sequence[UsageEvent] = ()
+    late: Mapping[UUID, str] = {}
+    currencies: Mapping[UUID, str] = {}
+
+
+async def use_budgets(books: Books, use: BudgetUse) -> list[Notice]:
+    """Settle budgets; return who is to be told what. The balances of all tenants are locked."""
+    held: dict[UUID, int] = defaultdict(int)
+    budgets: dict[UUID, str] = dict(use.late)
+    for some in use.ended:
+        for window in split(some.budgets):
+            held[window] += some.amount_pico
+        budgets |= dict.fromkeys(some.ids, some.budgets) if some.budgets else {}
+    if not budgets:
+        return []
+    costs: dict[UUID, int] = defaultdict(int)
+    charged = {event.id: (event.tenant_id, budgets[event.id]) for event in use.spent if event.id in budgets}
+    for event in use.spent:
+        for window in split(budgets.get(event.id, "")):
+            costs[window] += event.cost_pico
+    notices: list[Notice] = []
+    after: list[BudgetWindow] = []
+    for found in await books.budgets.windows(held.keys() | costs.keys()):
+        changed, reached = found.holding(-held[found.id]).spending(costs[found.id])
+        after.append(changed)
+        if reached:
+            notices.append(_notice(changed, reached, use.currencies.get(found.tenant_id, "")))
+    await books.budgets.save(after)
+    await books.budgets.charge(charged)
+    return notices
+
+
+def _notice(window: BudgetWindow, percent: int, currency: str) -> Notice:
+    end = resets(window)
+    told = {
+        "budget": str(window.budget_id),
+        "what": describe(window),
+        "scope": window.scope,
+        "subject": window.subject,
+        "window": window.span,
+        "threshold_percent": percent,
+        "spent": format_pico(window.spent),
+        "limit": format_pico(window.limit_pico),
+        "currency": currency,
+        "resets_at": None if end is None else end.isoformat(),
+    }
+    return Notice(new_id(), window.tenant_id, THRESHOLD, msgspec.json.encode(told).decode())

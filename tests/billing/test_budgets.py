@@ -1,0 +1,171 @@
+"""Budgets: reserved from with the balance, whole or not at all; counted once, whenever usage comes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from sqlalchemy import select, update
+from sqlalchemy.exc import IntegrityError
+
+from billing.audit import check
+from billing.balances import Balances, CurrencyMismatch
+from billing.budget_tables import budget_window
+from billing.budgets import Budgets, InvalidBudget, UnknownBudget
+from billing.hold_decisions import InsufficientFunds
+from billing.hold_records import Hold, HoldRequest
+from billing.holds import Holds
+from billing.money import InvalidMoney
+from billing.prices import PriceBook
+from billing.settlement import settle
+from billing.tables import outbox
+from billing.usage import Release, Usage
+from storage.base import new_id
+from storage.database import Database
+from tests.billing.money import Tenant
+
+TOKEN = 400_000
+
+
+def _tagged(tenant: Tenant, pico: int, tag: str) -> HoldRequest:
+    request = tenant.request(pico)
+    return HoldRequest(*(getattr(request, name) for name in request.__struct_fields__[:-1]), tag=tag)
+
+
+async def _used(database: Database, tenant: Tenant) -> list[tuple[str, int, int]]:
+    return [(w.scope, w.held, w.spent) for w in await Budgets(database).list(tenant.id)]
+
+
+async def test_a_hold_fits_into_every_budget_or_is_not_taken(database: Database) -> None:
+    tenant = await Tenant.rich(database, 10**9)
+    budgets, holds = Budgets(database), Holds(database)
+    for scope, subject, span, limit in (
+        ("tenant", "", "month", 900),
+        ("project", str(tenant.project_id), "day", 500),
+        ("key", str(tenant.key_id), "total", 700),
+        ("tag", "nightly", "day", 40),
+        ("project", str(new_id()), "day", 1),
+    ):
+        await budgets.set(tenant.id, scope, subject, span, limit_pico=limit, currency="USD")  # type: ignore[arg-type]
+    first = await holds.reserve(tenant.request(450))
+    with pytest.raises(InsufficientFunds) as refusal:
+        await holds.reserve(tenant.request(51))
+    error = refusal.value
+    assert (error.scope, error.affordable_pico) == ("project", 50)
+    assert str(tenant.project_id) in str(error)
+    assert error.resets_at is not None
+    assert 0 < error.resets_at.timestamp() - await database.now() / 10**6 <= 86_400
+    with pytest.raises(InsufficientFunds, match="daily budget of the tag nightly"):
+        await holds.reserve(_tagged(tenant, 41, "nightly"))
+    await holds.reserve(_tagged(tenant, 40, "nightly"))
+    held = [("key", 490, 0), ("project", 0, 0), ("project", 490, 0), ("tag", 40, 0), ("tenant", 490, 0)]
+    assert sorted(await _used(database, tenant)) == held
+    await settle(database, PriceBook(database), [Release(first.request_id, "rejected")])
+    assert sorted(await _used(database, tenant))[0] == ("key", 40, 0)
+    assert await check(database) == []
+
+
+async def test_usage_is_counted_once_even_after_its_hold_expired(database: Database) -> None:
+    tenant = await Tenant.rich(database, 10**9)
+    budgets, holds, book = Budgets(database), Holds(database), PriceBook(database)
+    await budgets.set(tenant.id, "project", str(tenant.project_id), "total", limit_pico=10 * TOKEN, currency="USD")
+    one, late = [await holds.reserve(tenant.request(5 * TOKEN)) for _ in range(2)]
+    event, late_event = (tenant.event(hold, Usage(uncached=5)) for hold in (one, late))
+    await settle(database, book, [event, event])
+    await holds.sweep(late.expires_at)
+    assert await _used(database, tenant) == [("project", 0, 5 * TOKEN)]
+    again = await holds.reserve(tenant.request(5 * TOKEN))
+    await settle(database, book, [late_event])
+    await settle(database, book, [late_event, event])
+    (window,) = await budgets.list(tenant.id)
+    assert (window.held, window.spent, window.over) == (5 * TOKEN, 10 * TOKEN, 5 * TOKEN)
+    assert await check(database) == []
+    with pytest.raises(InsufficientFunds):
+        await holds.reserve(tenant.request(1))
+    await settle(database, book, [Release(again.request_id, "rejected")])
+    (window,) = await budgets.list(tenant.id)
+    assert (window.held, window.spent, window.over) == (0, 10 * TOKEN, 0)
+    async with database.transaction() as session:
+        with pytest.raises(IntegrityError):
+            await session.execute(update(budget_window).values(held=1))
+
+
+async def test_thresholds_are_told_once_each(database: Database) -> None:
+    tenant = await Tenant.rich(database, 10**9)
+    budgets, holds, book = Budgets(database), Holds(database), PriceBook(database)
+    key = str(tenant.key_id)
+    limit = {"limit_pico": 10 * TOKEN, "currency": "USD"}
+    await budgets.set(tenant.id, "key", key, "month", **limit, action="notify", thresholds=(50, 80, 120))  # type: ignore[arg-type]
+
+    async def told() -> list[int]:
+        async with database.reading() as session:
+            rows = await session.execute(select(outbox.c.topic, outbox.c.payload).order_by(outbox.c.id))
+            return [json.loads(payload)["threshold_percent"] for topic, payload in rows if topic == "budget.threshold"]
+
+    seen = []
+    for tokens in (4, 1, 2, 2, 3, 4):
+        hold = await holds.reserve(tenant.request(tokens * TOKEN))
+        await settle(database, book, [tenant.event(hold, Usage(uncached=tokens))])
+        seen.append(await told())
+    assert seen == [[], [50], [50], [50, 80], [50, 80, 120], [50, 80, 120]]
+    await budgets.set(tenant.id, "key", key, "month", limit_pico=20 * TOKEN, currency="USD", thresholds=(70, 90))
+    hold = await holds.reserve(tenant.request(2 * TOKEN))
+    await settle(database, book, [tenant.event(hold, Usage(uncached=2))])
+    assert (await told())[3:] == [90]
+
+
+async def test_budgets_hold_against_a_crowd_on_many_pools(database: Database, database_url: str) -> None:
+    tenant, other = await Tenant.rich(database, 10**6), await Tenant.rich(database, 10**6)
+    await Budgets(database).set(tenant.id, "key", str(tenant.key_id), "day", limit_pico=1000, currency="USD")
+    pools = [await Database.open(database_url) for _ in range(4)]
+    gateways = [Holds(pool) for pool in pools]
+    try:
+        answers = await asyncio.gather(
+            *(gateways[n % 4].reserve((tenant if n % 3 else other).request(7)) for n in range(600)),
+            return_exceptions=True,
+        )
+    finally:
+        for pool in pools:
+            await pool.close()
+    made = [answer for answer in answers if isinstance(answer, Hold)]
+    assert len(made) + sum(isinstance(answer, InsufficientFunds) for answer in answers) == 600
+    assert sum(hold.tenant_id == tenant.id for hold in made) == 1000 // 7
+    assert sum(hold.tenant_id == other.id for hold in made) == 200
+    assert await _used(database, tenant) == [("key", 1000 // 7 * 7, 0)]
+    assert await check(database) == []
+
+
+async def test_bad_budgets_are_refused_and_write_nothing(database: Database) -> None:
+    tenant = await Tenant.rich(database, 1000)
+    budgets = Budgets(database)
+    good = {"limit_pico": 1, "currency": "USD"}
+    with pytest.raises(InvalidBudget, match="says which"):
+        await budgets.set(tenant.id, "project", "", "day", **good)  # type: ignore[arg-type]
+    with pytest.raises(InvalidBudget, match="no subject"):
+        await budgets.set(tenant.id, "tenant", "x", "day", **good)  # type: ignore[arg-type]
+    for thresholds in ((), (0,), (80, 50), (1001,)):
+        with pytest.raises(InvalidBudget, match="rising"):
+            await budgets.set(tenant.id, "tenant", "", "day", **good, thresholds=thresholds)  # type: ignore[arg-type]
+    with pytest.raises(InvalidMoney):
+        await budgets.set(tenant.id, "tenant", "", "day", limit_pico=0, currency="USD")
+    with pytest.raises(CurrencyMismatch):
+        await budgets.set(tenant.id, "tenant", "", "day", limit_pico=1, currency="EUR")
+    with pytest.raises(UnknownBudget):
+        await budgets.remove(tenant.id, new_id())
+    await budgets.set(tenant.id, "tenant", "", "day", **good, dry_run=True)  # type: ignore[arg-type]
+    assert await budgets.list(tenant.id) == []
+    balance = await Balances(database).get(tenant.id)
+    assert balance is not None
+    assert balance.budgets == 0
+
+
+async def test_the_audit_finds_a_budget_that_does_not_add_up(database: Database) -> None:
+    tenant = await Tenant.rich(database, 1000)
+    await Budgets(database).set(tenant.id, "tenant", "", "total", limit_pico=500, currency="USD")
+    await Holds(database).reserve(tenant.request(100))
+    assert await check(database) == []
+    async with database.transaction() as session:
+        await session.execute(update(budget_window).values(held=99, spent=1))
+    findings = await check(database)
+    assert [finding.what for finding in findings] == ["a budget is not the sum of its requests"] * 2
