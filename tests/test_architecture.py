@@ -21,6 +21,7 @@ ROOMS = {
     "storage": set[str](),
     "migrations": {
         "storage",
+        "billing.budget_tables",
         "billing.chain_tables",
         "billing.export_tables",
         "billing.invoice_tables",
