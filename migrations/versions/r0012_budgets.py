@@ -8,8 +8,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision = "r0010"
-down_revision = "r0009"
+revision = "r0012"
+down_revision = "r0011"
 branch_labels = None
 depends_on = None
 
