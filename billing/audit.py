@@ -14,6 +14,7 @@ from billing.audit_balances import check_balances, check_holds
 from billing.audit_budgets import check_budgets
 from billing.audit_chain import check_chain
 from billing.audit_events import check_costs, check_refused, check_sequences
+from billing.audit_invoices import check_invoiced, check_invoices
 from billing.audit_ledger import check_ledger, check_rollups
 from billing.audit_scope import Finding, Progress, Scope
 from billing.prices import PriceBook
@@ -23,10 +24,24 @@ from storage.database import Database
 
 Check = Callable[[Scope], Awaitable[None]]
 
-OF_A_PERIOD: tuple[Check, ...] = (check_costs, check_chain, check_rollups, check_ledger, check_sequences)
+OF_A_PERIOD: tuple[Check, ...] = (
+    check_costs,
+    check_chain,
+    check_rollups,
+    check_ledger,
+    check_sequences,
+    check_invoiced,
+)
 """What can be checked of one billing period alone."""
 
-OF_ALL: tuple[Check, ...] = (check_refused, *OF_A_PERIOD, check_balances, check_holds, check_budgets)
+OF_ALL: tuple[Check, ...] = (
+    check_refused,
+    *OF_A_PERIOD,
+    check_balances,
+    check_holds,
+    check_budgets,
+    check_invoices,
+)
 
 __all__ = ["OF_ALL", "OF_A_PERIOD", "Finding", "ReplicaCounts", "check", "counts_by_replica"]
 

@@ -3,7 +3,18 @@ since: triggers refuse it on both databases. Numbers only go on, one at a time."
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Column, ForeignKey, Index, Integer, Table, Text, UniqueConstraint, text
+from sqlalchemy import (
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
 
 from storage.base import STRICT, Base, Count, Id, Pico
 
@@ -157,3 +168,13 @@ invoice_payment = Table(
 )
 """Money that came in for an invoice, in minor units; `usage_pico` of it paid for usage, and is a grant of the same id.
 The id follows from the invoice and the reference: a payment that is told twice counts once."""
+
+invoice_usage = Table(
+    "invoice_usage",
+    MetaData(),
+    *(Column(name, Id) for name in ("invoice_id", "tenant_id", "request_id", "project_id", "key_id")),
+    Column("n", Integer),
+    *(Column(name, Count) for name in ("admitted_at", "day", "hour", "price_micro", "units")),
+)
+"""The view of what usage lines are made of: each request with its units of the line's meter. `day` and `hour` are the
+first instants of those, in UTC."""

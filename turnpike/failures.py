@@ -12,6 +12,9 @@ def known() -> tuple[type[Exception], ...]:
     from billing.balances import CurrencyMismatch  # noqa: PLC0415
     from billing.epochs import EpochAlive, UnknownEpoch  # noqa: PLC0415
     from billing.exports.datasets import InvalidExport  # noqa: PLC0415
+    from billing.invoices.failures import InvoiceRefused  # noqa: PLC0415
+    from billing.invoices.parties import InvalidParty  # noqa: PLC0415
+    from billing.invoices.pdf import NotPrintable  # noqa: PLC0415
     from billing.money import InvalidMoney, InvalidPrice  # noqa: PLC0415
     from billing.periods import PeriodOpen  # noqa: PLC0415
     from billing.prices import PriceMissing  # noqa: PLC0415
@@ -43,15 +46,18 @@ def known() -> tuple[type[Exception], ...]:
         InvalidDatabaseUrl,
         InvalidExport,
         InvalidMoney,
+        InvalidParty,
         InvalidPeriod,
         InvalidPrice,
         InvalidRedisUrl,
         InvalidUsage,
         InvalidWebhook,
+        InvoiceRefused,
         ModelFolderError,
         ModelWithoutPrice,
         NameTaken,
         NotFound,
+        NotPrintable,
         PeriodOpen,
         PriceMissing,
         PriceRefused,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class InvoiceRefused(ValueError):
-    """What was asked for cannot be done to this invoice."""
+    """What was asked for cannot be done to this invoice. The others say why."""
 
 
 class UnknownInvoice(InvoiceRefused):

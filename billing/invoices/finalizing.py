@@ -20,6 +20,7 @@ from billing.invoices.numbering import take, use
 from billing.invoices.party_store import lock_documents
 from billing.invoices.posting import entries_of, post, tell
 from billing.invoices.records import Record, columns_of, locked, of_period, read_document
+from billing.invoices.rehearsal import transaction
 from billing.invoices.states import State
 from billing.period_tables import billing_period
 from billing.prices import PriceBook
@@ -29,15 +30,22 @@ from storage.database import Database
 
 
 async def finalize(
-    database: Database, book: PriceBook, tenant_id: UUID, period: str, issued: date | None = None
+    database: Database,
+    book: PriceBook,
+    tenant_id: UUID,
+    period: str,
+    issued: date | None = None,
+    *,
+    write: bool = True,
 ) -> Record:
     """Finalize the draft of a period, issued today or on an earlier day. One that is finalized already stays as it is.
+    Without `write` nothing changes, and the number is the one that it would get now.
 
     Raises UnknownInvoice if there is no draft, PeriodNotClosed, DraftOutdated if it does not say any more what the
     books say, NumberRefused for the day, DatabaseUnavailable; then nothing is written and no number is taken.
     """
     rated = await rate(database, book, tenant_id, period)
-    async with database.transaction() as session:
+    async with transaction(database, write=write) as session:
         buyer = await lock_documents(database, session, tenant_id)
         record = await of_period(session, tenant_id, period)
         if record is None:

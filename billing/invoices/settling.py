@@ -16,6 +16,7 @@ from billing.invoices.notices import notice, topic_of
 from billing.invoices.party_store import lock_documents
 from billing.invoices.posting import entries_of, moves, post, reversed_entries, step_id, tell
 from billing.invoices.records import Record, locked
+from billing.invoices.rehearsal import transaction
 from billing.invoices.states import State, after_settling, follow
 from billing.ledger import Entry
 from storage.database import Database
@@ -23,18 +24,22 @@ from storage.database import Database
 MOST_TEXT = 200
 
 
-async def pay(database: Database, record: Record, reference: str, amount: int | None = None) -> Record:
+async def pay(
+    database: Database, record: Record, reference: str, amount: int | None = None, *, write: bool = True
+) -> Record:
     """Money came in for an invoice: `amount` in minor units, or all that is left. Returns how it stands then.
 
     A payment that is told again under the same reference counts once, and what a crash left undone of it is done. What
-    pays for usage goes to the tenant's balance. Raises WrongState, AmountRefused, DatabaseUnavailable.
+    pays for usage goes to the tenant's balance. Without `write` nothing changes.
+
+    Raises WrongState, AmountRefused, DatabaseUnavailable.
     """
     if record.kind != "invoice":
         raise AmountRefused(f"{record.name} is a credit note: nobody pays it")
     if not reference.strip() or len(reference) > MOST_TEXT:
         raise AmountRefused(f"reference: the bank's text or number, of at most {MOST_TEXT} characters")
     identity = step_id(record.id, f"payment:{reference}")
-    async with database.transaction() as session:
+    async with transaction(database, write=write) as session:
         await lock_documents(database, session, record.tenant_id)
         now = await locked(database, session, record.id)
         known = (await session.execute(select(invoice_payment).where(invoice_payment.c.id == identity))).one_or_none()
@@ -46,7 +51,7 @@ async def pay(database: Database, record: Record, reference: str, amount: int | 
         else:
             usage = int(known.usage_pico)
         after = await locked(database, session, record.id)
-    if usage:
+    if usage and write:
         reason = f"payment of {record.name}"
         await Balances(database).grant(record.tenant_id, usage, record.currency, reason=reason, grant_id=identity)
     return after
@@ -92,12 +97,12 @@ async def settled(database: Database, session: AsyncSession, now: Record, **chan
         await tell(database, session, topic_of(state), now.tenant_id, notice(told))
 
 
-async def void(database: Database, record: Record) -> Record:
+async def void(database: Database, record: Record, *, write: bool = True) -> Record:
     """Void an invoice of which nothing was paid or credited: its number stays, its period can be invoiced again.
 
     Raises WrongState, AmountRefused, DatabaseUnavailable.
     """
-    async with database.transaction() as session:
+    async with transaction(database, write=write) as session:
         await lock_documents(database, session, record.tenant_id)
         now = await locked(database, session, record.id)
         if now.kind == "credit_note":
@@ -108,9 +113,9 @@ async def void(database: Database, record: Record) -> Record:
         return await _become(database, session, now, "void", entries)
 
 
-async def give_up(database: Database, record: Record) -> Record:
+async def give_up(database: Database, record: Record, *, write: bool = True) -> Record:
     """Mark an invoice as uncollectible. The tenant owes it still, and it can still be paid. Raises WrongState."""
-    async with database.transaction() as session:
+    async with transaction(database, write=write) as session:
         await lock_documents(database, session, record.tenant_id)
         now = await locked(database, session, record.id)
         return await _become(database, session, now, "uncollectible", [])

@@ -1,0 +1,96 @@
+"""From a line down to its requests: days, hours of a day, requests of an hour. Each level adds up to the one above it,
+exactly: all read one view, and units × price is the amount at every level."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Select, func, select
+
+from billing.invoice_tables import invoice_usage
+from billing.invoices.records import Record
+from storage.database import Database
+
+DAY, HOUR = 86_400_000_000, 3_600_000_000
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What a line has of one day or hour, which begins at `start` (microseconds since the Unix epoch)."""
+
+    start: int
+    requests: int
+    units: int
+    exact_pico: int
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What a line has of one request."""
+
+    id: UUID
+    project_id: UUID
+    key_id: UUID
+    admitted_at: int
+    units: int
+    exact_pico: int
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Requests in the order of their admission; `after` asks for those that follow, None if these are the last."""
+
+    requests: list[Request]
+    after: tuple[int, UUID] | None
+
+
+async def days(database: Database, record: Record, line: int) -> list[Part]:
+    """The days on which a line's usage was admitted; none for a line that is no usage."""
+    return await _parts(database, _of(record, line), "day")
+
+
+async def hours(database: Database, record: Record, line: int, day: int) -> list[Part]:
+    """The hours of the day that begins at this instant."""
+    of = invoice_usage.c
+    return await _parts(database, (*_of(record, line), of.admitted_at >= day, of.admitted_at < day + DAY), "hour")
+
+
+async def requests(
+    database: Database,
+    record: Record,
+    line: int,
+    hour: int,
+    *,
+    after: tuple[int, UUID] | None = None,
+    limit: int = 100,
+) -> Page:
+    """Requests of the hour that begins at this instant, at most `limit`, following those of the page before."""
+    of = invoice_usage.c
+    columns = (of.request_id, of.project_id, of.key_id, of.admitted_at, of.units, of.units * of.price_micro)
+    query: Select[Any] = select(*columns).where(
+        *_of(record, line), of.admitted_at >= hour, of.admitted_at < hour + HOUR
+    )
+    if after is not None:
+        same = (of.admitted_at == after[0]) & (of.request_id > after[1])
+        query = query.where((of.admitted_at > after[0]) | same)
+    async with database.reading() as session:
+        rows = (await session.execute(query.order_by(of.admitted_at, of.request_id).limit(limit + 1))).all()
+    found = [Request(*row) for row in rows[:limit]]
+    return Page(found, (found[-1].admitted_at, found[-1].id) if len(rows) > limit else None)
+
+
+def _of(record: Record, line: int) -> tuple[Any, ...]:
+    of = invoice_usage.c
+    return of.tenant_id == record.tenant_id, of.invoice_id == record.id, of.n == line
+
+
+async def _parts(database: Database, where: tuple[Any, ...], width: Literal["day", "hour"]) -> list[Part]:
+    of = invoice_usage.c
+    query = (
+        select(of[width], func.count(), func.sum(of.units), of.price_micro)
+        .where(*where)
+        .group_by(of[width], of.price_micro)
+        .order_by(of[width])
+    )
+    async with database.reading() as session:
+        rows = (await session.execute(query)).all()
+    return [Part(start, count, int(units), int(units) * price) for start, count, units, price in rows]

@@ -1,0 +1,118 @@
+"""`turnpike invoices seller …` and `turnpike invoices buyer …`: who invoices are from, and for whom."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import msgspec
+
+from billing.invoices.failures import NoProfile
+from billing.invoices.parties import Buyer, InvalidParty, Party, Seller, format_rate, parse_rate
+from billing.invoices.party_store import Parties
+from turnpike.commands.running import with_office
+from turnpike.failures import CommandError
+from turnpike.office import Office
+from turnpike.settings import Settings
+
+_NEEDED = ("name", "address", "city", "country")
+
+
+def set_seller(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike invoices seller set ID`."""
+
+    async def work(office: Office) -> int:
+        parties = Parties(office.database)
+        given = _given(Seller, arguments)
+        if arguments.rate is not None:
+            given["rates"] = dict(map(_rate, arguments.rate))
+        before = next((seller for seller in await parties.sellers() if seller.id == arguments.id), None)
+        seller = msgspec.structs.replace(before, **given) if before else _made(Seller, given)
+        await parties.set_seller(seller)
+        _show(seller.id, seller)
+        return 0
+
+    return with_office(settings, work)
+
+
+def show_sellers(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike invoices seller show`."""
+
+    async def work(office: Office) -> int:
+        sellers = await Parties(office.database).sellers()
+        chosen = [seller for seller in sellers if arguments.id in (None, seller.id)]
+        if not chosen:
+            raise CommandError("there is no such seller: turnpike invoices seller set ID …")
+        for seller in chosen:
+            _show(seller.id, seller)
+        return 0
+
+    return with_office(settings, work)
+
+
+def set_buyer(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike invoices buyer set TENANT`."""
+
+    async def work(office: Office) -> int:
+        parties = Parties(office.database)
+        tenant = await office.tenancy.tenant(arguments.tenant)
+        given = _given(Buyer, arguments)
+        before = (await parties.buyers()).get(tenant.id)
+        if before is None and "seller" not in given:
+            sellers = await parties.sellers()
+            if len(sellers) != 1:
+                raise CommandError("say who sells to it with --seller: turnpike invoices seller show")
+            given["seller"] = sellers[0].id
+        buyer = msgspec.structs.replace(before, **given) if before else _made(Buyer, given)
+        await parties.set_buyer(tenant.id, buyer)
+        _show(tenant.name, buyer)
+        return 0
+
+    return with_office(settings, work)
+
+
+def show_buyers(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike invoices buyer show`."""
+
+    async def work(office: Office) -> int:
+        names = {tenant.id: tenant.name for tenant in await office.tenancy.list_tenants()}
+        wanted = (await office.tenancy.tenant(arguments.tenant)).id if arguments.tenant else None
+        buyers = await Parties(office.database).buyers()
+        chosen = {tenant: buyer for tenant, buyer in buyers.items() if wanted in (None, tenant)}
+        if not chosen:
+            raise NoProfile("there is no billing profile: turnpike invoices buyer set TENANT …")
+        for tenant in sorted(chosen, key=lambda tenant: names[tenant]):
+            _show(names[tenant], chosen[tenant])
+        return 0
+
+    return with_office(settings, work)
+
+
+def _given(kind: type[Party], arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields that the command line names."""
+    values = {name: getattr(arguments, name, None) for name in kind.__struct_fields__}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _made(kind: type[Any], given: dict[str, Any]) -> Any:
+    for name in _NEEDED:
+        if name not in given:
+            raise InvalidParty(name, f"missing: --{name}")
+    return kind(**given)
+
+
+def _rate(text: str) -> tuple[str, int]:
+    country, _, percent = text.partition("=")
+    if not percent:
+        raise InvalidParty("rates", f"{text!r} is not COUNTRY=PERCENT such as DE=19")
+    return country, parse_rate(percent)
+
+
+def _show(heading: str, party: Party) -> None:
+    print(heading)
+    for name, value in msgspec.to_builtins(party).items():
+        if name == "rates":
+            value = [f"{country} {format_rate(rate)} %" for country, rate in value.items()]  # noqa: PLW2901
+        for line in value if isinstance(value, list) else [value]:
+            if line != "":
+                print(f"  {name.replace('_', ' '):16}{line}")
