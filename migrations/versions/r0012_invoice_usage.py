@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "r0011"
-down_revision = "r0010"
+revision = "r0012"
+down_revision = "r0011"
 branch_labels = None
 depends_on = None
 
