@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "r0012"
-down_revision = "r0011"
+revision = "r0013"
+down_revision = "r0012"
 branch_labels = None
 depends_on = None
 
