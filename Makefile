@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve install install-dev check test test-fast test-long format lock docs clean
+.PHONY: help serve install install-dev check test test-fast test-long soak format lock docs clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -58,6 +58,9 @@ test-fast: install-dev ## The tests that take no real processes or long runs
 
 test-gpu: install-dev ## The tests that need a GPU
 	$(BIN)/python -m pytest -m gpu tests/gpu
+
+soak: install-dev ## 100,000 short requests through one replica: is its memory flat?
+	$(BIN)/python -m benchmarks.soak --requests 100000
 
 format: install-dev ## Format and mend what can be mended
 	$(BIN)/ruff check --fix .

@@ -1,7 +1,8 @@
 """Matrix products whose rows do not depend on how many rows there are.
 
 In fp32 on the CPU the weight is packed once for oneDNN, whose product gives a row the same bits at every count, and is
-twice as fast as the plain one at the few rows of a decode step. Where that is not there the plain product is used: its
+twice as fast as the plain one at the few rows of a decode step. oneDNN compiles a kernel for each count that it meets
+and keeps it (0.7 MB and some milliseconds each), so rows are padded to one of few counts. Where that is not there the plain product is used: its
 kernels take other paths for 1, 2 and 3 rows, but not from multiples of 8, so rows are padded to `ROW_MULTIPLE`. The
 self-test at start checks either at the model's shapes; where it fails, `row_tile` makes every product one of exactly
 that many rows, which is slow and right.
@@ -23,15 +24,22 @@ class Tiling:
 
     row_multiple: int = ROW_MULTIPLE
     row_tile: int | None = None
+    compiled: bool = False
+    """Whether each count of rows has a kernel of its own, so that only few counts should be met."""
 
     def padding(self, rows: int) -> int:
         """How many rows to add to this many."""
-        return -rows % self.row_multiple
+        if not self.compiled:
+            return -rows % self.row_multiple
+        if rows <= 8:
+            return (1 << (rows - 1).bit_length()) - rows
+        return -rows % (8 if rows <= 64 else 32 if rows <= 256 else 64)
 
 
 def best_tiling(like: torch.Tensor) -> Tiling:
     """What to try first on `like`'s device with its type."""
-    return Tiling(1 if _packed(like.new_zeros(1, 1)) is not None else ROW_MULTIPLE)
+    packed = _packed(like.new_zeros(1, 1)) is not None
+    return Tiling(1 if packed else ROW_MULTIPLE, compiled=packed)
 
 
 def _packed(weight: torch.Tensor) -> torch.Tensor | None:

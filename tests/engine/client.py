@@ -127,8 +127,11 @@ class ReplicaProcess:
     data: Path
 
     @classmethod
-    async def start(cls, folder: Path, model: Path, /, fault: str = "", **fields: object) -> ReplicaProcess:
-        """`fault` is code that the process runs first, to break something in itself."""
+    async def start(
+        cls, folder: Path, model: Path, /, fault: str = "", output: Path | None = None, **fields: object
+    ) -> ReplicaProcess:
+        """`fault` is code that the process runs first, to break something in itself; `output` a file for what it says,
+        which else is kept until its end."""
         path = str(folder / "socket")
         options = {
             "model": str(model),
@@ -147,7 +150,7 @@ class ReplicaProcess:
             json.dumps(options),
             cwd=ROOT,
             env={**os.environ, "PYTHONWARNINGS": "error"},
-            stdout=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE if output is None else output.open("wb"),
             stderr=asyncio.subprocess.STDOUT,
         )
         return cls(process, path, Path(str(options["data"])))
