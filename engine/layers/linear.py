@@ -20,16 +20,17 @@ ROW_MULTIPLE = 8
 
 @dataclass
 class Tiling:
-    """How matrix products are cut on this machine: rows come in multiples of `row_multiple`, and in tiles if set."""
+    """How matrix products are cut on this machine: rows come in multiples of `row_multiple`, and in tiles if set.
+
+    With 1 any count would be right, and rows come in few counts, since each has a kernel of its own.
+    """
 
     row_multiple: int = ROW_MULTIPLE
     row_tile: int | None = None
-    compiled: bool = False
-    """Whether each count of rows has a kernel of its own, so that only few counts should be met."""
 
     def padding(self, rows: int) -> int:
         """How many rows to add to this many."""
-        if not self.compiled:
+        if self.row_multiple > 1:
             return -rows % self.row_multiple
         if rows <= 8:
             return (1 << (rows - 1).bit_length()) - rows
@@ -38,8 +39,7 @@ class Tiling:
 
 def best_tiling(like: torch.Tensor) -> Tiling:
     """What to try first on `like`'s device with its type."""
-    packed = _packed(like.new_zeros(1, 1)) is not None
-    return Tiling(1 if packed else ROW_MULTIPLE, compiled=packed)
+    return Tiling(1 if _packed(like.new_zeros(1, 1)) is not None else ROW_MULTIPLE)
 
 
 def _packed(weight: torch.Tensor) -> torch.Tensor | None:
