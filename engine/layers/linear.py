@@ -2,10 +2,10 @@
 
 In fp32 on the CPU the weight is packed once for oneDNN, whose product gives a row the same bits at every count, and is
 twice as fast as the plain one at the few rows of a decode step. oneDNN compiles a kernel for each count that it meets
-and keeps it (0.7 MB and some milliseconds each), so rows are padded to one of few counts. Where that is not there the plain product is used: its
-kernels take other paths for 1, 2 and 3 rows, but not from multiples of 8, so rows are padded to `ROW_MULTIPLE`. The
-self-test at start checks either at the model's shapes; where it fails, `row_tile` makes every product one of exactly
-that many rows, which is slow and right.
+and keeps it (0.7 MB and some milliseconds each), so rows are padded to one of few counts. Where that is not there the
+plain product is used: its kernels take other paths for 1, 2 and 3 rows, but not from multiples of 8, so rows are padded
+to `ROW_MULTIPLE`. The self-test at start checks either at the model's shapes; where it fails, `row_tile` makes every
+product one of exactly that many rows, which is slow and right.
 """
 
 from __future__ import annotations
