@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import func, select
 
 from billing.audit_scope import Scope
-from billing.chain import ENTRY, entries_of, following, leaf_of_row, root_of, start
+from billing.chain import ENTRY, entries_of, following, leaf_of, root_of, start
 from billing.chain_tables import usage_batch, usage_chain
 from billing.period_tables import billing_period
 from billing.tables import usage_event
@@ -78,7 +78,7 @@ class _Walk:
         here = one_of(self._scope.database, usage_event.c.id, expected)
         for row in (await self._scope.session.execute(select(usage_event).where(here))).mappings():
             chain, leaf = expected.pop(row["id"])
-            if (row["tenant_id"], row["period"]) != chain or leaf_of_row(row) != leaf:
+            if (row["tenant_id"], row["period"]) != chain or leaf_of(row) != leaf:
                 detail = f"{chain[1]}: it does not say what it said when it was settled for tenant {chain[0]}"
                 self._scope.found("an event was altered", row["id"], detail)
                 self.to_search.add(chain)

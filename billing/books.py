@@ -12,7 +12,7 @@ hold that is not there yet.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 from uuid import UUID
 
@@ -20,11 +20,10 @@ import msgspec
 
 from billing.budget_books import BudgetBooks
 from billing.chain import Batch
+from billing.event_rows import EventRows
 from billing.hold_books import HoldBooks
 from billing.ledger import Balance, Transaction
 from billing.rollups import Rolled
-from billing.traits import Traits
-from billing.usage import UsageEvent
 
 
 class EventsThere(Exception):
@@ -86,8 +85,8 @@ class Books(Protocol):
     async def events_there(self, ids: Collection[UUID]) -> set[UUID]:
         """Which of these events are there."""
 
-    async def write_events(self, events: Sequence[UsageEvent], traits: Mapping[Traits, int]) -> None:
-        """Insert new events; `traits` has the numbers of theirs. Raises EventsThere if one is not new."""
+    async def write_events(self, rows: EventRows) -> None:
+        """Insert new events. Raises EventsThere if one is not new."""
 
     async def roll_up(self, rolled: Sequence[Rolled]) -> None:
         """Add to the hourly rollups."""

@@ -7,7 +7,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from functools import cache
 from operator import attrgetter
 from typing import Any, cast
@@ -22,18 +22,15 @@ from billing import tables
 from billing.books import EventsThere, Grant, Notice, Refusal
 from billing.budget_books_postgresql import PostgresBudgetBooks
 from billing.chain import Batch, start
-from billing.event_rows import NAMES, binary_rows
+from billing.event_rows import NAMES, EventRows
 from billing.hold_books_postgresql import PostgresHoldBooks
 from billing.ledger import Balance, Transaction
 from billing.period_tables import CLOSING_LOCK
 from billing.rollups import KEYS, SUMS, Rolled
-from billing.traits import Traits
-from billing.usage import UsageEvent
 from storage.array_literals import array_literal
 from storage.direct import Connection
 
 _DIALECT = cast(Callable[[], Dialect], postgresql.dialect)()
-_number = attrgetter("id.int")
 
 
 def _type(table: Table, name: str) -> str:
@@ -153,13 +150,12 @@ class PostgresBooks:
         query = "SELECT id FROM usage_fact WHERE id = ANY ($1::text::uuid[])"
         return {row[0] for row in await self._connection.fetch(query, _ids(ids))}
 
-    async def write_events(self, events: Sequence[UsageEvent], traits: Mapping[Traits, int]) -> None:
-        if not events:
+    async def write_events(self, rows: EventRows) -> None:
+        if not rows.events:
             return
-        in_order = sorted(events, key=_number)
-        rows = _once(binary_rows(in_order, traits))
+        source = _once(rows.binary())
         try:
-            await self._connection.copy_to_table("usage_fact", source=rows, columns=NAMES, format="binary")
+            await self._connection.copy_to_table("usage_fact", source=source, columns=NAMES, format="binary")
         except asyncpg.UniqueViolationError as error:
             raise EventsThere from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +16,7 @@ from billing.books import EventsThere, Grant, Notice, Refusal
 from billing.budget_books_sqlite import SqliteBudgetBooks
 from billing.chain import Batch, following, start
 from billing.chain_tables import usage_batch, usage_chain
-from billing.event_rows import event_row
+from billing.event_rows import EventRows
 from billing.hold_books_sqlite import SqliteHoldBooks
 from billing.ledger import Balance, Transaction
 from billing.period_tables import billing_period
@@ -30,8 +30,6 @@ from billing.tables import (
     rollup_hour,
     usage_fact,
 )
-from billing.traits import Traits
-from billing.usage import UsageEvent
 from storage.base import Pico
 from storage.bulk import one_of
 from storage.database import Database
@@ -94,11 +92,11 @@ class SqliteBooks:
         query = select(usage_fact.c.id).where(one_of(self._database, usage_fact.c.id, ids))
         return set(await self._session.scalars(query))
 
-    async def write_events(self, events: Sequence[UsageEvent], traits: Mapping[Traits, int]) -> None:
-        if events:
-            if await self.events_there({event.id for event in events}):
+    async def write_events(self, rows: EventRows) -> None:
+        if rows.events:
+            if await self.events_there({event.id for event in rows.events}):
                 raise EventsThere
-            await self._session.execute(insert(usage_fact), [event_row(event, traits) for event in events])
+            await self._session.execute(insert(usage_fact), rows.mappings())
 
     async def roll_up(self, rolled: Sequence[Rolled]) -> None:
         if rolled:

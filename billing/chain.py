@@ -13,45 +13,37 @@ tree in place of the batch, for logs in which they would be too long).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
-from itertools import repeat
-from operator import attrgetter, itemgetter
-from typing import Any
 from uuid import UUID
 
 import msgspec
 from sqlalchemy import RowMapping
 
-from billing.usage import UsageEvent
+from billing.event_rows import EventRows, record_of
+from billing.usage import TRAITS
 
-FIELDS = (
-    "id", "tenant_id", "project_id", "key_id", "model", "model_digest", "lane", "price_version", "admitted_at",
-    "finished_at", "period", "status", "reason", "delivery", "source", "replica", "sequence", "attempt", "cost_pico",
-    "context_from",
-)  # fmt: skip
-COUNTED = ("prompt", "computed", "read_hbm", "read_dram", "read_nvme", "output", "recomputed", "drafted", "accepted")
-READ = ("automatic", "5m", "30m", "1h", "12h", "24h")
-WRITTEN = ("5m", "30m", "1h", "12h", "24h")
 COLUMNS = (
-    *FIELDS,
-    *(f"count_{name}" for name in COUNTED),
-    "uncached",
-    *(f"read_{name}" for name in READ),
-    *(f"write_{name}" for name in WRITTEN),
-    "output",
-    "corrects",
-)
-"""What a leaf is made of, in this order for ever. What events come to say later is added at the end; if it is 0, empty
-or absent there, it changes no leaf."""
+    "id", "tenant_id", "project_id", "key_id", "price_version", "context_from", "admitted_at", "finished_at", "period",
+    "sequence", "attempt",
+    "count_prompt", "count_computed", "count_read_hbm", "count_read_dram", "count_read_nvme", "count_output",
+    "count_recomputed", "count_drafted", "count_accepted",
+    "uncached", "read_automatic", "read_5m", "read_30m", "read_1h", "read_12h", "read_24h",
+    "write_5m", "write_30m", "write_1h", "write_12h", "write_24h", "output",
+    "cost_pico", "corrects",
+    "model", "model_digest", "lane", "status", "reason", "delivery", "source", "replica",
+)  # fmt: skip
+"""What a leaf is made of: the traits, then the rest as `billing.event_rows` has it. If events come to say more, the
+batches from then on have leaves of a second form; those that are there keep this one."""
 
 LEAF = 32
 ENTRY = 16 + LEAF
 """Bytes of an event in its batch: id and leaf."""
 
-_encode = msgspec.msgpack.Encoder(uuid_format="bytes").encode
-_plain = attrgetter(*FIELDS, *(f"counts.{name}" for name in COUNTED), "usage.uncached")
-_columns = itemgetter(*COLUMNS)
+_BEFORE_TRAITS, _NUMBER, _AFTER_TRAITS = slice(22), slice(26, 30), slice(30, None)
+"""Where a record has the number of its traits, after the number of columns and the id: it means nothing elsewhere."""
+
+_encode = msgspec.msgpack.encode
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -83,37 +75,21 @@ def root_of(heads: Mapping[UUID, bytes]) -> bytes:
     return sha256(b"".join(tenant.bytes + heads[tenant] for tenant in sorted(heads))).digest()
 
 
-def leaf_of(event: UsageEvent) -> bytes:
-    """The leaf of an event."""
-    usage = event.usage
-    values = (
-        *_plain(event),
-        *map(usage.read.get, READ, repeat(0)),
-        *map(usage.write.get, WRITTEN, repeat(0)),
-        usage.output,
-        event.corrects,
-    )
-    return _leaf(values)
-
-
-def leaf_of_row(row: RowMapping) -> bytes:
+def leaf_of(row: RowMapping) -> bytes:
     """The leaf of an event as the database has it: a row with at least COLUMNS."""
-    return _leaf(_columns(row))
+    record = record_of(row)
+    return sha256(_encode([row[name] for name in TRAITS]) + record[_BEFORE_TRAITS] + record[_AFTER_TRAITS]).digest()
 
 
-def _leaf(values: tuple[Any, ...]) -> bytes:
-    while not values[-1]:
-        values = values[:-1]
-    return sha256(_encode(values)).digest()
-
-
-def batches(events: Iterable[UsageEvent]) -> list[Batch]:
+def batches(rows: EventRows) -> list[Batch]:
     """The batches that these new events make, in the order of tenant and period."""
+    texts = {number.to_bytes(4, "big"): _encode(traits) for traits, number in rows.traits.items()}
     groups: dict[tuple[int, str], list[bytes]] = defaultdict(list)
-    for event in events:
-        groups[event.tenant_id.int, event.period].append(event.id.bytes + leaf_of(event))
+    for event, record in zip(rows.events, rows.records, strict=True):
+        leaf = sha256(texts[record[_NUMBER]] + record[_BEFORE_TRAITS] + record[_AFTER_TRAITS]).digest()
+        groups[event.tenant_id.int, event.period].append(event.id.bytes + leaf)
     return [
-        Batch(UUID(int=tenant), period, len(entries), b"".join(sorted(entries)))
+        Batch(UUID(int=tenant), period, len(entries), b"".join(entries))
         for (tenant, period), entries in sorted(groups.items())
     ]
 

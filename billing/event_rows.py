@@ -9,7 +9,7 @@ from struct import Struct
 from typing import Any
 
 import msgspec
-from sqlalchemy import Column, Integer, Text
+from sqlalchemy import Column, Integer, RowMapping, Text
 
 from billing.tables import usage_fact
 from billing.traits import Traits, traits_of
@@ -23,24 +23,55 @@ _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
 _PERIOD_BYTES = len("2026-11")
 _NULL = -1
+_number = attrgetter("id.int")
 
 
-def event_row(event: UsageEvent, traits: Mapping[Traits, int]) -> dict[str, Any]:
-    """The event as a row of `usage_fact`."""
-    row = {name: getattr(event, name) for name in _PLAIN}
-    row["traits"] = traits[traits_of(event)]
-    row |= {f"count_{name}": tokens for name, tokens in msgspec.structs.asdict(event.counts).items()}
-    return row | event.usage.meters()
+class EventRows:
+    """Events in the order of their ids, with the numbers of their traits.
 
-
-def binary_rows(events: Sequence[UsageEvent], traits: Mapping[Traits, int]) -> bytes:
-    """The events as a binary COPY of all columns of `usage_fact`, in the order of NAMES.
-
-    Every value has a fixed size, so that a row is one record; those that correct another are of another shape.
+    `records` are the rows of a binary COPY of all columns of `usage_fact`, in the order of NAMES. Every value has a
+    fixed size, so that a row is one record; that of an event which corrects another is of another shape.
     """
-    plain = [event for event in events if event.corrects is None]
-    correcting = [event for event in events if event.corrects is not None] if len(plain) < len(events) else []
-    return b"".join((_SIGNATURE, *_records(plain, traits), *_records(correcting, traits), _TRAILER))
+
+    def __init__(self, events: Iterable[UsageEvent], traits: Mapping[Traits, int]) -> None:
+        self.events = sorted(events, key=_number)
+        self.traits = traits
+        plain = [event for event in self.events if event.corrects is None]
+        self.records = list(_records(plain, traits))
+        if len(plain) < len(self.events):
+            correcting = _records([event for event in self.events if event.corrects is not None], traits)
+            rest = iter(self.records)
+            self.records = [next(rest if event.corrects is None else correcting) for event in self.events]
+
+    def binary(self) -> bytes:
+        """All rows as one binary COPY."""
+        return b"".join((_SIGNATURE, *self.records, _TRAILER))
+
+    def mappings(self) -> list[dict[str, Any]]:
+        """All rows by name."""
+        return [self._mapping(event) for event in self.events]
+
+    def _mapping(self, event: UsageEvent) -> dict[str, Any]:
+        row = {name: getattr(event, name) for name in _PLAIN}
+        row["traits"] = self.traits[traits_of(event)]
+        row |= {f"count_{name}": tokens for name, tokens in msgspec.structs.asdict(event.counts).items()}
+        return row | event.usage.meters()
+
+
+def record_of(row: RowMapping) -> bytes:
+    """The record of an event as the database has it, by name."""
+    values: list[Any] = [len(NAMES)]
+    correcting = row["corrects"] is not None
+    for name in NAMES:
+        size, kind = _SIZES[name]
+        if name == "corrects" and not correcting:
+            values.append(_NULL)
+        elif name == "traits":
+            values += [size, 0]
+        else:
+            value = row[name]
+            values += [size, value.bytes if kind == "16s" else value.encode() if name == "period" else value]
+    return (_CORRECTING_RECORD if correcting else _PLAIN_RECORD).pack(*values)
 
 
 def _size(column: Column[Any]) -> tuple[int, str]:

@@ -14,6 +14,7 @@ from billing import months, traits
 from billing.books import Books, EventsThere, Notice, Refusal
 from billing.budget_use import BudgetUse, use_budgets
 from billing.chain import Batch, batches
+from billing.event_rows import EventRows
 from billing.ledger import Balance, Transaction
 from billing.money import format_pico
 from billing.months import is_ordered_by_time
@@ -90,7 +91,8 @@ async def _settle(
     currencies = await books.currencies({event.tenant_id.int: event.tenant_id for event in events}.values())
     true, refused = _sorted_out(events, versions, currencies)
     new = await book_late(books, true)
-    _, (rolled, chained) = await asyncio.gather(books.write_events(new, numbers), _summed(new))
+    rows = EventRows(new, numbers)
+    _, (rolled, chained) = await asyncio.gather(books.write_events(rows), _summed(rows))
     await books.roll_up(rolled)
     await books.chain(chained)
     ids = [event.id for event in new]
@@ -103,10 +105,10 @@ async def _settle(
     return Settled(written=len(new), released=sum(ended.requests for ended in released), refused=len(refused))
 
 
-async def _summed(events: Sequence[UsageEvent]) -> tuple[list[Rolled], list[Batch]]:
+async def _summed(rows: EventRows) -> tuple[list[Rolled], list[Batch]]:
     """What the events add to the rollups and the chains, made while the database writes them."""
     await asyncio.sleep(0)
-    return roll_up(events), batches(events)
+    return roll_up(rows.events), batches(rows)
 
 
 async def refuse(books: Books, records: Iterable[tuple[Settlement, str]]) -> None:

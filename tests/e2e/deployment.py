@@ -27,6 +27,7 @@ class Answer(msgspec.Struct):
     usage: dict[str, Any] | None = None
     error: str = ""
     done: bool = False
+    request: str = ""
 
 
 class Deployment:
@@ -94,7 +95,7 @@ class Deployment:
         answer = answer or Answer()
         try:
             with urllib.request.urlopen(request, timeout=60) as reply:
-                answer.status = reply.status
+                answer.status, answer.request = reply.status, reply.headers["x-request-id"]
                 for line in reply:
                     if line.startswith(b"data: "):
                         _take(line[6:].strip(), answer)
