@@ -1,4 +1,4 @@
-"""How fast money is reserved and settled: `python -m benchmarks.billing hot-tenant|settle|invoice --json OUT`.
+"""How money fares: `python -m benchmarks.billing hot-tenant|settle|invoice|kill --json OUT`.
 
 `hot-tenant`: many clients of one tenant, each reserving, spooling (fsync) and going on, in gateway workers of their own
 (`benchmarks.hot_tenant`), on a PostgreSQL of its own or on SQLite.
