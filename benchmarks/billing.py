@@ -8,6 +8,8 @@ event gets, through `billing.settlement.settle` itself (the events' making is no
 
 `invoice`: the same events, then the largest tenant's month rated from events and from rollups, which must be equal.
 
+`kill`: `benchmarks.killing`.
+
 `--keep DIR` leaves the filled PostgreSQL in a folder, so that `invoice --keep DIR` can be measured on it again.
 """
 
@@ -24,6 +26,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.hot_tenant import hot_tenant
+from benchmarks.killing import is_clean, kill
 from benchmarks.settling import analyze, invoice_month, settle_month
 from storage import migrate
 from tests.servers import postgres_server
@@ -46,9 +49,9 @@ async def settle_and_invoice(url: str, what: str, events: int, batch: int, settl
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.billing", description=__doc__)
-    parser.add_argument("what", choices=["hot-tenant", "settle", "invoice"])
+    parser.add_argument("what", choices=["hot-tenant", "settle", "invoice", "kill"])
     parser.add_argument("--database", choices=["postgresql", "sqlite"], default="postgresql")
-    parser.add_argument("--clients", type=int, default=256)
+    parser.add_argument("--clients", type=int, help="default: 256, and 32 for kill")
     parser.add_argument("--workers", type=int, default=2, help="processes that share the clients")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--json", type=Path, help="write the figures here too")
@@ -60,10 +63,12 @@ def main() -> int:
 
     def measure(url: str, server: int) -> dict[str, Any]:
         if options.what == "hot-tenant":
-            return hot_tenant(url, options.clients, options.seconds, options.workers, server)
+            return hot_tenant(url, options.clients or 256, options.seconds, options.workers, server)
         return uvloop.run(settle_and_invoice(url, options.what, options.events, options.batch, options.settlers))
 
-    if options.database == "postgresql":
+    if options.what == "kill":
+        figures = kill(options.seconds, options.clients or 32, progress=lambda text: print(text, file=sys.stderr))
+    elif options.database == "postgresql":
         with postgres_server(options.keep, **_SERVER) as server:
             figures = measure(server.url, server.process_id)
     else:
@@ -79,6 +84,8 @@ def main() -> int:
     print(json.dumps(figures, indent=2))
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    if options.what == "kill":
+        return 0 if is_clean(figures) else 1
     return 0 if figures["drained"] and not figures["findings"] else 1
 
 

@@ -61,7 +61,10 @@ class Crowd:
             answer = Answer()
             self.answers.append(answer)
             self._deployment.stream(
-                f"Client {number}: explain textwrap.dedent", dice.randint(1, 40), answer=answer, seed=dice.randint(0, 99)
+                f"Client {number}: explain textwrap.dedent",
+                dice.randint(1, 40),
+                answer=answer,
+                seed=dice.randint(0, 99),
             )
             if answer.status != 200:
                 time.sleep(0.2 + dice.random())
@@ -113,7 +116,9 @@ def start(deployment: Deployment, name: str) -> None:
     deployment.start(name, *(("--workers", "2") if name == "gateway" else ()))
 
 
-def kill(seconds: float, clients: int = 32, seed: int = 1, progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+def kill(
+    seconds: float, clients: int = 32, seed: int = 1, progress: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
     """Run the clients and the reaper for so long; what was asked, killed, acknowledged, lost and doubled."""
     with tempfile.TemporaryDirectory() as folder, postgres_server() as postgres, redis_server() as redis:
         deployment = Deployment(Path(folder), postgres.url, redis.url)
@@ -183,6 +188,7 @@ def _verdict(deployment: Deployment, answers: list[Answer]) -> dict[str, Any]:
         "findings": [json.loads(line) for line in audits["money"].stdout.splitlines()],
         "money_is_right": audits["money"].returncode == 0,
         "counts_are_equal": audits["counts"].returncode == 0,
+        "counts": (audits["counts"].stdout + audits["counts"].stderr).splitlines(),
     }
 
 

@@ -26,6 +26,7 @@ ROOMS = {
         "billing.export_tables",
         "billing.invoice_tables",
         "billing.period_tables",
+        "billing.reconciliation_tables",
         "billing.tables",
         "billing.webhook_tables",
         "gateway.tenancy.tables",

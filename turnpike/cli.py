@@ -242,6 +242,11 @@ def _add_audits(tree: _Parser) -> None:
     money = tree.leaf(audit, "money", text, ADMIN, _command("audits", "audit_money"))
     money.add_argument("--period", help="only what belongs to this billing period, such as 2026-11")
 
+    text = "a period's journals, events, ledger, rollups and invoices against each other; kept; exits 1 if they differ"
+    reconcile = tree.leaf(tree.commands, "reconcile", text, ADMIN, _command("reconcile", "reconcile_period"))
+    reconcile.add_argument("--period", required=True, help="such as 2026-11")
+    reconcile.add_argument("--format", choices=["table", "json"], default="table")
+
     text = "what the replicas' journals counted against the usage events; exits 1 if they differ"
     tree.leaf(audit, "counts", text, ADMIN, _command("audits", "audit_counts"))
 

@@ -16,6 +16,7 @@ import billing.chain_tables
 import billing.export_tables
 import billing.invoice_tables
 import billing.period_tables
+import billing.reconciliation_tables
 import billing.tables
 import billing.webhook_tables
 import gateway.tenancy.tables
@@ -30,6 +31,7 @@ ROOMS = (
     billing.export_tables,
     billing.invoice_tables,
     billing.period_tables,
+    billing.reconciliation_tables,
     billing.tables,
     billing.webhook_tables,
     gateway.tenancy.tables,

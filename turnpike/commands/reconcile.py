@@ -1,0 +1,72 @@
+"""`turnpike reconcile`: a billing period's books against each other and against the replicas' journals."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import msgspec
+
+from billing.money import format_pico
+from billing.reconciliation import Report, reconcile
+from turnpike.commands.running import table, with_office
+from turnpike.office import Office
+from turnpike.probe import probe_replicas
+from turnpike.settings import Settings
+
+_REQUESTS = "turnpike_engine_journal_requests_total"
+
+
+def reconcile_period(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike reconcile --period PERIOD`: 1 if anything was lost or doubled, or if the books differ."""
+
+    async def work(office: Office) -> int:
+        report = await reconcile(office.database, arguments.period, await _journals(settings))
+        if arguments.format == "json":
+            print(msgspec.json.encode(report).decode())
+        else:
+            _print(report)
+        print("nothing lost, nothing doubled, no drift" if report.clean else "the books differ", file=sys.stderr)
+        return 0 if report.clean else 1
+
+    return with_office(settings, work)
+
+
+async def _journals(settings: Settings) -> dict[str, int]:
+    """How many requests ended by the journals of the replicas that answer."""
+    found = {}
+    for replica in await probe_replicas(settings):
+        if replica.beat is not None and _REQUESTS in replica.beat.metrics:
+            found[replica.hello.replica] = int(replica.beat.metrics[_REQUESTS])
+    return found
+
+
+def _print(report: Report) -> None:
+    percent = f"{1000 * report.unconfirmed // max(1, report.events) / 10} %"
+    cost = ", ".join(f"{format_pico(pico)} {currency}" for currency, pico in sorted(report.cost_pico.items()))
+    rows: list[tuple[str, object]] = [
+        ("period", f"{report.period} ({report.state})"),
+        ("requests", report.events),
+        ("cost", cost or "nothing"),
+        ("lost", report.lost),
+        ("doubled", report.doubled),
+        ("late", report.late),
+        ("unconfirmed", f"{report.unconfirmed} ({percent})"),
+        ("drift, pico-units", report.drift_pico),
+        ("tenants invoiced", f"{report.invoiced} of {report.tenants}"),
+    ]
+    table(("", "found"), rows)
+    for drift in report.drifts:
+        invoiced = "no invoice" if drift.invoiced is None else f"invoice {drift.invoiced}"
+        books = f"events {drift.events}, rollups {drift.rollups}, ledger {drift.ledger}, {invoiced}"
+        print(f"tenant {drift.tenant_id}: {books} pico-units of {drift.currency}")
+    for each in report.sequences:
+        for first, last in each.missing:
+            print(f"replica {each.replica}, epoch {each.epoch}: no event for journal sequences {first} to {last}")
+        if each.repeated:
+            print(f"replica {each.replica}, epoch {each.epoch}: {each.repeated} journal sequences have several events")
+    for journal in report.journals:
+        if journal.requests != journal.events:
+            print(
+                f"replica {journal.replica}: its journal has {journal.requests} requests, {journal.events} have events"
+            )
