@@ -75,6 +75,7 @@ class Reaper:
 
     def __init__(self, deployment: Deployment, postgres: PostgresServer, seed: int) -> None:
         self.kills: Counter[str] = Counter()
+        self.ended_by_themselves: Counter[str] = Counter()
         self._deployment = deployment
         self._postgres = postgres
         self._dice = random.Random(seed)
@@ -86,8 +87,16 @@ class Reaper:
             kinds.append(self._choose())
         back = [self._kill(kind) for kind in dict.fromkeys(kinds)]
         self._dice.shuffle(back)
-        for start in back:
-            start()
+        for start_again in back:
+            start_again()
+        self.keep_running()
+
+    def keep_running(self) -> None:
+        """Start what ended by itself, as the machine's supervisor would: a role that finds no database gives up."""
+        for name, process in list(self._deployment.processes.items()):
+            if process.popen.poll() is not None:
+                self.ended_by_themselves[name] += 1
+                start(self._deployment, name)
 
     def _choose(self) -> str:
         return self._dice.choices(list(_KINDS), list(_KINDS.values()))[0]
@@ -137,27 +146,30 @@ def _run(
     crowd = Crowd(deployment, clients)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        _wait_for_more(crowd, min(end, time.monotonic() + _BACK_S))
+        _wait_for_more(crowd, reaper, min(end, time.monotonic() + _BACK_S))
         if time.monotonic() < end:
             reaper.strike()
             progress(f"{crowd.acknowledged} acknowledged, killed so far: {dict(reaper.kills)}")
+    _wait_ready(deployment, reaper)
     answers = crowd.stop()
-    _wait_ready(deployment)
     deployment.wait_settled(_SETTLED_S)
-    return _verdict(deployment, answers) | {"kills": dict(reaper.kills), "clients": clients, "seconds": seconds}
+    done = {"kills": dict(reaper.kills), "ended_by_themselves": dict(reaper.ended_by_themselves)}
+    return _verdict(deployment, answers) | done | {"clients": clients, "seconds": seconds}
 
 
-def _wait_for_more(crowd: Crowd, until: float) -> None:
+def _wait_for_more(crowd: Crowd, reaper: Reaper, until: float) -> None:
     """Wait until some more requests have come to their end."""
     before = crowd.acknowledged
     while time.monotonic() < until and crowd.acknowledged < before + len(crowd.answers[:32]) // 2 + 1:
+        reaper.keep_running()
         time.sleep(0.2)
 
 
-def _wait_ready(deployment: Deployment) -> None:
+def _wait_ready(deployment: Deployment, reaper: Reaper) -> None:
     deadline = time.monotonic() + 120
     while get(deployment.base + "/readyz")[0] != 200:
         assert time.monotonic() < deadline, "the deployment does not come back"
+        reaper.keep_running()
         time.sleep(0.2)
 
 

@@ -15,6 +15,8 @@ import structlog
 
 EXIT_UNUSABLE = 2
 """A child that exits with this status would fail the same way again: it is not restarted."""
+EXIT_TEMPORARY = 75
+"""`EX_TEMPFAIL` of sysexits.h: what it needs is away and may come back."""
 AFTER_DRAIN_S = 35.0
 """Beyond the time that running requests have: to end the rest, record it, and hand it over."""
 _PR_SET_PDEATHSIG = 1

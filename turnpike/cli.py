@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from turnpike import failures, logs, settings
-from turnpike.children import EXIT_UNUSABLE, stop_with_parent
+from turnpike.children import EXIT_TEMPORARY, EXIT_UNUSABLE, stop_with_parent
 from turnpike.commands import price_arguments
 from turnpike.settings import ADMIN, ENGINE, GATEWAY, SERVE, WORKER, SettingError, Settings
 
@@ -362,7 +362,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status. 2: the command line or a setting is wrong, or the role cannot start."""
+    """Run one command; the exit status. 2: the command line or a setting is wrong, or the role cannot start; 75: not
+    now, since the database is away."""
     parsed = build_parser().parse_args(arguments)
     try:
         given = settings.load(vars(parsed))
@@ -383,7 +384,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not isinstance(error, failures.known()):
             raise
         print(f"turnpike: {error}", file=sys.stderr)
-        return EXIT_UNUSABLE
+        return EXIT_TEMPORARY if isinstance(error, failures.temporary()) else EXIT_UNUSABLE
 
 
 if __name__ == "__main__":

@@ -68,3 +68,10 @@ def known() -> tuple[type[Exception], ...]:
         UnknownEpoch,
         UnknownSheet,
     )
+
+
+def temporary() -> tuple[type[Exception], ...]:
+    """Those that may be gone when the same is tried again."""
+    from storage.database import DatabaseUnavailable  # noqa: PLC0415
+
+    return (DatabaseUnavailable,)
