@@ -255,11 +255,13 @@ def _add_exports(tree: _Parser) -> None:
     export = tree.leaf(
         tree.commands,
         "export",
-        "a period's usage, costs or books as a file for finance",
+        "a period's usage, costs, invoices or books as a file for finance",
         ADMIN,
         _command("exports", "export_data"),
     )
-    export.add_argument("dataset", metavar="DATASET", help="usage, costs or journal")
+    export.add_argument(
+        "dataset", metavar="DATASET", help="usage, costs, invoices, journal, focus, focus-invoices, focus-periods"
+    )
     export.add_argument("--period", help="month such as 2026-11; default: this month (UTC)")
     export.add_argument("--tenant", help="one tenant alone")
     export.add_argument("--format", default="csv", help="csv, jsonl, parquet or xlsx")

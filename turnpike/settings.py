@@ -139,6 +139,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     webhook_give_up_days: Annotated[
         int, _about("days after which a webhook that is not taken is given up", SERVE, WORKER, at_least=1, at_most=30)
     ] = 3
+    provider_name: Annotated[
+        str, _about("who provides the service and invoices it, in FOCUS exports", SERVE, WORKER, ADMIN)
+    ] = "Turnpike"
     account_codes: Annotated[
         str, _about("codes of the journal's accounts, such as revenue=4400,receivable=1200", SERVE, WORKER, ADMIN)
     ] = ""

@@ -63,7 +63,7 @@ def jobs(office: Office, settings: Settings) -> list[Job]:
         return False
 
     async def export() -> bool:
-        return await exports.run_next(lambda: exporting.names(office.tenancy), codes)
+        return await exports.run_next(lambda: exporting.names(office.tenancy), codes, settings.provider_name)
 
     async def clean() -> bool:
         if removed := await exports.remove_old(settings.export_keep_days * _DAY_S):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -9,9 +10,10 @@ import msgspec
 from billing.money import MICRO, format_pico
 from storage.base import from_instant
 
-Kind = Literal["text", "id", "integer", "money", "price", "instant", "date"]
+Kind = Literal["text", "id", "integer", "money", "price", "instant", "second", "date"]
 """`money` is in pico-units, `price` in micro-units per 1,000,000; both are exact decimal numbers in files. `instant` is
-in microseconds since the Unix epoch, `date` too, of which the day in UTC is written. Any value may be None: empty."""
+in microseconds since the Unix epoch; `second` and `date` too, written to the second and as the day in UTC. None is
+empty."""
 
 PRICE_PLACES, MONEY_PLACES = 6, 12
 
@@ -26,18 +28,7 @@ class Column(msgspec.Struct, frozen=True):
 
 def as_text(kind: Kind, value: Any) -> str | None:
     """The value as every text format has it; numbers are plain decimals."""
-    if value is None:
-        return None
-    match kind:
-        case "money":
-            return format_pico(value)
-        case "price":
-            return format_price(value)
-        case "instant":
-            return from_instant(value).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        case "date":
-            return from_instant(value).date().isoformat()
-    return str(value)
+    return None if value is None else _TEXTS.get(kind, str)(value)
 
 
 def format_price(micro: int) -> str:
@@ -52,3 +43,10 @@ def safe_cell(text: str) -> str:
 
 
 _FORMULA = frozenset("=+-@\t\r\n＝＋－＠")
+_TEXTS: dict[Kind, Callable[[Any], str]] = {
+    "money": format_pico,
+    "price": format_price,
+    "instant": lambda at: from_instant(at).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+    "second": lambda at: from_instant(at).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    "date": lambda at: from_instant(at).date().isoformat(),
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -15,10 +15,12 @@ from billing.exports.writers import Row
 from billing.prices import PriceBook
 from storage.database import Database
 
-DatasetName = Literal["usage", "costs", "invoices", "journal", "focus"]
-
 PORTION = 2000
 """Rows that are read and written at a time."""
+
+
+PROVIDER = "Turnpike"
+"""Who provides, where nothing else was set."""
 
 
 class InvalidExport(ValueError):
@@ -40,13 +42,14 @@ class Names(msgspec.Struct, frozen=True):
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What an export is asked for: a period such as 2026-11, of one tenant or (None) of all.
 
-    `account_codes` are the journal's, by account.
+    `account_codes` are the journal's, by account; `provider` is who FOCUS says provides and invoices.
     """
 
     period: str
     tenant_id: UUID | None = None
     names: Names = Names()
     account_codes: Mapping[str, str] = {}
+    provider: str = PROVIDER
 
 
 class Reading(msgspec.Struct, frozen=True):

@@ -16,6 +16,8 @@ import msgspec
 
 from billing.exports.costs import COSTS
 from billing.exports.datasets import Asked, Dataset, InvalidExport, Reading
+from billing.exports.focus import FOCUS
+from billing.exports.invoices import INVOICES
 from billing.exports.journal import JOURNAL
 from billing.exports.usage import USAGE
 from billing.exports.writers import FORMATS, Format, Row, Writer, open_writer
@@ -26,7 +28,7 @@ from billing.usage import check_period
 from storage.database import Database
 
 MANIFEST_VERSION = 1
-DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in (USAGE, COSTS, JOURNAL)}
+DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in (USAGE, COSTS, INVOICES, JOURNAL, *FOCUS)}
 
 Progress: TypeAlias = Callable[[int], Awaitable[None]]
 """Told how many rows are written."""
@@ -144,7 +146,7 @@ class _Totals:
     """Sums of the columns of money, by currency."""
 
     def __init__(self, dataset: Dataset) -> None:
-        self._currency = dataset.place(dataset.currency)
+        self._currency = dataset.place(dataset.currency) if dataset.sums else 0
         self._places = {name: dataset.place(name) for name in dataset.sums}
         self._sums: dict[str, dict[str, int]] = {name: {} for name in dataset.sums}
 

@@ -19,7 +19,7 @@ import structlog
 from sqlalchemy import func, insert, or_, select, update
 
 from billing.export_tables import export_job
-from billing.exports.datasets import Asked, InvalidExport, Names
+from billing.exports.datasets import PROVIDER, Asked, InvalidExport, Names
 from billing.exports.files import Order, dataset_of, export, format_of, manifest_path
 from billing.prices import PriceBook
 from billing.usage import InvalidPeriod, check_period
@@ -138,7 +138,10 @@ class ExportJobs:
     # ------------------------------------------------------------ for the worker
 
     async def run_next(
-        self, names: Callable[[], Awaitable[Names]], account_codes: Mapping[str, str] | None = None
+        self,
+        names: Callable[[], Awaitable[Names]],
+        account_codes: Mapping[str, str] | None = None,
+        provider: str = PROVIDER,
     ) -> bool:
         """Take one job and make its file; False if there was none. What fails is kept with the job."""
         job = await self._take()
@@ -148,7 +151,11 @@ class ExportJobs:
         try:
             await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True, mode=0o700)
             asked = Asked(
-                period=job.period, tenant_id=job.tenant_id, names=await names(), account_codes=account_codes or {}
+                period=job.period,
+                tenant_id=job.tenant_id,
+                names=await names(),
+                account_codes=account_codes or {},
+                provider=provider,
             )
             order = Order(dataset_of(job.dataset), format_of(job.format), asked)
             manifest = await export(self._database, self._prices, order, self.path(job), self._told(job))

@@ -24,6 +24,7 @@ _TYPES: dict[Kind, pa.DataType] = {
     "money": pa.decimal128(38, MONEY_PLACES),
     "price": pa.decimal128(18, PRICE_PLACES),
     "instant": pa.timestamp("us", tz="UTC"),
+    "second": pa.timestamp("us", tz="UTC"),
     "date": pa.date32(),
 }
 
@@ -39,6 +40,7 @@ _VALUES: dict[Kind, Callable[[Any], Any]] = {
     "money": _decimal("money"),
     "price": _decimal("price"),
     "instant": int,
+    "second": int,
     "date": lambda value: from_instant(value).date(),
 }
 

@@ -19,7 +19,7 @@ from storage.base import from_instant
 SHEET_ROWS = 1_048_576
 """Rows of a sheet, with its header, in the format's own limit."""
 _EXACT = ("money", "price")
-_WIDTHS = {"text": 24, "id": 38, "integer": 12, "money": 20, "price": 14, "instant": 28, "date": 12}
+_WIDTHS = {"text": 24, "id": 38, "integer": 12, "money": 20, "price": 14, "instant": 28, "second": 22, "date": 12}
 
 
 class WorkbookWriter:

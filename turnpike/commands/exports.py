@@ -25,7 +25,13 @@ def export_data(settings: Settings, arguments: argparse.Namespace) -> int:
 
     async def work(office: Office) -> int:
         tenant = (await office.tenancy.tenant(arguments.tenant)).id if arguments.tenant else None
-        asked = Asked(period=period, tenant_id=tenant, names=await names(office.tenancy), account_codes=codes)
+        asked = Asked(
+            period=period,
+            tenant_id=tenant,
+            names=await names(office.tenancy),
+            account_codes=codes,
+            provider=settings.provider_name,
+        )
         path = _path(arguments.output, f"{dataset.name}-{period}.{form}")
         try:
             manifest = await export(office.database, office.prices, Order(dataset, form, asked), path, _shown)

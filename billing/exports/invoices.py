@@ -1,0 +1,114 @@
+"""The invoices export: one row for each line of a period's invoices and credit notes, drafts left out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Select, select
+
+from billing.exports.columns import Column
+from billing.exports.datasets import Asked, Dataset, Reading
+from billing.exports.writers import Row
+from billing.invoice_tables import invoice, invoice_line
+from billing.invoices.currencies import minor_unit
+from storage.base import to_instant
+
+_OF, _LINE = invoice.c, invoice_line.c
+
+
+def documents(asked: Asked) -> Select[Any]:
+    """The period's documents that have a number, in the order of tenant and id."""
+    query = select(invoice).where(_OF.period == asked.period, _OF.state != "draft").order_by(_OF.tenant_id, _OF.id)
+    # Without a tenant, all tenants: an export of the whole installation.
+    return query if asked.tenant_id is None else query.where(_OF.tenant_id == asked.tenant_id)
+
+
+def in_pico(minor: int, currency: str) -> int:
+    """Minor units as pico-units."""
+    return minor * minor_unit(currency)
+
+
+def midnight(day: str | None) -> int | None:
+    """The first instant of an ISO date."""
+    return None if day is None else to_instant(datetime.fromisoformat(day).replace(tzinfo=UTC))
+
+
+async def _rows(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
+    async for portion in reading.portions(documents(asked)):
+        for document in portion:
+            query = (
+                select(invoice_line)
+                .where(_LINE.tenant_id == document.tenant_id, _LINE.invoice_id == document.id)
+                .order_by(_LINE.n)
+            )
+            tenant = asked.names.tenants.get(document.tenant_id)
+            sign = -1 if document.kind == "credit_note" else 1
+            async for lines in reading.portions(query):
+                yield [
+                    (
+                        document.number,
+                        document.kind,
+                        document.state,
+                        document.tenant_id,
+                        tenant,
+                        asked.period,
+                        midnight(document.issued),
+                        midnight(document.due),
+                        line.n,
+                        line.kind,
+                        line.text,
+                        line.project_id,
+                        asked.names.projects.get(line.project_id),
+                        line.model,
+                        line.meter,
+                        line.lane,
+                        line.price_version,
+                        line.units,
+                        line.price_micro,
+                        document.currency,
+                        line.exact_pico,
+                        sign * in_pico(line.net, document.currency),
+                        line.category,
+                        line.rate * 10_000,
+                        document.sha256,
+                    )
+                    for line in lines
+                ]
+
+
+INVOICES = Dataset(
+    name="invoices",
+    title="Invoices",
+    about="one row for each line of the period's invoices and credit notes",
+    columns=(
+        Column("number", "text", "number of the document"),
+        Column("kind", "text", "invoice or credit_note"),
+        Column("state", "text", "as it is now; finalized, paid, void, …"),
+        Column("tenant_id", "id"),
+        Column("tenant", "text"),
+        Column("period", "text"),
+        Column("issued", "date"),
+        Column("due", "date"),
+        Column("line", "integer"),
+        Column("line_kind", "text"),
+        Column("text", "text"),
+        Column("project_id", "id"),
+        Column("project", "text"),
+        Column("model", "text"),
+        Column("meter", "text"),
+        Column("lane", "text"),
+        Column("price_version", "integer"),
+        Column("units", "integer"),
+        Column("price_per_million", "price"),
+        Column("currency", "text"),
+        Column("exact", "money", "before rounding"),
+        Column("net", "money", "rounded to the currency's smallest coin; less than 0 on a credit note"),
+        Column("tax_category", "text", "UNCL 5305"),
+        Column("tax_percent", "price"),
+        Column("sha256", "text", "of the document"),
+    ),
+    rows=_rows,
+    sums=("net",),
+)

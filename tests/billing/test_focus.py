@@ -1,0 +1,134 @@
+"""FOCUS 1.4, judged by focus-data-toolkit; and what it does not judge: that the invoice is what was used."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from billing.exports.datasets import Asked, Names
+from billing.exports.files import Manifest, Order, dataset_of, export
+from billing.exports.writers import Format
+from billing.holds import Holds
+from billing.invoices.crediting import credit
+from billing.money import format_pico
+from billing.prices import PriceBook
+from billing.usage import Usage
+from storage.database import Database
+from tests.billing.invoices.books import Customer
+from tests.billing.invoices.documents import BUYER
+from tests.billing.money import Tenant
+from tests.billing.recorded import record
+
+DOMESTIC = msgspec.structs.replace(BUYER, country="DE", vat_id="")
+USAGE = Usage(uncached=1_000_001, read={"5m": 3_000_001}, write={"1h": 500_000}, output=7_000_003)
+NAMES = {"focus": "cost-and-usage", "focus-invoices": "invoice-detail", "focus-periods": "billing-period"}
+
+
+async def _export(
+    database: Database, name: str, path: Path, period: str, names: Names, form: Format = "csv"
+) -> Manifest:
+    order = Order(dataset_of(name), form, Asked(period=period, names=names, provider="Acme AI"))
+    return await export(database, PriceBook(database), order, path)
+
+
+def _judge(*arguments: str) -> str:
+    judged = subprocess.run(
+        [sys.executable, "-m", "focus_data_toolkit", *arguments], capture_output=True, text=True, check=False
+    )
+    assert judged.returncode == 0, judged.stdout + judged.stderr
+    return judged.stdout
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+async def test_an_invoiced_month(database: Database, tmp_path: Path) -> None:
+    customer = await Customer.make(database, buyer=DOMESTIC)
+    await customer.use("2026-10-03T12:00", USAGE, Usage(uncached=333))
+    await customer.use("2026-10-31T23:59", USAGE)
+    late = await customer.requests("2026-10-31T23:59:59", Usage(uncached=77_777))
+    await Holds(database).sweep(late[0].admitted_at + 3_600_000_000)
+    sent = await customer.invoice("2026-10")
+    paths = {name: tmp_path / f"{name}.csv" for name in NAMES}
+    names = Names({customer.id: "=Acme"}, {customer.tenant.project_id: "search"})
+    manifests = {name: await _export(database, name, path, "2026-10", names) for name, path in paths.items()}
+    assert {manifest.closed for manifest in manifests.values()} == {True}
+    for name, path in paths.items():
+        _judge("validate", str(path), "--dataset", NAMES[name])
+    said = _judge(
+        "validate-bundle",
+        *(part for name, path in paths.items() for part in (f"--{NAMES[name]}", str(path))),
+    )
+    assert said
+    usage, details = _rows(paths["focus"]), _rows(paths["focus-invoices"])
+    # An invoice's rows of usage and beyond add up to the invoice.
+    assert {row["InvoiceId"] for row in usage} == {sent.number}
+    billed = sum(Decimal(row["BilledCost"]) for row in usage)
+    assert billed == sum(Decimal(row["BilledCost"]) for row in details) == Decimal(sent.gross) / 100
+    used = [row for row in usage if row["SkuId"]]
+    assert sum(Decimal(row["BilledCost"]) for row in used) == Decimal(format_pico(sent.usage_pico))
+    # Each line is what was used of it, before it was rounded.
+    lines = {row["InvoiceDetailId"]: row for row in details}
+    assert {row["InvoiceDetailId"] for row in used} == {
+        each for each, row in lines.items() if row["ChargeCategory"] == "Usage"
+    }
+    for each, line in lines.items():
+        of_all = [Decimal(row["BilledCost"]) for row in usage if row["InvoiceDetailId"] == each]
+        assert sum(of_all) == Decimal(line["BilledCost"])
+        if line["ChargeCategory"] == "Usage":
+            of_line = [row for row in used if row["InvoiceDetailId"] == each]
+            assert sum(Decimal(row["EffectiveCost"]) for row in of_line) == Decimal(line["x_ExactCost"])
+    for row in used:
+        assert Decimal(row["PricingQuantity"]) * 10**6 == int(row["ConsumedQuantity"])
+        assert Decimal(row["PricingQuantity"]) * Decimal(row["ListUnitPrice"]) == Decimal(row["ListCost"])
+        assert (row["BillingAccountName"], row["SubAccountName"]) == ("'=Acme", "search")
+        assert row["InvoiceIssuerName"] == row["ServiceProviderName"] == "Acme AI"
+    assert {row["ChargeCategory"] for row in usage} == {"Usage", "Tax"}
+    (period,) = _rows(paths["focus-periods"])
+    assert (period["BillingPeriodStatus"], period["BillingPeriodStart"]) == ("Closed", "2026-10-01T00:00:00Z")
+    # What arrives after the close is a correction, billed in the next month; a credit note takes off.
+    await customer.settle(late)
+    await customer.use("2026-11-05", Usage(output=1_000_000))
+    november = await customer.invoice("2026-11")
+    note, _ = await credit(database, november, "An outage", request="1")
+    assert note is not None
+    after = {name: tmp_path / f"{name}-11.csv" for name in NAMES}
+    for name, path in after.items():
+        await _export(database, name, path, "2026-11", names)
+        _judge("validate", str(path), "--dataset", NAMES[name])
+    usage, details = _rows(after["focus"]), _rows(after["focus-invoices"])
+    (correction,) = [row for row in usage if row["ChargeClass"]]
+    assert (correction["ChargeClass"], correction["ChargePeriodStart"]) == ("Correction", "2026-10-31T23:00:00Z")
+    assert {row["ReferenceInvoiceId"] for row in details} == {november.number}
+    for document, sign in ((november, 1), (note, -1)):
+        billed = sum(Decimal(row["BilledCost"]) for row in usage if row["InvoiceId"] == document.number)
+        assert billed == sum(Decimal(row["BilledCost"]) for row in details if row["InvoiceId"] == document.number)
+        assert billed == sign * Decimal(document.gross) / 100
+    invoices = tmp_path / "invoices.csv"
+    manifest = await _export(database, "invoices", invoices, "2026-10", names)
+    assert manifest.sums == {"net": {"USD": format_pico(sent.net * 10**10)}}
+    assert {row["number"] for row in _rows(invoices)} == {sent.number}
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+async def test_a_month_of_many_without_invoices(fresh_sqlite_url: str, tmp_path: Path, form: Format) -> None:
+    database = await Database.open(fresh_sqlite_url)
+    past = await record(database, await Tenant.rich(database, 0), count=80)
+    path = tmp_path / f"focus.{form}"
+    manifest = await _export(database, "focus", path, "2026-11", Names(), form)
+    assert manifest.sums == {"BilledCost": {"USD": format_pico(past.cost_pico)}}
+    if form == "csv":
+        _judge("validate", str(path), "--dataset", "cost-and-usage")
+        wrong = tmp_path / "wrong.csv"
+        wrong.write_text(path.read_text().replace("Usage-Based", "Sometimes"))
+        with pytest.raises(AssertionError):
+            _judge("validate", str(wrong), "--dataset", "cost-and-usage")
+    await database.close()
