@@ -2,8 +2,8 @@
 
 A row of usage is one hour of a key's use of one meter at one price, and names the invoice line that bills it. What an
 invoice says beyond usage (tax, minimums, credits, and what rounding a line came to) has rows of its own, so that the
-rows of each invoice line add up to it exactly. Issuer and provider are one: with two, the specification would want nothing
-billed here.
+rows of each invoice line add up to it exactly. Issuer and provider are one: with two, the specification would want
+nothing billed here.
 """
 
 from __future__ import annotations
