@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from billing.cost_report import Cost as CostLine
 from billing.cost_report import CostGroup, CostPage
+from billing.invoices.currencies import minor_digits
 from billing.money import format_pico
 from billing.reports import Group, Page, Result
 from gateway.dialects.openai_answer import Cost
@@ -112,7 +113,7 @@ class UsageResult(Struct, frozen=True, kw_only=True):
 
 
 class CostResult(Struct, frozen=True, kw_only=True):
-    """One group's cost in one currency. `amount` is exact, in the currency's hundredths (cents)."""
+    """One group's cost in one currency. `amount` is exact, in the currency's minor units (cents)."""
 
     currency: str
     amount: str
@@ -223,7 +224,7 @@ def _cost(line: CostLine) -> CostResult:
     token_type, words = _described(group["meter"]) if by_item else (None, "")
     return CostResult(
         currency=line.currency,
-        amount=_cents(line.cost_pico),
+        amount=_in_minor(line.cost_pico, line.currency),
         workspace_id=_text(group.get("project_id")),
         description=f"{group['model']} Usage - {words}" if by_item else None,
         cost_type="tokens" if by_item else None,
@@ -245,10 +246,11 @@ def _described(meter: str) -> tuple[str, str]:
     return f"cache_creation.ephemeral_{of}_input_tokens", f"Input Tokens, Cache Write ({of})"
 
 
-def _cents(pico: int) -> str:
-    """Pico-units as a decimal number of hundredths, exactly."""
-    digits = format_pico(pico * 100)
-    return digits[:-2]
+def _in_minor(pico: int, currency: str) -> str:
+    """Pico-units as a decimal number of the currency's minor units (cents), exactly."""
+    places = minor_digits(currency)
+    text = format_pico(pico * 10**places)  # its last places are 0 now
+    return text[: len(text) - places]
 
 
 def _timestamp(instant: int) -> str:
