@@ -73,3 +73,21 @@ class Balances:
                 after, entries = found.granted(amount_pico, kind)
                 await books.save([after], [Transaction(identity, tenant_id, currency, "grant", "", entries)])
         return identity
+
+    async def set_credit_line(self, tenant_id: UUID, pico: int, currency: str) -> Balance:
+        """Let the tenant use up to so much before it is paid; 0 for a prepaid tenant. What is used beyond a lower line
+        stays owed, and nothing more is admitted until it is paid. Raises InvalidMoney, CurrencyMismatch.
+        """
+        check_currency(currency)
+        if not 0 <= pico <= MAX_PICO:
+            raise InvalidMoney(f"a credit line of {pico} pico-units")
+        async with self._database.transaction() as session:
+            start = new_balance(tenant_id, currency)
+            await session.execute(self._database.insert(balance).values(start).on_conflict_do_nothing())
+        async with opened(self._database) as books:
+            found = (await books.lock([tenant_id]))[tenant_id]
+            if found.currency != currency:
+                raise CurrencyMismatch(found.currency, currency)
+            after = found.with_credit_line(pico)
+            await books.save([after])
+        return after

@@ -6,6 +6,8 @@ never hold prompts, secrets or the inside of the house.
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 
 class Failure(Exception):
     """Base of everything that ends a request other than well."""
@@ -66,10 +68,30 @@ class BodyTooSlow(Failure):
     code = "request_timeout"
 
 
+class Shortage(Struct, frozen=True):
+    """Whose money is short, and what would fit. Amounts are decimal strings in `currency`.
+
+    `scope`: tenant, project, key or tag. `budget` is None where it is the balance that is short; else its window ends
+    at `resets_at` (RFC 3339), unless it never does.
+    """
+
+    scope: str
+    budget: str | None
+    needed: str
+    affordable: str
+    currency: str
+    affordable_max_tokens: int
+    resets_at: str | None
+
+
 class Unaffordable(Failure):
-    """The request's upper bound does not fit into what the balance has left."""
+    """The request's upper bound does not fit into what the balance, or a budget, has left."""
 
     code = "insufficient_quota"
+
+    def __init__(self, message: str, shortage: Shortage | None = None) -> None:
+        super().__init__(message)
+        self.shortage = shortage
 
 
 class Unavailable(Failure):

@@ -64,6 +64,8 @@ class Generation(Struct, frozen=True, kw_only=True):
     marks: tuple[CacheMark, ...] = ()
     prompt: str | tuple[int, ...] | None = None
     """Instead of turns: text, or token ids, that the model is to go on from."""
+    tag: str = ""
+    """What the client calls this request, for budgets of its own."""
     choices: int = 1
     """How many answers are drawn."""
     logprobs: int | None = None

@@ -54,6 +54,8 @@ class RequestOwner:
         self.request_id = prepared.request_id
         self._name = public_name(prepared.request_id)
         self.stage: Stage = "reserving"
+        self.shortened_to: int | None = None
+        """The `max_tokens` that could be paid for, where that was less than there was room for."""
         self.delivery = Delivery(streamed=streamed, on_delivered=self._delivered, on_left=self._left)
         self._around = around
         self._choices = Choices(prepared.generation, prepared.model, prepared.prompt, prepared.sampling)
@@ -90,8 +92,9 @@ class RequestOwner:
     # ------------------------------------------------ from hold to record
 
     async def _run(self) -> None:
-        around, prepared = self._around, self.prepared
+        around = self._around
         hold = await self._reserve()
+        prepared = self.prepared
         if self._unwanted():
             await around.recorder.release(self.request_id, "ended before it began")
             raise self._failure or Interrupted("The client left.")
@@ -125,7 +128,11 @@ class RequestOwner:
 
     async def _reserve(self) -> Hold:
         try:
-            return await self._around.admission.reserve(self.prepared)
+            asked = self.prepared
+            self.prepared, hold = await self._around.admission.reserve(asked)
+            if self.prepared is not asked:
+                self.shortened_to = self.prepared.sampling.max_tokens
+            return hold
         except (Unavailable, asyncio.CancelledError):
             # the hold may exist although we were not told
             await self._around.recorder.once_release(self.request_id, "not admitted")

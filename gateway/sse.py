@@ -7,7 +7,7 @@ whatever happens, the owner of the request is told that the reader has gone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from litestar.types import Receive, Scope, Send
@@ -73,6 +73,7 @@ class EventStream:
         gone: Callable[[str], None],
         keep_alive: float,
         patience: float,
+        headers: Mapping[str, str] = {},
     ) -> None:
         self._delivery = delivery
         self._first = first
@@ -81,6 +82,7 @@ class EventStream:
         self._gone = gone
         self._keep_alive = keep_alive
         self._patience = patience
+        self._headers = [*HEADERS, *((name.encode(), value.encode()) for name, value in headers.items())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything that comes, until an end."""
@@ -95,7 +97,7 @@ class EventStream:
             self._watch.stop()
 
     async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+        await send({"type": "http.response.start", "status": 200, "headers": self._headers})
         item = self._first
         while True:
             if isinstance(item, Left):

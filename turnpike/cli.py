@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from turnpike import failures, logs, settings
 from turnpike.children import EXIT_TEMPORARY, EXIT_UNUSABLE, stop_with_parent
-from turnpike.commands import price_arguments
+from turnpike.commands import budget_arguments, price_arguments
 from turnpike.settings import ADMIN, ENGINE, GATEWAY, SERVE, WORKER, SettingError, Settings
 
 Command = Callable[[Settings, argparse.Namespace], int]
@@ -334,9 +334,17 @@ def build_parser() -> argparse.ArgumentParser:
     credit.add_argument("tenant")
     credit.add_argument("amount", help="in the currency's units, such as 25.00")
     credit.add_argument("--reason", default="manual payment")
+    line = tree.leaf(
+        tenants, "credit-line", "how much may be used before it is paid; 0: prepaid", ADMIN,
+        _command("tenants", "set_credit_line"),
+    )  # fmt: skip
+    line.add_argument("tenant")
+    line.add_argument("amount", help="in the currency's units, such as 500.00")
+    line.add_argument("--dry-run", action="store_true", help="say what would change, change nothing")
     tree.leaf(tenants, "list", "tenants with their balances", ADMIN, _command("tenants", "list_tenants"))
 
     price_arguments.declare(tree, _command)
+    budget_arguments.declare(tree, _command)
 
     usage = tree.leaf(
         top, "usage", "tokens by class and exact cost, by project and model", ADMIN, _command("usage", "usage")

@@ -10,6 +10,7 @@ class CommandError(Exception):
 def known() -> tuple[type[Exception], ...]:
     """Every such failure of every room. Imports the rooms, so it is called when something has failed."""
     from billing.balances import CurrencyMismatch  # noqa: PLC0415
+    from billing.budgets import InvalidBudget, UnknownBudget  # noqa: PLC0415
     from billing.epochs import EpochAlive, UnknownEpoch  # noqa: PLC0415
     from billing.exports.datasets import InvalidExport  # noqa: PLC0415
     from billing.invoices.failures import InvoiceRefused  # noqa: PLC0415
@@ -43,6 +44,7 @@ def known() -> tuple[type[Exception], ...]:
         DataFolderError,
         EngineError,
         EpochAlive,
+        InvalidBudget,
         InvalidDatabaseUrl,
         InvalidExport,
         InvalidMoney,
@@ -65,6 +67,7 @@ def known() -> tuple[type[Exception], ...]:
         SecretsError,
         SettingError,
         UnknownBook,
+        UnknownBudget,
         UnknownEpoch,
         UnknownSheet,
     )

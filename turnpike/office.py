@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from billing.balances import Balances
+from billing.budgets import Budgets
 from billing.holds import Holds
 from billing.prices import PriceBook
 from billing.prices.approval import PriceSheets
@@ -36,6 +37,7 @@ class Office(msgspec.Struct, frozen=True):
     sheets: PriceSheets
     books: PriceBooks
     balances: Balances
+    budgets: Budgets
     holds: Holds
 
 
@@ -89,6 +91,7 @@ async def opened(settings: Settings) -> AsyncIterator[Office]:
             sheets=PriceSheets(database, settings.price_approvals),
             books=PriceBooks(database),
             balances=Balances(database),
+            budgets=Budgets(database),
             holds=holds,
         )
     finally:

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
 from billing.balances import CurrencyMismatch
 from billing.hold_decisions import InsufficientFunds
@@ -24,7 +25,7 @@ from gateway.admission.lifetimes import Lifetimes
 from gateway.conversation.chat_template import ConversationRefused
 from gateway.conversation.prompt import Prompt, Span
 from gateway.conversation.served_model import ServedModel
-from gateway.failures import InvalidRequest, Unaffordable, Unavailable
+from gateway.failures import InvalidRequest, Shortage, Unaffordable, Unavailable
 from gateway.fleet.fleet import Fleet
 from gateway.generation import Generation
 from gateway.metering import Terms, pack
@@ -34,6 +35,8 @@ from storage.database import DatabaseUnavailable
 
 log = structlog.get_logger("gateway.admission")
 
+_CLAMPS = 3
+"""How often an open-ended request is shortened, should others spend at the same time."""
 _THREAD_CHARACTERS, _PER_TEXT = 65_536, 64
 """Longer conversations are tokenized in a thread, so that they do not hold up the others. A text has a cost of its own,
 said in characters."""
@@ -114,11 +117,25 @@ class Admission:
         """The context that a request may fill: the model's, or what its replicas have memory for."""
         return min(model.context_tokens, self._fleet.context_tokens(model.name) or model.context_tokens)
 
-    async def reserve(self, prepared: Prepared) -> Hold:
-        """Hold the upper bound of the cost. Raises Unaffordable, Unavailable."""
-        price, payer = prepared.price, prepared.payer
-        prompt_tokens, max_output = len(prepared.prompt.tokens), prepared.sampling.max_tokens
-        classes = {breakpoint_.lease for breakpoint_ in prepared.plan.breakpoints}
+    async def reserve(self, prepared: Prepared) -> tuple[Prepared, Hold]:
+        """Hold the upper bound of the cost. A client who did not say how long the output may become gets what can be
+        paid for: then the request comes back with fewer tokens. Raises Unaffordable, Unavailable."""
+        for _ in range(_CLAMPS):
+            try:
+                return prepared, await self._hold(prepared)
+            except InsufficientFunds as error:
+                fits = _fits(error, prepared)
+                open_ended = prepared.generation.max_tokens is None
+                if not open_ended or fits < max(1, prepared.generation.min_tokens):
+                    raise _unaffordable(error, prepared, fits) from error
+                prepared = replace(prepared, sampling=replace(prepared.sampling, max_tokens=fits))
+        try:
+            return prepared, await self._hold(prepared)
+        except InsufficientFunds as error:  # others are faster
+            raise _unaffordable(error, prepared, _fits(error, prepared)) from error
+
+    async def _hold(self, prepared: Prepared) -> Hold:
+        payer, generation = prepared.payer, prepared.generation
         try:
             return await self._holds.reserve(
                 HoldRequest(
@@ -127,18 +144,15 @@ class Admission:
                     project_id=payer.project_id,
                     key_id=payer.key_id,
                     model=prepared.model.name,
-                    lane=prepared.generation.lane,
-                    price_version=price.id,
-                    amount_pico=price.bound(
-                        prompt_tokens, max_output * prepared.generation.choices, classes, lane=prepared.generation.lane
-                    ),
+                    lane=generation.lane,
+                    price_version=prepared.price.id,
+                    amount_pico=_bound(prepared, prepared.sampling.max_tokens),
                     lifetime_s=self.lifetimes.hold,
                     gateway=self._gateway,
                     terms=pack(prepared.terms),
+                    tag=generation.tag,
                 )
             )
-        except InsufficientFunds as error:
-            raise _unaffordable(error, prepared) from error
         except (CurrencyMismatch, InvalidMoney) as error:
             raise Unaffordable(f"This request cannot be paid: {error}.") from error
         except DatabaseUnavailable as error:
@@ -189,22 +203,44 @@ def _no_database() -> Unavailable:
     return Unavailable("The database is away, so no money can be reserved; try again shortly.", retry_after=2.0)
 
 
-def _unaffordable(error: InsufficientFunds, prepared: Prepared) -> Unaffordable:
+def _bound(prepared: Prepared, max_output: int) -> int:
+    """The most that the request can cost, in pico-units, if each choice is at most so long."""
+    classes = {breakpoint_.lease for breakpoint_ in prepared.plan.breakpoints}
+    generation, prompt_tokens = prepared.generation, len(prepared.prompt.tokens)
+    return prepared.price.bound(prompt_tokens, max_output * generation.choices, classes, lane=generation.lane)
+
+
+def _fits(error: InsufficientFunds, prepared: Prepared) -> int:
+    """The `max_tokens` that can be paid for."""
+    prompt = _bound(prepared, 0)
+    token = _bound(prepared, 1) - prompt
+    spare = error.affordable_pico - prompt
+    return spare // token if token and spare > 0 else 0
+
+
+def _unaffordable(error: InsufficientFunds, prepared: Prepared, fits: int) -> Unaffordable:
     """What is needed, what is there, and the `max_tokens` that would fit."""
     prompt_tokens, max_output = len(prepared.prompt.tokens), prepared.sampling.max_tokens
     needed, left = format_pico(error.needed_pico), format_pico(error.affordable_pico)
-    price, lane = prepared.price, prepared.generation.lane
-    choices = prepared.generation.choices
-    output_price = price.bound(prompt_tokens, choices, lane=lane) - price.bound(prompt_tokens, 0, lane=lane)
-    spare = error.affordable_pico - (error.needed_pico - max_output * output_price)
-    fits = spare // output_price if output_price and spare > 0 else 0
+    resets_at = None if error.resets_at is None else error.resets_at.isoformat().replace("+00:00", "Z")
+    whose = "The balance" if error.budget_id is None else error.whose.capitalize()
     advice = (
         f"max_tokens of at most {fits} would fit."
         if fits
-        else f"The balance does not cover the {prompt_tokens} tokens of the messages."
+        else f"{whose} does not cover the {prompt_tokens} tokens of the messages."
     )
+    limit = "" if error.budget_id is None else f" under {error.whose}"
+    until = f" It begins anew at {resets_at}." if resets_at else ""
     return Unaffordable(
         f"This request of {prompt_tokens} prompt and at most {max_output} output tokens may cost {needed} "
-        f"{error.currency}; "
-        f"{left} {error.currency} can be spent. {advice}"
+        f"{error.currency}; {left} {error.currency} can be spent{limit}. {advice}{until}",
+        Shortage(
+            scope=error.scope,
+            budget=None if error.budget_id is None else str(error.budget_id),
+            needed=needed,
+            affordable=left,
+            currency=error.currency,
+            affordable_max_tokens=fits,
+            resets_at=resets_at,
+        ),
     )

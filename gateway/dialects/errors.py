@@ -6,7 +6,7 @@ import math
 from http import HTTPStatus
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from gateway.failures import (
     BodyTooLarge,
@@ -20,6 +20,7 @@ from gateway.failures import (
     NotAuthenticated,
     NotFound,
     RateLimited,
+    Shortage,
     TimedOut,
     Unaffordable,
     Unavailable,
@@ -33,6 +34,8 @@ class ErrorBody(Struct, frozen=True):
     type: str
     param: str | None
     code: str | None
+    insufficient_funds: Shortage | UnsetType = UNSET
+    """Ours: with status 402 alone."""
 
 
 class Envelope(Struct, frozen=True):
@@ -70,7 +73,8 @@ def envelope(failure: Failure, request_id: str) -> Envelope:
     message = failure.message
     if status >= _FIRST_SERVER_ERROR:
         message = f"{message} (request id: {request_id})"
-    return Envelope(ErrorBody(message, kind, failure.path, failure.code))
+    shortage = failure.shortage if isinstance(failure, Unaffordable) else None
+    return Envelope(ErrorBody(message, kind, failure.path, failure.code, UNSET if shortage is None else shortage))
 
 
 def headers(failure: Failure) -> dict[str, str]:

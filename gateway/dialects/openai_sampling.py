@@ -17,6 +17,10 @@ Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 
+Label: TypeAlias = Annotated[str, Meta(max_length=512)]
+TAG = "tag"
+"""The key in `metadata` whose value budgets know."""
+
 Choices: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
 Tops: TypeAlias = Annotated[int, Meta(ge=0, le=20)]
 
@@ -28,7 +32,8 @@ class StreamOptions(Struct, frozen=True):
 
 
 class SamplingFields(Struct, frozen=True, kw_only=True):
-    """What both endpoints take. The lower part is not OpenAI's: names and meanings are vLLM's."""
+    """What both endpoints take, how tokens are drawn most of all. The lower part is not OpenAI's: names and
+    meanings are vLLM's."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Fraction | None = None
@@ -37,6 +42,7 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=1024)] | None = None
+    metadata: Annotated[dict[str, Label], Meta(max_length=16)] | None = None
 
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
     min_p: Fraction | None = None
@@ -50,6 +56,7 @@ def sampling_of(request: SamplingFields) -> dict[str, Any]:
     """The fields of a Generation that these are. Raises InvalidRequest naming the field."""
     stop = request.stop
     return {
+        "tag": (request.metadata or {}).get(TAG, ""),
         "temperature": request.temperature,
         "top_p": request.top_p,
         "seed": request.seed,

@@ -18,6 +18,7 @@ from gateway.services import Gateway
 from gateway.several import Several
 from gateway.sse import ClientWatch, EventStream, EventWriter
 
+SHORTENED = "x-turnpike-max-tokens"
 _GONE = 503
 """The status of an answer that nobody will read."""
 
@@ -60,7 +61,7 @@ async def answer(
         owners.extend(gateway.requests.start(each, streamed=stream) for each in prepared)
         source = Several([owner.delivery for owner in owners], prepared[0].generation.choices)
         if not stream:
-            whole = await _whole(source, writer, len(prepared) * prepared[0].generation.choices)
+            whole = await _whole(source, writer, len(prepared) * prepared[0].generation.choices, owners)
             watch.stop()
             return whole
         first = await source.next(options.keep_alive)
@@ -78,16 +79,24 @@ async def answer(
         gone=gone,
         keep_alive=options.keep_alive,
         patience=options.patience,
+        headers=_shortened(owners),
     )
 
 
-async def _whole(source: Source, writer: AnswerWriter, choices: int) -> ASGIApp:
+def _shortened(owners: Sequence[RequestOwner]) -> dict[str, str]:
+    """The header that says to how many output tokens the money reaches, if that is fewer than there was room for."""
+    limits = [owner.shortened_to for owner in owners if owner.shortened_to is not None]
+    return {SHORTENED: str(min(limits))} if limits else {}
+
+
+async def _whole(source: Source, writer: AnswerWriter, choices: int, owners: Sequence[RequestOwner]) -> ASGIApp:
     """The answer when all of it is there. Raises its failure."""
     parts = [Part(choice, "") for choice in range(choices)]
     while True:
         item = await source.next()
         if isinstance(item, Finished):
-            return ASGIResponse(body=writer.whole(joined(parts), item), media_type=MediaType.JSON)
+            body = writer.whole(joined(parts), item)
+            return ASGIResponse(body=body, media_type=MediaType.JSON, headers=_shortened(owners))
         if isinstance(item, Failed):
             raise item.failure
         if isinstance(item, Left):

@@ -169,3 +169,26 @@ async def test_the_audit_finds_a_budget_that_does_not_add_up(database: Database)
         await session.execute(update(budget_window).values(held=99, spent=1))
     findings = await check(database)
     assert [finding.what for finding in findings] == ["a budget is not the sum of its requests"] * 2
+
+
+async def test_a_credit_line_is_the_bound_and_not_a_pico_more(database: Database) -> None:
+    tenant = await Tenant.rich(database, 5 * TOKEN)
+    balances, holds, book = Balances(database), Holds(database), PriceBook(database)
+    with pytest.raises(InsufficientFunds):
+        await holds.reserve(tenant.request(5 * TOKEN + 1))
+    assert (await balances.set_credit_line(tenant.id, 3 * TOKEN, "USD")).available == 8 * TOKEN
+    with pytest.raises(InsufficientFunds) as refusal:
+        await holds.reserve(tenant.request(8 * TOKEN + 1))
+    assert refusal.value.affordable_pico == 8 * TOKEN
+    hold = await holds.reserve(tenant.request(8 * TOKEN))
+    await settle(database, book, [tenant.event(hold, Usage(uncached=8))])
+    owing = await balances.set_credit_line(tenant.id, TOKEN, "USD")
+    assert (owing.available, owing.receivable, owing.overdraft) == (-2 * TOKEN, 3 * TOKEN, 2 * TOKEN)
+    with pytest.raises(InsufficientFunds):
+        await holds.reserve(tenant.request(1))
+    await balances.grant(tenant.id, 3 * TOKEN, "USD")
+    await holds.reserve(tenant.request(TOKEN))
+    assert await check(database) == []
+    for amount in (-1, 2**63):
+        with pytest.raises(InvalidMoney):
+            await balances.set_credit_line(tenant.id, amount, "USD")

@@ -317,7 +317,7 @@ async def test_what_cannot_be_paid(fresh_sqlite_url: str, tmp_path: Path, model_
     async with running_stack(fresh_sqlite_url, tmp_path, model_folder, grant=100_000_000) as stack:
         async with stack.openai(max_retries=2) as client:
             with pytest.raises(openai.APIStatusError) as caught:
-                await client.chat.completions.create(**OK)
+                await client.chat.completions.create(**OK, max_tokens=100)
         error = caught.value
         assert error.status_code == 402
         assert error.type == "insufficient_quota"
@@ -325,6 +325,17 @@ async def test_what_cannot_be_paid(fresh_sqlite_url: str, tmp_path: Path, model_
         assert error.response.headers["x-should-retry"] == "false"
         assert "0.000100000000 USD" in error.message
         fits = int(error.message.split("max_tokens of at most ")[1].split()[0])
+        assert isinstance(error.body, dict)
+        shortage = error.body["insufficient_funds"]
+        assert shortage == {
+            "scope": "tenant",
+            "budget": None,
+            "needed": shortage["needed"],
+            "affordable": "0.000100000000",
+            "currency": "USD",
+            "affordable_max_tokens": fits,
+            "resets_at": None,
+        }
         stack.say("ok")
         assert (await stack.post({**OK, "max_tokens": fits + 1})).status_code == 402
         assert (await stack.post({**OK, "max_tokens": fits})).status_code == 200

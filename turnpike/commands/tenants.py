@@ -38,6 +38,26 @@ def credit_tenant(settings: Settings, arguments: argparse.Namespace) -> int:
     return with_office(settings, work)
 
 
+def set_credit_line(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike tenants credit-line NAME AMOUNT`."""
+    amount = 0 if arguments.amount.strip("0.") == "" else parse_amount(arguments.amount)
+
+    async def work(office: Office) -> int:
+        tenant = await office.tenancy.tenant(arguments.tenant)
+        before = await office.balances.get(tenant.id)
+        if arguments.dry_run:
+            line = before.credit_line if before else 0
+            print(f"would change the credit line from {format_pico(line)} to {format_pico(amount)} {CURRENCY}")
+            return 0
+        after = await office.balances.set_credit_line(tenant.id, amount, CURRENCY)
+        print(
+            f"{tenant.name} has {format_pico(after.available)} {after.currency}, of it on credit {format_pico(amount)}"
+        )
+        return 0
+
+    return with_office(settings, work)
+
+
 def list_tenants(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike tenants list`."""
 
@@ -45,10 +65,11 @@ def list_tenants(settings: Settings, arguments: argparse.Namespace) -> int:
         rows = []
         for tenant in await office.tenancy.list_tenants():
             balance = await office.balances.get(tenant.id)
-            money = [format_pico(v) for v in (balance.available, balance.held)] if balance else ["0", "0"]
+            columns = (balance.available, balance.held, balance.credit_line) if balance else (0, 0, 0)
+            money = [format_pico(pico) for pico in columns]
             projects = ", ".join(project.name for project in await office.tenancy.list_projects(tenant.id))
             rows.append((tenant.name, *money, balance.currency if balance else CURRENCY, projects))
-        table(("tenant", "available", "held", "currency", "projects"), rows)
+        table(("tenant", "available", "held", "credit line", "currency", "projects"), rows)
         return 0
 
     return with_office(settings, work)

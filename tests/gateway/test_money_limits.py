@@ -1,0 +1,57 @@
+"""What happens when money runs short: whose, what would fit, and who gets a shorter answer instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from billing.budgets import Budgets
+from gateway.endpoints.generating import SHORTENED
+from tests.gateway.stack import running_stack
+
+OK: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def test_a_budget_refuses_with_its_name_and_its_end(
+    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    async with running_stack(fresh_sqlite_url, tmp_path, model_folder) as stack:
+        budgets = Budgets(stack.database)
+        limit = await budgets.set(stack.tenant.id, "tag", "nightly", "month", limit_pico=1000, currency="USD")
+        stack.say("ok")
+        async with stack.openai(max_retries=2) as client:
+            answered = await client.chat.completions.create(**OK, max_tokens=5)
+            assert answered.choices[0].message.content
+            with pytest.raises(openai.APIStatusError) as caught:
+                await client.chat.completions.create(**OK, max_tokens=5, metadata={"tag": "nightly"})
+        error = caught.value
+        assert (error.status_code, error.code) == (402, "insufficient_quota")
+        assert isinstance(error.body, dict)
+        shortage = error.body["insufficient_funds"]
+        assert (shortage["scope"], shortage["budget"]) == ("tag", str(limit))
+        assert (shortage["affordable"], shortage["affordable_max_tokens"]) == ("0.000000001000", 0)
+        (window,) = await budgets.list(stack.tenant.id)
+        assert shortage["resets_at"].endswith("-01T00:00:00Z")
+        assert "monthly budget of the tag nightly" in error.message
+        assert (window.held, window.spent) == (0, 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_open_ended_answer_is_as_long_as_can_be_paid(
+    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, stream: bool
+) -> None:
+    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, grant=100_000_000) as stack:
+        stack.say("ok")
+        refused = await stack.post({**OK, "max_tokens": 100})
+        assert refused.status_code == 402
+        fits = refused.json()["error"]["insufficient_funds"]["affordable_max_tokens"]
+        answer = await stack.post({**OK, "stream": stream})
+        assert answer.status_code == 200
+        assert answer.headers[SHORTENED] == str(fits)
+        assert next(iter(stack.replica.runs.values())).generate.sampling.max_tokens == fits
+        await stack.settled(1)
+        short = await stack.post({**OK, "max_tokens": 1, "stream": stream})
+        assert (short.status_code, SHORTENED in short.headers) == (200, False)

@@ -1,0 +1,101 @@
+"""`turnpike budgets …`: what a tenant, its projects, keys and tags may use in a month, in a day or in all."""
+
+from __future__ import annotations
+
+import argparse
+from uuid import UUID
+
+from billing.budget_windows import Scope, resets
+from billing.budgets import InvalidBudget
+from billing.money import format_pico, parse_amount
+from gateway.tenancy.repositories import NotFound
+from turnpike.commands.running import CURRENCY, table, with_office
+from turnpike.failures import CommandError
+from turnpike.office import Office
+from turnpike.settings import Settings
+
+
+def set_budget(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike budgets set TENANT LIMIT`."""
+    if sum(given is not None for given in (arguments.project, arguments.key, arguments.tag)) > 1:
+        raise CommandError("a budget is for one of --project, --key and --tag, or without them for the tenant")
+
+    async def work(office: Office) -> int:
+        tenant = await office.tenancy.tenant(arguments.tenant)
+        scope, subject = await _subject(office, tenant.id, arguments)
+        limit = parse_amount(arguments.limit)
+        identity = await office.budgets.set(
+            tenant.id,
+            scope,
+            subject,
+            arguments.window,
+            limit_pico=limit,
+            currency=CURRENCY,
+            action=arguments.action,
+            thresholds=_thresholds(arguments.thresholds),
+            dry_run=arguments.dry_run,
+        )
+        done = "would set" if arguments.dry_run else f"set budget {identity}:"
+        whose = f"{scope} {subject}".strip() if subject else tenant.name
+        print(f"{done} {format_pico(limit)} {CURRENCY} for {whose}, window {arguments.window}, {arguments.action}")
+        return 0
+
+    return with_office(settings, work)
+
+
+def list_budgets(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike budgets list TENANT`."""
+
+    async def work(office: Office) -> int:
+        tenant = await office.tenancy.tenant(arguments.tenant)
+        projects = {str(project.id): project.name for project in await office.tenancy.list_projects(tenant.id)}
+        keys = {str(key.id): key.public_id for key in await office.tenancy.list_keys(tenant.id)}
+        rows = []
+        for window in await office.budgets.list(tenant.id):
+            end = resets(window)
+            money = (format_pico(pico) for pico in (window.limit_pico, window.spent, window.held))
+            whose = projects.get(window.subject) or keys.get(window.subject) or window.subject
+            until = f"{end:%Y-%m-%d}" if end else "never"
+            rows.append((window.budget_id, window.scope, whose, window.span, *money, window.action, until))
+        table(("budget", "scope", "subject", "window", "limit", "spent", "held", "action", "resets"), rows)
+        return 0
+
+    return with_office(settings, work)
+
+
+def remove_budget(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike budgets remove TENANT BUDGET`."""
+
+    async def work(office: Office) -> int:
+        tenant = await office.tenancy.tenant(arguments.tenant)
+        try:
+            identity = UUID(arguments.budget)
+        except ValueError as error:
+            raise CommandError(f"{arguments.budget!r} is no budget's id: see `turnpike budgets list`") from error
+        if arguments.dry_run:
+            found = [window for window in await office.budgets.list(tenant.id) if window.budget_id == identity]
+            print(f"would remove {len(found)} budgets")
+            return 0
+        await office.budgets.remove(tenant.id, identity)
+        print(f"removed {identity}")
+        return 0
+
+    return with_office(settings, work)
+
+
+async def _subject(office: Office, tenant_id: UUID, arguments: argparse.Namespace) -> tuple[Scope, str]:
+    if arguments.project is not None:
+        return "project", str((await office.tenancy.project(tenant_id, arguments.project)).id)
+    if arguments.key is not None:
+        found = [key for key in await office.tenancy.list_keys(tenant_id) if key.public_id == arguments.key]
+        if not found:
+            raise NotFound(f"the tenant has no key {arguments.key}")
+        return "key", str(found[0].id)
+    return ("tenant", "") if arguments.tag is None else ("tag", arguments.tag)
+
+
+def _thresholds(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(percent) for percent in text.split(","))
+    except ValueError as error:
+        raise InvalidBudget(f"thresholds are whole percentages such as 50,80,100, not {text!r}") from error
