@@ -183,6 +183,7 @@ class _Run:
             credit=1 << 40,
             lane=arrival.lane,
             flow=arrival.flow,
+            arrived_at=arrival.at,
             rates=RATES,
             keys=[
                 b"%d/%d" % (arrival.hashes[block * BLOCK_TOKENS // TRACE_BLOCK], block % (TRACE_BLOCK // BLOCK_TOKENS))

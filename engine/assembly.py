@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,12 +11,12 @@ from engine.device import block_count, prototype
 from engine.engine import Engine, EngineLimits
 from engine.errors import ModelError, StartError
 from engine.invariance import ensure_invariance
-from engine.kv_memory import KvMemory
+from engine.kv_memory import KvMemory, swap_memories
 from engine.layers.linear import best_tiling
 from engine.models.config import read_config
 from engine.models.registry import load_model
 from engine.options import ReplicaOptions
-from engine.protocol import Capacity, Layout, ServedModel
+from engine.protocol import Capacity, LayerGroup, Layout, ServedModel
 from engine.quarantine import Quarantine
 from engine.runner import Runner
 from engine.scheduling.costs import MeasuredCosts
@@ -61,7 +62,9 @@ def assemble(options: ReplicaOptions) -> Assembled:
     model = load_model(options.model, config, like, tiling, context, quantize=options.quantize)
     blocks = block_count(options, model.groups, like.device, context)
     memories = [KvMemory(group, blocks, like) for group in model.groups]
-    runner = Runner(model, memories, like.device, tiling)
+    kept = int(blocks * options.swap_share)
+    swap = swap_memories(model.groups, kept, like) if kept else ()
+    runner = Runner(model, memories, like.device, tiling, swap)
     choose_threads(runner, options.token_budget)
     ensure_invariance(runner, options.token_budget, options.max_running)
     dtype = str(like.dtype).removeprefix("torch.")
@@ -70,6 +73,9 @@ def assemble(options: ReplicaOptions) -> Assembled:
     digest = model_digest(options.model, run_in)
     name = options.served or served_name(options.model)
     limits = EngineLimits(context, options.max_running, options.max_waiting, options.token_budget)
+    costs = MeasuredCosts(options.max_running)
+    if kept:
+        costs.observe_copies(1, runner.time_copy())
     pool = GroupedPool([(blocks, group.window) for group in model.groups])
     return Assembled(
         Engine(
@@ -77,10 +83,18 @@ def assemble(options: ReplicaOptions) -> Assembled:
             pool,
             limits,
             digest,
-            costs=MeasuredCosts(options.max_running),
+            costs=costs,
+            swap=_swap_pool(model.groups, kept, swap) if kept else None,
             quarantine=Quarantine(options.data / "quarantine"),
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, model.groups),
         Capacity((blocks,) * len(model.groups), context, options.max_running),
+    )
+
+
+def _swap_pool(groups: Sequence[LayerGroup], blocks: int, memories: Sequence[KvMemory]) -> GroupedPool:
+    """The pool of the swap space, whose blocks are cleared as soon as nobody needs them (C5)."""
+    return GroupedPool(
+        [(blocks, group.window) for group in groups], on_free=lambda group, block: memories[group].zero([block])
     )

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 import structlog
@@ -43,7 +43,7 @@ from engine.scheduling.queue_bounds import QueueBounds, expected_wait
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.work import Prefill, Step, Work
-from prompt_cache.block_groups import GroupedPool
+from prompt_cache.block_groups import Block, GroupedPool
 from prompt_cache.keys import BLOCK_TOKENS, block_key, model_root
 
 logger = structlog.get_logger("engine.engine")
@@ -109,6 +109,7 @@ class Engine:
         clock: Callable[[], float] = time.time,
         *,
         costs: StepCosts | None = None,
+        swap: GroupedPool | None = None,
         quarantine: Quarantine | None = None,
     ) -> None:
         self.runner = runner
@@ -119,7 +120,7 @@ class Engine:
         self.quarantine = Quarantine(clock=clock) if quarantine is None else quarantine
         self.costs: StepCosts = FixedCosts(Rates(batch=limits.max_running)) if costs is None else costs
         self.fairness = FairShare(self.costs)
-        self.scheduler = Scheduler(pool, limits.budget, limits.max_running, self.fairness, costs=self.costs)
+        self.scheduler = Scheduler(pool, limits.budget, limits.max_running, self.fairness, costs=self.costs, swap=swap)
         self.totals = dict.fromkeys(("computed", "read", "output", "recomputed", "finished", "rejected", "errors"), 0)
         self._root = model_root(model_digest)
         self._clock = clock
@@ -224,13 +225,23 @@ class Engine:
         step = self.scheduler.schedule(self._clock())
         for request in step.began:
             self._begin(request)
+        self._copy(self.runner.copy_out, step.out)
         self.runner.clear(step.fresh)
+        self._copy(self.runner.copy_back, step.back)
         if step.work:
             self.steps += 1
             self._result.ran = True
             self._commit(step, self._run(step))
         result, self._result = self._result, StepResult()
         return result
+
+    def _copy(
+        self, copy: Callable[[Sequence[tuple[Block, Block]]], None], pairs: Sequence[tuple[Block, Block]]
+    ) -> None:
+        if pairs:
+            began = time.perf_counter()
+            copy(pairs)
+            self.costs.observe_copies(len(pairs), (time.perf_counter() - began) * 1e6)
 
     def _run(self, step: Step) -> list[Outcome]:
         self.working = step.work
@@ -499,10 +510,13 @@ class Engine:
         return self.fairness.service_given()
 
     def memory(self) -> tuple[TierLoad, ...]:
-        """The device's blocks (C4)."""
+        """The device's blocks, and those that hold what was swapped out (C4)."""
+        swap = self.scheduler.swap.pool
+        tiers: tuple[tuple[Literal["hbm", "dram"], GroupedPool | None], ...] = (("hbm", self.pool), ("dram", swap))
         return tuple(
-            TierLoad("hbm", group, pool.free_blocks, pool.referenced_blocks, pool.cached_blocks, pool.total)
-            for group, pool in enumerate(self.pool.pools)
+            TierLoad(tier, group, pool.free_blocks, pool.referenced_blocks, pool.cached_blocks, pool.total)
+            for tier, pools in tiers
+            for group, pool in enumerate(pools.pools if pools else ())
         )
 
     @property
@@ -524,6 +538,7 @@ class Engine:
             "turnpike_engine_requests_failed_total": totals["errors"],
             "turnpike_engine_quarantined_inputs": len(self.quarantine),
             "turnpike_engine_preemptions_total": self.scheduler.preemptions,
+            "turnpike_engine_swaps_total": self.scheduler.swap.kept,
             "turnpike_engine_evicted_blocks_total": self.pool.evictions,
             "turnpike_engine_running_requests": self.running,
             "turnpike_engine_waiting_requests": self.scheduler.waiting,

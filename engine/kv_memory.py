@@ -6,7 +6,7 @@ vector from which both are made. A block is what is moved between tiers, so it l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,13 +61,14 @@ class KvLayout:
 
 
 class KvMemory:
-    """The KV of one layer group. `like` gives type and device."""
+    """The KV of one layer group. `like` gives type and device; `pinned` for host memory that a GPU copies to."""
 
-    def __init__(self, group: LayerGroup, blocks: int, like: torch.Tensor) -> None:
+    def __init__(self, group: LayerGroup, blocks: int, like: torch.Tensor, *, pinned: bool = False) -> None:
         self.group = group
         layers, heads, dim, per_layer = len(group.layers), group.kv_heads, group.head_dim, parts(group)
         # Not cleared here: a block is when it is allocated, and memory that was never used then costs nothing.
-        self.data = like.new_empty(blocks, layers, per_layer, heads, BLOCK_TOKENS, dim)
+        shape = (blocks, layers, per_layer, heads, BLOCK_TOKENS, dim)
+        self.data = torch.empty(shape, dtype=like.dtype, device=like.device, pin_memory=pinned)
         by_row, by_head = self.data.view(-1, dim), self.data.view(-1, BLOCK_TOKENS * dim)
         # Views that begin at a layer's part of the first block: the same index then serves every layer.
         self.rows = [by_row[layer * per_layer * heads * BLOCK_TOKENS :] for layer in range(layers)]
@@ -101,6 +102,20 @@ class KvMemory:
         if blocks:
             self.data[list(blocks)] = 0.0
 
+    def copy(self, source: KvMemory, pairs: Iterable[tuple[int, int]]) -> None:
+        """Copy blocks (in `source`, here) of the same group, in this order.
+
+        On a GPU the copies are queued behind what was queued before and ahead of what follows; nobody waits for them.
+        """
+        for there, here in pairs:
+            self.data[here].copy_(source.data[there], non_blocking=True)
+
     def poison(self, block: int) -> None:
         """Fill a free block with NaN, so that a test sees any read of it."""
         self.data[block] = torch.nan
+
+
+def swap_memories(groups: Sequence[LayerGroup], blocks: int, like: torch.Tensor) -> list[KvMemory]:
+    """Host memory for so many blocks of each group, pinned where `like` is on a GPU."""
+    host = torch.empty(0, dtype=like.dtype)
+    return [KvMemory(group, blocks, host, pinned=like.device.type == "cuda") for group in groups]

@@ -17,7 +17,8 @@ Quantize = Literal["none", "fp8", "mxfp4"]
 class ReplicaOptions:
     """`address` is `unix:PATH` or `tcp:HOST:PORT`; `data` the folder of the journal, for this replica alone.
 
-    `kv_memory` is bytes for KV blocks, 0 for what is free; `context` tokens, 0 for the model's own; `served` the served
+    `kv_memory` is bytes for KV blocks, 0 for what is free; `swap_share` how much host memory may hold the KV of
+    preempted requests, as a share of that; `context` tokens, 0 for the model's own; `served` the served
     model's name, empty for the one in the model folder.
     `quantize`: what linear weights are rounded to on loading. `drain_s`: how long running requests may go on after
     SIGTERM. `stall_s`: how long a step may last, beyond ten times what the fullest should, before the replica ends.
@@ -33,6 +34,7 @@ class ReplicaOptions:
     dtype: Dtype = "auto"
     quantize: Quantize = "none"
     kv_memory: int = 0
+    swap_share: float = 0.25
     max_running: int = 64
     max_waiting: int = 4096
     token_budget: int = 512

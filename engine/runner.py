@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from engine.sampling.logprobs import logprobs_of
 from engine.sampling.sampler import sample
 from engine.scheduling.work import Work
 from engine.threads import Threads
-from prompt_cache.block_groups import Block
+from prompt_cache.block_groups import ABSENT, Block
 
 _SCORED_ROWS = 64
 """Of a prompt whose log probabilities are wanted, so many rows of logits are in memory at a time."""
@@ -40,14 +41,22 @@ class Outcome:
 
 
 class Runner:
-    """A model and the memories of its layer groups; `tiling` is the model\'s.
+    """A model, whose tiling is `tiling`, and the memories of its layer groups: on the device, and for `swap`.
 
     `on_logits` sees works that sample and their logits.
     """
 
-    def __init__(self, model: Decoder, memories: Sequence[KvMemory], device: torch.device, tiling: Tiling) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        memories: Sequence[KvMemory],
+        device: torch.device,
+        tiling: Tiling,
+        swap: Sequence[KvMemory] = (),
+    ) -> None:
         self.model = model
         self.memories = tuple(memories)
+        self.swap = tuple(swap)
         self.device = device
         self.tiling = tiling
         self.threads = Threads(torch.get_num_threads(), torch.get_num_threads())
@@ -58,7 +67,35 @@ class Runner:
         """Clear newly allocated blocks before their first use."""
         with torch.inference_mode():
             for group, memory in enumerate(self.memories):
-                memory.zero([block[group] for block in blocks])
+                memory.zero([block[group] for block in blocks if block[group] != ABSENT])
+
+    def copy_out(self, pairs: Sequence[tuple[Block, Block]]) -> None:
+        """Copy blocks (of the device's memory, of the swap memory)."""
+        self._copy(self.memories, self.swap, pairs)
+
+    def copy_back(self, pairs: Sequence[tuple[Block, Block]]) -> None:
+        """Copy blocks (of the swap memory, of the device's memory)."""
+        self._copy(self.swap, self.memories, pairs)
+
+    def time_copy(self) -> float:
+        """µs that copying a block takes, after one that pays for warming up. Uses the first block, which it clears."""
+        block = (0,) * len(self.memories)
+        self.clear([block])
+        for _ in range(2):
+            began = time.perf_counter()
+            self.copy_out([(block, block)])
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            took = time.perf_counter() - began
+        return took * 1e6
+
+    def _copy(
+        self, sources: Sequence[KvMemory], targets: Sequence[KvMemory], pairs: Sequence[tuple[Block, Block]]
+    ) -> None:
+        with torch.inference_mode():
+            for group, (source, target) in enumerate(zip(sources, targets, strict=True)):
+                numbers = [(there[group], here[group]) for there, here in pairs]
+                target.copy(source, [pair for pair in numbers if ABSENT not in pair])
 
     def plans(self, chunks: Sequence[tuple[int, int, Sequence[Block]]], decodes: int) -> list[AttentionPlan]:
         """One attention plan for each layer group, for chunks (start, count, table); see `plan_attention`."""

@@ -83,6 +83,17 @@ class GroupedPool:
             raise OutOfBlocks(f"{count} blocks asked for, {self.available} of {self.total} available")
         return list(zip(*[pool.allocate(count) for pool in self.pools], strict=True))
 
+    def mirror(self, blocks: Sequence[Block]) -> list[Block]:
+        """Take a block for each of these, of another pool, in the groups that have it. OutOfBlocks: took none."""
+        counts = [len(numbers) for _, numbers in self._columns(blocks)]
+        if any(count > pool.available for pool, count in zip(self.pools, counts, strict=True)):
+            raise OutOfBlocks(f"{max(counts)} blocks asked for, {self.available} of {self.total} available")
+        taken = [iter(pool.allocate(count)) for pool, count in zip(self.pools, counts, strict=True)]
+        return [
+            tuple([ABSENT if number == ABSENT else next(own) for own, number in zip(taken, block, strict=True)])
+            for block in blocks
+        ]
+
     def free(self, blocks: Sequence[Block]) -> None:
         """Drop one reference of each block in each group that has it."""
         for pool, numbers in self._columns(blocks):

@@ -85,6 +85,7 @@ def engine(settings: Settings, parent: int | None = None) -> int:
         dtype=settings.dtype,
         quantize=settings.quantize,
         kv_memory=settings.kv_memory,
+        swap_share=settings.swap_share,
         max_running=settings.max_running,
         token_budget=settings.token_budget,
         context=settings.context,

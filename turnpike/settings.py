@@ -107,6 +107,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _about("what linear weights are rounded to while they are loaded", SERVE, ENGINE),
     ] = "none"
     kv_memory: Annotated[int, _about("bytes for KV blocks; 0: from what is free", SERVE, ENGINE, at_least=0)] = 0
+    swap_share: Annotated[
+        float,
+        _about("host memory for the KV of preempted requests, as a share of the KV blocks", SERVE, ENGINE, at_least=0),
+    ] = 0.25
     max_running: Annotated[int, _about("requests in one batch", SERVE, ENGINE, at_least=1)] = 64
     token_budget: Annotated[int, _about("tokens computed in one step", SERVE, ENGINE, at_least=64)] = 512
     stall_timeout: Annotated[

@@ -7,14 +7,15 @@ uncached and each cached prefill token, and a part for each request that decodes
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Engine time in µs: for a step, for a prefill token to compute or to read, for one more row of a decode step.
+    """Engine time in µs: for a step, for a prefill token to compute or to read, for one more row of a decode step, for
+    a block to be copied out of the device's memory or back.
 
     A decoded token's share of its step's fixed part depends on how many decode together; `batch` is how many do when
     the replica is saturated, so that costs add up to the time that passes.
@@ -25,6 +26,7 @@ class Rates:
     cached: float = 0.3
     row: float = 50.0
     batch: int = 64
+    copied: float = 50.0
 
     @cached_property
     def decoded(self) -> float:
@@ -53,6 +55,9 @@ class StepCosts(Protocol):
     def observe(self, prefill: int, decodes: int, took: float) -> None:
         """A step of so many tokens took so many µs."""
 
+    def observe_copies(self, blocks: int, took: float) -> None:
+        """Copying so many blocks took so many µs."""
+
 
 class FixedCosts:
     """Costs that are known: for tests, simulators and replicas that were measured before."""
@@ -64,6 +69,9 @@ class FixedCosts:
         return max(0.0, (target - self.rates.step_time(0, decodes)) / self.rates.uncached)
 
     def observe(self, prefill: int, decodes: int, took: float) -> None:
+        """What is known needs no measuring."""
+
+    def observe_copies(self, blocks: int, took: float) -> None:
         """What is known needs no measuring."""
 
 
@@ -81,6 +89,7 @@ class MeasuredCosts:
         self._rates = self._first
         self._decode: dict[int, float] = {}
         self._prefill: float | None = None
+        self._copied: float | None = None
         self._steps = 0
 
     @property
@@ -117,12 +126,18 @@ class MeasuredCosts:
             self._prefill = before + (each - before) * self._WEIGHT * min(1.0, prefill / 256)
         self._refresh()
 
+    def observe_copies(self, blocks: int, took: float) -> None:
+        each = took / blocks
+        self._copied = each if self._copied is None else self._copied + (each - self._copied) * self._WEIGHT
+        self._rates = replace(self._rates, copied=self._copied)
+
     def _refresh(self) -> None:
         first, largest = self._first, max(self._decode, default=0)
         uncached = self._prefill or first.uncached
         decoded = self._decode[largest] / 2**largest if largest in self._decode else first.decoded
         # Reading a block that is on the device costs the bookkeeping; the lower tiers will measure their own.
-        self._rates = Rates(step=0.0, uncached=uncached, cached=uncached / 100, row=decoded, batch=first.batch)
+        copied = self._copied or first.copied
+        self._rates = Rates(0.0, uncached, cached=uncached / 100, row=decoded, batch=first.batch, copied=copied)
 
 
 def _row(decodes: int) -> int:

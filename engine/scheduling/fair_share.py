@@ -3,19 +3,21 @@
 A request is charged when it is admitted: what of its prompt must be computed and read, and the output that its flow's
 requests usually have. When it puts out more, each further block is charged ahead; when it ends, what it did not use is
 given back. So what a flow was charged is never less than what it got, and the guarantees follow (µs; E the most that
-one request costs or is thought to cost, C = running requests × E, both per weight; Q the quantum, L a round's pay):
+one request costs or is thought to cost, C = running requests × E, both per weight; Q the quantum, L what the rounds pay
+that a lane may keep or borrow):
 
 G1  Whoever waits is admitted as soon as slots, memory and the step's budget allow: no share is held back for nobody.
 G2  Two flows that wait in one lane throughout any interval get service within 2 (C + Q) of each other, per weight; on R
     replicas that hear of each other's service every T µs, within 2 (R C + Q + (R - 1) T).
 G3  A request that is its flow's next is admitted after its lane has charged, to each other flow of weight w, at most
     w (2 C + Q + E) µs; and a lane with work after the others have been charged at most (2 L + C) µs each.
-G4  Backlogged lanes get engine time by weight, within L + C µs over any interval.
+G4  Backlogged lanes get engine time by weight, within 2 L + C µs over any interval.
 G5  A flow that was silent is served as if it had just come: what it did not use is gone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from engine.protocol import Lane
@@ -30,6 +32,8 @@ LOCALITY = 250_000.0
 """Q: µs of engine time per weight that a flow may go ahead of another for the sake of a cached prefix."""
 URGENT_S = 3600.0
 """Batch gains weight when the slack before its earliest deadline falls below this many seconds."""
+FIRST_TOKEN_S: Mapping[Lane, float] = {"interactive": 0.1, "standard": 0.1, "batch": math.inf}
+"""How long a flow that got less than others may wait for its next service until its lane may borrow for it."""
 _FORGET_EVERY = 1024
 
 
@@ -42,6 +46,7 @@ class FairShare:
         quantum: float = LOCALITY,
         weights: Mapping[Lane, float] = WEIGHTS,
         lane_quantum: float = QUANTUM,
+        first_token: Mapping[Lane, float] = FIRST_TOKEN_S,
     ) -> None:
         self.costs: StepCosts = costs or FixedCosts()
         self.weights = dict(weights)
@@ -50,6 +55,8 @@ class FairShare:
         self.service = ServiceTotals()
         self._prefills = LaneShares(weights, lane_quantum)
         """A second account, of prefill chunks alone: who of those already admitted goes into the step first."""
+        self._first_token = dict(first_token)
+        self._now = 0.0
         self._taken = 0
         self._lane: Lane | None = None
         """Whose turn it was when that was last looked at."""
@@ -58,24 +65,27 @@ class FairShare:
 
     def at(self, now: float) -> bool:
         self.lanes.weights["batch"] = self._prefills.weights["batch"] = self._batch_weight(now)
+        self._now = now
         before, self._lane = self._lane, self._turn()
         return self._lane != before
 
     def push(self, request: Request) -> None:
         request.rates = self.costs.rates if not request.began else request.rates
         request.estimate = self.estimate(request)
-        self.flows[request.lane].push(request)
+        self.flows[request.lane].push(request, self._now)
 
     def peek(self, matched: Matched) -> Request | None:
         self._lane = self._turn()
         return None if self._lane is None else self.flows[self._lane].choose(matched)
 
     def _turn(self) -> Lane | None:
-        return self.lanes.choose([lane for lane in LANES if len(self.flows[lane])])
+        backlogged = [lane for lane, flows in self.flows.items() if len(flows)]
+        late = [lane for lane in backlogged if self.flows[lane].late(self._now - self._first_token[lane])]
+        return self.lanes.choose(backlogged, late)
 
     def take(self, request: Request) -> None:
         flows = self.flows[request.lane]
-        flows.take(request)
+        flows.take(request, self._now)
         flows.flow(request.flow).turn(request.sub_flow)
         self._taken += 1
         if self._taken % _FORGET_EVERY == 0:

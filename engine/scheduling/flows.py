@@ -3,12 +3,14 @@
 A flow's counter grows by what it is charged, divided by its weight; the flow with the least is served next. A flow that
 wakes up is lifted to the least of those that wait, so that silence earns nothing. Among flows within the quantum Q of
 the least, the one whose next request finds most of its prefix in memory goes first: Q bounds what fairness gives up
-for cache hits. Inside a flow its sub-flows take turns; inside a sub-flow it is first come, first served.
+for cache hits. Inside a flow its sub-flows take turns; inside a sub-flow it is first come, first served, but for those
+whose prefix is in memory: they may pass the others, each of whom lets at most `PATIENCE` pass.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -19,6 +21,10 @@ Matched = Callable[[Request], int]
 
 CANDIDATES = 8
 """How many flows within Q are looked at for the longest prefix."""
+AHEAD = 16
+"""How many requests of a sub-flow are looked at for the longest prefix."""
+PATIENCE = 8
+"""How many later requests of its sub-flow may be served before a request."""
 DEBT = 30_000_000.0
 """µs per weight that a flow that wakes up may owe at most: what it got elsewhere while nobody wanted it is forgiven."""
 OUTPUT_GUESS = 128.0
@@ -29,7 +35,7 @@ _MEAN_WEIGHT = 1 / 8
 class Flow:
     """One tenant in one lane. `counter` is µs of engine time per weight; `queued` µs of requests that wait."""
 
-    __slots__ = ("_heaps", "_turns", "counter", "name", "output", "queued", "running", "waiting", "weight")
+    __slots__ = ("_queues", "_turns", "counter", "name", "output", "queued", "running", "since", "waiting", "weight")
 
     def __init__(self, name: str, counter: float) -> None:
         self.name = name
@@ -40,34 +46,51 @@ class Flow:
         self.waiting: dict[int, Request] = {}
         """By arrival."""
         self.running: dict[int, Request] = {}
-        self._heaps: dict[str, list[tuple[float, int, Request]]] = {}
+        self.since = 0.0
+        """When it was served last, or began to wait: seconds since the Unix epoch."""
+        self._queues: dict[str, list[tuple[float, int, Request]]] = {}
+        """By sub-flow: (urgency, arrival, request) in order."""
         self._turns: deque[str] = deque()
 
     def push(self, request: Request, urgency: float) -> None:
-        heap = self._heaps.get(request.sub_flow)
-        if heap is None:
-            heap = self._heaps[request.sub_flow] = []
+        queue = self._queues.get(request.sub_flow)
+        if queue is None:
+            queue = self._queues[request.sub_flow] = []
             self._turns.append(request.sub_flow)
-        heapq.heappush(heap, (urgency, request.arrival, request))
+        insort(queue, (urgency, request.arrival, request))
         self.waiting[request.arrival] = request
         self.queued += request.estimate
 
-    def take(self, request: Request) -> None:
-        """Take a waiting request out; its entry in the heap goes when it comes to the top."""
+    def take(self, request: Request, urgency: float, *, served: bool) -> None:
+        """Take a waiting request out; where it was `served`, those before it have let it pass."""
         del self.waiting[request.arrival]
         self.queued = self.queued - request.estimate if self.waiting else 0.0
+        queue = self._queues[request.sub_flow]
+        at = bisect_left(queue, (urgency, request.arrival))
+        del queue[at]
+        if served:
+            for _, _, passed in queue[:at]:
+                passed.passed += 1
+        if not queue:
+            del self._queues[request.sub_flow]
+            self._turns.remove(request.sub_flow)
 
     def head(self) -> Request:
         """The next request of the sub-flow whose turn it is."""
-        while True:
-            name = self._turns[0]
-            heap = self._heaps[name]
-            while heap and self.waiting.get(heap[0][1]) is not heap[0][2]:
-                heapq.heappop(heap)
-            if heap:
-                return heap[0][2]
-            del self._heaps[name]
-            self._turns.popleft()
+        return self._queues[self._turns[0]][0][2]
+
+    def nearest(self, matched: Matched) -> tuple[Request, int]:
+        """The one of the sub-flow's first that finds the longest prefix in memory, if all before it can wait."""
+        queue = self._queues[self._turns[0]]
+        most, best = -1, queue[0][2]
+        for urgency, _, request in queue[:AHEAD]:
+            if urgency != queue[0][0]:
+                break
+            if (found := matched(request)) > most:
+                most, best = found, request
+            if request.passed >= PATIENCE:
+                break
+        return best, most
 
     def turn(self, sub_flow: str) -> None:
         """The sub-flow was served: the others come first."""
@@ -96,6 +119,8 @@ class FlowShares:
         self._serial = 0
         self._floor = 0.0
         """The largest least counter so far."""
+        self._most = 0.0
+        """The largest counter so far."""
         self._waiting = 0
         self._deadlines: list[tuple[float, int, Request]] = []
 
@@ -114,7 +139,7 @@ class FlowShares:
             flow = self.flows[name] = Flow(name, self._floor)
         return flow
 
-    def push(self, request: Request) -> None:
+    def push(self, request: Request, now: float = 0.0) -> None:
         """Queue a request. A flow that did not wait is lifted; what it has in flight stays on top."""
         flow = self.flow(request.flow)
         flow.weight = request.weight
@@ -122,6 +147,7 @@ class FlowShares:
             least = self._least()
             level = (self._floor if least is None else least.counter) + flow.outstanding() / flow.weight
             flow.counter = min(max(flow.counter, level), level + DEBT)
+            flow.since = max(now, request.arrived_at)
             self._enter(flow)
         flow.push(request, self._urgency(request))
         if self.by_deadline and request.deadline is not None:
@@ -137,18 +163,22 @@ class FlowShares:
         self._floor = max(self._floor, least.counter)
         if self.quantum <= 0:
             return least.head()
-        candidates = self._within(least.counter + self.quantum)
-        if len(candidates) == 1:
-            return least.head()
-        heads = [flow.head() for flow in candidates]
+        nearest = [flow.nearest(matched) for flow in self._within(least.counter + self.quantum)]
         if self.by_deadline:
-            return min(heads, key=lambda head: (self._urgency(head), -matched(head)))
-        return max(heads, key=matched)  # the first of equals, which is the one with the least counter
+            return min(nearest, key=lambda found: (self._urgency(found[0]), -found[1]))[0]
+        return max(nearest, key=lambda found: found[1])[0]  # the first of equals: the one with the least counter
 
-    def take(self, request: Request) -> None:
-        """Take a waiting request out, whether to be served or not."""
+    def late(self, before: float) -> bool:
+        """Whether the flow that is next has waited for its service since `before`, while another got more than it."""
+        least = self._least()
+        return least is not None and least.since < before and least.counter + self.quantum < self._most
+
+    def take(self, request: Request, now: float | None = None) -> None:
+        """Take a waiting request out: served at `now`, or gone."""
         flow = self.flows[request.flow]
-        flow.take(request)
+        flow.take(request, self._urgency(request), served=now is not None)
+        if now is not None:
+            flow.since = now
         self._waiting -= 1
         self.queued = self.queued - request.estimate if self._waiting else 0.0
 
@@ -156,6 +186,7 @@ class FlowShares:
         """Add `cost` µs to a flow's counter; negative to correct it."""
         if cost:
             flow.counter += cost / flow.weight
+            self._most = max(self._most, flow.counter)
             if flow.waiting:
                 self._enter(flow)
 

@@ -62,10 +62,15 @@ class Request:
     seen: int = 0
     """The most tokens that ever had their KV: what lies before was counted, and is recomputation when done again."""
     began: bool = False
+    passed: int = 0
+    """How many later requests of its flow were served before it."""
     placed: int = 0
     """Place in the order in which requests got their blocks."""
+    swapped: list[Block] = field(default_factory=list)
+    """While it was preempted and its KV kept: the blocks of the swap space, for its first `kept` tokens."""
+    kept: int = 0
     lost: float = 0.0
-    """µs that its last preemption cost: what had to be computed again."""
+    """µs that its last preemption cost: for copies, and for what has to be computed again."""
     rates: Rates = field(default_factory=Rates)
     """What its tokens cost, as known when it was queued or last got its blocks."""
     estimate: float = 0.0
@@ -167,11 +172,13 @@ class Request:
                 return segment
         return self.segments[-1]
 
-    def place(self, table: list[Block], tokens: int) -> None:
-        """The request got its blocks; the KV of its first `tokens` tokens was found in memory."""
+    def place(self, table: list[Block], found: int, tokens: int, copies: float = 0.0) -> None:
+        """The request got its blocks, the first `found` of them out of the index; its first `tokens` tokens have their
+        KV. Those beyond the ones that it had before were read. `copies`: µs that its swapping took.
+        """
         self.table = table
-        self.published = tokens // BLOCK_TOKENS
-        self.lost = max(0, self.seen - tokens) * self.rates.uncached
+        self.published = found
+        self.lost = max(0, self.seen - tokens) * self.rates.uncached + copies
         self.read_hbm += max(0, min(tokens, self.prompt) - self.seen)
         self._kv = tokens
         self.seen = max(self.seen, tokens)

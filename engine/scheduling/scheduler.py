@@ -4,8 +4,8 @@ How much prefill goes beside decodes comes from what steps were measured to cost
 stays within what the decoding lanes are promised. A request is admitted when the step has room for its prefill, and
 there are blocks for all tokens that it has and one more, after reading what is already in memory; so prefill never runs
 out of memory half way, and only a decoding request can need another block. When none is left, the policy's victim gives
-its blocks back and is recomputed later. Whoever has not yet made progress cannot be preempted, so no two requests
-preempt each other for ever.
+its blocks back; its KV is copied out or computed again later, by cost (`swap_space`). Whoever has not yet made progress
+cannot be preempted, so no two requests preempt each other for ever.
 
 A step costs what changed since the last one: requests that only decode on are a batch that is kept (`decode_batch`),
 and while nothing came, ended or gave way, nobody is looked at who could not be admitted before.
@@ -20,6 +20,7 @@ from engine.scheduling.costs import FixedCosts, StepCosts
 from engine.scheduling.decode_batch import DecodeBatch
 from engine.scheduling.policy import FirstComeFirstServed, Policy
 from engine.scheduling.request import Request
+from engine.scheduling.swap_space import SwapSpace
 from engine.scheduling.work import Prefill, Step, Work
 from prompt_cache.block_groups import Block, GroupedPool
 from prompt_cache.keys import BLOCK_TOKENS
@@ -40,6 +41,7 @@ class Scheduler:
         *,
         costs: StepCosts | None = None,
         targets: Mapping[Lane, float] = TOKEN_TARGETS,
+        swap: GroupedPool | None = None,
     ) -> None:
         if budget < max_running + BLOCK_TOKENS:
             raise ValueError(
@@ -52,6 +54,7 @@ class Scheduler:
         self.queue: Policy = FirstComeFirstServed() if policy is None else policy
         self.costs: StepCosts = FixedCosts() if costs is None else costs
         self.targets = targets
+        self.swap = SwapSpace(swap)
         self.batch = DecodeBatch()
         self.parked: dict[int, Request] = {}
         """Without blocks and out of credit: not in the queue until credit comes."""
@@ -88,6 +91,7 @@ class Scheduler:
         else:
             self.queue.remove(request)
             self._changed = True
+        self.swap.drop(request)
 
     def credited(self, request: Request) -> None:
         """Credit has come: the request goes on if that is what it waited for."""
@@ -118,6 +122,7 @@ class Scheduler:
     def schedule(self, now: float = 0.0) -> Step:
         """Choose the next step's work and give its requests their blocks. `now`: seconds since the Unix epoch."""
         step = Step()
+        self.swap.settle()
         moved = self.queue.at(now)
         if self._starved:
             self._grow(step)
@@ -179,7 +184,7 @@ class Scheduler:
             self._starved.clear()
             return
         for request in sorted(self._starved.values(), key=lambda request: request.arrival):
-            if request.table and (self.pool.available or self._make_way(request)):
+            if request.table and (self.pool.available or self._make_way(request, step)):
                 self._extend(request, self.pool.allocate(1)[0], step)
                 del self._starved[request.arrival]
             elif request.slot >= 0:
@@ -194,13 +199,13 @@ class Scheduler:
         else:
             self.batch.join(request)
 
-    def _make_way(self, request: Request) -> bool:
+    def _make_way(self, request: Request, step: Step) -> bool:
         """Preempt until there is a block for the next token of this one. False if there is none, or it gave way."""
         while not self.pool.available:
             victim = self.queue.victim(other for other in self._running.values() if other.fresh_output > 0)
             if victim is None or (victim is request and self.queue.victim(self._running.values()) is not request):
                 return False  # one that should give way first has yet to make progress: this one waits a step
-            self._preempt(victim)
+            self._preempt(victim, step)
             if victim is request:
                 return False
         return True
@@ -260,7 +265,7 @@ class Scheduler:
         room = self._room()
         while (request := self.queue.peek(self._matched_tokens)) is not None:
             # Admitted when the step comes to it: who is admitted sooner could not be overtaken any more.
-            if self._prefill_before(request) >= room or not self._make_room(request):
+            if self._prefill_before(request) >= room or not self._make_room(request, step):
                 break
             self.queue.take(request)
             self._place(request, step)
@@ -276,7 +281,7 @@ class Scheduler:
             if not self.queue.overtakes(request, other)
         )
 
-    def _make_room(self, request: Request) -> bool:
+    def _make_room(self, request: Request, step: Step) -> bool:
         """Whether the request fits, after those gave way who must: out of credit, or outranked."""
         while not self._fits(request):
             # Those who cannot go on for want of credit hold neither slots nor memory against those who can.
@@ -290,7 +295,7 @@ class Scheduler:
                     return False
                 victim = self.queue.victim(outranked)
                 assert victim is not None
-            self._preempt(victim)
+            self._preempt(victim, step)
         return True
 
     def _matched_tokens(self, request: Request) -> int:
@@ -315,9 +320,16 @@ class Scheduler:
     def _place(self, request: Request, step: Step) -> None:
         matched = self._matched(request)
         self.pool.share(matched)
-        fresh = self.pool.allocate(request.blocks_for(len(request.tokens) + 1) - len(matched))
-        step.fresh += fresh
-        request.place(matched + fresh, len(matched) * BLOCK_TOKENS)
+        found, tokens, copies = len(matched), len(matched) * BLOCK_TOKENS, 0.0
+        table = matched + self.pool.allocate(request.blocks_for(len(request.tokens) + 1) - found)
+        if request.swapped:
+            tokens = max(tokens, request.kept)
+            copies = self.swap.cost(request.swapped, self.costs.rates)
+            # What had left the window was not kept, and must not be published either.
+            self.pool.slide(table, tokens)
+            self.swap.bring_back(request, table, found, step)
+        request.place(table, found, tokens, copies)
+        step.fresh += table[found:]
         self._placed += 1
         request.placed = self._placed
         if not request.began:
@@ -338,8 +350,9 @@ class Scheduler:
 
     # ------------------------------------------------------------ giving way
 
-    def _preempt(self, request: Request) -> None:
-        """Take a request's blocks; it is computed again later. (To swap them out instead is decided here.)"""
+    def _preempt(self, request: Request, step: Step) -> None:
+        """Take a request's blocks; its KV is kept elsewhere, or computed again later."""
+        self.swap.keep(request, self.costs.rates, step)
         self._release(request)
         self.preemptions += 1
         self.add(request)
@@ -371,4 +384,5 @@ class Scheduler:
             assert not request.paused, "a row is out of credit"
             assert self._has_room(request) or request.arrival in self._starved, "a row has no room"
             assert request.kv // BLOCK_TOKENS == request.published or request.store == "none", "a full block is hidden"
+        self.swap.check([*self.queue.waiting(), *self.parked.values()])
         assert all(request.paused for request in self._held.values()), "somebody is held in spite of credit"

@@ -41,8 +41,15 @@ Work: TypeAlias = Prefill | Decode
 
 @dataclass
 class Step:
-    """What one step does: work of one token first. `fresh` blocks must be cleared before use."""
+    """What one step does, in this order: copy blocks out, clear fresh ones, copy blocks back, work.
 
+    Work of one token comes first.
+    """
+
+    out: list[tuple[Block, Block]] = field(default_factory=list)
+    """(on the device, in the swap space)"""
+    back: list[tuple[Block, Block]] = field(default_factory=list)
+    """(in the swap space, on the device)"""
     work: list[Work] = field(default_factory=list)
     began: list[Request] = field(default_factory=list)
     fresh: list[Block] = field(default_factory=list)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.engine import Engine, EngineLimits
-from engine.kv_memory import KvMemory
+from engine.kv_memory import KvMemory, swap_memories
 from engine.layers.linear import best_tiling
 from engine.models.config import read_config
 from engine.models.registry import load_model
@@ -34,7 +34,7 @@ from engine.protocol import (
 from engine.runner import Runner
 from engine.scheduling.work import Work
 from engine.threads import Threads
-from prompt_cache.block_groups import ABSENT, GroupedPool
+from prompt_cache.block_groups import ABSENT, Block, GroupedPool
 from tests.engine.families import write_family
 
 VOCABULARY = 131
@@ -213,6 +213,21 @@ class Bench:
         return done.counts
 
 
+def poisoning(runner: Runner) -> Callable[[int, int], None]:
+    """What poisons freed blocks with NaN: in the step after, when what is to be kept of them was copied out."""
+    freed: list[tuple[int, int]] = []
+    clear = runner.clear
+
+    def poison_and_clear(blocks: Sequence[Block]) -> None:
+        for group, block in freed:
+            runner.memories[group].poison(block)
+        freed.clear()
+        clear(blocks)
+
+    runner.clear = poison_and_clear  # type: ignore[method-assign]
+    return lambda group, block: freed.append((group, block))
+
+
 def make_bench(
     folder: Path,
     blocks: int = 64,
@@ -220,21 +235,26 @@ def make_bench(
     running: int = 64,
     many_threads: int = 1,
     quantize: Quantize = "none",
+    swap: int = 0,
     **limits: int,
 ) -> Bench:
-    """A bench on the CPU in fp32; freed blocks are poisoned with NaN."""
+    """A bench on the CPU in fp32; freed blocks are poisoned with NaN. `swap`: blocks of the swap space."""
     config = read_config(folder)
     like = torch.zeros(())
     tiling = best_tiling(like)
     model = load_model(folder, config, like, tiling, config.context_tokens, quantize=quantize)
     memories = [KvMemory(group, blocks, like) for group in model.groups]
-    runner = Runner(model, memories, torch.device("cpu"), tiling)
+    kept = swap_memories(model.groups, swap, like) if swap else []
+    runner = Runner(model, memories, torch.device("cpu"), tiling, kept)
     runner.threads = Threads(1, many_threads)
-    pool = GroupedPool(
-        [(blocks, group.window) for group in model.groups], on_free=lambda group, block: memories[group].poison(block)
-    )
+    pool = GroupedPool([(blocks, group.window) for group in model.groups], on_free=poisoning(runner))
     bounds = EngineLimits(config.context_tokens, max_running=running, budget=budget, **limits)
-    engine = Engine(runner, pool, bounds, "digest", clock=lambda: bench.now)
+    swap_pool = None
+    if swap:
+        swap_pool = GroupedPool(
+            [(swap, group.window) for group in model.groups], on_free=lambda group, block: kept[group].poison(block)
+        )
+    engine = Engine(runner, pool, bounds, "digest", clock=lambda: bench.now, swap=swap_pool)
     bench = Bench(engine)
     return bench
 

@@ -14,6 +14,8 @@ from engine.assembly import assemble
 from engine.invariance import ensure_invariance
 from engine.options import ReplicaOptions
 from engine.protocol import Generate
+from engine.scheduling.costs import FixedCosts, Rates
+from engine.scheduling.lanes import LANES
 from tests.engine.conftest import VOCABULARY, Bench, Families, Run, generate, make_bench
 
 # Long enough for three splits of keys, short enough to be quick.
@@ -93,7 +95,8 @@ def check_any_company(tiny_model: Path, data: st.DataObject) -> None:
     """Several requests arrive at several times, in little memory, some are aborted: all others come out the same."""
     budget = data.draw(st.sampled_from([70, 100, 192, 400]), "budget")
     blocks = data.draw(st.sampled_from([6, 9, 14, 40]), "blocks")
-    bench = make_bench(tiny_model, blocks=blocks, budget=budget, running=6)
+    swap = data.draw(st.sampled_from([0, 3, 30]), "swap")
+    bench = make_bench(tiny_model, blocks=blocks, budget=budget, running=data.draw(st.sampled_from([2, 6])), swap=swap)
     wanted: dict[str, tuple[int, bool]] = {}
     aborted: set[str] = set()
     for index in range(data.draw(st.integers(2, 7), "requests")):
@@ -102,7 +105,8 @@ def check_any_company(tiny_model: Path, data: st.DataObject) -> None:
         wanted[id] = (length, seeded)
         options = {"read": data.draw(st.booleans()), "store": data.draw(st.sampled_from(["all", "none"]))}
         credit = data.draw(st.sampled_from([1 << 20, 0, 2]))
-        bench.add(request(id, length, seeded, credit=credit, **options))
+        lane = data.draw(st.sampled_from(LANES))
+        bench.add(request(id, length, seeded, credit=credit, lane=lane, **options))
         for _ in range(data.draw(st.integers(0, 4))):
             bench.step()
         if data.draw(st.integers(0, 5)) == 0:
@@ -134,24 +138,63 @@ def check_tokens_and_last_logits(run: Run, expected: Run) -> None:
         assert torch.equal(ours, theirs)
 
 
-def preempting(tiny_model: Path, length: int) -> Bench:
+def preempting(folder: Path, length: int, swap: int, **fields: object) -> Bench:
     """Two requests that fit at first, and not when their outputs have grown."""
-    bench = make_bench(tiny_model, blocks=7, budget=200, running=4)
+    bench = make_bench(folder, blocks=7, budget=200, running=4, swap=swap)
     bench.add(generate("old", prompt(length), 100))
-    bench.add(generate("young", prompt(length, 1), 100, read=False, store="none"))
+    bench.add(generate("young", prompt(length, 1), 100, read=False, **fields))
     bench.finish()
+    assert bench.engine.scheduler.preemptions > 0
     return bench
 
 
-def test_after_preemption(tiny_model: Path):
+@pytest.mark.parametrize(("swap", "store"), [(0, "all"), (2, "all"), (9, "none"), (9, "hbm"), (0, "none")])
+def test_after_preemption_by_recompute(tiny_model: Path, swap: int, store: str):
+    """Without a swap space, without room in it, or where the KV must not leave the device."""
     expected = make_bench(tiny_model).one(generate("x", prompt(130, 1), 100))
-    bench = preempting(tiny_model, 130)
-    assert bench.engine.scheduler.preemptions > 0
+    bench = preempting(tiny_model, 130, swap, store=store)
     check_tokens_and_last_logits(bench.runs["young"], expected)
     counts = bench.counts("young")
     assert counts.recomputed > 0
     assert (counts.prompt, counts.computed, counts.output) == (130, 130, 100)
     assert bench.counts("old").recomputed == 0
+    assert bench.engine.scheduler.swap.kept == 0
+
+
+@pytest.mark.parametrize("family", [None, "gemma3", "gpt-oss", "deepseek v3"])
+def test_after_preemption_by_swap(tiny_model: Path, family_folders: Families, family: str | None):
+    """What was swapped in is neither computed again nor read: its counts are those of the first time."""
+    folder = tiny_model if family is None else family_folders(family)
+    expected = make_bench(folder).one(generate("x", prompt(130, 1), 100))
+    bench = preempting(folder, 130, 9)
+    check(bench.runs["young"], expected)
+    counts = bench.counts("young")
+    assert (counts.prompt, counts.computed, counts.read, counts.recomputed, counts.output) == (130, 130, 0, 0, 100)
+    assert bench.engine.scheduler.swap.kept > 0
+    assert bench.engine.memory()[-1].referenced == 0
+
+
+def test_whoever_is_aborted_while_swapped_out_leaves_nothing(tiny_model: Path):
+    bench = make_bench(tiny_model, blocks=7, budget=200, running=4, swap=9)
+    bench.add(generate("old", prompt(130), 100))
+    bench.add(generate("young", prompt(130, 1), 100, read=False))
+    while not bench.engine.scheduler.swap.kept:
+        bench.step()
+    assert bench.engine.memory()[-1].referenced > 0
+    assert bench.engine.abort("young")
+    assert bench.engine.memory()[-1].referenced == 0
+    bench.finish()
+    assert bench.counts("young").output == len(bench.runs["young"].tokens)
+
+
+@pytest.mark.parametrize(("copied", "kept"), [(1.0, 1), (1e9, 0)])
+def test_the_cheaper_of_copying_and_computing_again_is_done(tiny_model: Path, copied: float, kept: int):
+    bench = make_bench(tiny_model, blocks=7, budget=200, running=4, swap=9)
+    bench.engine.scheduler.costs = FixedCosts(Rates(copied=copied))
+    bench.add(generate("old", prompt(130), 100))
+    bench.add(generate("young", prompt(130, 1), 100, read=False))
+    bench.finish()
+    assert min(1, bench.engine.scheduler.swap.kept) == kept
 
 
 def test_continued_elsewhere(tiny_model: Path):

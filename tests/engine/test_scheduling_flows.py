@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from engine.scheduling.costs import FixedCosts, MeasuredCosts, Rates
 from engine.scheduling.fair_share import FairShare
-from engine.scheduling.flows import DEBT, FlowShares
+from engine.scheduling.flows import DEBT, PATIENCE, FlowShares
+from engine.scheduling.lanes import LANES
 from engine.scheduling.service import KEPT, ServiceTotals
 from tests.engine.scheduling import request
 
@@ -57,7 +58,7 @@ def test_the_least_served_flow_is_next_and_who_wakes_is_lifted(data: st.DataObje
                 assert chosen is not None
                 assert naive.counter[chosen.flow] == least
                 assert naive.waiting[chosen.flow][0] == chosen.id, "first come, first served inside a flow"
-                shares.take(chosen)
+                shares.take(chosen, 0.0)
                 naive.waiting[chosen.flow].remove(chosen.id)
                 cost = data.draw(st.sampled_from([1.0, 10.0, 500.0]))
                 shares.charge(shares.flow(chosen.flow), cost)
@@ -84,6 +85,43 @@ def test_a_prefix_in_memory_goes_first_within_the_quantum_and_not_beyond():
     assert shares.choose(matched) is warm
     shares.charge(shares.flow("warm"), 0.5)
     assert shares.choose(matched) is cold
+
+
+def test_inside_a_flow_a_prefix_in_memory_goes_first_and_nobody_is_passed_for_ever():
+    shares = FlowShares(100.0)
+    cold = [request(number) for number in range(2)]
+    warm = [request(number) for number in range(2, 40)]
+    for each in cold + warm:
+        shares.push(each)
+    order = []
+    while (chosen := shares.choose(lambda each: 64 * (each.arrival >= 2))) is not None:
+        shares.take(chosen, 0.0)
+        order.append(chosen.arrival)
+    assert order[:PATIENCE] == list(range(2, 2 + PATIENCE))
+    assert order[PATIENCE : PATIENCE + 2] == [0, 1]
+    assert order[PATIENCE + 2 :] == sorted(order[PATIENCE + 2 :])
+
+
+def test_a_lane_borrows_for_a_flow_that_waits_while_another_got_more():
+    policy = FairShare(quantum=100.0, lane_quantum=1_000.0, first_token=dict.fromkeys(LANES, 1.0))
+    policy.push(request(1, flow="greedy", lane="standard", arrived_at=10.0))
+    policy.push(request(2, flow="g", lane="batch", arrived_at=0.0))
+    standard = policy.flows["standard"]
+    standard.charge(standard.flow("greedy"), 5_000.0)
+    policy.lanes.charge("standard", 5_000.0)
+
+    def turn(now: float) -> str:
+        policy.at(now)
+        head = policy.peek(nothing)
+        assert head is not None
+        return head.flow
+
+    assert turn(20.0) == "g", "who got the most waits for nobody's sake"
+    policy.flows["standard"].flow("modest").counter = 0.0
+    policy.push(request(3, flow="modest", lane="standard", arrived_at=20.0))
+    policy.flows["standard"].charge(standard.flow("modest"), -4_000.0)
+    assert turn(20.5) == "g"
+    assert turn(21.5) == "modest"
 
 
 def test_batch_takes_the_earliest_deadline_within_the_quantum():

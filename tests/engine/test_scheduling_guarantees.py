@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.protocol import Lane
 from engine.scheduling.fair_share import FairShare
-from engine.scheduling.lanes import LANES, WEIGHTS, LaneShares
+from engine.scheduling.lanes import LANES, ROUNDS, WEIGHTS, LaneShares
 from engine.scheduling.request import Request
 from engine.scheduling.work import Step
 from tests.engine.scheduling import RATES, Replica, request
@@ -208,7 +208,7 @@ def test_g3_every_request_is_admitted_after_a_bounded_amount_of_service(data: st
     in_flight = slots * most
     own_lane = 2 * (2 * in_flight + quantum + most)
     round_ = sum(WEIGHTS.values()) * 20_000.0
-    rounds = own_lane / (WEIGHTS[lane] * 20_000.0) + 2
+    rounds = own_lane / (WEIGHTS[lane] * 20_000.0) + 2 * max(ROUNDS.values())
     constant = own_lane + rounds * round_ + 2 * len(LANES) * in_flight
     assert sum(meter.service("flow").values()) - before <= constant
 
@@ -235,13 +235,14 @@ def test_g4_backlogged_lanes_get_their_weights():
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_g4_lanes_by_themselves_stay_within_a_round(data: st.DataObject):
+def test_g4_lanes_by_themselves_stay_within_what_they_may_keep_and_borrow(data: st.DataObject):
     lanes = LaneShares(quantum=10.0)
     backlogged = data.draw(st.sets(st.sampled_from(LANES), min_size=1))
     service = dict.fromkeys(LANES, 0.0)
     largest = data.draw(st.sampled_from([1.0, 25.0, 300.0]))
+    late = data.draw(st.lists(st.sets(st.sampled_from(["interactive", "standard"])), min_size=1, max_size=6))
     for number in range(300):
-        lane = lanes.choose(backlogged)
+        lane = lanes.choose(backlogged, late[number // 20 % len(late)])
         assert lane in backlogged
         cost = largest * ((number * 7) % 10 + 1) / 10
         lanes.charge(lane, cost)
@@ -249,7 +250,22 @@ def test_g4_lanes_by_themselves_stay_within_a_round(data: st.DataObject):
     for one in backlogged:
         for other in backlogged:
             gap = service[one] / WEIGHTS[one] - service[other] / WEIGHTS[other]
-            assert abs(gap) <= 2 * 10.0 + largest * (1 / WEIGHTS[one] + 1 / WEIGHTS[other])
+            kept = (ROUNDS[one] + ROUNDS[other]) * 10.0
+            assert abs(gap) <= kept + largest * (1 / WEIGHTS[one] + 1 / WEIGHTS[other])
+
+
+def test_a_late_lane_borrows_up_to_its_bound_and_pays_back():
+    lanes = LaneShares(quantum=1.0)
+    order = []
+    for _ in range(200):
+        lane = lanes.choose(["interactive", "batch"], ["interactive"])
+        assert lane is not None
+        lanes.charge(lane, 1.0)
+        order.append(lane)
+    # Its own pay and sixteen rounds' on top; from then on by weight.
+    first = order.index("batch")
+    assert first == 8 + 16 * 8
+    assert order[first:].count("batch") == pytest.approx((200 - first) / 9, abs=1)
 
 
 def test_g4_what_a_lane_leaves_goes_to_the_others_at_once():

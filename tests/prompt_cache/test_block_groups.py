@@ -122,3 +122,18 @@ def test_a_prefix_needs_only_the_last_blocks_of_its_window():
     assert len(pool.find(CHAIN[:4])) == 3
     window.purge([CHAIN[2]])
     assert pool.find(CHAIN[:4]) == []
+
+
+def test_a_mirror_has_the_groups_that_its_blocks_have_and_takes_all_or_nothing():
+    device, host = GroupedPool([(9, 0), (9, 64)]), GroupedPool([(4, 0), (2, 64)])
+    table = device.allocate(3)
+    device.slide(table, 192)
+    kept = host.mirror(table)
+    assert [block[0] != ABSENT for block in kept] == [True, True, True]
+    assert [block[1] == ABSENT for block in kept] == [block[1] == ABSENT for block in table]
+    assert host.referenced_blocks == 3 + sum(block[1] != ABSENT for block in table)
+    with pytest.raises(OutOfBlocks):
+        host.mirror(device.allocate(2))
+    host.free(kept)
+    host.check()
+    assert host.referenced_blocks == 0
