@@ -8,6 +8,7 @@ from uuid import UUID
 import msgspec
 
 from billing import months, traits
+from billing.event_rows import EventRows
 from billing.open_books import opened
 from billing.prices import PriceBook
 from billing.rollups import roll_up
@@ -27,7 +28,7 @@ async def store(database: Database, *events: UsageEvent) -> None:
     await months.ensure_for(database, [event.id for event in events])
     numbers = await traits.numbers(database, events)
     async with opened(database) as books:
-        await books.write_events(events, numbers)
+        await books.write_events(EventRows(events, numbers))
         await books.roll_up(roll_up(events))
 
 
