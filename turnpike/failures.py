@@ -20,6 +20,7 @@ def known() -> tuple[type[Exception], ...]:
     from billing.periods import PeriodOpen  # noqa: PLC0415
     from billing.prices import PriceMissing  # noqa: PLC0415
     from billing.prices.errors import PriceRefused, UnknownBook, UnknownSheet  # noqa: PLC0415
+    from billing.rating.terms import InvalidTerms  # noqa: PLC0415
     from billing.usage import InvalidPeriod, InvalidUsage  # noqa: PLC0415
     from billing.webhooks.endpoints import InvalidWebhook  # noqa: PLC0415
     from engine.errors import EngineError  # noqa: PLC0415
@@ -52,6 +53,7 @@ def known() -> tuple[type[Exception], ...]:
         InvalidPeriod,
         InvalidPrice,
         InvalidRedisUrl,
+        InvalidTerms,
         InvalidUsage,
         InvalidWebhook,
         InvoiceRefused,

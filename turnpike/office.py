@@ -13,6 +13,7 @@ from billing.holds import Holds
 from billing.prices import PriceBook
 from billing.prices.approval import PriceSheets
 from billing.prices.books import PriceBooks
+from billing.rating.term_store import Contracts
 from gateway.tenancy.keys import Peppers
 from gateway.tenancy.repositories import Tenancy
 from storage import migrate
@@ -36,6 +37,7 @@ class Office(msgspec.Struct, frozen=True):
     prices: PriceBook
     sheets: PriceSheets
     books: PriceBooks
+    contracts: Contracts
     balances: Balances
     budgets: Budgets
     holds: Holds
@@ -90,6 +92,7 @@ async def opened(settings: Settings) -> AsyncIterator[Office]:
             prices=prices,
             sheets=PriceSheets(database, settings.price_approvals),
             books=PriceBooks(database),
+            contracts=Contracts(database, prices),
             balances=Balances(database),
             budgets=Budgets(database),
             holds=holds,

@@ -23,7 +23,7 @@ from billing.invoices.records import Record, of_period, write_draft
 from billing.invoices.savings import savings
 from billing.prices import PriceBook, PriceVersion
 from billing.rating.lines import RatedLine
-from billing.rating.usage_lines import usage_lines
+from billing.rating.period import rated_lines
 from billing.usage import check_period
 from storage.base import new_id
 from storage.database import Database
@@ -38,7 +38,7 @@ class Rated(msgspec.Struct, frozen=True):
 
 async def rate(database: Database, book: PriceBook, tenant_id: UUID, period: str) -> Rated:
     """What a tenant owes for a period, exactly. Raises InvalidPeriod, CostMismatch, DatabaseUnavailable."""
-    lines = await usage_lines(database, book, tenant_id, check_period(period))
+    lines = await rated_lines(database, book, tenant_id, check_period(period))
     numbers = {line.price_version for line in lines if line.price_version is not None}
     return Rated(lines, {number: await book.version(number) for number in numbers})
 

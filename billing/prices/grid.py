@@ -11,7 +11,7 @@ from itertools import pairwise
 import msgspec
 
 from billing.money import MICRO, InvalidPrice, parse_price
-from billing.prices.version import ALWAYS_PRICED, EVERY_LANE, LANES, Cell, Rows
+from billing.prices.version import ALWAYS_PRICED, EVERY_LANE, LANES, STORAGE, Cell, Rows
 from billing.usage import AUTOMATIC, CLASSES, METERS
 
 LOWEST_PRICE, HIGHEST_PRICE = 100, 10_000 * MICRO
@@ -32,7 +32,7 @@ def label(cell: Cell) -> str:
 def in_order(rows: Rows) -> list[tuple[Cell, int]]:
     """The rows as people read them: every lane first, then by tier, then by meter."""
     lanes = {lane: n for n, lane in enumerate((EVERY_LANE, *LANES))}
-    meters = {meter: n for n, meter in enumerate(METERS)}
+    meters = {meter: n for n, meter in enumerate((*METERS, STORAGE))}
     return sorted(rows.items(), key=lambda row: (lanes.get(row[0][1], 9), row[0][2], meters.get(row[0][0], 99)))
 
 
@@ -64,7 +64,10 @@ def times(micro: int, factor: Fraction, meter: str) -> int:
 
 def check_rows(rows: Rows, *, whole: bool) -> None:
     """Raise InvalidPrice naming the meter unless the rows can stand: alone (`whole`), or laid over others."""
-    for meter, lane, context_from in rows:
+    for (meter, lane, context_from), micro in rows.items():
+        if meter == STORAGE:
+            _check_storage(lane, context_from, micro)
+            continue
         if meter not in METERS:
             raise InvalidPrice(meter, "there is no such meter")
         if lane not in (EVERY_LANE, *LANES):
@@ -79,13 +82,20 @@ def check_rows(rows: Rows, *, whole: bool) -> None:
         if (meter, EVERY_LANE, 0) not in rows:
             raise InvalidPrice(meter, "missing; any request may use it")
     meters = {meter for meter, _, _ in rows}
-    lanes = {lane for _, lane, _ in rows}
+    lanes = {lane for _, lane, _ in rows}  # storage adds none: it is of every lane
     tiers = {context_from for _, _, context_from in rows}
     for meter in METERS:
         for lane in lanes:
             for context_from in sorted(tiers):
                 if meter in meters and (meter, lane, context_from) not in rows:
                     raise InvalidPrice(meter, f"missing: {label((meter, lane, context_from))}; a grid has no gaps")
+
+
+def _check_storage(lane: str, context_from: int, micro: int) -> None:
+    if (lane, context_from) != (EVERY_LANE, 0):
+        raise InvalidPrice(STORAGE, "it has one price, whatever the lane and the length of the prompt")
+    if micro % 3600:
+        raise InvalidPrice(STORAGE, f"{amount(micro)} is not a multiple of 0.0036, so a token-second has no whole price")
 
 
 def unusual(rows: Rows) -> list[InvalidPrice]:
@@ -154,7 +164,7 @@ def derived(rows: Rows, factors: Mapping[str, Fraction]) -> dict[Cell, int]:
             if place not in LANES and not (place.isascii() and place.isdecimal()):
                 raise InvalidPrice(place, f"neither a meter, nor a lane ({', '.join(LANES)}), nor a number of tokens")
             for (meter, lane, tier), micro in source.items():
-                if lane == EVERY_LANE and (which is lanes or tier == 0):
+                if lane == EVERY_LANE and meter != STORAGE and (which is lanes or tier == 0):
                     factor = which.get(f"{place}:{meter}", which.get(place, Fraction(1)))
                     cell = (meter, place, tier) if which is lanes else (meter, lane, int(place))
                     found[cell] = times(micro, factor, meter)

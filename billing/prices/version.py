@@ -20,6 +20,9 @@ EVERY_LANE = "*"
 ALWAYS_PRICED = ("uncached", "read_automatic", "output")
 """Meters that any request may use, so that every version prices them; the classes are priced where they are offered."""
 
+STORAGE = "storage"
+"""What a million cached tokens cost that lie stored for an hour. It has one price, whatever the lane and the prompt."""
+
 Cell: TypeAlias = tuple[str, str, int]
 """Where a price stands: meter, lane, lower bound of the context tier in tokens of the prompt."""
 Rows: TypeAlias = Mapping[Cell, int]

@@ -18,6 +18,7 @@ from billing.instants import InvalidInstant, format_instant, parse_instant
 from billing.money import MICRO
 from billing.prices import EVERY_LANE, LANES, PriceMissing, PriceVersion
 from billing.prices.grid import amount, in_order
+from billing.prices.version import STORAGE
 from gateway.authentication import KEYLESS
 from gateway.failures import InvalidRequest, Unavailable
 from gateway.request_scope import of
@@ -87,10 +88,10 @@ def _model(version: PriceVersion) -> ModelPrices:
     prices = [
         Price(meter, each, context_from, amount(micro), micro)
         for (meter, lane, context_from), micro in in_order(version.rows)
-        for each in (LANES if lane == EVERY_LANE else (lane,))
-        if lane != EVERY_LANE or each not in own
+        for each in (LANES if lane == EVERY_LANE and meter != STORAGE else (lane,))
+        if lane != EVERY_LANE or each not in own or meter == STORAGE
     ]
-    order = {lane: n for n, lane in enumerate(LANES)}
+    order = {lane: n for n, lane in enumerate((*LANES, EVERY_LANE))}
     return ModelPrices(
         model=version.model,
         version=version.id,

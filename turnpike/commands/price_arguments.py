@@ -1,4 +1,4 @@
-"""The arguments of `turnpike prices …`."""
+"""The arguments of `turnpike prices …` and `turnpike terms …`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ METER_WORDS = {
     "write-1h": "… for an hour",
     "write-12h": "… for 12 hours",
     "write-24h": "… for 24 hours",
+    "storage": "cached tokens stored for an hour, PRICE for a million token-hours",
 }
 """What people call the meters; `read` is every class's read price."""
 
@@ -82,6 +83,22 @@ def declare(tree: Any, command: Callable[[str, str], Any]) -> None:
     book.add_argument("--tenant", help="whose it is: what it does not say, the base book says")
     book.add_argument("--base", metavar="BOOK", default="base", help="the base of a tenant's book")
     book.add_argument("--currency", metavar="CODE", help="of a base book, such as EUR")
+
+
+def declare_terms(tree: Any, command: Callable[[str, str], Any]) -> None:
+    """Add the group of `turnpike terms …` to the tree of commands."""
+    terms = tree.group("terms", "what tenants' contracts change about the list prices")
+    put = tree.leaf(
+        terms, "set", "all terms of a tenant, from a period on; see docs/prices.md", ADMIN, command("terms", "set_terms")
+    )
+    put.add_argument("tenant")
+    put.add_argument("file", metavar="FILE", help="TOML with tiers, discounts, minimum, commitment; empty: list prices")
+    put.add_argument("--from", dest="from_period", metavar="YYYY-MM", help="the first period; default: this one")
+    put.add_argument("--dry-run", action="store_true", help="check, write nothing")
+    _who(put)
+    listing = tree.leaf(terms, "list", "terms by tenant and period", ADMIN, command("terms", "list_terms"))
+    listing.add_argument("tenant", nargs="?")
+    listing.add_argument("--format", choices=["table", "json"], default="table")
 
 
 def _proposal(parser: argparse.ArgumentParser) -> None:

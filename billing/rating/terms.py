@@ -1,0 +1,176 @@
+"""Contract terms: what a tenant's contract changes about the list prices, rated at the end of each period.
+
+Requests are held and posted at their list prices; terms only ever take off from there, so that a hold stays the most
+that a request can cost. The one exception is the minimum, which is asked for at the end.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Literal
+
+import msgspec
+
+from billing.money import MAX_PICO, InvalidMoney, InvalidPrice, parse_amount, parse_price
+from billing.prices.version import LANES
+from billing.usage import METERS, InvalidPeriod, check_period
+
+
+class InvalidTerms(ValueError):
+    """Terms that cannot be; `field` says which of them."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Units up to `up_to` (None: all further ones) at a price in micro-units per million."""
+
+    price_micro: int
+    up_to: int | None = None
+
+
+class Tiers(msgspec.Struct, frozen=True, kw_only=True):
+    """Prices by how much is used of one meter in a period. `graduated`: each unit at the price of the step that it
+    falls on; `volume`: all units at the price of the step that the last one falls on."""
+
+    kind: Literal["graduated", "volume"]
+    model: str
+    meter: str
+    lane: str = "standard"
+    steps: tuple[Step, ...]
+
+
+class Discount(msgspec.Struct, frozen=True, kw_only=True):
+    """So many hundredths of a percent off what is used, of some models or of all."""
+
+    basis_points: int
+    models: tuple[str, ...] = ()
+
+
+class Minimum(msgspec.Struct, frozen=True):
+    """The least that a period comes to; what is missing is asked for."""
+
+    amount_pico: int
+
+
+class Commitment(msgspec.Struct, frozen=True, kw_only=True):
+    """Money paid for in advance, for usage from one period to another (both included); what is left then is lost.
+
+    With `invoiced` it is a line of the first period's invoice; otherwise it was paid in another way.
+    """
+
+    amount_pico: int
+    first: str
+    last: str
+    invoiced: bool = True
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a tenant's contract says about money."""
+
+    tiers: tuple[Tiers, ...] = ()
+    discounts: tuple[Discount, ...] = ()
+    minimum: Minimum | None = None
+    commitment: Commitment | None = None
+
+
+class _Step(msgspec.Struct, forbid_unknown_fields=True):
+    price: str
+    up_to: int | None = None
+
+
+class _Tiers(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    kind: Literal["graduated", "volume"]
+    model: str
+    meter: str
+    lane: str = "standard"
+    steps: list[_Step]
+
+
+class _Discount(msgspec.Struct, forbid_unknown_fields=True):
+    basis_points: int
+    models: list[str] = []
+
+
+class _Minimum(msgspec.Struct, forbid_unknown_fields=True):
+    amount: str
+
+
+class _Commitment(msgspec.Struct, forbid_unknown_fields=True):
+    amount: str
+    first: str
+    last: str
+    invoiced: bool = True
+
+
+class _Written(msgspec.Struct, forbid_unknown_fields=True):
+    tiers: list[_Tiers] = []
+    discounts: list[_Discount] = []
+    minimum: _Minimum | None = None
+    commitment: _Commitment | None = None
+
+
+def parse_terms(content: Any) -> Terms:
+    """Terms as a person writes them (TOML): amounts and prices as decimal text. Raises InvalidTerms."""
+    try:
+        written = msgspec.convert(content, _Written)
+    except msgspec.ValidationError as error:
+        raise InvalidTerms("terms", str(error)) from error
+    minimum = written.minimum and Minimum(_amount("minimum.amount", written.minimum.amount))
+    return Terms(
+        tiers=tuple(_tiers(f"tiers[{n}]", each) for n, each in enumerate(written.tiers)),
+        discounts=tuple(_discount(f"discounts[{n}]", each) for n, each in enumerate(written.discounts)),
+        minimum=minimum,
+        commitment=written.commitment and _commitment(written.commitment),
+    )
+
+
+def _tiers(field: str, written: _Tiers) -> Tiers:
+    if written.meter not in METERS:
+        raise InvalidTerms(f"{field}.meter", f"there is no meter {written.meter!r}")
+    if written.lane not in LANES:
+        raise InvalidTerms(f"{field}.lane", f"there is no lane {written.lane!r}")
+    steps = []
+    for n, step in enumerate(written.steps):
+        try:
+            steps.append(Step(parse_price(step.price, written.meter), step.up_to))
+        except InvalidPrice as error:
+            raise InvalidTerms(f"{field}.steps[{n}].price", error.problem) from error
+    bounds = [step.up_to for step in steps]
+    if not bounds or bounds[-1] is not None or None in bounds[:-1]:
+        raise InvalidTerms(f"{field}.steps", "each step but the last needs up_to, and the last has none")
+    given = [bound for bound in bounds if bound is not None]
+    if any(bound <= 0 for bound in given) or any(low >= high for low, high in pairwise(given)):
+        raise InvalidTerms(f"{field}.steps", "up_to has to grow from step to step")
+    return Tiers(
+        kind=written.kind, model=written.model, meter=written.meter, lane=written.lane, steps=tuple(steps)
+    )
+
+
+def _discount(field: str, written: _Discount) -> Discount:
+    if not 0 < written.basis_points <= 10_000:
+        raise InvalidTerms(f"{field}.basis_points", f"{written.basis_points} is not between 1 and 10000 (100 %)")
+    return Discount(basis_points=written.basis_points, models=tuple(written.models))
+
+
+def _commitment(written: _Commitment) -> Commitment:
+    try:
+        first, last = check_period(written.first), check_period(written.last)
+    except InvalidPeriod as error:
+        raise InvalidTerms("commitment", str(error)) from error
+    if first > last:
+        raise InvalidTerms("commitment.last", f"{last} is before {first}")
+    amount = _amount("commitment.amount", written.amount)
+    return Commitment(amount_pico=amount, first=first, last=last, invoiced=written.invoiced)
+
+
+def _amount(field: str, text: str) -> int:
+    try:
+        amount = parse_amount(text)
+    except InvalidMoney as error:
+        raise InvalidTerms(field, str(error)) from error
+    assert amount <= MAX_PICO
+    return amount
