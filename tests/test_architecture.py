@@ -26,6 +26,8 @@ ROOMS = {
         "billing.export_tables",
         "billing.invoice_tables",
         "billing.period_tables",
+        "billing.price_tables",
+        "billing.rating_tables",
         "billing.reconciliation_tables",
         "billing.tables",
         "billing.webhook_tables",

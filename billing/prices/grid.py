@@ -78,6 +78,10 @@ def check_rows(rows: Rows, *, whole: bool) -> None:
         if not rows:
             raise InvalidPrice("any meter", "a sheet needs at least one price")
         return
+    _check_complete(rows)
+
+
+def _check_complete(rows: Rows) -> None:
     for meter in ALWAYS_PRICED:
         if (meter, EVERY_LANE, 0) not in rows:
             raise InvalidPrice(meter, "missing; any request may use it")
@@ -95,7 +99,9 @@ def _check_storage(lane: str, context_from: int, micro: int) -> None:
     if (lane, context_from) != (EVERY_LANE, 0):
         raise InvalidPrice(STORAGE, "it has one price, whatever the lane and the length of the prompt")
     if micro % 3600:
-        raise InvalidPrice(STORAGE, f"{amount(micro)} is not a multiple of 0.0036, so a token-second has no whole price")
+        raise InvalidPrice(
+            STORAGE, f"{amount(micro)} is not a multiple of 0.0036, so a token-second has no whole price"
+        )
 
 
 def unusual(rows: Rows) -> list[InvalidPrice]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from billing.money import MAX_PICO, InvalidMoney, InvalidPrice, parse_amount, parse_price
+from billing.money import InvalidMoney, InvalidPrice, parse_amount, parse_price
 from billing.prices.version import LANES
 from billing.usage import METERS, InvalidPeriod, check_period
 
@@ -119,12 +119,11 @@ def parse_terms(content: Any) -> Terms:
         written = msgspec.convert(content, _Written)
     except msgspec.ValidationError as error:
         raise InvalidTerms("terms", str(error)) from error
-    minimum = written.minimum and Minimum(_amount("minimum.amount", written.minimum.amount))
     return Terms(
         tiers=tuple(_tiers(f"tiers[{n}]", each) for n, each in enumerate(written.tiers)),
         discounts=tuple(_discount(f"discounts[{n}]", each) for n, each in enumerate(written.discounts)),
-        minimum=minimum,
-        commitment=written.commitment and _commitment(written.commitment),
+        minimum=None if written.minimum is None else Minimum(_amount("minimum.amount", written.minimum.amount)),
+        commitment=None if written.commitment is None else _commitment(written.commitment),
     )
 
 
@@ -145,9 +144,7 @@ def _tiers(field: str, written: _Tiers) -> Tiers:
     given = [bound for bound in bounds if bound is not None]
     if any(bound <= 0 for bound in given) or any(low >= high for low, high in pairwise(given)):
         raise InvalidTerms(f"{field}.steps", "up_to has to grow from step to step")
-    return Tiers(
-        kind=written.kind, model=written.model, meter=written.meter, lane=written.lane, steps=tuple(steps)
-    )
+    return Tiers(kind=written.kind, model=written.model, meter=written.meter, lane=written.lane, steps=tuple(steps))
 
 
 def _discount(field: str, written: _Discount) -> Discount:
@@ -169,8 +166,6 @@ def _commitment(written: _Commitment) -> Commitment:
 
 def _amount(field: str, text: str) -> int:
     try:
-        amount = parse_amount(text)
+        return parse_amount(text)
     except InvalidMoney as error:
         raise InvalidTerms(field, str(error)) from error
-    assert amount <= MAX_PICO
-    return amount

@@ -16,6 +16,8 @@ import billing.chain_tables
 import billing.export_tables
 import billing.invoice_tables
 import billing.period_tables
+import billing.price_tables
+import billing.rating_tables
 import billing.reconciliation_tables
 import billing.tables
 import billing.webhook_tables
@@ -31,6 +33,8 @@ ROOMS = (
     billing.export_tables,
     billing.invoice_tables,
     billing.period_tables,
+    billing.price_tables,
+    billing.rating_tables,
     billing.reconciliation_tables,
     billing.tables,
     billing.webhook_tables,

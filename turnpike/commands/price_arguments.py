@@ -89,7 +89,11 @@ def declare_terms(tree: Any, command: Callable[[str, str], Any]) -> None:
     """Add the group of `turnpike terms …` to the tree of commands."""
     terms = tree.group("terms", "what tenants' contracts change about the list prices")
     put = tree.leaf(
-        terms, "set", "all terms of a tenant, from a period on; see docs/prices.md", ADMIN, command("terms", "set_terms")
+        terms,
+        "set",
+        "all terms of a tenant, from a period on; see docs/prices.md",
+        ADMIN,
+        command("terms", "set_terms"),
     )
     put.add_argument("tenant")
     put.add_argument("file", metavar="FILE", help="TOML with tiers, discounts, minimum, commitment; empty: list prices")
