@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve install install-dev check test test-fast test-long soak format lock docs clean
+.PHONY: help serve install install-dev check test test-fast test-long test-rating soak format lock docs clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,9 @@ test: install-dev ## All tests, on SQLite and PostgreSQL
 test-fast: install-dev ## The tests that take no real processes or long runs
 	$(BIN)/python -m tests.servers --install
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not e2e"
+
+test-rating: install-dev ## Rating against fractions, 10,000 examples of each rule: two minutes
+	RATING_EXAMPLES=10000 $(BIN)/python -m pytest --timeout 900 tests/billing/test_terms.py
 
 test-gpu: install-dev ## The tests that need a GPU
 	$(BIN)/python -m pytest -m gpu tests/gpu

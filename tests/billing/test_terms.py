@@ -31,7 +31,7 @@ from tests.billing.money import Tenant
 
 PERIOD = "2026-11"
 EXAMPLES = int(os.environ.get("RATING_EXAMPLES", "150"))
-"""`RATING_EXAMPLES=10000 pytest tests/billing/test_terms.py` is the long run."""
+"""`make test-rating` is the long run, of 10,000."""
 
 MODELS = ("a", "b")
 prices = st.integers(0, 10**10)
@@ -175,7 +175,7 @@ WRITTEN: dict[str, Any] = {
     ],
     "discounts": [{"basis_points": 1000}],
     "minimum": {"amount": "0.002"},
-    "commitment": {"amount": "0.001", "first": "2026-11", "last": "2027-10"},
+    "commitment": {"amount": "0.0026", "first": "2026-11", "last": "2027-10"},
 }  # fmt: skip
 
 
@@ -204,10 +204,10 @@ def test_terms_that_cannot_be_are_refused_by_field(change: dict[str, Any], field
 
 
 async def test_a_contract_over_three_months(database: Database) -> None:
+    database.clock = literal(period_bounds("2026-11")[0], Count())
     tenant = await Tenant.rich(database, PICO)
     book = PriceBook(database)
     contracts = Contracts(database, book)
-    database.clock = literal(period_bounds("2026-11")[0], Count())
     assert await contracts.put(tenant.id, parse_terms(WRITTEN), "2026-11", by="ann", reason="contract 7") == 1
     assert await contracts.of(tenant.id, "2026-10") == Terms()
     assert await contracts.of(new_id(), "2026-11") == Terms()
@@ -227,16 +227,20 @@ async def test_a_contract_over_three_months(database: Database) -> None:
             found.setdefault(line.kind, []).append(line.exact_pico)
         return found
 
-    # 2000 tokens at 1.60 list; steps take off 1000 × 0.40; then 10 %
-    usage_, steps_, off = 2000 * 1_600_000, 1000 * 400_000, (2000 * 1_600_000 - 1000 * 400_000) // 10
-    net = usage_ - steps_ - off
+    # 2000 tokens at 1.60; the second thousand at 1.20, then 10 % off: 0.00252, all of it committed
     assert await month("2026-11", 2000) == {
-        "usage": [usage_], "discount": [-steps_, -off], "commitment": [PICO // 1000, -net],
-    }  # fmt: skip
-    small = 100 * 1_600_000 * 9 // 10
+        "usage": [3_200_000_000],
+        "discount": [-400_000_000, -280_000_000],
+        "commitment": [2_600_000_000, -2_520_000_000],
+    }
+    # 100 tokens: 0.00016 less 10 %; the minimum asks for the rest of 0.002, and 0.00008 of the commitment is left
     assert await month("2026-12", 100) == {
-        "usage": [100 * 1_600_000], "discount": [-(100 * 160_000)], "commitment": [-small],
-    } | {"minimum": [2 * PICO // 1000 - small]} if small < 2 * PICO // 1000 else {}  # fmt: skip
+        "usage": [160_000_000],
+        "discount": [-16_000_000],
+        "minimum": [1_856_000_000],
+        "commitment": [-80_000_000],
+    }
+    assert await month("2027-01", 0) == {"minimum": [2_000_000_000]}
     lines = await rated_lines(database, book, tenant.id, "2027-11")
     assert [line.kind for line in lines] == ["minimum"]
 
