@@ -345,7 +345,6 @@ def build_parser() -> argparse.ArgumentParser:
 
     price_arguments.declare(tree, _command)
     budget_arguments.declare(tree, _command)
-    price_arguments.declare_terms(tree, _command)
 
     usage = tree.leaf(
         top, "usage", "tokens by class and exact cost, by project and model", ADMIN, _command("usage", "usage")

@@ -23,7 +23,12 @@ METER_WORDS = {
 
 
 def declare(tree: Any, command: Callable[[str, str], Any]) -> None:
-    """Add the group to the tree of commands."""
+    """Add both groups to the tree of commands."""
+    _declare_prices(tree, command)
+    _declare_terms(tree, command)
+
+
+def _declare_prices(tree: Any, command: Callable[[str, str], Any]) -> None:
     prices = tree.group("prices", "what a model's tokens cost")
 
     def leaf(name: str, text: str, function: str) -> argparse.ArgumentParser:
@@ -85,8 +90,7 @@ def declare(tree: Any, command: Callable[[str, str], Any]) -> None:
     book.add_argument("--currency", metavar="CODE", help="of a base book, such as EUR")
 
 
-def declare_terms(tree: Any, command: Callable[[str, str], Any]) -> None:
-    """Add the group of `turnpike terms …` to the tree of commands."""
+def _declare_terms(tree: Any, command: Callable[[str, str], Any]) -> None:
     terms = tree.group("terms", "what tenants' contracts change about the list prices")
     put = tree.leaf(
         terms,
