@@ -16,6 +16,8 @@ from billing.rating.lines import RatedLine
 from billing.usage import METERS, period_bounds
 from storage.base import from_instant
 
+_UNITS = {"usage": "tokens", "storage": "token-seconds"}
+
 
 class Funding(msgspec.Struct, frozen=True):
     """How the usage was paid for so far, in pico-units: given for nothing, and paid in advance; and what rounding left
@@ -161,7 +163,7 @@ def _line(line: RatedLine, unit: int, tax: Tax, projects: Mapping[UUID, str]) ->
         price_version=line.price_version or 0,
         price=line.price_micro or 0,
         units=str(line.units),
-        unit="tokens" if line.kind == "usage" and line.price_micro is not None else "",
+        unit=_UNITS.get(line.kind, "") if line.price_micro is not None else "",
         corrects=line.corrects_period or "",
         service_from=_day(line.service_start),
         service_until=_day(line.service_end - 1),

@@ -1,0 +1,98 @@
+"""`turnpike invoices …` from an empty data folder to a paid invoice, opened down to its requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from uuid import UUID
+
+import msgspec
+import pytest
+from sqlalchemy import select
+
+from billing.balances import Balances
+from billing.periods import Periods
+from billing.usage import Usage
+from gateway.tenancy.tables import Project
+from storage.database import Database
+from tests.billing.invoices.books import Customer, set_clock
+from tests.billing.money import Tenant
+from turnpike.cli import main
+
+BUYER = ["--name", "Client SAS", "--address", "1 rue de la Paix", "--city", "Paris", "--country", "FR"]
+SELLER = ["--name", "Acme GmbH", "--address", "Weg 1", "--city", "Bonn", "--country", "DE", "--vat-id", "DE123456789"]
+
+
+class Terminal:
+    """Runs commands on one data folder."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._flags = ["--data-dir", str(folder)]
+        self._capsys = capsys
+
+    def run(self, *words: str, status: int = 0) -> str:
+        assert main([*words, *self._flags]) == status
+        captured = self._capsys.readouterr()
+        return captured.out if status == 0 else captured.out + captured.err
+
+
+async def _use(url: str) -> None:
+    """A month of usage, closed."""
+    database = await Database.open(url)
+    async with database.reading() as session:
+        project: Project = (await session.scalars(select(Project))).one()
+        owner: tuple[UUID, UUID] = (project.tenant_id, project.id)
+    await Balances(database).grant(owner[0], 2 * 10**12, "USD")
+    tenant = msgspec.structs.replace(await Tenant.rich(database, 0), id=owner[0], project_id=owner[1])
+    customer = Customer(tenant, None)  # type: ignore[arg-type]
+    await customer.use("2026-10-09T08:15", Usage(output=500_000), Usage(output=500_000))
+    set_clock(database, "2026-11-02")
+    await Periods(database).close("2026-10")
+    await database.close()
+
+
+def test_from_an_empty_folder_to_a_paid_invoice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    turnpike = Terminal(tmp_path, capsys)
+    month, one = ("--period", "2026-10"), "INV-2026-000001"
+    turnpike.run("tenants", "create", "client")
+    asyncio.run(_use(f"sqlite:///{tmp_path}/turnpike.db"))
+    assert "no billing profile" in turnpike.run("invoices", "draft", "--all", *month, status=1)
+    assert "--seller" in turnpike.run("invoices", "buyer", "set", "client", *BUYER, status=2)
+    assert "city" in turnpike.run("invoices", "seller", "set", "acme", "--name", "A", "--address", "b", status=2)
+    assert "DE 19 %" in turnpike.run("invoices", "seller", "set", "acme", *SELLER, "--rate", "DE=19", "--rate", "FR=20")
+    turnpike.run("invoices", "buyer", "set", "client", *BUYER)
+    turnpike.run("invoices", "buyer", "set", "client", "--payment-days", "14")
+    shown = turnpike.run("invoices", "buyer", "show", "client")
+    assert "Client SAS" in shown
+    assert "14" in shown
+    draft = "client: 1 lines, net 1.60 USD, VAT 0.32 USD, paid in advance 1.60 USD, to pay 0.32 USD"
+    assert turnpike.run("invoices", "draft", "--all", *month, "--dry-run") == f"{draft} (dry run, nothing written)\n"
+    assert turnpike.run("invoices", "list") == "no invoices\n"
+    assert turnpike.run("invoices", "draft", "--tenant", "client", *month) == f"{draft}\n"
+    final = ("invoices", "finalize", "--all", *month, "--issued", "2026-11-02")
+    assert "nothing written" in turnpike.run(*final, "--dry-run")
+    for _ in range(2):
+        assert turnpike.run(*final) == f"client: {one}: finalized, total 1.92 USD, left to pay 0.32 USD\n"
+    assert json.loads(turnpike.run("invoices", "show", one, "--format", "json"))["due"] == "2026-11-16"
+    line = ("invoices", "show", one, "--line", "1")
+    for level in ([], ["--day", "2026-10-09"], ["--day", "2026-10-09", "--hour", "8"]):
+        out = turnpike.run(*line, *level)
+        assert "1.600000000000" in out
+    assert out.count("0.800000000000") == 2
+    assert "not a day" in turnpike.run(*line, "--day", "friday", status=2)
+    pdf = tmp_path / "out.pdf"
+    turnpike.run("invoices", "pdf", one, "-o", str(pdf))
+    assert pdf.read_bytes().startswith(b"%PDF")
+    turnpike.run("invoices", "pdf", "--all", *month, "-o", str(tmp_path / "all"))
+    assert (tmp_path / "all" / f"{one}.pdf").read_bytes() == pdf.read_bytes()
+    assert "is left" in turnpike.run("invoices", "pay", one, "--reference", "b", "--amount", "0.33", status=2)
+    assert "decimal places" in turnpike.run("invoices", "pay", one, "--reference", "b", "--amount", "0.001", status=2)
+    note = ("invoices", "credit-note", one, "--reason", "A gesture", "--request", "t1", "--line", "1=0.10")
+    for _ in range(2):
+        assert "left to pay 0.20 USD" in turnpike.run(*note)
+    assert "left to pay 0.00 USD" in turnpike.run("invoices", "pay", one, "--reference", "b", "--dry-run")
+    assert turnpike.run("invoices", "pay", one, "--reference", "b").startswith(f"{one}: paid")
+    assert "cannot become" in turnpike.run("invoices", "uncollectible", one, status=2)
+    assert "credit note instead" in turnpike.run("invoices", "void", one, status=2)
+    turnpike.run("audit", "money")
