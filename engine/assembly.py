@@ -10,6 +10,7 @@ from pathlib import Path
 from engine.device import block_count, prototype
 from engine.engine import Engine, EngineLimits
 from engine.errors import ModelError, StartError
+from engine.grammar.llguidance_grammar import LlguidanceGrammars, end_tokens
 from engine.invariance import ensure_invariance
 from engine.kv_memory import KvMemory, swap_memories
 from engine.layers.linear import best_tiling
@@ -83,8 +84,13 @@ def assemble(options: ReplicaOptions) -> Assembled:
             pool,
             limits,
             digest,
+<<<<<<< HEAD
             costs=costs,
             swap=_swap_pool(model.groups, kept, swap) if kept else None,
+=======
+            grammars=LlguidanceGrammars(options.model, config.vocabulary, end_tokens(options.model)),
+            costs=MeasuredCosts(options.max_running),
+>>>>>>> 1fd2444 (Constrain output by grammars: JSON schema, regular expression, choice, Lark and GBNF)
             quarantine=Quarantine(options.data / "quarantine"),
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),

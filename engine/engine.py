@@ -17,6 +17,7 @@ import structlog
 import torch
 
 from engine.family import Family
+from engine.grammar.guide import Grammar, Grammars, InvalidGrammar
 from engine.protocol import (
     MOST_CHOICES,
     Began,
@@ -87,11 +88,15 @@ class StepResult:
 
 
 class Rejected(Exception):
-    """A request that cannot be run; the message says why and names the field. `refusal`: it could be, later."""
+    """A request that cannot be run; the message says why and names the field. `refusal`: it could be, later.
 
-    def __init__(self, message: str, refusal: Refusal | None = None) -> None:
+    `invalid`: the field, where only the engine can tell that what the client wrote is wrong.
+    """
+
+    def __init__(self, message: str, refusal: Refusal | None = None, invalid: str | None = None) -> None:
         super().__init__(message)
         self.refusal = refusal
+        self.invalid = invalid
 
 
 class Engine:
@@ -111,10 +116,12 @@ class Engine:
         costs: StepCosts | None = None,
         swap: GroupedPool | None = None,
         quarantine: Quarantine | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.runner = runner
         self.pool = pool
         self.limits = limits
+        self.grammars = grammars
         self.steps = 0
         self.working: Sequence[Work] = ()
         self.quarantine = Quarantine(clock=clock) if quarantine is None else quarantine
@@ -140,7 +147,14 @@ class Engine:
         except Rejected as error:
             self.totals["rejected"] += 1
             rejected = Done(
-                generate.id, generate.attempt, "rejected", Counts(), 0, error=str(error), refusal=error.refusal
+                generate.id,
+                generate.attempt,
+                "rejected",
+                Counts(),
+                0,
+                error=str(error),
+                refusal=error.refusal,
+                invalid=error.invalid,
             )
             self._result.events.append(rejected)
             return
@@ -322,7 +336,10 @@ class Engine:
         self.totals["output"] += 1
         start = request.output - 1
         self._result.events.append(Tokens(request.id, request.attempt, start, [token], request.choice, logprobs))
-        if token in request.sampling.stop_tokens:
+        guide = None if request.row is None else request.row.guide
+        if guide is not None and guide.failure is not None:
+            self._finish(family, "error", guide.failure)
+        elif guide.ended if guide is not None else token in request.sampling.stop_tokens:
             self._end(family, request, "stop")
         elif request.output >= request.max_output:
             self._end(family, request, "length")
@@ -420,15 +437,25 @@ class Engine:
             check_sampling(sampling, vocabulary)
         except InvalidSampling as error:
             raise Rejected(str(error)) from error
-        if generate.grammar is not None:
-            raise Rejected("grammar: this replica has no grammars")
+        grammar = None if generate.grammar is None else self._grammar(generate.grammar)
         if generate.credit < 0:
             raise Rejected(f"credit: {generate.credit} is negative")
         segments = self._segments(generate, scopes)
         private = generate.choices > 1 and generate.store == "none"
         root = block_key(secrets.token_bytes(32), self._root, []) if private else self._root
         members = [self._request(generate, choice, segments, root, private) for choice in range(generate.choices)]
+        for member in members:
+            guide = None if grammar is None else grammar.guide()
+            member.row = SamplingRow(member.sampling, generate.tokens, generate.emitted, guide)
         return Family(members, private=private)
+
+    def _grammar(self, text: str) -> Grammar:
+        if self.grammars is None:
+            raise Rejected("grammar: this replica has no grammars")
+        try:
+            return self.grammars.compiled(text)
+        except InvalidGrammar as error:
+            raise Rejected(f"grammar: {error}", invalid="grammar") from error
 
     def _request(self, generate: Generate, choice: int, segments: Segments, root: bytes, private: bool) -> Request:
         """One choice. What it may not leave for others goes under keys that nobody else can make."""
@@ -456,7 +483,6 @@ class Engine:
             read=choice > 0 or (generate.read and sampling.prompt_logprobs is None),
             store="hbm" if private else generate.store,
             arrived_at=self._clock(),
-            row=SamplingRow(sampling, generate.tokens, generate.emitted),
             choice=choice,
         )
 

@@ -233,6 +233,10 @@ class Generate(Message, frozen=True, tag="Generate"):
     `emitted` are tokens already delivered by a replica that died: they are context, not output, and the output
     continues after them (positions for the seed go on counting). `credit` is how many output tokens may be sent before
     the first `Credit`. `flow`, `sub_flow` and `weight` say who shares fairly.
+
+    `grammar` is a JSON object with one key, which the output must fulfil: `json_schema` (a schema), `regex` (a regular
+    expression), `choice` (a list of texts) or `grammar` (Lark or GBNF). Then it ends where the grammar does, by the
+    model's own end tokens or without one when nothing can follow; `stop_tokens` do not end it.
     """
 
     id: str
@@ -371,6 +375,8 @@ class Done(Message, frozen=True, tag="Done"):
     """With reason `rejected`: the request is well-formed, and could be taken later."""
     reasons: tuple[Reason, ...] = ()
     """Of a request with several choices: why each ended."""
+    invalid: str | None = None
+    """With reason `rejected`: the field of `Generate` in which the client is wrong, as only the replica could tell."""
 
 
 class Ack(Message, frozen=True, tag="Ack"):

@@ -10,6 +10,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ import structlog
 from engine.assembly import Assembled, assemble
 from engine.engine import Event
 from engine.errors import EngineError, StartError
+from engine.grammar.guide import InvalidGrammar
 from engine.journal import Journal
 from engine.link import GatewayLink
 from engine.loop import EngineLoop
@@ -91,6 +93,9 @@ class Replica:
         """Written, but not yet on the disk."""
         self._sync_wanted = asyncio.Event()
         self._draining = False
+        self._compiling: dict[str, tuple[Generate, asyncio.Task[None]]] = {}
+        """Requests whose grammars are being compiled."""
+        self._compilers = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
     # ------------------------------------------------------------ connections
 
@@ -186,8 +191,23 @@ class Replica:
             link.send([Done(message.id, message.attempt, "rejected", Counts(), 0, error=refusal)])
             return
         self._owners[message.id] = link
+        if message.grammar is None:
+            self._add(link, message)
+        else:
+            self._compiling[message.id] = (message, asyncio.create_task(self._compile(link, message, message.grammar)))
+
+    def _add(self, link: GatewayLink, message: Generate) -> None:
         scopes = link.scopes
         self.loop.do(lambda: self.loop.engine.add(message, scopes))
+
+    async def _compile(self, link: GatewayLink, message: Generate, grammar: str) -> None:
+        """Compile beside the step loop; the engine finds it done, or what is wrong with it."""
+        grammars = self.loop.engine.grammars
+        if grammars is not None:
+            with contextlib.suppress(InvalidGrammar):
+                await self.events.run_in_executor(self._compilers, grammars.compiled, grammar)
+        if self._compiling.pop(message.id, None) is not None:
+            self._add(link, message)
 
     def _abort(self, link: GatewayLink, message: Abort) -> None:
         owner = self._owners.get(message.id)
@@ -208,6 +228,13 @@ class Replica:
             link.send([Done(message.id, 0, "rejected", Counts(), 0, error="no such request is running")])
 
     def _stop_request(self, id: str) -> None:
+        waiting = self._compiling.pop(id, None)
+        if waiting is not None:  # the engine does not know of it yet
+            message, task = waiting
+            task.cancel()
+            ended = "it was aborted before it began"
+            self._deliver([Done(id, message.attempt, "rejected", Counts(), 0, error=ended)])
+            return
         self.loop.do(lambda: self._abort_in_engine(id))
 
     def _abort_in_engine(self, id: str, choice: int | None = None) -> None:
@@ -366,6 +393,7 @@ class Replica:
                 await self._drain()
         finally:
             await asyncio.to_thread(self.loop.stop)
+            self._compilers.shutdown(wait=False, cancel_futures=True)
             self.watchdog.stop()
             for task in [*tasks, *self._connections]:
                 task.cancel()

@@ -33,6 +33,13 @@ class CacheMark(Struct, frozen=True):
     lease: str | None = None
 
 
+class Grammar(Struct, frozen=True):
+    """What the output must fulfil, as the protocol's `Generate.grammar` says it, and where the client said so."""
+
+    text: str
+    path: str
+
+
 class Generation(Struct, frozen=True, kw_only=True):
     """What to generate: conversation, sampling, cache marks. None means that the client did not say.
 
@@ -62,6 +69,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     logit_bias: dict[int, float] = {}
     lane: Lane = "standard"
     marks: tuple[CacheMark, ...] = ()
+    grammar: Grammar | None = None
     prompt: str | tuple[int, ...] | None = None
     """Instead of turns: text, or token ids, that the model is to go on from."""
     tag: str = ""

@@ -20,7 +20,7 @@ from gateway.choices import Choices
 from gateway.delivery import Delivery, Finished
 from gateway.domains import CacheDomains
 from gateway.ending import Ending, finishes, judge, seen, whose_fault
-from gateway.failures import Failure, Interrupted, TimedOut, Unavailable
+from gateway.failures import Failure, Interrupted, InvalidRequest, TimedOut, Unavailable
 from gateway.fleet.exchange import Exchange, LinkLost, TimeOver
 from gateway.fleet.fleet import Fleet
 from gateway.metrics import Metrics
@@ -107,6 +107,13 @@ class RequestOwner:
         self.stage = "running"
         self._arm(around.admission.lifetimes.request + _DEADLINE_GRACE)
         done = await self._listen(exchange)
+        grammar = prepared.generation.grammar
+        if done is not None and done.invalid == "grammar" and grammar is not None:
+            self._failure = InvalidRequest(
+                f"{grammar.path}: {(done.error or '').removeprefix('grammar: ')}.",
+                path=grammar.path,
+                code="invalid_value",
+            )
         self._disarm()
         self.stage = "recording"
         ending = judge(done, stopped=self._choices.stopped, left=self.delivery.left, failure=self._failure)
@@ -158,6 +165,7 @@ class RequestOwner:
             read=prepared.plan.read != "none",
             store=prepared.plan.store,
             choices=prepared.generation.choices,
+            grammar=None if prepared.generation.grammar is None else prepared.generation.grammar.text,
         )
         exchange = self._exchange = fleet.generate(
             fleet.choose(prepared.model.name, generate.version), scopes, generate

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
+from engine.grammar.guide import Guide
 from engine.protocol import Sampling
 
 _FIRST_CAPACITY = 64
@@ -59,14 +60,21 @@ class SamplingRow:
     `drawn` output tokens came before it, those of a replica that died included.
     """
 
-    __slots__ = ("counts", "drawn", "position", "sampling", "shaped")
+    __slots__ = ("counts", "drawn", "guide", "limit", "position", "sampling", "shaped")
 
-    def __init__(self, sampling: Sampling, prompt: Iterable[int], output: Iterable[int] = ()) -> None:
+    def __init__(
+        self, sampling: Sampling, prompt: Iterable[int], output: Iterable[int] = (), guide: Guide | None = None
+    ) -> None:
         prompt, output = list(prompt), list(output)
         self.sampling = sampling
         self.position = len(prompt) + len(output)
         self.drawn = len(output)
         self.counts = TokenCounts(prompt, output) if _penalized(sampling) else None
+        self.limit = self.drawn + sampling.max_tokens
+        self.guide = guide
+        if guide is not None:
+            for token in output:
+                guide.take(token)
         self.shaped = self._shaped()
 
     @property
@@ -79,13 +87,15 @@ class SamplingRow:
         self.position += 1
         self.drawn += 1
         if self.shaped:
+            if self.guide is not None:
+                self.guide.take(token)
             if self.counts is not None:
                 self.counts.add(token)
             self.shaped = self._shaped()
 
     def _shaped(self) -> bool:
         """Whether the logits are changed before the draw."""
-        return self.counts is not None or bool(self.sampling.logit_bias) or self.unstoppable
+        return self.counts is not None or self.guide is not None or bool(self.sampling.logit_bias) or self.unstoppable
 
 
 def _penalized(sampling: Sampling) -> bool:

@@ -2,7 +2,8 @@
 
 In this order, which is the usual one: logit bias; repetition, frequency and presence penalties; forbidden tokens
 (`min_tokens`, a grammar); temperature; top-k; top-p (Holtzman et al. 2020); min-p (Nguyen et al. 2024); the draw.
-Temperature 0 takes the likeliest token after the first three. The first three are in `shaping`.
+Temperature 0 takes the likeliest token after the first three. The first three are in `shaping`. Last, near the limit of
+its tokens, a grammar puts another token in the place of one after which the output could not be completed any more.
 
 Every operation is row-wise in float64, so that a row's token is the same in any batch. Where tokens are equally likely
 at a threshold all of them are kept, so that what is kept does not depend on the order of a sort. A step in which nobody
@@ -43,6 +44,10 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
             above[changed] = own - own.amax(-1, keepdim=True)
         for index, token in zip(drawn, _draw(above, [rows[index] for index in drawn]), strict=True):
             tokens[index] = token
+    for index in shaped:
+        row = rows[index]
+        if row.guide is not None:
+            tokens[index] = row.guide.settle(tokens[index], row.limit - row.drawn)
     return tokens
 
 

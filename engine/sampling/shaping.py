@@ -11,7 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.grammar.guide import Guide
 from engine.sampling.row import SamplingRow
+
+_WORD = 32
 
 
 def shape(values: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
@@ -19,6 +22,7 @@ def shape(values: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     _bias(values, rows)
     _penalize(values, [(at, row) for at, row in enumerate(rows) if row.counts is not None])
     _forbid_stops(values, rows)
+    _constrain(values, [(at, row.guide) for at, row in enumerate(rows) if row.guide is not None])
     return values
 
 
@@ -59,3 +63,21 @@ def _forbid_stops(values: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     for at, row in enumerate(rows):
         if row.unstoppable:
             values[at, list(row.sampling.stop_tokens)] = -torch.inf
+
+
+def _constrain(values: torch.Tensor, rows: Sequence[tuple[int, Guide]]) -> None:
+    """Forbid what the rows' grammars do not allow: a mask for all of them, applied at once."""
+    if not rows:
+        return
+    words = -(-values.shape[-1] // _WORD)
+    masks = torch.zeros((len(rows), words), dtype=torch.int32)
+    bits = torch.arange(_WORD, dtype=torch.int32)
+    for mask, (_, guide) in zip(masks, rows, strict=True):
+        guide.allow(mask)
+    allowed = ((masks[:, :, None] >> bits) & 1).bool().view(len(rows), -1)[:, : values.shape[-1]]
+    allowed = allowed.to(values.device)
+    places = [at for at, _ in rows]
+    chosen = values[places].masked_fill_(~allowed, -torch.inf)
+    # Where nothing is left but what was forbidden before, such as the end before its time, the grammar is right.
+    empty = chosen.isinf().all(-1, keepdim=True)
+    values[places] = torch.where(empty & allowed, 0.0, chosen)

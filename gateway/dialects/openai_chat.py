@@ -74,10 +74,6 @@ class FunctionMessage(Struct, frozen=True, tag="function", tag_field="role"):
 Message: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
 
 
-class ResponseFormat(Struct, frozen=True):
-    type: str
-
-
 class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     """The fields that we read, and those that we must not overlook."""
 
@@ -90,7 +86,6 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     n: Choices | None = None
     tools: list[Raw] | None = None
     functions: list[Raw] | None = None
-    response_format: ResponseFormat | None = None
     logprobs: bool | None = None
     top_logprobs: Tops | None = None
     modalities: list[str] | None = None
@@ -138,7 +133,6 @@ def _refuse_unsupported(request: ChatRequest) -> None:
     refused = {
         "tools": bool(request.tools),
         "functions": bool(request.functions),
-        "response_format": request.response_format is not None and request.response_format.type != "text",
         "modalities": request.modalities is not None and request.modalities != ["text"],
     }
     for name, given in refused.items():

@@ -5,9 +5,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
 from engine.protocol import MOST_CHOICES
+from gateway.dialects.openai_grammar import (
+    ChoiceTexts,
+    GrammarText,
+    ResponseFormat,
+    StructuredOutputs,
+    grammar_of,
+)
 from gateway.failures import InvalidRequest
 
 Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -50,11 +57,23 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=_MOST_STOP_TOKENS)] | None = None
     ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: Raw | None = None
+    guided_regex: GrammarText | None = None
+    guided_choice: ChoiceTexts | None = None
+    guided_grammar: GrammarText | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 def sampling_of(request: SamplingFields) -> dict[str, Any]:
     """The fields of a Generation that these are. Raises InvalidRequest naming the field."""
-    stop = request.stop
+    stop, grammar = request.stop, grammar_of(request)
+    if grammar is not None and request.stop_token_ids:
+        raise InvalidRequest(
+            f"$.stop_token_ids cannot be combined with {grammar.path}: it is the grammar that says where to end.",
+            path="$.stop_token_ids",
+            code="invalid_value",
+        )
     return {
         "tag": (request.metadata or {}).get(TAG, ""),
         "temperature": request.temperature,
@@ -70,6 +89,7 @@ def sampling_of(request: SamplingFields) -> dict[str, Any]:
         "min_tokens": request.min_tokens or 0,
         "stop_tokens": tuple(request.stop_token_ids or ()),
         "ignore_end": bool(request.ignore_eos),
+        "grammar": grammar,
     }
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
+from pydantic import BaseModel
 
 from engine.sampling.counter_random import choice_seed
 from tests.e2e.conftest import Running
@@ -170,3 +174,54 @@ def test_token_ids_are_a_prompt_too(serve: Running) -> None:
         assert one.usage.prompt_tokens == 4
         assert two.usage.prompt_tokens == 6
         assert two.choices[0].text == one.choices[0].text
+
+
+class Answer(BaseModel):
+    """What the official client makes a strict schema of."""
+
+    module: str
+    functions: list[str]
+    certain: bool
+
+
+def test_structured_answers(serve: Running) -> None:
+    with serve.client() as client:
+        parsed = client.chat.completions.parse(
+            model=MODEL, messages=QUESTION, response_format=Answer, max_tokens=60, temperature=1.0, seed=4
+        )
+        assert isinstance(parsed.choices[0].message.parsed, Answer)
+        assert parsed.choices[0].finish_reason == "stop"
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    for extra, check in (
+        ({"guided_json": schema}, lambda text: jsonschema.validate(json.loads(text), schema)),
+        ({"guided_regex": "[0-9]{4}"}, lambda text: re.fullmatch("[0-9]{4}", text).group()),  # type: ignore[union-attr]
+        ({"guided_choice": ["red", "blue"]}, ["red", "blue"].index),
+        ({"guided_grammar": 'root ::= "a" | "b"'}, ["a", "b"].index),
+        ({"structured_outputs": {"choice": ["x", "y"]}}, ["x", "y"].index),
+        ({"response_format": {"type": "json_object"}}, json.loads),
+    ):
+        answer = ask(serve, extra_body=extra, max_tokens=50)
+        assert answer.choices[0].finish_reason == "stop"
+        check(text(answer))
+    with serve.client() as client:
+        said = client.completions.create(
+            model=MODEL, prompt="Is it?", max_tokens=5, extra_body={"guided_choice": ["yes", "no"]}, n=3
+        )
+        assert {choice.text for choice in said.choices} <= {"yes", "no"}
+
+
+def test_an_impossible_schema_is_refused_by_name(serve: Running) -> None:
+    before = usage(this_month(), serve.env)
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(
+                serve,
+                stream=stream,
+                response_format={
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"allOf": [{"type": "string"}, {"type": "number"}]}},
+                },
+            )
+        assert caught.value.param == "$.response_format.json_schema.schema"
+        assert "incompatible types" in caught.value.message
+    assert usage(this_month(), serve.env) == before

@@ -55,6 +55,7 @@ class Script(Struct, kw_only=True):
     reason: str = ""
     """End with this reason instead of the natural one."""
     error: str | None = None
+    invalid: str | None = None
 
 
 class Run:
@@ -257,7 +258,9 @@ class FakeReplica:
             writer.transport.abort()
             return
         if script.reason == "rejected":
-            say(Done(generate.id, generate.attempt, "rejected", Counts(), 0, error=script.error))
+            say(
+                Done(generate.id, generate.attempt, "rejected", Counts(), 0, error=script.error, invalid=script.invalid)
+            )
             return
         if script.queued:
             await self._wait(run, script.queued)

@@ -26,6 +26,10 @@ def user(content: Any) -> dict[str, Any]:
     return {**OK, "messages": [{"role": "user", "content": content}]}
 
 
+def schema(name: str, schema: Any) -> dict[str, Any]:
+    return {**OK, "response_format": {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}}
+
+
 BAD: list[tuple[Any, str | None]] = [
     (b"{", None),
     (b"", None),
@@ -71,7 +75,16 @@ BAD: list[tuple[Any, str | None]] = [
     ({**OK, "stream": "yes"}, "$.stream"),
     ({**OK, "stream_options": {"include_usage": True}}, "$.stream_options"),
     ({**OK, "tools": [{"type": "function"}]}, "$.tools"),
-    ({**OK, "response_format": {"type": "json_object"}}, "$.response_format"),
+    ({**OK, "response_format": {"type": "yaml"}}, "$.response_format.type"),
+    ({**OK, "response_format": {"type": "json_schema"}}, "$.response_format.json_schema"),
+    (schema("x", 3), "$.response_format.json_schema.schema"),
+    (schema("", {}), "$.response_format.json_schema.name"),
+    ({**OK, "guided_regex": ""}, "$.guided_regex"),
+    ({**OK, "guided_choice": []}, "$.guided_choice"),
+    ({**OK, "guided_json": "{"}, "$.guided_json"),
+    ({**OK, "guided_json": {}, "guided_regex": "a"}, "$.guided_regex"),
+    ({**OK, "structured_outputs": {"regex": 3}}, "$.structured_outputs.regex"),
+    ({**OK, "guided_regex": "a", "stop_token_ids": [3]}, "$.stop_token_ids"),
     ({**OK, "logprobs": 3}, "$.logprobs"),
     ({**OK, "top_logprobs": 3}, "$.top_logprobs"),
     ({**OK, "logprobs": True, "top_logprobs": 21}, "$.top_logprobs"),
@@ -214,6 +227,20 @@ async def test_every_parameter_reaches_the_replica(stack: Stack) -> None:
     assert first.stop_tokens == (5,)
     assert set(second.stop_tokens) == {*next(iter(stack.models)).stop_tokens, 5}
     assert second.top_k == 0
+
+
+async def test_a_grammar_that_the_replica_refuses_is_the_clients_fault(stack: Stack) -> None:
+    """Whole or streamed: 400 naming the field, nothing billed, the hold given back."""
+    stack.say("x", reason="rejected", error="grammar: Invalid type: wizard", invalid="grammar")
+    for stream in (False, True):
+        answer = await stack.post({**schema("x", {"type": "wizard"}), "stream": stream})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["param"] == "$.response_format.json_schema.schema"
+        assert "Invalid type: wizard" in error["message"]
+    await stack.settled(0)
+    run = next(iter(stack.replica.runs.values()))
+    assert json.loads(run.generate.grammar or "") == {"json_schema": {"type": "wizard"}}
 
 
 async def test_an_old_replica_is_not_asked_what_it_would_ignore(stack: Stack) -> None:

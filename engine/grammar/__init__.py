@@ -1,0 +1,1 @@
+"""Output that a grammar allows."""

@@ -1,0 +1,46 @@
+"""What the sampler asks of a grammar, whichever library stands behind it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class InvalidGrammar(ValueError):
+    """A grammar that cannot be read, or that no output fulfils; the message says why."""
+
+
+class Guide(Protocol):
+    """One output's place in its grammar. `ended`: it is complete, and nothing can follow. `failure`: why it is lost."""
+
+    ended: bool
+    failure: str | None
+
+    def allow(self, row: torch.Tensor) -> None:
+        """Write which tokens may come next, a bit each, into an int32 row on the host."""
+        ...
+
+    def settle(self, token: int, left: int) -> int:
+        """The drawn token, or another one if after it `left` − 1 more could not complete the output."""
+        ...
+
+    def take(self, token: int) -> None:
+        """The token was put out."""
+        ...
+
+
+class Grammar(Protocol):
+    """A compiled grammar."""
+
+    def guide(self) -> Guide:
+        """A guide at its beginning."""
+        ...
+
+
+class Grammars(Protocol):
+    """Compiles grammars for one model, and remembers them."""
+
+    def compiled(self, text: str) -> Grammar:
+        """The grammar that `Generate.grammar` says. Any thread may call this. Raises InvalidGrammar."""
+        ...
