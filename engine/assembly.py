@@ -84,13 +84,9 @@ def assemble(options: ReplicaOptions) -> Assembled:
             pool,
             limits,
             digest,
-<<<<<<< HEAD
             costs=costs,
             swap=_swap_pool(model.groups, kept, swap) if kept else None,
-=======
             grammars=LlguidanceGrammars(options.model, config.vocabulary, end_tokens(options.model)),
-            costs=MeasuredCosts(options.max_running),
->>>>>>> 1fd2444 (Constrain output by grammars: JSON schema, regular expression, choice, Lark and GBNF)
             quarantine=Quarantine(options.data / "quarantine"),
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
