@@ -13,6 +13,9 @@ from gateway.generation import Grammar
 
 GrammarText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=65_536)]
 ChoiceTexts: TypeAlias = Annotated[list[Annotated[str, Meta(min_length=1, max_length=4096)]], Meta(min_length=1)]
+ABSENT = Raw()
+"""What a field of any JSON holds that is not there."""
+_NOTHING = (b"", b"null")
 _LARGEST = 262_144
 """Characters of a schema."""
 
@@ -21,7 +24,7 @@ class NamedSchema(Struct, frozen=True):
     """`strict` changes nothing: what is generated always fulfils the schema."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
-    schema: Raw | None = None
+    schema: Raw = ABSENT
     description: str | None = None
     strict: bool | None = None
 
@@ -42,7 +45,7 @@ ResponseFormat: TypeAlias = TextFormat | ObjectFormat | SchemaFormat
 
 
 class StructuredOutputs(Struct, frozen=True):
-    json: Raw | None = None
+    json: Raw = ABSENT
     regex: GrammarText | None = None
     choice: ChoiceTexts | None = None
     grammar: GrammarText | None = None
@@ -55,7 +58,7 @@ class GrammarFields(Protocol):
     @property
     def response_format(self) -> ResponseFormat | None: ...
     @property
-    def guided_json(self) -> Raw | None: ...
+    def guided_json(self) -> Raw: ...
     @property
     def guided_regex(self) -> str | None: ...
     @property
@@ -82,7 +85,9 @@ def _wishes(request: GrammarFields) -> list[Grammar]:
             wishes.append(_wish("json_schema", {"type": "object"}, "$.response_format"))
         case SchemaFormat(named):
             path = "$.response_format.json_schema.schema"
-            wishes.append(_wish("json_schema", {} if named.schema is None else _schema(named.schema, path), path))
+            wishes.append(
+                _wish("json_schema", _schema(named.schema, path) if bytes(named.schema) not in _NOTHING else {}, path)
+            )
     also = request.structured_outputs or StructuredOutputs()
     if also.json_object:
         wishes.append(_wish("json_schema", {"type": "object"}, "$.structured_outputs.json_object"))
@@ -97,6 +102,8 @@ def _wishes(request: GrammarFields) -> list[Grammar]:
         ("grammar", "$.structured_outputs.grammar", also.grammar),
     ):
         if isinstance(said, Raw):
+            if bytes(said) in _NOTHING:
+                continue
             wishes.append(_wish(kind, _schema(said, path), path))
         elif said is not None:
             wishes.append(_wish(kind, said, path))

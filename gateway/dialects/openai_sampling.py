@@ -9,6 +9,7 @@ from msgspec import Meta, Raw, Struct
 
 from engine.protocol import MOST_CHOICES
 from gateway.dialects.openai_grammar import (
+    ABSENT,
     ChoiceTexts,
     GrammarText,
     ResponseFormat,
@@ -58,7 +59,7 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=_MOST_STOP_TOKENS)] | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
-    guided_json: Raw | None = None
+    guided_json: Raw = ABSENT
     guided_regex: GrammarText | None = None
     guided_choice: ChoiceTexts | None = None
     guided_grammar: GrammarText | None = None
