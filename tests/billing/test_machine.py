@@ -1,19 +1,31 @@
-"""Holds and settlement against a model so simple that it is plainly right, under any order of events."""
+"""Holds, settlement and periods against a model so simple that it is plainly right, under any order of events, crashes
+between them, over the ends of months and where clocks are changed. `make test-long` takes 100,000 steps."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import os
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any, ClassVar, TypeVar, cast
+from unittest.mock import patch
 from uuid import UUID
 
 import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from sqlalchemy import literal
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from sqlalchemy import literal, select
 
+from billing import settlement
 from billing.audit import check
 from billing.balances import Balances
 from billing.budget_windows import Span
@@ -21,8 +33,11 @@ from billing.budgets import Budgets
 from billing.hold_decisions import InsufficientFunds
 from billing.hold_records import Hold
 from billing.holds import Holds
+from billing.open_books import opened
+from billing.periods import Periods, following
 from billing.prices import PriceBook
 from billing.settlement import settle
+from billing.tables import usage_event
 from billing.usage import Release, Settlement, Usage, UsageEvent, period_of
 from storage.base import Count
 from storage.database import Database
@@ -34,8 +49,41 @@ TOKEN = 400_000  # pico-units of one uncached token
 NEW_YEAR = 1_798_761_600_000_000  # 2027-01-01; the machine starts an hour before
 
 DAY = 86_400_000_000
+HOUR = 3_600_000_000
+STARTS = {
+    "the year ends": NEW_YEAR - HOUR,
+    "clocks go forward in Europe": 1_806_195_600_000_000 - HOUR,
+    "clocks go back in America": 1_825_567_200_000_000 - HOUR,
+    "a leap day begins": 1_835_395_200_000_000 - HOUR,
+}
+"""UTC knows of none of these but the first and the last."""
+STEPS = int(os.environ.get("TURNPIKE_MACHINE_STEPS", "300"))
 
 amounts = st.integers(0, 12).map(lambda tokens: tokens * TOKEN)
+
+
+class Crash(Exception):
+    """The end of the process, as far as its transaction is concerned."""
+
+
+class Fragile:
+    """Books that work for so many calls."""
+
+    def __init__(self, books: Any, left: Iterator[int]) -> None:
+        self._books = books
+        self._left = left
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._books, name)
+        if not callable(found):
+            return Fragile(found, self._left)
+
+        async def call(*arguments: Any) -> Any:
+            if next(self._left, None) is None:
+                raise Crash
+            return await found(*arguments)
+
+        return call
 
 
 class Request(msgspec.Struct):
@@ -46,6 +94,8 @@ class Request(msgspec.Struct):
     """The budgets that it was admitted under, each with the window's first instant."""
     state: str = "open"
     cost: int | None = None
+    booked: str = ""
+    """The billing period of its event."""
 
 
 class Money(RuleBasedStateMachine):
@@ -64,6 +114,15 @@ class Money(RuleBasedStateMachine):
         self.requests: dict[UUID, Request] = {}
         self.records: list[Settlement] = []
         self.limits: dict[str, int] = {}
+        self.periods = Periods(self.database)
+        self.closed: set[str] = set()
+
+    @initialize(start=st.sampled_from(sorted(STARTS)))
+    def begin(self, start: str) -> None:
+        """Where others have been before: what they closed, perhaps later than this, stays closed."""
+        self.now = STARTS[start]
+        self.tick(0)
+        self.closed = {p.period for p in self.run(self.periods.known()) if p.state == "closed"}
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(work)
@@ -150,6 +209,8 @@ class Money(RuleBasedStateMachine):
             else:
                 batch.append(Release(request.hold.request_id, "rejected"))
         batch = data.draw(st.permutations(batch))
+        if data.draw(st.booleans()):
+            self.run(self.crash_while_settling(batch, data.draw(st.integers(0, 12))))
         self.run(settle(self.database, self.book, batch))
         self.records += batch
         for record in batch:
@@ -157,6 +218,7 @@ class Money(RuleBasedStateMachine):
                 request = self.requests[record.id]
                 if request.cost is None:
                     request.cost = record.cost_pico
+                    request.booked = self.booked_in(request.hold.period)
                     if request.state == "open":
                         request.state = "settled"
         for record in batch:  # an event outweighs a release in the same batch
@@ -170,6 +232,38 @@ class Money(RuleBasedStateMachine):
         assert self.run(self.holds.sweep()) == len(due)
         for request in due:
             request.state = "expired"
+
+    def booked_in(self, period: str) -> str:
+        """The period that usage of this one is booked in now."""
+        if period not in self.closed:
+            return period
+        period = period_of(self.now)
+        while period in self.closed:
+            period = following(period)
+        return period
+
+    async def crash_while_settling(self, batch: list[Settlement], calls: int) -> None:
+        """Fail at one of the books' calls: nothing is written of what came before it."""
+        left = iter(range(calls))
+
+        @asynccontextmanager
+        async def fragile(database: Database) -> AsyncIterator[Any]:
+            async with opened(database) as books:
+                yield Fragile(books, left)
+
+        with patch.object(settlement, "opened", fragile), suppress(Crash):
+            await settle(self.database, self.book, batch)
+
+    @rule()
+    def close_what_is_over(self) -> None:
+        """Everything that is over closes, in its order, up to the first period with a request that runs."""
+        running = {r.hold.period for r in self.requests.values() if r.state == "open"}
+        for period in self.run(self.periods.close_due(0)):
+            assert period.ends_at <= self.now
+            assert period.period not in running | self.closed
+            self.closed.add(period.period)
+        waiting = [p for p in self.run(self.periods.known()) if p.state == "closing" and p.ends_at <= self.now]
+        assert not waiting or waiting[0].period in running
 
     @rule(days=st.integers(1, 40))
     def much_later(self, days: int) -> None:
@@ -198,18 +292,27 @@ class Money(RuleBasedStateMachine):
             for request in self.requests.values():
                 hold = self.run(self.holds.get(request.hold.request_id))
                 assert (hold.state if hold else "settled") == request.state
+            assert self.run(self.booked()) == {i: r.booked for i, r in self.requests.items() if r.cost is not None}
             self.tick(10**6)
             self.run(self.holds.sweep())
             assert self.run(check(self.database)) == []
         finally:
             self.run(self.database.close())
 
+    async def booked(self) -> dict[UUID, str]:
+        """The period of each event there is."""
+        async with self.database.reading() as session:
+            rows = await session.execute(
+                select(usage_event.c.id, usage_event.c.period).where(usage_event.c.tenant_id == self.tenant.id)
+            )
+            return {row.id: row.period for row in rows}
+
 
 @pytest.mark.slow
 def test_money_behaves_like_its_model(database_url: str) -> None:
     machine = type("MoneyHere", (Money,), {"url": database_url, "loop": asyncio.new_event_loop()})
     calm = settings(
-        max_examples=12,
+        max_examples=max(1, STEPS // 25),
         stateful_step_count=25,
         phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking would outlast the test's time
         deadline=None,
