@@ -1,0 +1,16 @@
+"""A minute of random murder under load: what clients were told is in the books, once, and the books are right."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.killing import is_clean, kill
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_nothing_acknowledged_is_lost_and_nothing_is_doubled() -> None:
+    figures = kill(seconds=60, clients=16)
+    assert is_clean(figures), figures
+    assert figures["acknowledged"] > 0
+    assert sum(figures["kills"].values()) >= 3
