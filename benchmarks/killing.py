@@ -109,6 +109,8 @@ class Reaper:
             self._postgres.stop(signal.SIGQUIT)
             return self._postgres.start
         running = deployment.processes[kind.partition(" ")[0]]
+        if running.popen.poll() is not None:  # it went with another of this strike
+            return lambda: None
         if kind == "gateway worker":  # its parent starts it again
             workers = running.children()
             if workers:
