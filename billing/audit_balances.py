@@ -10,7 +10,11 @@ from sqlalchemy import Select, func, select
 
 from billing.audit_scope import Scope
 from billing.rollups import LIMB
-from billing.tables import balance, ended_hold, grant, hold, usage_event
+from billing.tables import balance, ended_hold, grant, grant_balance, hold, ledger_entry, usage_event
+
+HELD_IN = ("prepaid", "promo", "restricted")
+"""Where what is left of grants stands."""
+LEFT = tuple(grant_balance.c[name] for name in ("remaining", "used", "gone"))
 
 
 async def check_balances(scope: Scope) -> None:
@@ -23,7 +27,7 @@ async def check_balances(scope: Scope) -> None:
             select(usage_event.c.tenant_id, high, low).group_by(usage_event.c.tenant_id)
         )
     }
-    credits_ = await _sums(scope, select(grant.c.tenant_id, grant.c.amount_pico))
+    credits_ = await _check_grants(scope)
     held = await _sums(scope, select(hold.c.tenant_id, hold.c.amount_pico))
     rows = {row.tenant_id: row for row in await scope.session.execute(select(balance))}
     for tenant in sorted(rows.keys() | credits_.keys() | debits.keys() | held.keys()):
@@ -36,6 +40,41 @@ async def check_balances(scope: Scope) -> None:
                 scope.found("a balance is not the sum of its entries", tenant, detail)
         if row is not None and row.overdraft != max(0, row.debit + row.held - row.credit - row.credit_line):
             scope.found("a balance's overdraft is wrong", tenant, f"it is {row.overdraft}")
+
+
+async def _check_grants(scope: Scope) -> dict[UUID, int]:
+    """What became of each grant is its amount, and what the ledger's entries say; return what counts for `credit`."""
+    entry = ledger_entry.c
+    moved: dict[UUID, int] = defaultdict(int)
+    begun = set()
+    query = select(entry.grant_id, entry.debit, entry.credit, entry.amount_pico).where(entry.grant_id.is_not(None))
+    async for one, debit, credit, amount in await scope.session.stream(query):
+        moved[one] += amount if credit in HELD_IN else -amount
+        if debit in ("clearing", "goodwill"):
+            begun.add(one)
+    credits_: dict[UUID, int] = defaultdict(int)
+    left: dict[tuple[UUID, str], int] = defaultdict(int)
+    of = grant.c
+    rows = select(of.id, of.tenant_id, of.amount_pico, of.kind, of.model, of.project_id, *LEFT)
+    joined = rows.outerjoin_from(grant, grant_balance, grant_balance.c.grant_id == of.id)
+    async for row in await scope.session.stream(joined):
+        if row.remaining is None or row.remaining + row.used + row.gone != row.amount_pico:
+            scope.found("what became of a grant is not its amount", row.id, f"{row.amount_pico} were put in")
+            continue
+        if row.id in begun and moved[row.id] != row.remaining:
+            detail = f"{row.remaining} are left, the entries say {moved[row.id]}"
+            scope.found("what is left of a grant is not what its entries say", row.id, detail)
+        if row.model is not None or row.project_id is not None:
+            credits_[row.tenant_id] += row.used
+        else:
+            credits_[row.tenant_id] += row.amount_pico - row.gone
+            left[row.tenant_id, row.kind] += row.remaining
+    for row in await scope.session.execute(select(balance)):
+        promo = left[row.tenant_id, "promo"]
+        paid = sum(pico for (tenant, kind), pico in left.items() if tenant == row.tenant_id and kind != "promo")
+        if (promo, paid) != (row.promo, row.credit - row.debit - row.promo + row.receivable):
+            scope.found("a balance is not what is left of its grants", row.tenant_id, f"{promo} given, {paid} paid")
+    return credits_
 
 
 async def _sums(scope: Scope, amounts: Select[Any]) -> dict[UUID, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import func, select
@@ -12,7 +13,7 @@ from billing.tables import refused_settlement, usage_event
 from billing.usage import METERS, Usage
 
 _CHUNK = 5000
-_OF_EVENT = ("id", "lane", "price_version", "context_from", "cost_pico")
+_OF_EVENT = ("id", "lane", "price_version", "context_from", "cost_pico", "corrects")
 
 
 async def check_refused(scope: Scope) -> None:
@@ -37,10 +38,8 @@ async def check_costs(scope: Scope) -> None:
         if row.price_version not in versions:
             versions[row.price_version] = await _version(scope, row.price_version)
         version = versions[row.price_version]
-        usage = Usage.from_meters(dict(zip(METERS, row[len(_OF_EVENT) :], strict=True)))
         try:
-            tier = None if version is None else version.context_from(usage.prompt, row.lane)
-            cost = None if version is None else version.cost(usage, row.lane)
+            tier, cost = (None, None) if version is None else _rated(row, version)
         except PriceMissing:
             tier = cost = None
         if (tier, cost) != (row.context_from, row.cost_pico):
@@ -49,6 +48,15 @@ async def check_costs(scope: Scope) -> None:
                 f"its usage and price version {row.price_version} say {cost} from {tier}"
             )
             scope.found("an event's cost does not recompute", row.id, detail)
+
+
+def _rated(row: Any, version: PriceVersion) -> tuple[int, int]:
+    """The tier and cost of an event; an adjustment is priced in the tier of what it corrects."""
+    units = dict(zip(METERS, row[len(_OF_EVENT) :], strict=True))
+    if row.corrects is None:
+        return version.rate(Usage.from_meters(units), row.lane)
+    tier = row.context_from
+    return tier, sum(more * version.price(meter, row.lane, tier) for meter, more in units.items() if more)
 
 
 async def _version(scope: Scope, version: int) -> PriceVersion | None:

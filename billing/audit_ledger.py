@@ -58,16 +58,26 @@ async def check_ledger(scope: Scope) -> None:
     for tenant, kind, period, debit, credit, amount in await scope.session.execute(query):
         accounts[tenant, debit] -= int(amount)
         accounts[tenant, credit] += int(amount)
-        if kind == "usage":
-            revenue[tenant, period] += int(amount)
-        elif kind == "grant":
-            granted[tenant] += int(amount)
+        if kind in ("usage", "adjustment"):
+            revenue[tenant, period] += int(amount) if credit == "revenue" else -int(amount)
+        granted[tenant] += _credited(kind, debit, credit) * int(amount)
     for key in costs.keys() | revenue.keys():
         if costs.get(key, 0) != revenue.get(key, 0):
             detail = f"{key[1]}: the ledger says {revenue.get(key, 0)}, the events say {costs.get(key, 0)}"
             scope.found("the ledger is not the sum of the events", key[0], detail)
     if scope.period is None:
         await _check_accounts(scope, accounts, granted)
+
+
+def _credited(kind: str, debit: str, credit: str) -> int:
+    """1 where an entry adds to a balance's `credit`, -1 where it takes from it, else 0."""
+    if kind == "grant":
+        return int(credit != "restricted")
+    if kind in ("refund", "expiry"):
+        return -int(debit != "restricted")
+    if kind in ("usage", "adjustment"):
+        return (debit == "restricted") - (credit == "restricted")
+    return 0
 
 
 async def _check_accounts(scope: Scope, accounts: dict[tuple[UUID, str], int], granted: dict[UUID, int]) -> None:

@@ -1,18 +1,22 @@
-"""What each tenant has, and putting money in."""
+"""What each tenant has: putting money in, paying it back, and taking what has expired."""
 
 from __future__ import annotations
 
+from typing import Literal
 from uuid import UUID
 
 from sqlalchemy import select
 
-from billing.books import Grant
-from billing.ledger import Balance, Transaction
-from billing.money import MAX_PICO, InvalidMoney, check_currency
+from billing.books import Books, Grant
+from billing.ledger import Balance, Kind, Transaction
+from billing.money import MAX_PICO, InvalidMoney, check_currency, format_pico
 from billing.open_books import opened
-from billing.tables import balance
+from billing.tables import balance, grant, grant_balance
+from billing.wallet import PAID_PRIORITY, PROMO_PRIORITY, OpenGrant, Wallet
 from storage.base import new_id
 from storage.database import Database
+
+GrantKind = Literal["paid", "promo"]
 
 
 class CurrencyMismatch(ValueError):
@@ -29,8 +33,20 @@ def new_balance(tenant_id: UUID, currency: str) -> dict[str, UUID | str | int]:
     return {"tenant_id": tenant_id, "currency": currency, "credit": 0, "debit": 0, "held": 0, "overdraft": 0}
 
 
+class InvalidGrant(ValueError):
+    """A grant that cannot be: of an unknown kind, paid for one model or project only, or expired before it began."""
+
+
+class RefundRefused(ValueError):
+    """More was to be paid back than is paid, unused and not reserved: `refundable_pico`."""
+
+    def __init__(self, refundable_pico: int, currency: str) -> None:
+        super().__init__(f"only {format_pico(refundable_pico)} {currency} are paid, unused and not reserved")
+        self.refundable_pico = refundable_pico
+
+
 class Balances:
-    """Putting money in, and looking at it."""
+    """Putting money in, paying it back, and looking at it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -41,6 +57,15 @@ class Balances:
             row = (await session.execute(select(balance).where(balance.c.tenant_id == tenant_id))).one_or_none()
         return None if row is None else Balance(*row)
 
+    async def grants(self, tenant_id: UUID) -> list[OpenGrant]:
+        """The tenant's grants with what became of each, in the order in which they are used."""
+        given = (grant.c[name] for name in ("id", "tenant_id", "kind", "priority", "expires_at", "model", "project_id"))
+        left = (grant_balance.c[name] for name in ("remaining", "used", "gone"))
+        query = select(*given, *left).join(grant_balance, grant_balance.c.grant_id == grant.c.id)
+        async with self._database.reading() as session:
+            rows = await session.execute(query.where(grant.c.tenant_id == tenant_id))
+            return sorted((OpenGrant(*row) for row in rows), key=lambda one: one.order)
+
     async def grant(
         self,
         tenant_id: UUID,
@@ -50,28 +75,89 @@ class Balances:
         kind: str = "paid",
         reason: str = "",
         grant_id: UUID | None = None,
+        priority: int | None = None,
+        expires_at: int | None = None,
+        model: str | None = None,
+        project_id: UUID | None = None,
+        dry_run: bool = False,
     ) -> UUID:
         """Put money in; the first grant decides the balance's currency. Returns the grant's id.
 
-        A grant that is repeated under the same id counts once. Raises InvalidMoney or CurrencyMismatch; then nothing
-        is written.
+        A grant that is repeated under the same id counts once. `billing.wallet` says what is used first; what is given
+        (kind promo) can be for one model or project only. Raises InvalidMoney, InvalidGrant or CurrencyMismatch; then
+        nothing is written.
         """
         check_currency(currency)
         if not 0 < amount_pico <= MAX_PICO:
             raise InvalidMoney(f"a grant of {amount_pico} pico-units")
-        identity = grant_id or new_id()
+        if kind not in ("paid", "promo"):
+            raise InvalidGrant(f"kind: {kind!r} is neither paid nor promo")
+        if kind == "paid" and (model is not None or project_id is not None):
+            raise InvalidGrant("what was paid can be used for everything: only a promo grant has a model or a project")
+        if expires_at is not None and expires_at <= await self._database.now():
+            raise InvalidGrant("expires_at: it lies in the past")
+        if priority is None:
+            priority = PROMO_PRIORITY if kind == "promo" else PAID_PRIORITY
+        made = Grant(grant_id or new_id(), tenant_id, amount_pico, currency, kind, reason, priority, expires_at, model,
+                     project_id)  # fmt: skip
+        if dry_run:
+            found = await self.get(tenant_id)
+            if found is not None:
+                self._check(found, made)
+            return made.id
         async with self._database.transaction() as session:  # one that has no balance has nothing to lock
             start = new_balance(tenant_id, currency)
             await session.execute(self._database.insert(balance).values(start).on_conflict_do_nothing())
         async with opened(self._database) as books:
             found = (await books.lock([tenant_id]))[tenant_id]
+            self._check(found, made)
+            if await books.write_grant(made):
+                wallet = Wallet(found, ())
+                new = OpenGrant(made.id, tenant_id, kind, priority, expires_at, model, project_id, amount_pico, 0, 0)
+                entries = wallet.put_in(new)
+                posted = Transaction(made.id, tenant_id, currency, "grant", "", entries, reason)
+                await books.save([wallet.balance], [posted], (), list(wallet.changed.values()))
+        return made.id
+
+    def _check(self, found: Balance, made: Grant) -> None:
+        if found.currency != made.currency:
+            raise CurrencyMismatch(found.currency, made.currency)
+        if self._database.dialect == "sqlite" and found.credit + made.amount_pico > MAX_PICO:
+            raise InvalidMoney(f"{found.credit} + {made.amount_pico} pico-units are more than SQLite can count")
+
+    async def refund(
+        self,
+        tenant_id: UUID,
+        amount_pico: int,
+        currency: str,
+        *,
+        reason: str = "",
+        refund_id: UUID | None = None,
+        dry_run: bool = False,
+    ) -> UUID:
+        """Note that money was paid back: at most what was paid and is neither used nor reserved. Returns its id.
+
+        A refund that is repeated under the same id counts once. Raises InvalidMoney, CurrencyMismatch, RefundRefused;
+        then nothing is written.
+        """
+        check_currency(currency)
+        if not 0 < amount_pico <= MAX_PICO:
+            raise InvalidMoney(f"a refund of {amount_pico} pico-units")
+        identity = refund_id or new_id()
+        async with opened(self._database) as books:
+            found = (await books.lock([tenant_id])).get(tenant_id)
+            if found is None:
+                raise RefundRefused(0, currency)
             if found.currency != currency:
                 raise CurrencyMismatch(found.currency, currency)
-            if self._database.dialect == "sqlite" and found.credit + amount_pico > MAX_PICO:
-                raise InvalidMoney(f"{found.credit} + {amount_pico} pico-units are more than SQLite can count")
-            if await books.write_grant(Grant(identity, tenant_id, amount_pico, currency, kind, reason)):
-                after, entries = found.granted(amount_pico, kind)
-                await books.save([after], [Transaction(identity, tenant_id, currency, "grant", "", entries)])
+            if await books.posted(identity):
+                return identity
+            wallet = Wallet(found, await books.grants([tenant_id]))
+            if amount_pico > wallet.refundable():
+                raise RefundRefused(wallet.refundable(), currency)
+            if not dry_run:
+                await _post(books, wallet, Transaction(identity, tenant_id, currency, "refund", "",
+                                                       wallet.refund(amount_pico), reason))  # fmt: skip
         return identity
 
     async def set_credit_line(self, tenant_id: UUID, pico: int, currency: str) -> Balance:
@@ -91,3 +177,37 @@ class Balances:
             after = found.with_credit_line(pico)
             await books.save([after])
         return after
+
+    async def expire(self, now: int | None = None) -> int:
+        """Take what is left of grants whose time had passed at `now` (the database's clock if absent): the worker's.
+
+        What open holds still count on stays until they have ended. Returns from how many tenants something was taken.
+        """
+        instant = await self._database.now() if now is None else now
+        due = (
+            select(grant.c.tenant_id)
+            .join(grant_balance, grant_balance.c.grant_id == grant.c.id)
+            .where(grant.c.expires_at <= instant, grant_balance.c.remaining > 0)
+            .distinct()
+        )
+        async with self._database.reading() as session:
+            tenants = list(await session.scalars(due))
+        taken = 0
+        for tenant in tenants:
+            async with opened(self._database) as books:
+                found = (await books.lock([tenant]))[tenant]
+                wallet = Wallet(found, await books.grants([tenant]))
+                entries = wallet.expire(instant)
+                if entries:
+                    taken += 1
+                    posted = Transaction(new_id(), tenant, found.currency, "expiry", "", entries, "expired")
+                    await _post(books, wallet, posted)
+        return taken
+
+
+async def _post(books: Books, wallet: Wallet, transaction: Transaction) -> None:
+    await books.save([wallet.balance], [transaction], (), list(wallet.changed.values()))
+
+
+KINDS_OF_CREDIT: tuple[Kind, ...] = ("grant", "expiry", "refund")
+"""The kinds of transactions that say what was put in and taken out again."""

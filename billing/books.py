@@ -24,6 +24,7 @@ from billing.event_rows import EventRows
 from billing.hold_books import HoldBooks
 from billing.ledger import Balance, Transaction
 from billing.rollups import Rolled
+from billing.wallet import OpenGrant
 
 
 class EventsThere(Exception):
@@ -31,7 +32,7 @@ class EventsThere(Exception):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """Money put in; given if its kind is promo, else paid."""
+    """Money put in: given if its kind is promo, else paid; for one model or project only where one is named."""
 
     id: UUID
     tenant_id: UUID
@@ -39,6 +40,10 @@ class Grant(msgspec.Struct, frozen=True):
     currency: str
     kind: str
     reason: str
+    priority: int = 100
+    expires_at: int | None = None
+    model: str | None = None
+    project_id: UUID | None = None
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -85,6 +90,9 @@ class Books(Protocol):
     async def events_there(self, ids: Collection[UUID]) -> set[UUID]:
         """Which of these events are there."""
 
+    async def units_left(self, event: UUID) -> dict[str, int]:
+        """What an event and its adjustments come to, in units by meter."""
+
     async def write_events(self, rows: EventRows) -> None:
         """Insert new events. Raises EventsThere if one is not new."""
 
@@ -97,10 +105,20 @@ class Books(Protocol):
     async def lock(self, tenants: Collection[UUID]) -> dict[UUID, Balance]:
         """The balances, locked until the end; those without one are absent."""
 
+    async def grants(self, tenants: Collection[UUID], *, spent: bool = False) -> list[OpenGrant]:
+        """What is left of the grants of locked balances, in any order; with those that are used up if `spent`."""
+
+    async def posted(self, transaction: UUID) -> bool:
+        """Whether the ledger has this transaction: under the locked balance, nobody else is posting it."""
+
     async def save(
-        self, balances: Sequence[Balance], transactions: Sequence[Transaction] = (), notices: Sequence[Notice] = ()
+        self,
+        balances: Sequence[Balance],
+        transactions: Sequence[Transaction] = (),
+        notices: Sequence[Notice] = (),
+        grants: Sequence[OpenGrant] = (),
     ) -> None:
-        """Write locked balances as they are now, with the entries and notices of what made them so."""
+        """Write locked balances and grants as they are now, with the entries and notices of what made them so."""
 
     async def refuse(self, refusals: Sequence[Refusal]) -> None:
         """Keep records that cannot be settled."""

@@ -27,6 +27,8 @@ from billing.hold_books_postgresql import PostgresHoldBooks
 from billing.ledger import Balance, Transaction
 from billing.period_tables import CLOSING_LOCK
 from billing.rollups import KEYS, SUMS, Rolled
+from billing.usage import METERS
+from billing.wallet import OpenGrant
 from storage.array_literals import array_literal
 from storage.direct import Connection
 
@@ -52,8 +54,9 @@ def _roll_up(sums: tuple[str, ...]) -> str:
 
 _KEY_KINDS = tuple(_type(tables.rollup_hour, name) for name in KEYS)
 _keys = attrgetter(*KEYS)
-_TXN = ("uuid", "uuid", "text", "text")
-_ENTRY = ("uuid", "int", "uuid", "text", "text", "text", "numeric")
+_NOTICE = ("uuid", "uuid", "text", "text")
+_TXN = (*_NOTICE, "text")
+_ENTRY = ("uuid", "int", "uuid", "text", "text", "text", "numeric", "text")
 _REFUSAL = ("uuid", "uuid", "text", "bytea")
 
 _CHAIN = """
@@ -85,17 +88,42 @@ _SAVE = f"""
 """  # noqa: S608  # names of columns
 _POST = """
     WITH posted AS (
-        INSERT INTO ledger_txn (id, tenant_id, kind, period, posted_at)
-        SELECT t.*, {clock} FROM unnest($1::text::uuid[], $2::text::uuid[], $3::text::text[], $4::text::text[]) AS t
+        INSERT INTO ledger_txn (id, tenant_id, kind, period, memo, posted_at)
+        SELECT t.*, {clock} FROM unnest($1::text::uuid[], $2::text::uuid[], $3::text::text[], $4::text::text[],
+            $5::text::text[]) AS t
     )
-    INSERT INTO ledger_entry (txn_id, seq, tenant_id, currency, debit, credit, amount_pico)
-    SELECT * FROM unnest($5::text::uuid[], $6::text::int[], $7::text::uuid[], $8::text::text[], $9::text::text[],
-        $10::text::text[], $11::text::numeric[])
+    INSERT INTO ledger_entry (txn_id, seq, tenant_id, currency, debit, credit, amount_pico, grant_id)
+    SELECT t.txn, t.seq, t.tenant, t.currency, t.debit, t.credit, t.amount, nullif(t.given, '')::uuid
+    FROM unnest($6::text::uuid[], $7::text::int[], $8::text::uuid[], $9::text::text[], $10::text::text[],
+        $11::text::text[], $12::text::numeric[], $13::text::text[])
+        AS t (txn, seq, tenant, currency, debit, credit, amount, given)
 """
 _GRANT = """
-    INSERT INTO "grant" (id, tenant_id, amount_pico, currency, kind, reason, at)
-    VALUES ($1, $2, $3, $4, $5, $6, {clock}) ON CONFLICT DO NOTHING RETURNING id
+    WITH made AS (
+        INSERT INTO "grant" (id, tenant_id, amount_pico, currency, kind, reason, priority, expires_at, model,
+            project_id, at)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, {clock}) ON CONFLICT DO NOTHING
+        RETURNING id, tenant_id, amount_pico
+    )
+    INSERT INTO grant_balance (grant_id, tenant_id, remaining, used, gone)
+    SELECT id, tenant_id, amount_pico, 0, 0 FROM made RETURNING grant_id
 """
+_OPEN_GRANTS = """
+    SELECT g.id, g.tenant_id, g.kind, g.priority, g.expires_at, g.model, g.project_id, b.remaining, b.used, b.gone
+    FROM unnest($1::text::uuid[]) AS t (id) JOIN grant_balance b ON b.tenant_id = t.id JOIN "grant" g
+        ON g.id = b.grant_id
+    WHERE $2 OR b.remaining > 0
+"""
+_SAVE_GRANTS = """
+    UPDATE grant_balance AS b SET remaining = t.remaining, used = t.used, gone = t.gone
+    FROM unnest($1::text::uuid[], $2::text::numeric[], $3::text::numeric[], $4::text::numeric[])
+        AS t (id, remaining, used, gone)
+    WHERE b.grant_id = t.id
+"""
+_UNITS_LEFT = (
+    f"SELECT {', '.join(f'coalesce(sum({meter}), 0)' for meter in METERS)} "  # noqa: S608  # names of columns
+    "FROM usage_fact WHERE id = $1 OR corrects = $1"
+)
 _NOTE = """
     INSERT INTO outbox (id, tenant_id, topic, payload, created_at)
     SELECT t.*, {clock} FROM unnest($1::text::uuid[], $2::text::uuid[], $3::text::text[], $4::text::text[]) AS t
@@ -150,6 +178,11 @@ class PostgresBooks:
         query = "SELECT id FROM usage_fact WHERE id = ANY ($1::text::uuid[])"
         return {row[0] for row in await self._connection.fetch(query, _ids(ids))}
 
+    async def units_left(self, event: UUID) -> dict[str, int]:
+        # all tenants: who asks has found the event as the tenant's
+        row = await self._connection.fetchrow(_UNITS_LEFT, event)
+        return dict(zip(METERS, row, strict=True))
+
     async def write_events(self, rows: EventRows) -> None:
         if not rows.events:
             return
@@ -177,24 +210,40 @@ class PostgresBooks:
             return {}
         return {row[0]: Balance(*row) for row in await self._connection.fetch(_LOCK, _ids(tenants))}
 
+    async def grants(self, tenants: Collection[UUID], *, spent: bool = False) -> list[OpenGrant]:
+        if not tenants:
+            return []
+        return [OpenGrant(*row) for row in await self._connection.fetch(_OPEN_GRANTS, _ids(tenants), spent)]
+
+    async def posted(self, transaction: UUID) -> bool:
+        found = await self._connection.fetchval("SELECT true FROM ledger_txn WHERE id = $1", transaction)
+        return found is not None
+
     async def save(
-        self, balances: Sequence[Balance], transactions: Sequence[Transaction] = (), notices: Sequence[Notice] = ()
+        self,
+        balances: Sequence[Balance],
+        transactions: Sequence[Transaction] = (),
+        notices: Sequence[Notice] = (),
+        grants: Sequence[OpenGrant] = (),
     ) -> None:
         if balances:
             rows = [(b.tenant_id, *(getattr(b, name) for name in _MONEY)) for b in balances]
             await self._connection.execute(_SAVE, *_arrays(("uuid", *["numeric"] * len(_MONEY)), rows))
+        if grants:
+            rows = [(grant.id, grant.remaining, grant.used, grant.gone) for grant in grants]
+            await self._connection.execute(_SAVE_GRANTS, *_arrays(("uuid", *["numeric"] * 3), rows))
         if transactions:
-            heads = [(t.id, t.tenant_id, t.kind, t.period) for t in transactions]
+            heads = [(t.id, t.tenant_id, t.kind, t.period, t.memo) for t in transactions]
             entries = [
-                (t.id, seq, t.tenant_id, t.currency, entry.debit, entry.credit, entry.amount_pico)
+                (t.id, seq, t.tenant_id, t.currency, e.debit, e.credit, e.amount_pico, str(e.grant_id or ""))
                 for t in transactions
-                for seq, entry in enumerate(t.entries, 1)
+                for seq, e in enumerate(t.entries, 1)
             ]
             post = _POST.format(clock=self._clock)
             await self._connection.execute(post, *_arrays(_TXN, heads), *_arrays(_ENTRY, entries))
         if notices:
             rows = [(n.id, n.tenant_id, n.topic, n.payload) for n in notices]
-            await self._connection.execute(_NOTE.format(clock=self._clock), *_arrays(_TXN, rows))
+            await self._connection.execute(_NOTE.format(clock=self._clock), *_arrays(_NOTICE, rows))
 
     async def refuse(self, refusals: Sequence[Refusal]) -> None:
         rows = [(r.id, r.request_id, r.cause, r.body) for r in refusals]

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy import bindparam, func, insert, select, update
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -23,6 +23,7 @@ from billing.period_tables import billing_period
 from billing.rollups import KEYS, SUMS, Rolled
 from billing.tables import (
     balance,
+    grant_balance,
     ledger_entry,
     ledger_txn,
     outbox,
@@ -30,6 +31,8 @@ from billing.tables import (
     rollup_hour,
     usage_fact,
 )
+from billing.usage import METERS
+from billing.wallet import OpenGrant
 from storage.base import Pico
 from storage.bulk import one_of
 from storage.database import Database
@@ -43,6 +46,21 @@ _SAVE = (
     update(balance)
     .where(balance.c.tenant_id == bindparam("tenant"))
     .values({name: bindparam(f"new_{name}", type_=Pico()) for name in _MONEY})
+)
+
+_OPEN_GRANTS = select(
+    *(tables.grant.c[name] for name in ("id", "tenant_id", "kind", "priority", "expires_at", "model", "project_id")),
+    *(grant_balance.c[name] for name in ("remaining", "used", "gone")),
+).join(grant_balance, grant_balance.c.grant_id == tables.grant.c.id)
+_SAVE_GRANTS = (
+    update(grant_balance)
+    .where(grant_balance.c.grant_id == bindparam("one"))
+    .values(
+        {
+            name: bindparam(new, type_=Pico())
+            for name, new in (("remaining", "left"), ("used", "spent"), ("gone", "lost"))
+        }
+    )
 )
 
 
@@ -92,6 +110,13 @@ class SqliteBooks:
         query = select(usage_fact.c.id).where(one_of(self._database, usage_fact.c.id, ids))
         return set(await self._session.scalars(query))
 
+    async def units_left(self, event: UUID) -> dict[str, int]:
+        # all tenants: who asks has found the event as the tenant's
+        of = usage_fact.c
+        query = select(*(func.coalesce(func.sum(of[meter]), 0) for meter in METERS))
+        row = (await self._session.execute(query.where((of.id == event) | (of.corrects == event)))).one()
+        return dict(zip(METERS, row, strict=True))
+
     async def write_events(self, rows: EventRows) -> None:
         if rows.events:
             if await self.events_there({event.id for event in rows.events}):
@@ -105,22 +130,48 @@ class SqliteBooks:
     async def write_grant(self, grant: Grant) -> bool:
         row = msgspec.structs.asdict(grant) | {"at": self._database.clock}
         new = sqlite.insert(tables.grant).values(row).on_conflict_do_nothing().returning(tables.grant.c.id)
-        return (await self._session.execute(new)).one_or_none() is not None
+        if (await self._session.execute(new)).one_or_none() is None:
+            return False
+        left = {"grant_id": grant.id, "tenant_id": grant.tenant_id, "remaining": grant.amount_pico}
+        await self._session.execute(insert(grant_balance).values(left | {"used": 0, "gone": 0}))
+        return True
 
     async def lock(self, tenants: Collection[UUID]) -> dict[UUID, Balance]:
         query = select(balance).where(one_of(self._database, balance.c.tenant_id, tenants))
         return {row.tenant_id: Balance(*row) for row in await self._session.execute(query)}
 
+    async def grants(self, tenants: Collection[UUID], *, spent: bool = False) -> list[OpenGrant]:
+        query = _OPEN_GRANTS.where(one_of(self._database, tables.grant.c.tenant_id, tenants))
+        rows = await self._session.execute(query if spent else query.where(grant_balance.c.remaining > 0))
+        return [OpenGrant(*row) for row in rows]
+
+    async def posted(self, transaction: UUID) -> bool:
+        return await self._session.scalar(select(ledger_txn.c.id).where(ledger_txn.c.id == transaction)) is not None
+
     async def save(
-        self, balances: Sequence[Balance], transactions: Sequence[Transaction] = (), notices: Sequence[Notice] = ()
+        self,
+        balances: Sequence[Balance],
+        transactions: Sequence[Transaction] = (),
+        notices: Sequence[Notice] = (),
+        grants: Sequence[OpenGrant] = (),
     ) -> None:
         now = await self.now()
         if balances:
             rows = [{"tenant": b.tenant_id, **{f"new_{name}": getattr(b, name) for name in _MONEY}} for b in balances]
             await self._session.execute(_SAVE, rows)
+        if grants:
+            left = [{"one": g.id, "left": g.remaining, "spent": g.used, "lost": g.gone} for g in grants]
+            await self._session.execute(_SAVE_GRANTS, left)
         if transactions:
             heads = [
-                {"id": t.id, "tenant_id": t.tenant_id, "kind": t.kind, "period": t.period, "posted_at": now}
+                {
+                    "id": t.id,
+                    "tenant_id": t.tenant_id,
+                    "kind": t.kind,
+                    "period": t.period,
+                    "posted_at": now,
+                    "memo": t.memo,
+                }
                 for t in transactions
             ]
             await self._session.execute(insert(ledger_txn), heads)

@@ -7,7 +7,8 @@ beyond usage, `tax` is owed to the state, `charges` was earned by lines that are
 `rounding_carry` is what rounding left for later. An entry debits one account and credits another, so that every
 transaction sums to zero.
 
-What was given is used first, then what was paid; the rest is receivable, and the next payment goes there first.
+`restricted` is what may be used for one model or project only, and `breakage` was paid and expired unused. Which money
+is used first is the wallet's (`billing.wallet`); what none covers is receivable, and the next payment goes there first.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from uuid import UUID
 import msgspec
 
 Account = Literal[
+    "breakage",
     "charges",
     "clearing",
     "credited",
@@ -26,11 +28,12 @@ Account = Literal[
     "prepaid",
     "promo",
     "receivable",
+    "restricted",
     "revenue",
     "rounding_carry",
     "tax",
 ]
-Kind = Literal["grant", "invoice", "usage"]
+Kind = Literal["adjustment", "expiry", "grant", "invoice", "refund", "usage"]
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -39,6 +42,8 @@ class Entry(msgspec.Struct, frozen=True):
     debit: Account
     credit: Account
     amount_pico: int
+    grant_id: UUID | None = None
+    """The grant that it is taken from or put into, if it is one."""
 
 
 class Transaction(msgspec.Struct, frozen=True):
@@ -51,6 +56,7 @@ class Transaction(msgspec.Struct, frozen=True):
     kind: Kind
     period: str
     entries: list[Entry]
+    memo: str = ""
 
 
 class Balance(msgspec.Struct, frozen=True):
@@ -86,23 +92,9 @@ class Balance(msgspec.Struct, frozen=True):
         """With this much more held; less, if it is negative. What is not covered any more becomes overdraft."""
         return self._with(held=self.held + pico)
 
-    def using(self, pico: int) -> tuple[Balance, list[Entry]]:
-        """With this much used, and the entries that say so."""
-        promo = min(pico, self.promo)
-        prepaid = min(pico - promo, self.prepaid)
-        owed = pico - promo - prepaid
-        after = self._with(debit=self.debit + pico, promo=self.promo - promo, receivable=self.receivable + owed)
-        return after, _entries(
-            ("promo", "revenue", promo), ("prepaid", "revenue", prepaid), ("receivable", "revenue", owed)
-        )
-
-    def granted(self, pico: int, kind: str) -> tuple[Balance, list[Entry]]:
-        """With this much put in: given if `kind` is promo, else paid."""
-        if kind == "promo":
-            return self._with(credit=self.credit + pico, promo=self.promo + pico), _entries(("goodwill", "promo", pico))
-        owed = min(pico, self.receivable)
-        after = self._with(credit=self.credit + pico, receivable=self.receivable - owed)
-        return after, _entries(("clearing", "receivable", owed), ("clearing", "prepaid", pico - owed))
+    def changed(self, **by: int) -> Balance:
+        """With these columns more by so much; less, if it is negative."""
+        return self._with(**{name: getattr(self, name) + more for name, more in by.items()})
 
     def with_credit_line(self, pico: int) -> Balance:
         """With another credit line."""
@@ -111,7 +103,3 @@ class Balance(msgspec.Struct, frozen=True):
     def _with(self, **changes: int) -> Balance:
         after = msgspec.structs.replace(self, **changes)
         return msgspec.structs.replace(after, overdraft=max(0, -after.available))
-
-
-def _entries(*moves: tuple[Account, Account, int]) -> list[Entry]:
-    return [Entry(*move) for move in moves if move[2]]

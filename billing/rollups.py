@@ -68,9 +68,9 @@ def event_groups(by: Sequence[str], *where: ColumnElement[bool], also: Sequence[
 
 
 def event_sums(of: Any = usage_event.c) -> dict[str, ColumnElement[Any]]:
-    """Each of SUMS as SQL over the columns of events: what a rollup of them says."""
+    """Each of SUMS as SQL over the columns of events: what a rollup of them says. An adjustment is no request."""
     return {
-        "requests": func.count(),
+        "requests": func.count() - func.count(of.corrects),
         **{meter: func.sum(of[meter]) for meter in METERS},
         "cost_high": func.sum(of.cost_pico.op("/")(LIMB)),
         "cost_low": func.sum(of.cost_pico.op("%")(LIMB)),
@@ -86,7 +86,7 @@ def roll_up(events: Iterable[UsageEvent]) -> list[Rolled]:
         if group is None:
             group = found[key] = (event, [0] * len(SUMS))
         sums, usage, cost = group[1], event.usage, event.cost_pico
-        sums[0] += 1
+        sums[0] += event.corrects is None
         sums[_UNCACHED] += usage.uncached
         if usage.read:
             for name, tokens in usage.read.items():

@@ -24,6 +24,7 @@ from billing.prices import PriceBook, PriceMissing, PriceVersion, UnknownPriceVe
 from billing.rollups import Rolled, roll_up
 from billing.traits import Traits
 from billing.usage import Release, Settlement, UsageEvent
+from billing.wallet import Cost, OpenGrant, Wallet
 from storage.base import new_id
 from storage.database import Database
 
@@ -131,23 +132,32 @@ async def _post(books: Books, rolled: Sequence[Rolled], use: BudgetUse) -> None:
     given_back: dict[UUID, int] = defaultdict(int)
     for some in use.ended:
         given_back[some.tenant_id] += some.amount_pico
-    used: dict[UUID, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    used: dict[UUID, dict[str, dict[tuple[UUID, str], int]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(int))
+    )
     for row in rolled:
-        used[row.tenant_id][row.period] += row.cost_pico
+        used[row.tenant_id][row.period][row.project_id, row.model] += row.cost_pico
     balances: list[Balance] = []
     transactions: list[Transaction] = []
     notices: list[Notice] = []
-    for tenant, before in (await books.lock(sorted(given_back.keys() | used.keys()))).items():
-        after = before.holding(-given_back[tenant])
-        for period, cost in sorted(used[tenant].items()):
-            after, entries = after.using(cost)
+    owners = await books.lock(sorted(given_back.keys() | used.keys()))
+    grants: dict[UUID, list[OpenGrant]] = defaultdict(list)
+    for grant in await books.grants(used.keys() & owners.keys()):
+        grants[grant.tenant_id].append(grant)
+    changed: list[OpenGrant] = []
+    for tenant, before in owners.items():
+        wallet = Wallet(before.holding(-given_back[tenant]), grants[tenant])
+        for period, costs in sorted(used[tenant].items()):
+            entries = wallet.use([Cost(*of, pico) for of, pico in costs.items()])
             if entries:
                 transactions.append(Transaction(new_id(), tenant, use.currencies[tenant], "usage", period, entries))
+        after = wallet.balance
         balances.append(after)
+        changed += wallet.changed.values()
         if after.overdraft and not before.overdraft:
             notices.append(Notice(new_id(), tenant, OVERDRAWN, _overdraft(after)))
     notices += await use_budgets(books, use)
-    await books.save(balances, transactions, notices)
+    await books.save(balances, transactions, notices, changed)
 
 
 def _overdraft(balance: Balance) -> str:

@@ -30,8 +30,8 @@ from storage.base import STRICT, Base, Count, Id, Pico
 __all__ = ["price", "price_version"]  # beside what is defined here: imported so that the metadata has them
 
 ACCOUNTS = (
-    "'charges', 'clearing', 'credited', 'goodwill', 'invoiced', 'prepaid', 'promo', 'receivable', 'revenue', "
-    "'rounding_carry', 'tax'"
+    "'breakage', 'charges', 'clearing', 'credited', 'goodwill', 'invoiced', 'prepaid', 'promo', 'receivable', "
+    "'restricted', 'revenue', 'rounding_carry', 'tax'"
 )
 
 grant = Table(
@@ -44,9 +44,24 @@ grant = Table(
     Column("kind", Text, nullable=False),
     Column("reason", Text, nullable=False),
     Column("at", Count, nullable=False),
+    Column("priority", Integer, nullable=False, server_default=text("100")),
+    Column("expires_at", Count, nullable=True),
+    Column("model", Text, nullable=True),
+    Column("project_id", Id, nullable=True),
     CheckConstraint("amount_pico > 0", name="positive"),
     **STRICT,
 )
+
+grant_balance = Table(
+    "grant_balance",
+    Base.metadata,
+    Column("grant_id", Id, ForeignKey("grant.id"), primary_key=True),
+    Column("tenant_id", Id, nullable=False, index=True),
+    *(Column(name, Pico, nullable=False) for name in ("remaining", "used", "gone")),
+    *(CheckConstraint(f"{name} >= 0", name=f"{name}_not_negative") for name in ("remaining", "used", "gone")),
+    **STRICT,
+)
+"""What became of each grant: together its amount. Changed only by who has locked the tenant's balance."""
 
 balance = Table(
     "balance",
@@ -212,6 +227,7 @@ ledger_txn = Table(
     Column("kind", Text, nullable=False),
     Column("period", Text, nullable=False),
     Column("posted_at", Count, nullable=False),
+    Column("memo", Text, nullable=False, server_default=text("''")),
     Index(None, "tenant_id", "posted_at"),
     **STRICT,
 )
@@ -226,6 +242,7 @@ ledger_entry = Table(
     Column("debit", Text, nullable=False),
     Column("credit", Text, nullable=False),
     Column("amount_pico", Pico, nullable=False),
+    Column("grant_id", Id, nullable=True),
     CheckConstraint("amount_pico > 0", name="positive"),
     CheckConstraint("debit <> credit", name="two_accounts"),
     *(CheckConstraint(f"{side} IN ({ACCOUNTS})", name=side) for side in ("debit", "credit")),

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 from functools import lru_cache
 from operator import attrgetter
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, Self, TypeAlias, get_args
 from uuid import UUID
 
 import msgspec
@@ -25,7 +25,7 @@ TRAITS = ("model", "model_digest", "lane", "status", "reason", "delivery", "sour
 
 Status = Literal["ok", "cancelled", "failed"]
 Delivery = Literal["confirmed", "unconfirmed"]
-Source = Literal["gateway", "journal"]
+Source = Literal["gateway", "journal", "adjustment"]
 
 _PERIOD = re.compile(r"\d{4}-(0[1-9]|1[0-2])", re.ASCII)
 
@@ -161,7 +161,7 @@ class Usage(msgspec.Struct, frozen=True):
         return [meter for meter in self._given() if meter[1]]
 
     @classmethod
-    def from_meters(cls, meters: dict[str, int]) -> Usage:
+    def from_meters(cls, meters: dict[str, int]) -> Self:
         """The inverse of `meters`; absent meters are 0. Raises InvalidUsage for an unknown one."""
         for meter in meters:
             if meter not in METERS:
@@ -181,6 +181,16 @@ class Usage(msgspec.Struct, frozen=True):
 _NO_TOKENS = dict.fromkeys(METERS, 0)
 
 
+class SignedUsage(Usage, frozen=True):
+    """What an adjustment adds to usage, or takes from it. Raises InvalidUsage."""
+
+    def __post_init__(self) -> None:
+        for meter, tokens in self._given():
+            if meter not in _NO_TOKENS:
+                raise InvalidUsage(f"unknown meter {meter}")
+            _check_number(meter, abs(tokens), MAX_TOKENS)
+
+
 _NARROW = ("price_version", "attempt", "context_from")
 _WIDE = ("admitted_at", "finished_at", "sequence", "cost_pico")
 _narrow, _wide = attrgetter(*_NARROW), attrgetter(*_WIDE)
@@ -191,7 +201,8 @@ class UsageEvent(msgspec.Struct, frozen=True, tag="event"):
 
     Instants are microseconds since the Unix epoch. `period` was fixed by the database's clock at admission. `sequence`
     is the replica's journal sequence, 0 if the journal has none. `context_from` is the lower bound, in tokens of the
-    prompt, of the context tier that priced it.
+    prompt, of the context tier that priced it. An adjustment has the id of the event that it `corrects`: nothing was
+    counted for it, and its usage (a SignedUsage) and cost are what changes.
     """
 
     id: UUID
@@ -230,6 +241,9 @@ class UsageEvent(msgspec.Struct, frozen=True, tag="event"):
         for value, (name, allowed) in zip(told, self._allowed.items(), strict=True):
             if value not in allowed:
                 raise InvalidUsage(f"{name} is {value!r}, not one of {', '.join(allowed)}")
+        if self.corrects is not None:
+            _check_number("cost_pico", abs(self.cost_pico), MAX_PICO)
+            return
         if not (_are_numbers(_narrow(self), MAX_TOKENS) and _are_numbers(_wide(self), MAX_PICO)):
             for name in (*_NARROW, *_WIDE):
                 _check_number(name, getattr(self, name), MAX_TOKENS if name in _NARROW else MAX_PICO)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from turnpike import failures, logs, settings
 from turnpike.children import EXIT_TEMPORARY, EXIT_UNUSABLE, stop_with_parent
-from turnpike.commands import budget_arguments, price_arguments
+from turnpike.commands import budget_arguments, money_arguments, price_arguments
 from turnpike.settings import ADMIN, ENGINE, GATEWAY, SERVE, WORKER, SettingError, Settings
 
 Command = Callable[[Settings, argparse.Namespace], int]
@@ -328,12 +328,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     tenants = tree.group("tenants", "customers: who has money and projects")
     tree.leaf(tenants, "create", "make a tenant", ADMIN, _command("tenants", "create_tenant")).add_argument("tenant")
-    credit = tree.leaf(
-        tenants, "credit", "put money into a tenant's balance", ADMIN, _command("tenants", "credit_tenant")
-    )
-    credit.add_argument("tenant")
-    credit.add_argument("amount", help="in the currency's units, such as 25.00")
-    credit.add_argument("--reason", default="manual payment")
+    money_arguments.declare(tree, tenants, _command)
     line = tree.leaf(
         tenants, "credit-line", "how much may be used before it is paid; 0: prepaid", ADMIN,
         _command("tenants", "set_credit_line"),

@@ -9,7 +9,8 @@ class CommandError(Exception):
 
 def known() -> tuple[type[Exception], ...]:
     """Every such failure of every room. Imports the rooms, so it is called when something has failed."""
-    from billing.balances import CurrencyMismatch  # noqa: PLC0415
+    from billing.adjustments import InvalidAdjustment, UnknownEvent  # noqa: PLC0415
+    from billing.balances import CurrencyMismatch, InvalidGrant, RefundRefused  # noqa: PLC0415
     from billing.budgets import InvalidBudget, UnknownBudget  # noqa: PLC0415
     from billing.epochs import EpochAlive, UnknownEpoch  # noqa: PLC0415
     from billing.exports.datasets import InvalidExport  # noqa: PLC0415
@@ -45,9 +46,11 @@ def known() -> tuple[type[Exception], ...]:
         DataFolderError,
         EngineError,
         EpochAlive,
+        InvalidAdjustment,
         InvalidBudget,
         InvalidDatabaseUrl,
         InvalidExport,
+        InvalidGrant,
         InvalidMoney,
         InvalidParty,
         InvalidPeriod,
@@ -65,9 +68,11 @@ def known() -> tuple[type[Exception], ...]:
         PeriodOpen,
         PriceMissing,
         PriceRefused,
+        RefundRefused,
         SchemaMismatch,
         SecretsError,
         SettingError,
+        UnknownEvent,
         UnknownBook,
         UnknownBudget,
         UnknownEpoch,

@@ -48,7 +48,7 @@ async def _for_ever(job: Job) -> None:
 
 
 def jobs(office: Office, settings: Settings) -> list[Job]:
-    """Holds expire, the months to come get their partitions, periods close, exports are made, webhooks are sent."""
+    """Holds and grants expire, months to come get partitions, periods close, exports are made, webhooks are sent."""
     periods = Periods(office.database)
     exports = ExportJobs(office.database, office.prices, settings.exports)
     dispatcher = webhooks.dispatcher(settings, office.database, read_secrets(settings))
@@ -58,6 +58,8 @@ def jobs(office: Office, settings: Settings) -> list[Job]:
         await months.prepare(office.database)
         if expired := await office.holds.sweep():
             logger.warning("holds expired without any usage", holds=expired)
+        if expired := await office.balances.expire():
+            logger.info("money expired unused", tenants=expired)
         for closed in await periods.close_due(settings.period_grace):
             logger.info("a billing period is closed", period=closed.period)
         return False

@@ -24,8 +24,10 @@ ACCOUNT_CODES: dict[str, str] = {
     "tax": "2200",
     "prepaid": "2300",
     "promo": "2310",
+    "restricted": "2320",
     "revenue": "4000",
     "charges": "4100",
+    "breakage": "4200",
     "credited": "4900",
     "goodwill": "6300",
 }

@@ -16,6 +16,8 @@ from billing.invoice_tables import invoice
 from billing.invoices.composing import Funding
 from billing.tables import balance, ledger_entry, ledger_txn
 
+_GIVEN = ("promo", "restricted")
+
 
 class Standing(Funding, frozen=True):
     """Funding, and the currency of the tenant's balance; None if it never had money."""
@@ -58,10 +60,10 @@ async def _promo(session: AsyncSession, tenant_id: UUID, period: str) -> tuple[i
     query = (
         select(txn.period, entry.debit, func.sum(entry.amount_pico))
         .join(ledger_txn, txn.id == entry.txn_id)
-        .where(entry.tenant_id == tenant_id, txn.kind == "usage")
-        .where((entry.debit == "promo") | (entry.credit == "promo"))
+        .where(entry.tenant_id == tenant_id, txn.kind.in_(("usage", "adjustment")))
+        .where(entry.debit.in_(_GIVEN) | entry.credit.in_(_GIVEN))
         .group_by(txn.period, entry.debit)
     )
     rows: list[Any] = list(await session.execute(query))
-    signed = [(row[0], int(row[2]) if row[1] == "promo" else -int(row[2])) for row in rows]
+    signed = [(row[0], int(row[2]) if row[1] in _GIVEN else -int(row[2])) for row in rows]
     return sum(amount for _, amount in signed), sum(amount for of, amount in signed if of == period)

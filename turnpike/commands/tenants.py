@@ -6,7 +6,6 @@ import argparse
 
 from billing.money import format_pico, parse_amount
 from turnpike.commands.running import CURRENCY, DEFAULT_PROJECT, table, with_office
-from turnpike.failures import CommandError
 from turnpike.office import Office
 from turnpike.settings import Settings
 
@@ -18,21 +17,6 @@ def create_tenant(settings: Settings, arguments: argparse.Namespace) -> int:
         tenant = await office.tenancy.create_tenant(arguments.tenant)
         await office.tenancy.create_project(tenant.id, DEFAULT_PROJECT)
         print(f"made tenant {tenant.name} with project {DEFAULT_PROJECT}; it has no money yet: turnpike tenants credit")
-        return 0
-
-    return with_office(settings, work)
-
-
-def credit_tenant(settings: Settings, arguments: argparse.Namespace) -> int:
-    """`turnpike tenants credit NAME AMOUNT`."""
-
-    async def work(office: Office) -> int:
-        tenant = await office.tenancy.tenant(arguments.tenant)
-        await office.balances.grant(tenant.id, parse_amount(arguments.amount), CURRENCY, reason=arguments.reason)
-        balance = await office.balances.get(tenant.id)
-        if balance is None:
-            raise CommandError(f"tenant {tenant.name} has no balance")
-        print(f"{tenant.name} has {format_pico(balance.available)} {balance.currency}")
         return 0
 
     return with_office(settings, work)

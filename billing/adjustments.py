@@ -1,0 +1,137 @@
+"""Adjustments: usage that is corrected afterwards, by a new event and never by an edit.
+
+The new event says what it corrects, in units more or less. It is priced as the corrected one was, and stands at the
+same hour; once that period is closed, it is booked in the one that is open, where the invoice shows it as a correction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import select
+
+from billing import months, traits
+from billing.chain import batches
+from billing.event_rows import EventRows
+from billing.ledger import Transaction
+from billing.open_books import opened
+from billing.periods import book_late
+from billing.prices import PriceBook
+from billing.rollups import roll_up
+from billing.tables import usage_event
+from billing.usage import METERS, Counts, InvalidUsage, SignedUsage, UsageEvent
+from billing.wallet import Cost, Wallet
+from storage.base import new_id
+from storage.database import Database
+
+
+class UnknownEvent(LookupError):
+    """The tenant has no usage event of this id."""
+
+    def __init__(self, event_id: UUID) -> None:
+        super().__init__(f"there is no usage event {event_id} of this tenant")
+        self.event_id = event_id
+
+
+class InvalidAdjustment(ValueError):
+    """An adjustment that cannot be: nothing changes, more is taken back than there was, or it corrects a correction."""
+
+
+async def adjust(
+    database: Database,
+    book: PriceBook,
+    tenant_id: UUID,
+    event_id: UUID,
+    units: Mapping[str, int],
+    *,
+    reason: str,
+    adjustment_id: UUID | None = None,
+    dry_run: bool = False,
+) -> UsageEvent:
+    """Add to what an event of the tenant says, or take away from it: units by meter. Returns the new event.
+
+    One that is repeated under the same id (a UUIDv7) counts once. Raises UnknownEvent, InvalidAdjustment, InvalidUsage,
+    PriceMissing, DatabaseUnavailable; then nothing is written.
+    """
+    original = await _event(database, tenant_id, event_id)
+    usage = _usage(units)
+    if original["corrects"] is not None:
+        raise InvalidAdjustment(f"{event_id} is an adjustment itself: adjust the event that it corrects")
+    identity = adjustment_id or new_id()
+    if not months.is_ordered_by_time(identity):
+        raise InvalidAdjustment(f"{identity} is not a UUIDv7")
+    version = await book.version(original["price_version"])
+    lane, tier = original["lane"], original["context_from"]
+    cost = sum(more * version.price(meter, lane, tier) for meter, more in usage.used())
+    same = ("tenant_id", "project_id", "key_id", "model", "model_digest", "lane", "price_version", "context_from",
+            "admitted_at", "period", "replica")  # fmt: skip
+    event = UsageEvent(
+        **{name: original[name] for name in same},
+        id=identity,
+        finished_at=await database.now(),
+        status="ok",
+        reason="adjustment",
+        delivery="confirmed",
+        source="adjustment",
+        sequence=0,
+        attempt=0,
+        counts=Counts(),
+        usage=usage,
+        cost_pico=cost,
+        corrects=event_id,
+    )
+    if dry_run:
+        await _check_left(database, event_id, event)
+        return event
+    await months.ensure_for(database, [identity])
+    numbers = await traits.numbers(database, [event])
+    async with opened(database) as books:
+        if await books.events_there([identity]):
+            return event
+        (event,) = await book_late(books, [event])
+        rows = EventRows([event], numbers)
+        await books.write_events(rows)
+        await books.roll_up(roll_up([event]))
+        await books.chain(batches(rows))
+        found = (await books.lock([tenant_id]))[tenant_id]
+        _refuse_negative(await books.units_left(event_id))
+        wallet = Wallet(found, await books.grants([tenant_id], spent=True))
+        use = [Cost(event.project_id, event.model, cost)]
+        entries = wallet.use(use) if cost >= 0 else wallet.give_back(-cost)
+        posted = [Transaction(identity, tenant_id, found.currency, "adjustment", event.period, entries, reason)]
+        await books.save([wallet.balance], posted if entries else (), (), list(wallet.changed.values()))
+    return event
+
+
+async def _event(database: Database, tenant_id: UUID, event_id: UUID) -> dict[str, Any]:
+    query = select(usage_event).where(usage_event.c.tenant_id == tenant_id, usage_event.c.id == event_id)
+    async with database.reading() as session:
+        row = (await session.execute(query)).one_or_none()
+    if row is None:
+        raise UnknownEvent(event_id)
+    return dict(row._mapping)
+
+
+def _usage(units: Mapping[str, int]) -> SignedUsage:
+    for meter in units:
+        if meter not in METERS:
+            raise InvalidUsage(f"unknown meter {meter}; there are {', '.join(METERS)}")
+    if not any(units.values()):
+        raise InvalidAdjustment("no units are added or taken away")
+    return SignedUsage.from_meters(dict(units))
+
+
+async def _check_left(database: Database, event_id: UUID, event: UsageEvent) -> None:
+    """What a dry run can say: whether enough is there now."""
+    async with opened(database) as books:
+        left = await books.units_left(event_id)
+    more = event.usage.meters()
+    _refuse_negative({meter: units + more[meter] for meter, units in left.items()})
+
+
+def _refuse_negative(left: Mapping[str, int]) -> None:
+    for meter, units in left.items():
+        if units < 0:
+            raise InvalidAdjustment(f"{meter}: {-units} units more are taken back than there were")

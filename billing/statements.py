@@ -1,0 +1,58 @@
+"""A tenant's account statement: what changed its balance, in the order of posting, with the balance after each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import select
+
+from billing.tables import ledger_entry, ledger_txn
+from storage.database import Database
+
+_OURS = ("prepaid", "promo", "restricted", "receivable", "invoiced")
+"""The accounts that say what a tenant has or owes; a credit to one of them is for the tenant."""
+
+
+class StatementLine(msgspec.Struct, frozen=True):
+    """One transaction: what it put in (more than zero) or took out, and what the tenant had after it, if it owed less.
+
+    `posted_at` is in microseconds since the Unix epoch; amounts are in pico-units.
+    """
+
+    id: UUID
+    posted_at: int
+    kind: str
+    period: str
+    memo: str
+    amount_pico: int
+    balance_pico: int
+
+
+async def statement(database: Database, tenant_id: UUID, start_at: int = 0, end_at: int = 2**62) -> list[StatementLine]:
+    """The lines posted from `start_at` (included) to `end_at` (excluded). Raises DatabaseUnavailable."""
+    txn, entry = ledger_txn.c, ledger_entry.c
+    query = (
+        select(txn.id, txn.posted_at, txn.kind, txn.period, txn.memo, entry.debit, entry.credit, entry.amount_pico)
+        .join(ledger_entry, entry.txn_id == txn.id)
+        .where(txn.tenant_id == tenant_id, txn.posted_at < end_at)
+        .order_by(txn.posted_at, txn.id, entry.seq)
+    )
+    async with database.reading() as session:
+        lines = _lines(await session.execute(query))
+    return [line for line in lines if line.posted_at >= start_at]
+
+
+def _lines(rows: Iterable[Any]) -> list[StatementLine]:
+    lines: list[StatementLine] = []
+    balance = 0
+    for row in rows:
+        change = int(row.amount_pico) * ((row.credit in _OURS) - (row.debit in _OURS))
+        balance += change
+        amount = change
+        if lines and lines[-1].id == row.id:
+            amount += lines.pop().amount_pico
+        lines.append(StatementLine(row.id, row.posted_at, row.kind, row.period, row.memo, amount, balance))
+    return lines

@@ -1,0 +1,180 @@
+"""Money in and out: what is put in, paid back, expires or is corrected, each once; and the books agree."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+import pytest
+from sqlalchemy import literal, select
+
+from billing.adjustments import InvalidAdjustment, UnknownEvent, adjust
+from billing.audit import check
+from billing.balances import Balances, CurrencyMismatch, InvalidGrant, RefundRefused
+from billing.holds import Holds
+from billing.money import InvalidMoney
+from billing.periods import Periods
+from billing.prices import PriceBook
+from billing.rating.usage_lines import usage_lines
+from billing.settlement import settle
+from billing.tables import ledger_entry, usage_event
+from billing.usage import InvalidUsage, UsageEvent, period_bounds
+from storage.base import Count, new_id
+from storage.database import Database
+from tests.billing.money import Tenant
+
+COST = 100 * 400_000 + 10 * 1_600_000  # what Tenant.event costs
+DAY = 86_400_000_000
+
+
+async def use(database: Database, tenant: Tenant) -> UsageEvent:
+    event = tenant.event(await Holds(database).reserve(tenant.request(0)))
+    await settle(database, PriceBook(database), [event])
+    return event
+
+
+async def legs(database: Database) -> list[tuple[str, str, int]]:
+    async with database.reading() as session:
+        rows = await session.execute(select(ledger_entry.c.debit, ledger_entry.c.credit, ledger_entry.c.amount_pico))
+        return sorted((row[0], row[1], int(row[2])) for row in rows)
+
+
+async def test_a_refund_is_of_paid_unused_money_and_happens_once(database: Database) -> None:
+    tenant, balances = await Tenant.rich(database, 10 * COST), Balances(database)
+    await balances.grant(tenant.id, COST, "USD", kind="promo")
+    await Holds(database).reserve(tenant.request(3 * COST))
+    await use(database, tenant)
+    with pytest.raises(RefundRefused, match=r"only 0\.000392000000 USD are paid"):
+        await balances.refund(tenant.id, 8 * COST, "USD")
+    with pytest.raises(CurrencyMismatch):
+        await balances.refund(tenant.id, COST, "EUR")
+    with pytest.raises(InvalidMoney):
+        await balances.refund(tenant.id, 0, "USD")
+    with pytest.raises(RefundRefused):
+        await balances.refund(new_id(), COST, "USD")
+    await balances.refund(tenant.id, COST, "USD", dry_run=True)
+    refund = new_id()
+    for _ in range(2):
+        assert await balances.refund(tenant.id, 7 * COST, "USD", refund_id=refund) == refund
+    balance = await balances.get(tenant.id)
+    assert balance is not None
+    assert (balance.available, balance.prepaid, balance.promo) == (0, 3 * COST, 0)
+    assert ("prepaid", "clearing", 7 * COST) in await legs(database)
+    assert await check(database) == []
+
+
+async def test_what_expires_is_taken_once_and_holds_are_honoured(database: Database) -> None:
+    tenant, balances = await Tenant.rich(database, COST), Balances(database)
+    now = await database.now()
+    await balances.grant(tenant.id, 4 * COST, "USD", expires_at=now + DAY)
+    await balances.grant(tenant.id, 2 * COST, "USD", kind="promo", expires_at=now + DAY)
+    await balances.grant(tenant.id, 2 * COST, "USD", kind="promo", expires_at=now + DAY, model="another")
+    await use(database, tenant)
+    hold = await Holds(database).reserve(tenant.request(4 * COST))
+    assert await balances.expire(now) == 0
+    assert await balances.expire(now + DAY) == 1
+    assert [grant.remaining for grant in await balances.grants(tenant.id)] == [0, 0, 3 * COST, COST]
+    assert await check(database) == []
+    await settle(database, PriceBook(database), [tenant.event(hold)])
+    assert await balances.expire(now + DAY) == 1
+    assert await balances.expire(now + DAY) == 0
+    balance = await balances.get(tenant.id)
+    assert balance is not None
+    assert balance.available == COST
+    taken = [leg for leg in await legs(database) if leg[1] in ("breakage", "goodwill")]
+    assert taken == [
+        ("prepaid", "breakage", COST),
+        ("prepaid", "breakage", 2 * COST),
+        ("promo", "goodwill", COST),
+        ("restricted", "goodwill", 2 * COST),
+    ]
+    assert await check(database) == []
+
+
+async def test_restricted_money_pays_for_its_model(database: Database) -> None:
+    tenant, balances = await Tenant.rich(database, 5 * COST), Balances(database)
+    await balances.grant(tenant.id, COST + 1, "USD", kind="promo", model=tenant.version.model)
+    await balances.grant(tenant.id, COST, "USD", kind="promo", project_id=new_id())
+    for _ in range(2):
+        await use(database, tenant)
+    balance = await balances.get(tenant.id)
+    assert balance is not None
+    assert balance.available == 4 * COST + 1
+    assert [grant.remaining for grant in await balances.grants(tenant.id)] == [0, COST, 4 * COST + 1]
+    assert await check(database) == []
+
+
+async def test_grants_that_cannot_be(database: Database) -> None:
+    tenant, balances = await Tenant.rich(database, COST), Balances(database)
+    wrong: list[dict[str, object]] = [{"kind": "gift"}, {"model": "m"}, {"project_id": new_id()}, {"expires_at": 1}]
+    for arguments in wrong:
+        with pytest.raises(InvalidGrant):
+            await balances.grant(tenant.id, COST, "USD", **arguments)  # type: ignore[arg-type]
+    with pytest.raises(CurrencyMismatch):
+        await balances.grant(tenant.id, COST, "EUR", dry_run=True)
+    assert len(await balances.grants(tenant.id)) == 1
+
+
+async def test_a_correction_is_a_new_event(database: Database) -> None:
+    tenant, balances, book = await Tenant.rich(database, 3 * COST), Balances(database), PriceBook(database)
+    event = await use(database, tenant)
+    identity = new_id()
+    for _ in range(2):
+        made = await adjust(database, book, tenant.id, event.id, {"uncached": -40, "output": 5}, reason="counted twice",
+                            adjustment_id=identity)  # fmt: skip
+    change = -40 * 400_000 + 5 * 1_600_000
+    assert (made.corrects, made.cost_pico, made.period, made.admitted_at) == (
+        event.id, change, event.period, event.admitted_at
+    )  # fmt: skip
+    balance = await balances.get(tenant.id)
+    assert balance is not None
+    assert (balance.debit, balance.available) == (COST + change, 2 * COST - change)
+    for source in ("events", "rollups"):
+        lines = await usage_lines(database, book, tenant.id, event.period, source=source)  # type: ignore[arg-type]
+        assert [(line.meter, line.units, line.exact_pico) for line in lines] == [
+            ("uncached", 60, 60 * 400_000), ("output", 15, 15 * 1_600_000)
+        ]  # fmt: skip
+    assert await check(database) == []
+
+
+async def test_adjustments_that_cannot_be(database: Database) -> None:
+    tenant, other = await Tenant.rich(database, 3 * COST), await Tenant.rich(database, COST, "big")
+    book, event = PriceBook(database), await use(database, tenant)
+
+    async def adjusting(
+        units: dict[str, int], event_id: UUID = event.id, owner: UUID = tenant.id, **more: bool
+    ) -> None:
+        await adjust(database, book, owner, event_id, units, reason="r", **more)  # type: ignore[arg-type]
+
+    with pytest.raises(UnknownEvent):
+        await adjusting({"output": 1}, new_id())
+    with pytest.raises(UnknownEvent):
+        await adjusting({"output": 1}, owner=other.id)
+    with pytest.raises(InvalidUsage, match="unknown meter tokens"):
+        await adjusting({"tokens": 1})
+    for more in ({}, {"dry_run": True}):
+        with pytest.raises(InvalidAdjustment, match="output: 1 units more are taken back"):
+            await adjusting({"output": -11}, **more)
+    with pytest.raises(InvalidAdjustment, match="no units"):
+        await adjusting({"output": 0})
+    made = await adjust(database, book, tenant.id, event.id, {"output": -10}, reason="r")
+    with pytest.raises(InvalidAdjustment, match="is an adjustment itself"):
+        await adjusting({"output": 1}, made.id)
+    answers = await asyncio.gather(*(adjusting({"uncached": -60}) for _ in range(3)), return_exceptions=True)
+    assert sorted(type(answer).__name__ for answer in answers) == ["InvalidAdjustment", "InvalidAdjustment", "NoneType"]
+    async with database.reading() as session:
+        assert len((await session.execute(select(usage_event))).all()) == 3
+    assert await check(database) == []
+
+
+async def test_a_correction_of_a_closed_period_is_booked_in_the_open_one(database: Database) -> None:
+    tenant, book = await Tenant.rich(database, 3 * COST), PriceBook(database)
+    event = await use(database, tenant)
+    _, end = period_bounds(event.period)
+    database.clock = literal(end + 40 * DAY, Count())
+    assert (await Periods(database).close(event.period)).state == "closed"
+    made = await adjust(database, book, tenant.id, event.id, {"output": -10}, reason="r")
+    assert made.period > event.period
+    (line,) = await usage_lines(database, book, tenant.id, made.period)
+    assert (line.corrects_period, line.meter, line.units) == (event.period, "output", -10)
+    assert await check(database) == []

@@ -1,0 +1,169 @@
+"""`turnpike tenants credit|grant|refund|adjust|statement`: a tenant's money in and out."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime
+from uuid import UUID
+
+import msgspec
+
+from billing.adjustments import adjust
+from billing.money import PICO, format_pico, parse_amount
+from billing.statements import statement
+from storage.base import from_instant, to_instant
+from turnpike.commands.running import CURRENCY, table, with_office
+from turnpike.failures import CommandError
+from turnpike.office import Office
+from turnpike.settings import Settings
+
+
+def credit_tenant(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike tenants credit NAME AMOUNT`: money that was paid."""
+    return _grant(settings, arguments, "paid")
+
+
+def grant_tenant(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike tenants grant NAME AMOUNT`: money that is given."""
+    return _grant(settings, arguments, "promo")
+
+
+def _grant(settings: Settings, arguments: argparse.Namespace, kind: str) -> int:
+    async def work(office: Office) -> int:
+        tenant = await office.tenancy.tenant(arguments.tenant)
+        project = None
+        if getattr(arguments, "for_project", None):
+            found = {project.name: project.id for project in await office.tenancy.list_projects(tenant.id)}
+            if arguments.for_project not in found:
+                raise CommandError(f"--for-project: tenant {tenant.name} has no project {arguments.for_project}")
+            project = found[arguments.for_project]
+        await office.balances.grant(
+            tenant.id,
+            parse_amount(arguments.amount),
+            arguments.currency or CURRENCY,
+            kind=kind,
+            reason=arguments.reason,
+            grant_id=_identity(arguments),
+            priority=arguments.priority,
+            expires_at=_expiry(arguments.expires),
+            model=getattr(arguments, "for_model", None),
+            project_id=project,
+            dry_run=arguments.dry_run,
+        )
+        return await _said(office, tenant.id, tenant.name, arguments)
+
+    return with_office(settings, work)
+
+
+def refund_tenant(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike tenants refund NAME AMOUNT`: paid money, unused and not reserved, that was paid back."""
+
+    async def work(office: Office) -> int:
+        tenant = await office.tenancy.tenant(arguments.tenant)
+        await office.balances.refund(
+            tenant.id,
+            parse_amount(arguments.amount),
+            arguments.currency or CURRENCY,
+            reason=arguments.reason,
+            refund_id=_identity(arguments),
+            dry_run=arguments.dry_run,
+        )
+        return await _said(office, tenant.id, tenant.name, arguments)
+
+    return with_office(settings, work)
+
+
+def adjust_usage(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike tenants adjust NAME EVENT METER=UNITS…`: a correction of one request's usage, as a new event."""
+    units = dict(_units(part) for part in arguments.units)
+
+    async def work(office: Office) -> int:
+        tenant = await office.tenancy.tenant(arguments.tenant)
+        made = await adjust(
+            office.database,
+            office.prices,
+            tenant.id,
+            _uuid(arguments.event, "EVENT"),
+            units,
+            reason=arguments.reason,
+            adjustment_id=_identity(arguments),
+            dry_run=arguments.dry_run,
+        )
+        print(
+            f"{'would be ' if arguments.dry_run else ''}{format_pico(made.cost_pico)} in {made.period}, event {made.id}"
+        )
+        return await _said(office, tenant.id, tenant.name, arguments)
+
+    return with_office(settings, work)
+
+
+def show_statement(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike tenants statement NAME`: what changed the balance, with the balance after each."""
+
+    async def work(office: Office) -> int:
+        tenant = await office.tenancy.tenant(arguments.tenant)
+        lines = await statement(office.database, tenant.id, _day(arguments.since) or 0, _day(arguments.until) or 2**62)
+        if arguments.format == "json":
+            rows = [
+                msgspec.structs.asdict(line)
+                | {"amount_pico": format_pico(line.amount_pico), "balance_pico": format_pico(line.balance_pico)}
+                for line in lines
+            ]
+            named = [{name.removesuffix("_pico"): value for name, value in row.items()} for row in rows]
+            print(msgspec.json.format(msgspec.json.encode(named)).decode())
+            return 0
+        table(
+            ("posted", "what", "period", "amount", "balance", "memo"),
+            [
+                (
+                    from_instant(line.posted_at).strftime("%Y-%m-%d %H:%M:%S"),
+                    line.kind,
+                    line.period,
+                    format_pico(line.amount_pico),
+                    format_pico(line.balance_pico),
+                    line.memo,
+                )
+                for line in lines
+            ],
+        )
+        return 0
+
+    return with_office(settings, work)
+
+
+async def _said(office: Office, tenant_id: UUID, name: str, arguments: argparse.Namespace) -> int:
+    balance = await office.balances.get(tenant_id)
+    has = f"{format_pico(balance.available)} {balance.currency}" if balance else f"{format_pico(0 * PICO)} {CURRENCY}"
+    print(f"{name} has {has}" + (", and nothing was written" if arguments.dry_run else ""))
+    return 0
+
+
+def _units(text: str) -> tuple[str, int]:
+    meter, _, units = text.partition("=")
+    try:
+        return meter, int(units)
+    except ValueError:
+        raise CommandError(f"{text!r} is not METER=UNITS, such as output=-120") from None
+
+
+def _uuid(text: str, name: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise CommandError(f"{name}: {text!r} is not a UUID") from None
+
+
+def _identity(arguments: argparse.Namespace) -> UUID | None:
+    return None if arguments.id is None else _uuid(arguments.id, "--id")
+
+
+def _day(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return to_instant(datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC))
+    except ValueError:
+        raise CommandError(f"{text!r} is not a day such as 2026-12-31") from None
+
+
+_expiry = _day
