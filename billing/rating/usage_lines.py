@@ -11,13 +11,14 @@ from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Select, Table, case, func, select
+from sqlalchemy import Select, Table, case, func, literal, select, union_all
 
 from billing.prices import PriceBook, PriceVersion
 from billing.rating.lines import RatedLine
 from billing.rollups import HOUR, LIMB, SUMS, event_groups
 from billing.tables import rollup_hour, usage_fact
 from billing.usage import METERS, check_period, period_bounds, period_of
+from storage.base import Count
 from storage.database import Database
 
 Source = Literal["rollups", "events"]
@@ -117,19 +118,28 @@ def description(model: str, meter: str, lane: str, context_from: int) -> str:
 
 
 def _query(source: Source, tenant_id: UUID, period: str) -> Select[Any]:
+    """Sums by GROUPS and `began`: the period's start, or the hour of what is late, which it is told apart by."""
     table: Table = rollup_hour if source == "rollups" else usage_fact
     of = table.c
     start, _ = period_bounds(period)
-    hour = of.hour if source == "rollups" else of.admitted_at - of.admitted_at % HOUR
-    began = case((hour >= start, start), else_=hour).label("began")  # what is late is told apart by the hour
     where = (of.tenant_id == tenant_id, of.period == period)
-    if source == "events":
-        summed = event_groups(GROUPS, *where, also=[began])
-        groups = [summed.c[name] for name in (*GROUPS, "began")]
-        return select(*groups, *(func.sum(summed.c[name]).label(name) for name in SUMS)).group_by(*groups)
-    groups = [of[name] for name in GROUPS]
-    query = select(*groups, began, *(func.sum(of[name]).label(name) for name in SUMS))
-    return query.where(*where).group_by(*groups, began)
+    if source == "rollups":
+        began = case((of.hour >= start, start), else_=of.hour).label("began")
+        groups = [of[name] for name in GROUPS]
+        query = select(*groups, began, *(func.sum(of[name]).label(name) for name in SUMS))
+        return query.where(*where).group_by(*groups, began)
+    # Millions are in time and few are late: each is asked for apart, so that the many are not sorted by hours.
+    hour = (of.admitted_at - of.admitted_at % HOUR).label("began")
+    timely = event_groups(GROUPS, *where, of.admitted_at >= start)
+    late = event_groups(GROUPS, *where, of.admitted_at < start, also=[hour])
+    names = (*GROUPS, "began", *SUMS)
+    columns = {"began": literal(start, Count()).label("began")}
+    both = union_all(
+        select(*(columns[name] if name in columns else timely.c[name] for name in names)),
+        select(*(late.c[name] for name in names)),
+    ).subquery()
+    by = [both.c[name] for name in (*GROUPS, "began")]
+    return select(*by, *(func.sum(both.c[name]).label(name) for name in SUMS)).group_by(*by)
 
 
 def _added(one: Used, other: Used) -> Used:
