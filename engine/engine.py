@@ -24,6 +24,7 @@ from engine.protocol import (
     Counts,
     Done,
     Generate,
+    Lane,
     Miss,
     PromptLogprobs,
     Reason,
@@ -198,16 +199,25 @@ class Engine:
             self.scheduler.credited(request)
         return family.first.attempt, family.delivered
 
-    def extend(self, id: str, max_tokens: int, deadline: float | None = None) -> None:
-        """Raise a request's output limit, as far as the context and memory have room, and/or its deadline."""
+    def extend(self, id: str, max_tokens: int, deadline: float | None = None, lane: Lane | None = None) -> None:
+        """Raise a request's output limit, as far as the context and memory have room, and its deadline; change its
+        lane."""
         family = self._requests.get(id)
         if family is None:
             return
         for request in family.members:
             request.max_output = max(request.max_output, min(max_tokens, self._room(request.prompt)))
-            if deadline is not None and request.deadline is not None:
-                request.deadline = max(request.deadline, deadline)
+            later = request.deadline
+            if deadline is not None and later is not None:
+                later = max(later, deadline)
+            self._change(family, request, request.lane if lane is None else lane, later)
         self._watch_deadline(family.first)
+
+    def _change(self, family: Family, request: Request, lane: Lane, deadline: float | None) -> None:
+        if request in family.waiting or request.choice in family.ended:  # the scheduler does not know it
+            request.lane, request.deadline = lane, deadline
+        else:
+            self.scheduler.change(request, lane, deadline)
 
     def elsewhere(self, replica: str, service: Mapping[str, int]) -> None:
         """What another replica's `Beat.service` says: counts against those flows here, so that each has one share."""

@@ -330,11 +330,12 @@ class Credit(Message, frozen=True, tag="Credit"):
 
 
 class Extend(Message, frozen=True, tag="Extend"):
-    """Raise the output limit and/or the deadline of a running request."""
+    """Raise the output limit and/or the deadline of a request, and/or change its lane."""
 
     id: str
     max_tokens: int
     deadline: float | None = None
+    lane: Lane | None = None
 
 
 class Abort(Message, frozen=True, tag="Abort"):

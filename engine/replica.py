@@ -166,7 +166,7 @@ class Replica:
             case Credit():
                 do(lambda: self._credit(message))
             case Extend():
-                do(lambda: engine.extend(message.id, message.max_tokens, message.deadline))
+                do(lambda: engine.extend(message.id, message.max_tokens, message.deadline, message.lane))
             case Abort():
                 self._abort(link, message)
             case Ack():

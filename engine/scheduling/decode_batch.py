@@ -44,6 +44,11 @@ class DecodeBatch:
         self.lanes[request.lane] -= 1
         request.rest()
 
+    def moved(self, before: Lane, after: Lane) -> None:
+        """A request that decodes came into another lane."""
+        self.lanes[before] -= 1
+        self.lanes[after] += 1
+
     def plan(self, request: Request) -> None:
         """Enter into the calendar when the request needs attention next: after one token at the earliest."""
         length = len(request.tokens)
