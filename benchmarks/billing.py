@@ -41,7 +41,9 @@ async def settle_and_invoice(url: str, what: str, events: int, batch: int, settl
     if filled and what == "settle":
         raise SystemExit("this database is full already: measure `invoice` on it, or settle into another folder")
     figures: dict[str, Any] = {}
-    if not filled:
+    if filled:
+        await migrate.upgrade(url)
+    else:
         figures = await settle_month(url, events, batch, settlers)
         await analyze(url)
     return figures | (await invoice_month(url) if what == "invoice" else {})
