@@ -1,6 +1,7 @@
-"""Integer weights of AWQ (Lin et al. 2023) and GPTQ (Frantar et al. 2022): (value − zero) · scale by groups of inputs.
+"""Integer weights of AWQ (Lin et al. 2023), GPTQ (Frantar et al. 2022) and compressed-tensors' `pack-quantized`.
 
-Both pack values into 32-bit words: AWQ 8 neighbouring outputs in a shuffled order, GPTQ neighbouring inputs in order.
+All are (value − zero) · scale by groups of inputs, and pack values into 32-bit words: AWQ 8 neighbouring outputs in a
+shuffled order, the others neighbouring inputs in order; compressed-tensors beside each other in an output's own words.
 """
 
 from __future__ import annotations
@@ -59,3 +60,41 @@ def decode_gptq(
     values = _unpack(words, bits).transpose(1, 2).reshape(inputs, outputs)
     zero = _unpack(zeros, bits).reshape(groups, outputs) + zero_offset
     return ((values - zero[group.long()]).float() * scales.float()[group.long()]).t()
+
+
+def decode_packed(
+    words: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    shape: tuple[int, int],
+    *,
+    bits: int,
+    group: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """[outputs, inputs] = `shape` in fp32 of words [outputs, inputs · bits / 32, rounded up], values less 2^(bits − 1).
+
+    `scales` is [1] (per tensor), [outputs, 1] (per channel) or [outputs, groups]; `zeros` [outputs · bits / 32, rounded
+    up; groups], packed along the outputs, or None if symmetric; `group` [inputs] is each input's group, in order if
+    None or all −1. Raises ValueError where the shapes contradict each other and for bits that do not fill a word.
+    """
+    if bits not in {2, 4, 8}:
+        raise ValueError(f"{bits} bits are not supported (2, 4 and 8 are)")
+    (outputs, inputs), per_word = shape, 32 // bits
+    scales = scales.float().reshape(1, 1) if scales.numel() == 1 else scales.float()
+    if words.shape != (outputs, -(-inputs // per_word)):
+        raise ValueError(f"words of shape {list(words.shape)} do not fit a weight of {outputs} x {inputs}")
+    if scales.dim() != 2 or scales.shape[0] not in {1, outputs} or scales.shape[1] > inputs:
+        raise ValueError(f"scales of shape {list(scales.shape)} do not fit a weight of {outputs} x {inputs}")
+    groups = scales.shape[1]
+    if group is None or bool((group == -1).all()):
+        group = torch.arange(inputs) // -(-inputs // groups)
+    elif group.shape != (inputs,) or not 0 <= int(group.min()) <= int(group.max()) < groups:
+        raise ValueError(f"weight_g_idx does not give one of {groups} groups for each of {inputs} inputs")
+    values = _unpack(words, bits).flatten(1)[:, :inputs]
+    if zeros is None:
+        zero = torch.full((1, groups), 1 << (bits - 1))
+    elif zeros.shape != (-(-outputs // per_word), groups):
+        raise ValueError(f"zero points of shape {list(zeros.shape)} do not fit {outputs} outputs in {groups} groups")
+    else:
+        zero = _unpack(zeros.t(), bits).flatten(1)[:, :outputs].t()
+    return (values - zero[:, group.long()]).float() * scales[:, group.long()]

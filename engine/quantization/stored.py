@@ -1,4 +1,4 @@
-"""Finds out how a weight is stored and reads it: plain, FP8, MXFP4, AWQ or GPTQ.
+"""Finds out how a weight is stored and reads it: plain, FP8, MXFP4, AWQ, GPTQ or integers packed by compressed-tensors.
 
 Which it is shows in the tensors that there are; `quantization_config` says only what cannot be seen (bits, block size).
 """
@@ -31,7 +31,7 @@ def read_weight(tensors: Tensors, name: str, quantization: Fields) -> torch.Tens
     if name in tensors or last != "weight":
         return _plain(tensors, name, layer, quantization)
     if f"{layer}.weight_packed" in tensors:
-        raise ValueError("weights packed by compressed-tensors are not supported (its FP8 weights are)")
+        return _packed(tensors, layer, quantization)
     if f"{layer}.qweight" not in tensors:
         return tensors.read(name)
     words, zeros, scales = (tensors.read(f"{layer}.{part}") for part in ("qweight", "qzeros", "scales"))
@@ -49,6 +49,23 @@ def read_weight(tensors: Tensors, name: str, quantization: Fields) -> torch.Tens
     raise ValueError(f"quant_method {method!r} is not supported for packed integers (awq and gptq are)")
 
 
+def _packed(tensors: Tensors, layer: str, quantization: Fields) -> torch.Tensor:
+    words, scales, sizes = (tensors.read(f"{layer}.weight_{part}") for part in ("packed", "scale", "shape"))
+    if sizes.numel() != 2:
+        raise ValueError(f"weight_shape has {sizes.numel()} elements instead of 2")
+    outputs, inputs = sizes.flatten().tolist()
+    # Which config group a layer is in need not be found out: the words are as many as its bits make them.
+    told = {weights.integer("num_bits", 4) for weights in _weights(quantization)} or {4}
+    fitting = [bits for bits in sorted(told) if words.shape[-1] == -(-inputs * bits // 32)]
+    if len(fitting) != 1:
+        raise ValueError(f"{words.shape[-1]} words for {inputs} inputs are not of {sorted(told)} bits (num_bits)")
+    zeros, group = (
+        tensors.read(f"{layer}.weight_{part}") if f"{layer}.weight_{part}" in tensors else None
+        for part in ("zero_point", "g_idx")
+    )
+    return int4.decode_packed(words, scales, zeros, (outputs, inputs), bits=fitting[0], group=group)
+
+
 def _plain(tensors: Tensors, name: str, layer: str, quantization: Fields) -> torch.Tensor:
     if name not in tensors and f"{name}_blocks" in tensors:
         return mxfp4.decode(tensors.read(f"{name}_blocks"), tensors.read(f"{name}_scales"))
@@ -57,16 +74,23 @@ def _plain(tensors: Tensors, name: str, layer: str, quantization: Fields) -> tor
         return weight
     for scale in _SCALES:
         if f"{layer}.{scale}" in tensors:
+            if f"{layer}.weight_zero_point" in tensors:
+                raise ValueError(f"it is {weight.dtype} with zero points, which only packed integers may have")
             return fp8.decode(weight, tensors.read(f"{layer}.{scale}"), _block(quantization))
     raise ValueError(f"it is {weight.dtype} and has no scales ({', '.join(_SCALES)})")
+
+
+def _weights(quantization: Fields) -> list[Fields]:
+    """What each of compressed-tensors' `config_groups` says about weights."""
+    groups = quantization.inner("config_groups")
+    return [groups.inner(name).inner("weights") for name in groups.fields]
 
 
 def _block(quantization: Fields) -> tuple[int, int]:
     """Outputs and inputs of a block: `weight_block_size`, or compressed-tensors' `block_structure` of any group."""
     size = quantization.fields.get("weight_block_size")
-    groups = quantization.inner("config_groups")
-    for group in groups.fields:
-        size = size or groups.inner(group).inner("weights").fields.get("block_structure")
+    for weights in _weights(quantization):
+        size = size or weights.fields.get("block_structure")
     if isinstance(size, list) and len(size) == 2 and all(isinstance(item, int) and item > 0 for item in size):
         return size[0], size[1]
     return 128, 128

@@ -1,4 +1,4 @@
-"""Quantized weights: read as their formats say (hand-computed, or transformers' own decoding), and made on loading."""
+"""Quantized weights: read as their formats say (by hand, or as the libraries that write them do), and made on loading."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from engine.assembly import assemble
 from engine.errors import ModelError
 from engine.layers.linear import Tiling
 from engine.models.config import read_config
+from engine.models.fields import Fields
 from engine.models.registry import load_model
 from engine.options import ReplicaOptions
 from engine.quantization import fp8, int4, mxfp4
 from engine.quantization.on_load import quantized
+from engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import generate, make_bench, write_model
 from tests.engine.families import by_transformers
 
@@ -129,6 +131,99 @@ def test_gptq_by_hand(offset: int, bits: int):
 def test_three_bits_are_an_error():
     with pytest.raises(ValueError, match="3 bits are not supported"):
         int4.decode_gptq(torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1, 1), None, bits=3, zero_offset=1)
+
+
+# ---------------------------------------------------------------- compressed-tensors
+
+
+def compressed(
+    shape: tuple[int, int], dtype: torch.dtype, fmt: str, **arguments: object
+) -> tuple[dict[str, torch.Tensor], dict[str, object], torch.Tensor]:
+    """A weight as compressed-tensors stores it, the `quantization_config` it writes, and what it makes of it again."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    arguments = {"num_bits": 8 if fmt == "float-quantized" else 4, **arguments}
+    kind = "float" if fmt == "float-quantized" else "int"
+    args = QuantizationArgs(type=kind, **arguments)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    torch.manual_seed(3)
+    weight = (torch.randn(shape) + 0.3).to(dtype)
+    outputs, inputs = shape
+    rows, columns = {
+        "tensor": shape,
+        "channel": (1, inputs),
+        "group": (1, args.group_size),
+        "block": args.block_structure,
+    }[args.strategy]
+    extent = (-(-outputs // rows) * rows, -(-inputs // columns) * columns)
+    padded = torch.nn.functional.pad(weight, (0, extent[1] - inputs, 0, extent[0] - outputs))
+    blocks = padded.view(extent[0] // rows, rows, extent[1] // columns, columns)
+    scale, zero = calculate_qparams(blocks.amin((1, 3)), blocks.amax((1, 3)), args)
+    if args.strategy == "tensor":
+        scale, zero = scale.flatten(), zero.flatten()
+    state = {"weight": weight, "weight_scale": scale, "weight_zero_point": zero}
+    compressor = BaseCompressor.get_value_from_registry(fmt)
+    packed = compressor.compress(state, scheme)
+    config = {"quant_method": "compressed-tensors", "format": fmt, "config_groups": {"group_0": scheme.model_dump()}}
+    return packed, json.loads(json.dumps(config, default=str)), compressor.decompress(packed, scheme)["weight"]
+
+
+COMPRESSED = {
+    "fp8 tensor": ((200, 320), "float-quantized", {"strategy": "tensor"}),
+    "fp8 channel": ((200, 320), "float-quantized", {"strategy": "channel"}),
+    "fp8 block": ((200, 320), "float-quantized", {"strategy": "block", "block_structure": [128, 128]}),
+    "int4 group": ((44, 256), "pack-quantized", {"strategy": "group", "group_size": 32}),
+    "int4 group asymmetric": ((44, 256), "pack-quantized", {"strategy": "group", "group_size": 64, "symmetric": False}),
+    "int4 channel": ((44, 100), "pack-quantized", {"strategy": "channel"}),
+    "int4 channel asymmetric": ((44, 100), "pack-quantized", {"strategy": "channel", "symmetric": False}),
+    "int8 group": ((44, 256), "pack-quantized", {"num_bits": 8, "strategy": "group", "group_size": 128}),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", COMPRESSED)
+def test_as_compressed_tensors_decodes_it(case: str, dtype: torch.dtype, tmp_path: Path):
+    shape, fmt, arguments = COMPRESSED[case]
+    packed, config, theirs = compressed(shape, dtype, fmt, **arguments)
+    save_file({f"layer.{part}": tensor.contiguous() for part, tensor in packed.items()}, tmp_path / "model.safetensors")
+    with Checkpoint(tmp_path, Fields(tmp_path, config)) as checkpoint:
+        ours = torch.empty(shape, dtype=dtype)
+        checkpoint.load("layer.weight", ours)
+    assert torch.equal(ours, theirs)
+
+
+def test_packed_integers_in_an_order_of_their_own():
+    """Activation ordering: neighbouring inputs belong to different groups."""
+    torch.manual_seed(0)
+    values, scales = torch.randint(0, 16, (3, 16)), torch.rand(3, 2)
+    words = torch.tensor([[pack(row[at : at + 8]) for at in (0, 8)] for row in values.tolist()], dtype=torch.int32)
+    group = torch.arange(16) % 2
+    expected = (values - 8) * scales[:, group]
+    assert torch.equal(int4.decode_packed(words, scales, None, (3, 16), bits=4, group=group), expected)
+
+
+@pytest.mark.parametrize(
+    ("part", "tensor", "message"),
+    [
+        ("scale", torch.ones(3, 8), r"scales of shape \[3, 8\] do not fit a weight of 44 x 256"),
+        ("zero_point", torch.ones(2, 8, dtype=torch.int32), r"zero points of shape \[2, 8\] do not fit"),
+        ("shape", torch.tensor([44, 300]), r"32 words for 300 inputs are not of \[4\] bits"),
+        ("g_idx", torch.full((256,), 9), "weight_g_idx does not give one of 8 groups"),
+    ],
+)
+def test_packed_integers_that_contradict_each_other_are_named(
+    part: str, tensor: torch.Tensor, message: str, tmp_path: Path
+):
+    packed, config, _ = compressed((44, 256), torch.float32, "pack-quantized", strategy="group", group_size=32)
+    packed[f"weight_{part}"] = tensor
+    save_file({f"layer.{name}": value for name, value in packed.items()}, tmp_path / "model.safetensors")
+    with (
+        Checkpoint(tmp_path, Fields(tmp_path, config)) as checkpoint,
+        pytest.raises(ModelError, match=rf"layer\.weight.*{message}"),
+    ):
+        checkpoint.load("layer.weight", torch.empty(44, 256))
 
 
 # ---------------------------------------------------------------- whole checkpoints
