@@ -236,11 +236,15 @@ def make_bench(
     many_threads: int = 1,
     quantize: Quantize = "none",
     swap: int = 0,
+    dtype: torch.dtype = torch.float32,
     **limits: int,
 ) -> Bench:
-    """A bench on the CPU in fp32; freed blocks are poisoned with NaN. `swap`: blocks of the swap space."""
+    """A bench on the CPU, in fp32 unless told otherwise; freed blocks are poisoned with NaN.
+
+    `swap`: blocks of the swap space.
+    """
     config = read_config(folder)
-    like = torch.zeros(())
+    like = torch.zeros((), dtype=dtype)
     tiling = best_tiling(like)
     model = load_model(folder, config, like, tiling, config.context_tokens, quantize=quantize)
     memories = [KvMemory(group, blocks, like) for group in model.groups]

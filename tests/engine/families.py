@@ -136,12 +136,12 @@ def write_family(name: str, folder: Path, **changes: object) -> Path:
     return folder
 
 
-def by_transformers(folder: Path, tokens: list[int]) -> torch.Tensor:
-    """The logits [tokens, vocabulary] after each token, with eager attention in fp32."""
+def by_transformers(folder: Path, tokens: list[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The logits [tokens, vocabulary] after each token, with eager attention in this type."""
     from transformers import AutoModelForCausalLM
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     with torch.no_grad():
         return model(torch.tensor([tokens])).logits[0]

@@ -1,4 +1,4 @@
-"""Quantized weights: read as their formats say (by hand, or as the libraries that write them do), and made on loading."""
+"""Quantized weights: read as their formats say (by hand, or as the libraries that write them do), and made on load."""
 
 from __future__ import annotations
 
