@@ -10,11 +10,13 @@ from msgspec import UNSET, Struct, UnsetType
 
 from billing.money import format_pico
 from billing.usage import Usage
+from engine.protocol import Lane
 from gateway.conversation.served_model import ServedModel
 from gateway.conversation.tokenizer import Tokenizer
 from gateway.delivery import Failed, Finished, Part
 from gateway.dialects.errors import envelope
 from gateway.dialects.openai_logprobs import ChatLogprobs, chat_logprobs
+from gateway.dialects.openai_tiers import TIER_OF
 
 # ---------------------------------------------------------------- usage
 
@@ -85,8 +87,8 @@ class ChatCompletion(Struct, frozen=True):
     model: str
     choices: tuple[Choice, ...]
     usage: ChatUsage
+    service_tier: str
     object: str = "chat.completion"
-    service_tier: str = "default"
     system_fingerprint: str | None = None
 
 
@@ -111,9 +113,9 @@ class ChatChunk(Struct, frozen=True):
     created: int
     model: str
     choices: tuple[ChunkChoice, ...]
+    service_tier: str
     usage: ChatUsage | UnsetType | None = UNSET
     object: str = "chat.completion.chunk"
-    service_tier: str = "default"
     system_fingerprint: str | None = None
 
 
@@ -124,12 +126,14 @@ class Header(Struct, frozen=True):
     created: int
     model: str
     request_id: str
+    service_tier: str
     system_fingerprint: str | None = None
 
     @classmethod
-    def of(cls, kind: str, id: UUID, model: ServedModel, request_id: str, created: int) -> Header:
-        """The header of an answer of this model; `kind` begins its id."""
-        return cls(f"{kind}-{id.hex}", created, model.name, request_id, f"fp_{model.text_digest[:12]}")
+    def of(cls, kind: str, id: UUID, model: ServedModel, request_id: str, created: int, *, lane: Lane) -> Header:
+        """The header of an answer of this model in this lane; `kind` begins its id."""
+        tier, fingerprint = TIER_OF[lane], f"fp_{model.text_digest[:12]}"
+        return cls(f"{kind}-{id.hex}", created, model.name, request_id, tier, fingerprint)
 
 
 _encoder = msgspec.json.Encoder()
@@ -168,6 +172,7 @@ class ChatAnswer:
                     for part, reason in zip(parts, end.reasons, strict=True)
                 ),
                 usage=chat_usage(end.usage, end.cost_pico, end.currency),
+                service_tier=self._header.service_tier,
                 system_fingerprint=self._header.system_fingerprint,
             )
         )
@@ -212,6 +217,7 @@ class ChatAnswer:
                 model=header.model,
                 choices=() if choice is None else (choice,),
                 usage=usage if self._include_usage else UNSET,
+                service_tier=header.service_tier,
                 system_fingerprint=header.system_fingerprint,
             )
         )

@@ -26,6 +26,7 @@ class TextCompletion(Struct, frozen=True):
     created: int
     model: str
     choices: tuple[TextChoice, ...]
+    service_tier: str
     usage: ChatUsage | UnsetType | None = UNSET
     object: str = "text_completion"
     system_fingerprint: str | None = None
@@ -74,6 +75,7 @@ class TextAnswer:
             created=header.created,
             model=header.model,
             choices=tuple(choices),
+            service_tier=header.service_tier,
             usage=usage,
             system_fingerprint=header.system_fingerprint,
         )

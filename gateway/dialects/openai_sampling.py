@@ -1,5 +1,5 @@
-"""How tokens are drawn, as OpenAI's two completion endpoints say it: their own fields, and those that users of open
-servers send in `extra_body`."""
+"""What OpenAI's two completion endpoints have in common, how tokens are drawn most of all: their own fields, and those
+that users of open servers send in `extra_body`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from gateway.dialects.openai_grammar import (
     StructuredOutputs,
     grammar_of,
 )
+from gateway.dialects.openai_tiers import lane_of
 from gateway.failures import InvalidRequest
 
 Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -50,6 +51,7 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=1024)] | None = None
+    service_tier: str | None = None
     metadata: Annotated[dict[str, Label], Meta(max_length=16)] | None = None
 
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
@@ -76,6 +78,7 @@ def sampling_of(request: SamplingFields) -> dict[str, Any]:
             code="invalid_value",
         )
     return {
+        "lane": lane_of(request.service_tier),
         "tag": (request.metadata or {}).get(TAG, ""),
         "temperature": request.temperature,
         "top_p": request.top_p,

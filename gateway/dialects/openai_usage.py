@@ -19,12 +19,12 @@ from billing.money import format_pico
 from billing.reports import Group, Page, Result
 from billing.usage import METERS
 from gateway.dialects.openai_answer import Cost
+from gateway.dialects.openai_tiers import TIER_OF
 from gateway.dialects.query_parameters import Parameters
 from gateway.failures import InvalidRequest
 
 Width = Literal["1m", "1h", "1d"]
 _MICRO = 1_000_000
-_SERVICE_TIERS = {"interactive": "priority", "standard": "default", "batch": "flex"}
 _GROUPS: dict[str, Group | None] = {
     "project_id": "project_id",
     "api_key_id": "api_key_id",
@@ -152,7 +152,7 @@ def _usage(result: Result) -> UsageResult:
         api_key_id=_text(group.get("api_key_id")),
         model=group.get("model"),
         batch=group.get("batch"),
-        service_tier=_SERVICE_TIERS[group["lane"]] if "lane" in group else None,
+        service_tier=TIER_OF[group["lane"]] if "lane" in group else None,
     )
 
 
@@ -243,13 +243,13 @@ _METERS = {_item(meter): meter for meter in METERS}
 
 def line_item_name(model: str, lane: str, meter: str) -> str:
     """A line item's name: `tiny, input_tokens`; lanes other than the standard one are named at the end."""
-    return ", ".join([model, _item(meter), *([] if lane == "standard" else [_SERVICE_TIERS[lane]])])
+    return ", ".join([model, _item(meter), *([] if lane == "standard" else [TIER_OF[lane]])])
 
 
 def _line_item(name: str) -> LineItem:
     """The inverse of `line_item_name`. Raises InvalidRequest."""
     head, _, last = name.rpartition(", ")
-    lane = next((lane for lane, tier in _SERVICE_TIERS.items() if tier == last and lane != "standard"), None)
+    lane = next((lane for lane, tier in TIER_OF.items() if tier == last and lane != "standard"), None)
     model, _, item = head.rpartition(", ") if lane else (head, "", last)
     if not model or item not in _METERS:
         raise InvalidRequest(f"line_items: there is no {name[:80]!r}.", path="line_items", code="invalid_value")

@@ -33,7 +33,8 @@ def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
         about.model = model.name
         payer = Payer(principal.tenant_id, principal.project_id, principal.key_id)
         prepared = await gateway.admission.prepare(about.id, payer, call.generation)
-        header = Header.of("chatcmpl", about.id, model, about.name, int(time.time()))
+        lane = call.generation.lane
+        header = Header.of("chatcmpl", about.id, model, about.name, int(time.time()), lane=lane)
         logprobs = call.generation.logprobs is not None
         writer = ChatAnswer(header, model.tokenizer, logprobs=logprobs, include_usage=call.include_usage)
         return await answer(gateway, request, [prepared], writer, stream=call.stream)

@@ -39,7 +39,7 @@ def completions(gateway: Gateway) -> HTTPRouteHandler:
             await gateway.admission.prepare(uuid7() if index else about.id, payer, generation)
             for index, generation in enumerate(call.generations)
         ]
-        header = Header.of("cmpl", about.id, model, about.name, int(time.time()))
+        header = Header.of("cmpl", about.id, model, about.name, int(time.time()), lane=first.lane)
         writer = TextAnswer(header, model.tokenizer, logprobs=first.logprobs, include_usage=call.include_usage)
         return await answer(gateway, request, prepared, writer, stream=call.stream)
 

@@ -129,7 +129,7 @@ def test_whose_fault_it_was() -> None:
 
 
 def test_events_end_with_a_mark_or_an_error(model: ServedModel) -> None:
-    header = Header("chatcmpl-1", 1, "tiny", "req_1")
+    header = Header("chatcmpl-1", 1, "tiny", "req_1", "default")
     events = ChatAnswer(header, model.tokenizer, logprobs=False, include_usage=True)
     end = Finished(("stop",), recorded(COLD), Usage(1000, output=50), 5, "USD")
     whole = events.piece([Part(0, "a")]) + events.finished(end)
