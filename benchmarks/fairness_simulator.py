@@ -216,7 +216,7 @@ class _Run:
             for here, policy in enumerate(policies):
                 for there, service in enumerate(given):
                     if here != there and isinstance(policy, FairShare):
-                        policy.elsewhere(str(there), service)
+                        policy.elsewhere(str(there), 1, service)
 
     def _step(self, replica: Replica) -> None:
         scheduler, index = replica.scheduler, self.gaps.index

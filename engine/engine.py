@@ -219,9 +219,9 @@ class Engine:
         else:
             self.scheduler.change(request, lane, deadline)
 
-    def elsewhere(self, replica: str, service: Mapping[str, int]) -> None:
+    def elsewhere(self, replica: str, epoch: int, service: Mapping[str, int]) -> None:
         """What another replica's `Beat.service` says: counts against those flows here, so that each has one share."""
-        self.fairness.elsewhere(replica, service)
+        self.fairness.elsewhere(replica, epoch, service)
 
     def forget(self, scope: str) -> None:
         """Make all blocks of this scope unfindable."""

@@ -401,6 +401,17 @@ class TierLoad(Part, frozen=True):
     total: int
 
 
+class Elsewhere(Message, frozen=True, tag="Elsewhere"):
+    """What flows got from another replica of the same served model: totals of its `Beat.service`, those that changed.
+
+    Gateways relay them with each beat. In one epoch a total only grows, so that it may be told twice, or late.
+    """
+
+    replica: str
+    epoch: int
+    service: dict[str, int]
+
+
 class Beat(Message, frozen=True, tag="Beat"):
     """Sent each second: how far the replica got, how loaded it is, what each flow received.
 
@@ -418,7 +429,7 @@ class Beat(Message, frozen=True, tag="Beat"):
     metrics: dict[str, float] = {}
 
 
-ToReplica: TypeAlias = Dial | Scope | Forget | Purge | Generate | Credit | Extend | Abort | Ack
+ToReplica: TypeAlias = Dial | Scope | Forget | Purge | Generate | Credit | Extend | Abort | Ack | Elsewhere
 ToGateway: TypeAlias = Hello | Began | PromptLogprobs | Tokens | Done | Beat
 
 _encoder = msgspec.msgpack.Encoder()

@@ -35,6 +35,7 @@ from engine.protocol import (
     Credit,
     Dial,
     Done,
+    Elsewhere,
     Extend,
     Forget,
     Generate,
@@ -178,6 +179,8 @@ class Replica:
                 do(lambda: engine.forget(message.scope))
             case Purge():
                 do(lambda: engine.purge(message.keys))
+            case Elsewhere():
+                do(lambda: engine.elsewhere(message.replica, message.epoch, message.service))
             case Dial():
                 raise ProtocolError("a second Dial")
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from engine.protocol import Lane
 from engine.scheduling.costs import FixedCosts, StepCosts
-from engine.scheduling.flows import OUTPUT_GUESS, FlowShares, Matched
+from engine.scheduling.flows import DEBT, OUTPUT_GUESS, FlowShares, Matched
 from engine.scheduling.lanes import LANES, QUANTUM, RANK, WEIGHTS, LaneShares
 from engine.scheduling.request import Request
 from engine.scheduling.service import ServiceTotals
@@ -121,11 +121,15 @@ class FairShare:
         request.served = request.spent
         self._charge(request, request.spent - request.charged)
 
-    def elsewhere(self, replica: str, service: Mapping[str, int]) -> None:
-        """Another replica says what flows got from it so far: add what is new to their counters."""
-        for lane, name, cost in self.service.news(replica, service):
+    def elsewhere(self, replica: str, epoch: int, service: Mapping[str, int]) -> None:
+        """Another replica says what flows got from it so far: add what is new to their counters.
+
+        Of what is heard at once, a flow owes no more than `DEBT`: a replica that has just come hears of whole days.
+        """
+        for lane, name, cost in self.service.news(replica, epoch, service):
             flows = self.flows[lane]
-            flows.charge(flows.flow(name), cost)
+            flow = flows.flow(name)
+            flows.charge(flow, min(cost, DEBT * flow.weight))
 
     def service_given(self) -> dict[str, int]:
         """What flows got from this replica so far, as `elsewhere` of the others takes it."""

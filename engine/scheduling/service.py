@@ -12,11 +12,11 @@ KEPT = 4096
 
 
 class ServiceTotals:
-    """Engine time in µs per `lane/flow`. Totals of another replica may begin again: it restarted, or dropped a flow."""
+    """Engine time in µs per `lane/flow`. Those of another replica grow until its next epoch."""
 
     def __init__(self) -> None:
         self._given: dict[str, float] = {}
-        self._heard: dict[str, dict[str, int]] = {}
+        self._heard: dict[str, tuple[int, dict[str, int]]] = {}
 
     def add(self, lane: Lane, flow: str, cost: float) -> None:
         """A flow got `cost` µs here."""
@@ -31,13 +31,26 @@ class ServiceTotals:
         """The totals of this replica, for its `Beat`."""
         return {name: int(cost) for name, cost in self._given.items()}
 
-    def news(self, replica: str, service: Mapping[str, int]) -> Iterator[tuple[Lane, str, int]]:
-        """(lane, flow, µs) that flows got from this replica since it last said so; unknown lanes are passed over."""
-        before = self._heard.get(replica, {})
-        self._heard[replica] = dict(service)
+    def news(self, replica: str, epoch: int, service: Mapping[str, int]) -> Iterator[tuple[Lane, str, int]]:
+        """(lane, flow, µs) that flows got from this replica beyond what was heard before.
+
+        What is told twice or late is no news, nor is an older epoch; unknown lanes are passed over.
+        """
+        known, totals = self._heard.get(replica, (0, {}))
+        if epoch < known:
+            return
+        if epoch > known:
+            totals = {}
+        self._heard[replica] = epoch, totals
         for name, total in service.items():
+            cost = total - totals.get(name, 0)
+            if cost <= 0:
+                continue
+            # The replica drops the flow that it served least lately; so do we, and both begin at 0 again.
+            totals.pop(name, None)
+            totals[name] = total
+            if len(totals) > KEPT:
+                del totals[next(iter(totals))]
             lane, _, flow = name.partition("/")
-            known = before.get(name, 0)
-            cost = total - known if total >= known else total
-            if cost > 0 and lane in LANES:
+            if lane in LANES:
                 yield lane, flow, cost

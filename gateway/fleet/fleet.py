@@ -14,6 +14,7 @@ from gateway.failures import Unavailable
 from gateway.fleet.exchange import Exchange
 from gateway.fleet.link import Link, Refused
 from gateway.fleet.options import FleetOptions, parse_address
+from gateway.fleet.service_relay import ServiceRelay
 from gateway.registry import Registry
 
 log = structlog.get_logger("gateway.fleet")
@@ -42,6 +43,7 @@ class Fleet:
         self._exchanges: dict[str, Exchange] = {}
         self._acknowledged: OrderedDict[str, int] = OrderedDict()
         self._epochs: dict[str, int] = {}
+        self._relay = ServiceRelay()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -129,8 +131,11 @@ class Fleet:
                 exchange.abort("link lost")
 
     def heard(self, link: Link, message: ToGateway) -> None:
-        """Hand a message to the request that it is about."""
-        if isinstance(message, Hello | Beat):
+        """Hand a message to the request that it is about, and a beat's news to the other replicas."""
+        if isinstance(message, Hello):
+            return
+        if isinstance(message, Beat):
+            self._relay.beat(link, message, self.links)
             return
         exchange = self._exchanges.get(message.id)
         if exchange is not None:
@@ -140,6 +145,7 @@ class Fleet:
 
     def closed(self, link: Link) -> None:
         """Tell the owners of what ran there."""
+        self._relay.closed(link)
         for exchange in list(self._exchanges.values()):
             if exchange.link is link:
                 exchange.lose()

@@ -43,7 +43,7 @@ class Listener(Protocol):
         ...
 
     def heard(self, link: Link, message: ToGateway) -> None:
-        """A message about a request came."""
+        """A beat came, or a message about a request."""
         ...
 
     def closed(self, link: Link) -> None:
@@ -177,8 +177,7 @@ class Link:
                 self._moved_at = self._heard_at
             self._beat_at = self._heard_at
             self.beat = message
-        else:
-            self._listener.heard(self, message)
+        self._listener.heard(self, message)
 
     async def _watch(self, writer: asyncio.StreamWriter) -> None:
         """Close a link on which nothing was heard for too long: the other end may be gone without a word."""

@@ -176,7 +176,7 @@ def test_flows_that_would_come_back_as_new_are_forgotten():
 
 def test_a_debt_made_elsewhere_is_bounded():
     policy = FairShare(quantum=0.0)
-    policy.elsewhere("r2", {"standard/busy": int(DEBT * 50)})
+    policy.elsewhere("r2", 1, {"standard/busy": int(DEBT * 50)})
     policy.push(request(1, flow="quiet"))
     policy.push(request(2, flow="busy"))
     assert policy.peek(nothing).flow == "quiet"  # type: ignore[union-attr]
@@ -185,13 +185,16 @@ def test_a_debt_made_elsewhere_is_bounded():
 
 def test_service_totals_are_heard_once_and_may_begin_again():
     totals = ServiceTotals()
-    assert list(totals.news("r", {"standard/a": 10, "batch/b/c": 5, "unknown/x": 7})) == [
+    assert list(totals.news("r", 1, {"standard/a": 10, "batch/b/c": 5, "unknown/x": 7})) == [
         ("standard", "a", 10),
         ("batch", "b/c", 5),
     ]
-    assert list(totals.news("r", {"standard/a": 10, "batch/b/c": 5})) == []
-    assert list(totals.news("r", {"standard/a": 3})) == [("standard", "a", 3)]
-    assert list(totals.news("other", {"standard/a": 3})) == [("standard", "a", 3)]
+    assert list(totals.news("r", 1, {"standard/a": 10, "batch/b/c": 5})) == []
+    assert list(totals.news("r", 1, {"standard/a": 3})) == [], "told late by another gateway"
+    assert list(totals.news("r", 1, {"standard/a": 12})) == [("standard", "a", 2)]
+    assert list(totals.news("r", 2, {"standard/a": 3})) == [("standard", "a", 3)]
+    assert list(totals.news("r", 1, {"standard/a": 20})) == [], "an older incarnation"
+    assert list(totals.news("other", 1, {"standard/a": 3})) == [("standard", "a", 3)]
     for number in range(KEPT + 10):
         totals.add("standard", str(number), 1.5)
     assert len(totals.given()) == KEPT

@@ -113,7 +113,7 @@ def test_g2_holds_over_replicas_that_hear_of_each_other(data: st.DataObject, eve
         if step % every == 0:
             for index, policy in enumerate(policies):
                 other = policies[1 - index]
-                policy.elsewhere(str(1 - index), other.service_given())
+                policy.elsewhere(str(1 - index), 1, other.service_given())
                 longest = max(longest, replicas[1 - index].now - heard[index])
                 heard[index] = replicas[1 - index].now
         service = meter.service("flow")
@@ -143,7 +143,7 @@ def test_g2_a_flow_spread_over_eight_replicas_has_one_share():
             for here, policy in enumerate(policies):
                 for there in range(8):
                     if here != there:
-                        policy.elsewhere(str(there), given_[there])
+                        policy.elsewhere(str(there), 1, given_[there])
     service = meter.service("flow")
     fair = sum(service.values()) / 9
     assert service["wide"] == pytest.approx(fair, rel=0.1)

@@ -21,6 +21,7 @@ from engine.protocol import (
     Credit,
     Dial,
     Done,
+    Elsewhere,
     Generate,
     Hello,
     Layout,
@@ -32,6 +33,7 @@ from engine.protocol import (
     link_proof,
     read_from_gateway,
 )
+from engine.scheduling.fair_share import FairShare
 
 LINK_KEY = b"k" * 32
 
@@ -100,6 +102,9 @@ class FakeReplica:
         self.acked: list[Ack] = []
         self.aborts: list[Abort] = []
         self.dials: list[Dial] = []
+        self.share = FairShare()
+        """Whose service the beats tell, and that hears of the others'."""
+        self.elsewhere: list[Elsewhere] = []
         self.beating = True
         self.busy = 0
         """Claim so many running requests at least."""
@@ -205,6 +210,9 @@ class FakeReplica:
                         run.more.set()
                     case Abort():
                         self._abort(message, writer)
+                    case Elsewhere():
+                        self.elsewhere.append(message)
+                        self.share.elsewhere(message.replica, message.epoch, message.service)
                     case Ack():
                         self.acked.append(message)
                         self.journal.pop(message.id, None)
@@ -235,7 +243,11 @@ class FakeReplica:
                 self.beat_steps += not self.stuck
                 running = self.busy + sum(1 for run in self.runs.values() if run.task and not run.task.done())
                 metrics = {"turnpike_engine_kv_blocks_free": 7.0}
-                writer.write(encode(Beat(self.beat_steps, running, {"standard": 0}, (), metrics=metrics)))
+                writer.write(
+                    encode(
+                        Beat(self.beat_steps, running, {"standard": 0}, (), self.share.service_given(), metrics=metrics)
+                    )
+                )
             await asyncio.sleep(self.beat_interval)
 
     def _script(self, generate: Generate) -> Script:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from engine.protocol import Beat, Generate, Sampling, Segment
+from engine.scheduling.fair_share import FairShare
 from gateway.conversation.served_model import ServedModel, load_served_model
 from gateway.failures import Unavailable
 from gateway.fleet.exchange import LinkLost
@@ -193,3 +194,30 @@ async def test_several_models_in_one_gateway(model: ServedModel, tmp_path: Path)
         await fleet.stop()
         for replica in replicas:
             await replica.stop()
+
+
+async def test_what_a_flow_got_here_counts_there_once(model: ServedModel, tmp_path: Path) -> None:
+    """Two gateways tell the same; a replica that comes later hears all; then only what changed is said."""
+    one, two = (FakeReplica(tmp_path / name, model.text_digest, name=name) for name in ("one", "two"))
+
+    def counted(replica: FakeReplica, flow: str) -> float:
+        return replica.share.flows["standard"].flow(flow).counter
+
+    one.share.service.add("standard", "a", 1000)
+    one.share.service.add("standard", "b", 500)
+    async with fleet_of(model, one, two):
+        await until(lambda: counted(two, "a") == 1000 and counted(two, "b") == 500)
+        second = Fleet([one.address, two.address], gateway="h", link_key=LINK_KEY, models=Registry([model]))
+        second.start()
+        await until(lambda: len(two.elsewhere) >= 2)
+        two.elsewhere.clear()
+        one.share.service.add("standard", "a", 20)
+        await until(lambda: len(two.elsewhere) == 2)
+        assert [message.service for message in two.elsewhere] == [{"standard/a": 1020}] * 2
+        assert counted(two, "a") == 1020
+        assert counted(one, "a") == 0
+        await two.stop()
+        two.share, two.epoch = FairShare(), 2
+        await two.start()
+        await until(lambda: counted(two, "a") == 1020 and counted(two, "b") == 500)
+        await second.stop()
