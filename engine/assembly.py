@@ -60,7 +60,9 @@ def assemble(options: ReplicaOptions) -> Assembled:
         )
     like = prototype(options)
     tiling = best_tiling(like)
-    model = load_model(options.model, config, like, tiling, context, quantize=options.quantize)
+    model = load_model(
+        options.model, config, like, tiling, context, quantize=options.quantize, kv_dtype=options.kv_dtype
+    )
     blocks = block_count(options, model.groups, like.device, context)
     memories = [KvMemory(group, blocks, like) for group in model.groups]
     kept = int(blocks * options.swap_share)
@@ -69,8 +71,9 @@ def assemble(options: ReplicaOptions) -> Assembled:
     choose_threads(runner, options.token_budget)
     ensure_invariance(runner, options.token_budget, options.max_running)
     dtype = str(like.dtype).removeprefix("torch.")
-    # Other weights than the folder's make other KV: it must not be found under the same keys.
+    # Other weights than the folder's make other KV, and so does rounding it: neither may be found under the same keys.
     run_in = dtype if options.quantize == "none" else f"{dtype} {options.quantize}"
+    run_in += "" if options.kv_dtype == "auto" else f" kv {options.kv_dtype}"
     digest = model_digest(options.model, run_in)
     name = options.served or served_name(options.model)
     limits = EngineLimits(context, options.max_running, options.max_waiting, options.token_budget)

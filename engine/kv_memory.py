@@ -2,6 +2,11 @@
 
 [blocks, layers, parts, KV heads, 64, head dim], where the parts are K and V, or for a latent group the one latent
 vector from which both are made. A block is what is moved between tiers, so it lies in one piece.
+
+In fp8 each vector is 8-bit values and, behind them in the same row, its own fp32 scale (one for each token, KV head and
+part). What a step computes is read back from there as well, so a cold prompt meets the very values that a warm one
+reads: cold = warm holds, among replicas that keep their KV like that. Their model digest says so, and thereby every
+block key: KV of another format is never found under it, nor theirs by others.
 """
 
 from __future__ import annotations
@@ -12,12 +17,22 @@ from dataclasses import dataclass
 import torch
 
 from engine.protocol import LayerGroup
+from engine.quantization import fp8
 from prompt_cache.keys import BLOCK_TOKENS
 
 
 def parts(group: LayerGroup) -> int:
     """How many vectors a token has in each KV head of a layer: key and value, or one latent."""
     return 1 if group.kind == "latent" else 2
+
+
+FP8 = torch.float8_e4m3fn
+_SCALE_BYTES = 4
+
+
+def row_bytes(dtype: torch.dtype, head_dim: int) -> int:
+    """The bytes of one stored vector of `head_dim` elements, with its scale if it has one."""
+    return head_dim * dtype.itemsize + (_SCALE_BYTES if dtype == FP8 else 0)
 
 
 @dataclass(frozen=True)
@@ -29,7 +44,10 @@ class KvSlot:
 
 
 class KvLayout:
-    """Collects the layer groups of a model while its layers are made: layers whose KV is alike share a group."""
+    """Collects the layer groups of a model while its layers are made: layers whose KV is alike share a group.
+
+    `dtype`: what vectors are stored in.
+    """
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -45,7 +63,6 @@ class KvLayout:
 
     def groups(self) -> tuple[LayerGroup, ...]:
         """The groups in the order in which their first layers were placed, with their block sizes in bytes."""
-        size = BLOCK_TOKENS * self._dtype.itemsize
         return tuple(
             LayerGroup(
                 kind=kind,
@@ -54,21 +71,32 @@ class KvLayout:
                 head_dim=head_dim,
                 window=window,
                 dtype=str(self._dtype).removeprefix("torch."),
-                block_bytes=len(layers) * (1 if kind == "latent" else 2) * kv_heads * head_dim * size,
+                block_bytes=len(layers)
+                * (1 if kind == "latent" else 2)
+                * kv_heads
+                * BLOCK_TOKENS
+                * row_bytes(self._dtype, head_dim),
             )
             for (kind, kv_heads, head_dim, window), layers in self._layers.items()
         )
 
 
 class KvMemory:
-    """The KV of one layer group. `like` gives type and device; `pinned` for host memory that a GPU copies to."""
+    """The KV of one layer group. `like` gives the type that is computed with, and the device.
+
+    `pinned` for host memory that a GPU copies to.
+    """
 
     def __init__(self, group: LayerGroup, blocks: int, like: torch.Tensor, *, pinned: bool = False) -> None:
         self.group = group
-        layers, heads, dim, per_layer = len(group.layers), group.kv_heads, group.head_dim, parts(group)
+        layers, heads, per_layer = len(group.layers), group.kv_heads, parts(group)
+        self._like = like.new_empty(0)
+        self._scaled = group.dtype == str(FP8).removeprefix("torch.")
+        # Rows with scales are bytes: their values and scales are of different types.
+        stored, dim = (torch.uint8, row_bytes(FP8, group.head_dim)) if self._scaled else (like.dtype, group.head_dim)
         # Not cleared here: a block is when it is allocated, and memory that was never used then costs nothing.
         shape = (blocks, layers, per_layer, heads, BLOCK_TOKENS, dim)
-        self.data = torch.empty(shape, dtype=like.dtype, device=like.device, pin_memory=pinned)
+        self.data = torch.empty(shape, dtype=stored, device=like.device, pin_memory=pinned)
         by_row, by_head = self.data.view(-1, dim), self.data.view(-1, BLOCK_TOKENS * dim)
         # Views that begin at a layer's part of the first block: the same index then serves every layer.
         self.rows = [by_row[layer * per_layer * heads * BLOCK_TOKENS :] for layer in range(layers)]
@@ -78,21 +106,40 @@ class KvMemory:
 
         self._scratch: dict[str, torch.Tensor] = {}
 
-    def scratch(self, name: str, elements: int) -> torch.Tensor:
+    def scratch(self, name: str, elements: int, like: torch.Tensor | None = None) -> torch.Tensor:
         """A flat tensor of this many elements whose content means nothing, the same memory each time.
+
+        Of `like`'s type, else of the one that is computed with.
 
         Fresh memory of this size would come from the operating system page by page, which costs more than its use.
         """
         held = self._scratch.get(name)
         if held is None or held.numel() < elements:
-            held = self._scratch[name] = self.data.new_empty(elements)
+            held = self._scratch[name] = (self._like if like is None else like).new_empty(elements)
         return held[:elements]
 
+    def store(self, layer: int, rows: torch.Tensor, vectors: torch.Tensor) -> None:
+        """Write vectors [n, head dim] to these rows, counted from the layer's part of the first block."""
+        if self._scaled:
+            values, scales = fp8.encode(vectors)
+            vectors = torch.cat([values.view(torch.uint8), scales.view(torch.uint8)], -1)
+        self.rows[layer][rows] = vectors
+
     def gather(self, source: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """[rows, 64 · head dim] of `keys` or `values`, in scratch memory that the next call overwrites."""
-        into = self.scratch("gather", len(rows) * source.shape[1]).view(len(rows), source.shape[1])
-        torch.index_select(source, 0, rows, out=into)
-        return into
+        """[rows, 64 · head dim] of `keys` or `values` as they are computed with.
+
+        In scratch memory that the next call overwrites.
+        """
+        stored = self.scratch("stored", len(rows) * source.shape[1], source).view(len(rows), source.shape[1])
+        torch.index_select(source, 0, rows, out=stored)
+        if not self._scaled:
+            return stored
+        dim = self.group.head_dim
+        vectors = stored.view(-1, row_bytes(FP8, dim))
+        values = self.scratch("values", len(vectors) * dim).view(-1, dim)
+        values.copy_(vectors[:, :dim].view(FP8))
+        values.mul_(vectors[:, dim:].contiguous().view(torch.float32))
+        return values.view(len(rows), -1)
 
     def zero(self, blocks: Sequence[int]) -> None:
         """Clear newly allocated blocks: masked positions meet zeros, never what a former owner left there.
@@ -100,7 +147,7 @@ class KvMemory:
         A masked key has weight 0, but 0 x NaN is NaN: without this, one request's overflow could reach another.
         """
         if blocks:
-            self.data[list(blocks)] = 0.0
+            self.data[list(blocks)] = 0
 
     def copy(self, source: KvMemory, pairs: Iterable[tuple[int, int]]) -> None:
         """Copy blocks (in `source`, here) of the same group, in this order.
@@ -112,7 +159,7 @@ class KvMemory:
 
     def poison(self, block: int) -> None:
         """Fill a free block with NaN, so that a test sees any read of it."""
-        self.data[block] = torch.nan
+        self.data[block].fill_(0xFF if self._scaled else torch.nan)  # in e4m3 and in fp32 all ones are a NaN
 
 
 def swap_memories(groups: Sequence[LayerGroup], blocks: int, like: torch.Tensor) -> list[KvMemory]:

@@ -84,6 +84,7 @@ def engine(settings: Settings, parent: int | None = None) -> int:
         device=settings.device,
         dtype=settings.dtype,
         quantize=settings.quantize,
+        kv_dtype=settings.kv_dtype,
         kv_memory=settings.kv_memory,
         swap_share=settings.swap_share,
         max_running=settings.max_running,

@@ -106,6 +106,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["none", "fp8", "mxfp4"],
         _about("what linear weights are rounded to while they are loaded", SERVE, ENGINE),
     ] = "none"
+    kv_dtype: Annotated[
+        Literal["auto", "fp8"],
+        _about(
+            "what KV is stored in; fp8: 8 bits with a scale for each token and head, so that two to four times the"
+            " tokens fit; slightly less exact, and shared only among replicas that store it so",
+            SERVE,
+            ENGINE,
+        ),
+    ] = "auto"
     kv_memory: Annotated[int, _about("bytes for KV blocks; 0: from what is free", SERVE, ENGINE, at_least=0)] = 0
     swap_share: Annotated[
         float,

@@ -43,7 +43,7 @@ def attend(
     then all values), both turned by rotary; `layer` counts within the memory's group. Returns
     [rows, heads · value dim]; rows beyond the plan's tokens are padding and come out as zeros.
     """
-    memory.rows[layer][plan.write] = entries[: plan.tokens].reshape(-1, memory.group.head_dim)
+    memory.store(layer, plan.write, entries[: plan.tokens].reshape(-1, memory.group.head_dim))
     query = query * scoring.scale
     outputs = [_tiles(query, tiles, memory, layer, scoring) for tiles in plan.tiles]
     padding = query.shape[0] - plan.tokens

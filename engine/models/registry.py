@@ -21,7 +21,7 @@ from engine.models.phi3 import phi3
 from engine.models.qwen2 import qwen2
 from engine.models.qwen3 import qwen3
 from engine.models.qwen3_moe import qwen3_moe
-from engine.options import Quantize
+from engine.options import KvDtype, Quantize
 from engine.weights.checkpoint import Checkpoint
 from engine.weights.loader import Loader
 
@@ -49,6 +49,7 @@ def load_model(
     context_tokens: int,
     *,
     quantize: Quantize = "none",
+    kv_dtype: KvDtype = "auto",
 ) -> Decoder:
     """Load the folder's weights as `like`'s type on its device. Raises ModelError naming what is unsupported."""
     architecture = ARCHITECTURES.get(config.model_type)
@@ -58,4 +59,4 @@ def load_model(
             f" (supported: {', '.join(sorted(ARCHITECTURES))})"
         )
     with Checkpoint(folder, config.fields.inner("quantization_config")) as checkpoint, torch.inference_mode():
-        return architecture(Loader(checkpoint, config, like, tiling, context_tokens, quantize=quantize))
+        return architecture(Loader(checkpoint, config, like, tiling, context_tokens, quantize=quantize, kv_dtype=kv_dtype))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from engine.errors import ModelError
-from engine.kv_memory import KvLayout
+from engine.kv_memory import FP8, KvLayout
 from engine.layers.embedding import Embedding, load_embedding
 from engine.layers.linear import Linear, Tiling
 from engine.layers.norm import RmsNorm, load_norm
 from engine.layers.rotary import Rotary
 from engine.models.config import ModelConfig
 from engine.models.rope import RopeConfig
-from engine.options import Quantize
+from engine.options import KvDtype, Quantize
 from engine.quantization.on_load import quantized
 from engine.weights.checkpoint import Checkpoint
 
@@ -23,7 +23,8 @@ class Loader:
     """The layers of one model. Every method raises ModelError naming a missing or mismatched tensor.
 
     `like` gives type and device; `context_tokens` how long the tables of positions are; `quantize` what linear layers
-    are rounded to (not embeddings, heads, norms and routers). `kv` collects the layer groups.
+    are rounded to (not embeddings, heads, norms and routers). `kv` collects the layer groups, whose
+    KV is stored as `kv_dtype`.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Loader:
         context_tokens: int,
         *,
         quantize: Quantize = "none",
+        kv_dtype: KvDtype = "auto",
     ) -> None:
         self.checkpoint = checkpoint
         self.config = config
@@ -42,7 +44,7 @@ class Loader:
         self.tiling = tiling
         self.context_tokens = context_tokens
         self.quantize: Quantize = quantize
-        self.kv = KvLayout(like.dtype)
+        self.kv = KvLayout(FP8 if kv_dtype == "fp8" else like.dtype)
         self._rotaries: dict[tuple[RopeConfig, int], Rotary] = {}
 
     def linear(self, names: list[str], outputs: list[int], inputs: int, *, bias: bool = False) -> Linear:

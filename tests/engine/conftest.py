@@ -18,7 +18,7 @@ from engine.kv_memory import KvMemory, swap_memories
 from engine.layers.linear import best_tiling
 from engine.models.config import read_config
 from engine.models.registry import load_model
-from engine.options import Quantize
+from engine.options import KvDtype, Quantize
 from engine.protocol import (
     Began,
     Counts,
@@ -237,6 +237,7 @@ def make_bench(
     quantize: Quantize = "none",
     swap: int = 0,
     dtype: torch.dtype = torch.float32,
+    kv_dtype: KvDtype = "auto",
     **limits: int,
 ) -> Bench:
     """A bench on the CPU, in fp32 unless told otherwise; freed blocks are poisoned with NaN.
@@ -246,7 +247,7 @@ def make_bench(
     config = read_config(folder)
     like = torch.zeros((), dtype=dtype)
     tiling = best_tiling(like)
-    model = load_model(folder, config, like, tiling, config.context_tokens, quantize=quantize)
+    model = load_model(folder, config, like, tiling, config.context_tokens, quantize=quantize, kv_dtype=kv_dtype)
     memories = [KvMemory(group, blocks, like) for group in model.groups]
     kept = swap_memories(model.groups, swap, like) if swap else []
     runner = Runner(model, memories, torch.device("cpu"), tiling, kept)

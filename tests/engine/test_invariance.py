@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.assembly import assemble
 from engine.invariance import ensure_invariance
-from engine.options import ReplicaOptions
+from engine.options import KvDtype, ReplicaOptions
 from engine.protocol import Generate
 from engine.scheduling.costs import FixedCosts, Rates
 from engine.scheduling.lanes import LANES
@@ -33,9 +33,9 @@ def request(id: str, length: int, seeded: bool, **fields: object) -> Generate:
 
 
 @cache
-def alone(folder: Path, length: int, seeded: bool) -> Run:
+def alone(folder: Path, length: int, seeded: bool, kv_dtype: KvDtype = "auto") -> Run:
     """The reference: by itself, cold, in one chunk."""
-    return make_bench(folder, budget=512).one(request("alone", length, seeded))
+    return make_bench(folder, budget=512, kv_dtype=kv_dtype).one(request("alone", length, seeded))
 
 
 def check(run: Run, expected: Run) -> None:
@@ -77,6 +77,18 @@ def test_every_family_chunked_and_warm(family_folders: Families, family: str, le
     assert bench.counts("warm").read_hbm == (length - 1) // 64 * 64
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt-oss", "deepseek v3"])
+def test_with_kv_in_fp8_too(family_folders: Families, family: str):
+    """What is computed is read back in fp8 as well, so a warm prompt meets the same values."""
+    folder, length = family_folders(family), 270
+    expected = alone(folder, length, True, "fp8")
+    assert not torch.equal(expected.logits[0], alone(folder, length, True).logits[0])
+    bench = make_bench(folder, budget=65, running=1, kv_dtype="fp8")
+    check(bench.one(request("chunked", length, True)), expected)
+    check(bench.one(request("warm", length, True)), expected)
+    assert bench.counts("warm").read_hbm == (length - 1) // 64 * 64
+
+
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
@@ -91,12 +103,19 @@ def test_any_company(tiny_model: Path, data: st.DataObject):
     check_any_company(tiny_model, data)
 
 
-def check_any_company(tiny_model: Path, data: st.DataObject) -> None:
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_any_company_with_kv_in_fp8(tiny_model: Path, data: st.DataObject):
+    check_any_company(tiny_model, data, "fp8")
+
+
+def check_any_company(tiny_model: Path, data: st.DataObject, kv_dtype: KvDtype = "auto") -> None:
     """Several requests arrive at several times, in little memory, some are aborted: all others come out the same."""
     budget = data.draw(st.sampled_from([70, 100, 192, 400]), "budget")
     blocks = data.draw(st.sampled_from([6, 9, 14, 40]), "blocks")
     swap = data.draw(st.sampled_from([0, 3, 30]), "swap")
-    bench = make_bench(tiny_model, blocks=blocks, budget=budget, running=data.draw(st.sampled_from([2, 6])), swap=swap)
+    running = data.draw(st.sampled_from([2, 6]))
+    bench = make_bench(tiny_model, blocks=blocks, budget=budget, running=running, swap=swap, kv_dtype=kv_dtype)
     wanted: dict[str, tuple[int, bool]] = {}
     aborted: set[str] = set()
     for index in range(data.draw(st.integers(2, 7), "requests")):
@@ -125,11 +144,11 @@ def check_any_company(tiny_model: Path, data: st.DataObject) -> None:
         run.done.counts.check()
         if id in aborted:
             assert run.done.reason == "abort"
-            assert run.tokens == alone(tiny_model, length, seeded).tokens[: len(run.tokens)]
+            assert run.tokens == alone(tiny_model, length, seeded, kv_dtype).tokens[: len(run.tokens)]
         else:
             assert run.done.reason == "length"
             assert run.done.counts.prompt == length
-            check_tokens_and_last_logits(run, alone(tiny_model, length, seeded))
+            check_tokens_and_last_logits(run, alone(tiny_model, length, seeded, kv_dtype))
 
 
 def check_tokens_and_last_logits(run: Run, expected: Run) -> None:
