@@ -76,7 +76,9 @@ def assemble(options: ReplicaOptions) -> Assembled:
     run_in += "" if options.kv_dtype == "auto" else f" kv {options.kv_dtype}"
     digest = model_digest(options.model, run_in)
     name = options.served or served_name(options.model)
-    limits = EngineLimits(context, options.max_running, options.max_waiting, options.token_budget)
+    limits = EngineLimits(
+        context, options.max_running, options.max_waiting, options.token_budget, patience=options.patience
+    )
     costs = MeasuredCosts(options.max_running)
     if kept:
         costs.observe_copies(1, runner.time_copy())

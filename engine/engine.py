@@ -6,20 +6,19 @@ Not thread-safe: one thread calls everything. What happened is collected and han
 from __future__ import annotations
 
 import heapq
-import secrets
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-import msgspec
 import structlog
 import torch
 
+from engine.acceptance import Acceptance, Rejected
 from engine.family import Family
-from engine.grammar.guide import Grammar, Grammars, InvalidGrammar
+from engine.grammar.guide import Grammars
 from engine.protocol import (
-    MOST_CHOICES,
     Began,
     Counts,
     Done,
@@ -36,9 +35,6 @@ from engine.protocol import (
 )
 from engine.quarantine import Quarantine
 from engine.runner import NotFinite, Outcome, Runner
-from engine.sampling.bounds import InvalidSampling, check_sampling
-from engine.sampling.counter_random import choice_seed
-from engine.sampling.row import SamplingRow
 from engine.scheduling.costs import FixedCosts, Rates, StepCosts
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.queue_bounds import QueueBounds, expected_wait
@@ -46,24 +42,27 @@ from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.work import Prefill, Step, Work
 from prompt_cache.block_groups import Block, GroupedPool
-from prompt_cache.keys import BLOCK_TOKENS, block_key, model_root
+from prompt_cache.keys import BLOCK_TOKENS, model_root
 
 logger = structlog.get_logger("engine.engine")
 
-_LONGEST_ID = 256
 _LONGEST_ERROR = 500
-"""Both go into journal records, which are bounded."""
+"""Errors go into journal records, which are bounded."""
 
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """What the engine takes: `budget` tokens a step, requests running and waiting, tokens of context."""
+    """What the engine takes: `budget` tokens a step, requests running and waiting, tokens of context.
+
+    `patience`: how many seconds a request may wait in its lane before it is refused; 0 for ever.
+    """
 
     context_tokens: int
     max_running: int = 256
     max_waiting: int = 4096
     budget: int = 1024
     bounds: QueueBounds = field(default_factory=QueueBounds)
+    patience: Mapping[Lane, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,6 @@ class Progress:
     counts: Counts
 
 
-Segments: TypeAlias = tuple[tuple[int, bytes, str], ...]
 Event: TypeAlias = Began | PromptLogprobs | Tokens | Done
 
 
@@ -86,18 +84,6 @@ class StepResult:
     events: list[Event] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
     ran: bool = False
-
-
-class Rejected(Exception):
-    """A request that cannot be run; the message says why and names the field. `refusal`: it could be, later.
-
-    `invalid`: the field, where only the engine can tell that what the client wrote is wrong.
-    """
-
-    def __init__(self, message: str, refusal: Refusal | None = None, invalid: str | None = None) -> None:
-        super().__init__(message)
-        self.refusal = refusal
-        self.invalid = invalid
 
 
 class Engine:
@@ -122,7 +108,6 @@ class Engine:
         self.runner = runner
         self.pool = pool
         self.limits = limits
-        self.grammars = grammars
         self.steps = 0
         self.working: Sequence[Work] = ()
         self.quarantine = Quarantine(clock=clock) if quarantine is None else quarantine
@@ -130,11 +115,13 @@ class Engine:
         self.fairness = FairShare(self.costs)
         self.scheduler = Scheduler(pool, limits.budget, limits.max_running, self.fairness, costs=self.costs, swap=swap)
         self.totals = dict.fromkeys(("computed", "read", "output", "recomputed", "finished", "rejected", "errors"), 0)
-        self._root = model_root(model_digest)
+        room = min(limits.context_tokens, pool.total * BLOCK_TOKENS)
+        self.acceptance = Acceptance(runner.model.config.vocabulary, room, model_root(model_digest), clock, grammars)
         self._clock = clock
         self._requests: dict[str, Family] = {}
         self._deadlines: list[tuple[float, int, str]] = []
-        self._arrivals = 0
+        self._impatient: list[tuple[float, int, str]] = []
+        """When a request may have waited too long: (instant, arrival, id)."""
         self._result = StepResult()
 
     # ------------------------------------------------------------ requests
@@ -142,26 +129,25 @@ class Engine:
     def add(self, generate: Generate, scopes: Mapping[str, Scope]) -> None:
         """Queue a request; one that cannot run is answered with a `rejected` Done at the next `step`."""
         try:
-            family = self._accept(generate, scopes)
+            if generate.id in self._requests:
+                raise Rejected(f"id: {generate.id!r} is already running")
+            family = self.acceptance.accept(generate, scopes)
             self._harmless(family.first)
             self._queueable(family.first)
         except Rejected as error:
-            self.totals["rejected"] += 1
-            rejected = Done(
-                generate.id,
-                generate.attempt,
-                "rejected",
-                Counts(),
-                0,
-                error=str(error),
-                refusal=error.refusal,
-                invalid=error.invalid,
-            )
-            self._result.events.append(rejected)
+            self._reject(generate.id, generate.attempt, error)
             return
         self._requests[family.first.id] = family
         self._watch_deadline(family.first)
+        self._watch_patience(family.first)
         self.scheduler.add(family.first)
+
+    def _reject(self, id: str, attempt: int, error: Rejected) -> None:
+        self.totals["rejected"] += 1
+        rejected = Done(
+            id, attempt, "rejected", Counts(), 0, error=str(error), refusal=error.refusal, invalid=error.invalid
+        )
+        self._result.events.append(rejected)
 
     def abort(self, id: str, choice: int | None = None) -> bool:
         """Stop a request, or one choice of it, and free its memory now; Done follows at the next `step`.
@@ -206,7 +192,7 @@ class Engine:
         if family is None:
             return
         for request in family.members:
-            request.max_output = max(request.max_output, min(max_tokens, self._room(request.prompt)))
+            request.max_output = max(request.max_output, min(max_tokens, self.acceptance.room(request.prompt)))
             later = request.deadline
             if deadline is not None and later is not None:
                 later = max(later, deadline)
@@ -241,7 +227,7 @@ class Engine:
     @property
     def next_deadline(self) -> float | None:
         """When `step` has to look at deadlines, if nothing else happens."""
-        return self._deadlines[0][0] if self._deadlines else None
+        return min((heap[0][0] for heap in (self._deadlines, self._impatient) if heap), default=None)
 
     def step(self) -> StepResult:
         """Run one step, if there is work, and return all that happened since the last call."""
@@ -405,8 +391,13 @@ class Engine:
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.arrival, request.id))
 
+    def _watch_patience(self, request: Request) -> None:
+        patience = self.limits.patience.get(request.lane, 0.0)
+        if patience:
+            heapq.heappush(self._impatient, (request.arrived_at + patience, request.arrival, request.id))
+
     def _expire(self) -> None:
-        if not self._deadlines:
+        if not (self._deadlines or self._impatient):
             return
         now = self._clock()
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -414,87 +405,26 @@ class Engine:
             family = self._requests.get(id)
             if family is not None and family.first.arrival == arrival and family.first.deadline == deadline:
                 self._finish(family, "deadline", None)
+        while self._impatient and self._impatient[0][0] <= now:
+            _, arrival, id = heapq.heappop(self._impatient)
+            family = self._requests.get(id)
+            if family is not None and family.first.arrival == arrival and not family.first.began:
+                self._waited(family.first, now)
 
-    # ------------------------------------------------------------ what a request must be
+    def _waited(self, request: Request, now: float) -> None:
+        """Refuse a request that has waited for as long as its lane lets it, and got nothing."""
+        if now < request.arrived_at + self.limits.patience.get(request.lane, math.inf):
+            self._watch_patience(request)  # it came into another lane meanwhile
+            return
+        self.scheduler.remove(request)
+        del self._requests[request.id]
+        waited = now - request.arrived_at
+        # Shares say how long it takes if those who run give way: they did not for as long as it waited.
+        wait = max(waited, expected_wait(self.fairness, request))
+        error = f"it waited {waited:.0f} s in its lane; another {wait:.0f} s are to be expected"
+        self._reject(request.id, request.attempt, Rejected(error, Refusal("lane", wait)))
 
-    def _room(self, prompt: int) -> int:
-        """Output tokens for which context and memory have room after a prompt of this length."""
-        return min(self.limits.context_tokens, self.pool.total * BLOCK_TOKENS) - prompt
-
-    def _accept(self, generate: Generate, scopes: Mapping[str, Scope]) -> Family:
-        sampling = generate.sampling
-        if not 1 <= len(generate.id) <= _LONGEST_ID:
-            raise Rejected(f"id: {len(generate.id)} characters are not within 1..{_LONGEST_ID}")
-        if generate.id in self._requests:
-            raise Rejected(f"id: {generate.id!r} is already running")
-        if not generate.tokens:
-            raise Rejected("tokens: the prompt is empty")
-        vocabulary = self.runner.model.config.vocabulary
-        for name, tokens in (("tokens", generate.tokens), ("emitted", generate.emitted)):
-            if tokens and not (min(tokens) >= 0 and max(tokens) < vocabulary):
-                wrong = next(token for token in tokens if not 0 <= token < vocabulary)
-                raise Rejected(f"{name}: token id {wrong} is outside the vocabulary of {vocabulary}")
-        prompt = len(generate.tokens) + len(generate.emitted)
-        room = self._room(prompt)
-        if room < 1:
-            raise Rejected(f"tokens: a prompt of {prompt} tokens leaves no room in a context of {prompt + room}")
-        least = 1 if sampling.prompt_logprobs is None else 0
-        if not least <= sampling.max_tokens <= room:
-            raise Rejected(f"sampling.max_tokens: {sampling.max_tokens} is not within {least}..{room}, the room left")
-        if not 1 <= generate.choices <= MOST_CHOICES:
-            raise Rejected(f"choices: {generate.choices} is not within 1..{MOST_CHOICES}")
-        try:
-            check_sampling(sampling, vocabulary)
-        except InvalidSampling as error:
-            raise Rejected(str(error)) from error
-        grammar = None if generate.grammar is None else self._grammar(generate.grammar)
-        if generate.credit < 0:
-            raise Rejected(f"credit: {generate.credit} is negative")
-        segments = self._segments(generate, scopes)
-        private = generate.choices > 1 and generate.store == "none"
-        root = block_key(secrets.token_bytes(32), self._root, []) if private else self._root
-        members = [self._request(generate, choice, segments, root, private) for choice in range(generate.choices)]
-        for member in members:
-            guide = None if grammar is None else grammar.guide()
-            member.row = SamplingRow(member.sampling, generate.tokens, generate.emitted, guide)
-        return Family(members, private=private)
-
-    def _grammar(self, text: str) -> Grammar:
-        if self.grammars is None:
-            raise Rejected("grammar: this replica has no grammars")
-        try:
-            return self.grammars.compiled(text)
-        except InvalidGrammar as error:
-            raise Rejected(f"grammar: {error}", invalid="grammar") from error
-
-    def _request(self, generate: Generate, choice: int, segments: Segments, root: bytes, private: bool) -> Request:
-        """One choice. What it may not leave for others goes under keys that nobody else can make."""
-        sampling = generate.sampling
-        if choice:
-            sampling = msgspec.structs.replace(sampling, seed=choice_seed(sampling.seed, choice))
-        self._arrivals += 1
-        return Request(
-            id=generate.id,
-            attempt=generate.attempt,
-            arrival=self._arrivals,
-            tokens=generate.tokens + generate.emitted,
-            prompt=len(generate.tokens) + len(generate.emitted),
-            segments=segments,
-            root=root,
-            sampling=sampling,
-            max_output=sampling.max_tokens,
-            credit=generate.credit,
-            deadline=generate.deadline,
-            lane=generate.lane,
-            flow=generate.flow,
-            sub_flow=generate.sub_flow,
-            weight=generate.weight,
-            # The others read what the first has computed for them.
-            read=choice > 0 or (generate.read and sampling.prompt_logprobs is None),
-            store="hbm" if private else generate.store,
-            arrived_at=self._clock(),
-            choice=choice,
-        )
+    # ------------------------------------------------------------ who may wait
 
     def _harmless(self, request: Request) -> None:
         """Raise Rejected when this input made the engine fail a while ago."""
@@ -511,20 +441,6 @@ class Engine:
         full = self.limits.bounds.refusal(self.fairness, request)
         if full is not None:
             raise Rejected(f"the queue of this {full.whose} is full; a request would wait {full.wait_s:.0f} s", full)
-
-    def _segments(self, generate: Generate, scopes: Mapping[str, Scope]) -> Segments:
-        segments, before = [], 0
-        for segment in generate.segments:
-            scope = scopes.get(segment.scope)
-            if scope is None:
-                raise Rejected(f"segments: scope {segment.scope!r} was not introduced on this connection")
-            if segment.until <= before:
-                raise Rejected(f"segments: until {segment.until} does not grow")
-            before = segment.until
-            segments.append((segment.until, scope.root, segment.scope))
-        if before != len(generate.tokens):
-            raise Rejected(f"segments: they end at {before}, the prompt at {len(generate.tokens)}")
-        return tuple(segments)
 
     # ------------------------------------------------------------ figures
 

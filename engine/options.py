@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from engine.errors import StartError
+from engine.protocol import Lane
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -24,6 +26,7 @@ class ReplicaOptions:
     `quantize`: what linear weights are rounded to on loading. `kv_dtype`: what KV is stored in, `auto` for the model's
     own type. `drain_s`: how long running requests may go on after
     SIGTERM. `stall_s`: how long a step may last, beyond ten times what the fullest should, before the replica ends.
+    `patience`: how many seconds a request may wait in its lane before it is refused; 0 for ever.
     """
 
     model: Path
@@ -44,6 +47,7 @@ class ReplicaOptions:
     context: int = 0
     drain_s: float = 5.0
     stall_s: float = 120.0
+    patience: Mapping[Lane, float] = field(default_factory=dict)
     parent_pid: int | None = None
 
 

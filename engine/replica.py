@@ -205,7 +205,7 @@ class Replica:
 
     async def _compile(self, link: GatewayLink, message: Generate, grammar: str) -> None:
         """Compile beside the step loop; the engine finds it done, or what is wrong with it."""
-        grammars = self.loop.engine.grammars
+        grammars = self.loop.engine.acceptance.grammars
         if grammars is not None:
             with contextlib.suppress(InvalidGrammar):
                 await self.events.run_in_executor(self._compilers, grammars.compiled, grammar)

@@ -92,6 +92,11 @@ def engine(settings: Settings, parent: int | None = None) -> int:
         context=settings.context,
         drain_s=settings.drain_timeout,
         stall_s=settings.stall_timeout,
+        patience={
+            "interactive": settings.queue_timeout_interactive,
+            "standard": settings.queue_timeout_standard,
+            "batch": settings.queue_timeout_batch,
+        },
         parent_pid=parent,
     )
     return main(options)

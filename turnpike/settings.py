@@ -122,6 +122,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.25
     max_running: Annotated[int, _about("requests in one batch", SERVE, ENGINE, at_least=1)] = 64
     token_budget: Annotated[int, _about("tokens computed in one step", SERVE, ENGINE, at_least=64)] = 512
+    queue_timeout_interactive: Annotated[
+        float,
+        _about(
+            "longest wait for a replica's attention in the interactive lane, seconds; 0: none",
+            SERVE,
+            ENGINE,
+            at_least=0,
+        ),
+    ] = 30.0
+    queue_timeout_standard: Annotated[float, _about("… in the standard lane", SERVE, ENGINE, at_least=0)] = 300.0
+    queue_timeout_batch: Annotated[float, _about("… in the batch lane", SERVE, ENGINE, at_least=0)] = 0.0
     stall_timeout: Annotated[
         float,
         _about(

@@ -208,7 +208,7 @@ def test_what_cannot_be_is_said(text: str, message: str):
 @pytest.fixture(scope="module")
 def demo() -> Bench:
     bench = make_bench(DEMO, blocks=200)
-    bench.engine.grammars = grammars()
+    bench.engine.acceptance.grammars = grammars()
     return bench
 
 

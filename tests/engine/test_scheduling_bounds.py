@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from engine.protocol import Refusal
+from engine.protocol import Counts, Refusal
 from engine.scheduling.costs import FixedCosts
 from engine.scheduling.fair_share import FairShare
+from engine.scheduling.lanes import LANES
 from engine.scheduling.queue_bounds import Bound, QueueBounds, expected_wait
 from tests.engine.conftest import Bench, generate
 from tests.engine.scheduling import RATES, Replica, request
@@ -69,5 +72,28 @@ def test_a_full_queue_is_refused_with_the_wait_and_nothing_else_is_disturbed(ben
     assert done is not None
     assert isinstance(done.refusal, Refusal)
     assert done.refusal.whose == "flow"
-    assert done.refusal.wait_s > 0
+    assert done.refusal.wait_s == 31.0
     assert done.error is not None
+
+
+def test_who_has_waited_too_long_in_its_lane_is_refused(benches: Callable[..., Bench]):
+    bench = benches(running=1, patience={"interactive": 30.0, "standard": 120.0})
+    runs = bench.add(generate("runs", [5] * 70, 400, lane="interactive"))
+    for lane in LANES:
+        bench.add(generate(lane, [5] * 70, 4, lane=lane, flow="another"))
+    bench.add(generate("moved", [5] * 70, 4, lane="interactive", flow="a third"))
+    bench.engine.extend("moved", 0, lane="standard")
+    for now, ended in ((29.0, set()), (31.0, {"interactive"}), (121.0, {"interactive", "standard", "moved"})):
+        bench.now = now
+        bench.step()
+        assert {id for id, run in bench.runs.items() if run.done} == ended
+    assert runs.done is None, "who was served is bounded by its own deadline alone"
+    done = bench.runs["interactive"].done
+    assert done is not None
+    assert (done.reason, done.sequence, done.counts) == ("rejected", 0, Counts())
+    assert done.refusal is not None
+    assert done.refusal.whose == "lane"
+    assert done.refusal.wait_s == 31.0
+    bench.finish()
+    assert bench.runs["batch"].done is not None
+    assert bench.runs["batch"].done.reason == "length"
