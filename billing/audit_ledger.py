@@ -8,6 +8,7 @@ from uuid import UUID
 from sqlalchemy import func, select
 
 from billing.audit_scope import Scope
+from billing.ledger import OF_EVENTS
 from billing.rollups import HOUR, KEYS, LIMB, SUMS, event_sums
 from billing.tables import balance, ledger_entry, ledger_txn, rollup_hour, usage_event
 
@@ -58,7 +59,7 @@ async def check_ledger(scope: Scope) -> None:
     for tenant, kind, period, debit, credit, amount in await scope.session.execute(query):
         accounts[tenant, debit] -= int(amount)
         accounts[tenant, credit] += int(amount)
-        if kind in ("usage", "adjustment"):
+        if kind in OF_EVENTS:
             revenue[tenant, period] += int(amount) if credit == "revenue" else -int(amount)
         granted[tenant] += _credited(kind, debit, credit) * int(amount)
     for key in costs.keys() | revenue.keys():
@@ -75,7 +76,7 @@ def _credited(kind: str, debit: str, credit: str) -> int:
         return int(credit != "restricted")
     if kind in ("refund", "expiry"):
         return -int(debit != "restricted")
-    if kind in ("usage", "adjustment"):
+    if kind in OF_EVENTS:
         return (debit == "restricted") - (credit == "restricted")
     return 0
 

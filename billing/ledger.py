@@ -34,6 +34,8 @@ Account = Literal[
     "tax",
 ]
 Kind = Literal["adjustment", "expiry", "grant", "invoice", "refund", "usage"]
+OF_EVENTS: tuple[Kind, ...] = ("usage", "adjustment")
+"""The kinds of transactions that post what usage events cost."""
 
 
 class Entry(msgspec.Struct, frozen=True):

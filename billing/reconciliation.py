@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.invoice_tables import invoice
 from billing.journal_sequences import Sequences, sequences_of
+from billing.ledger import OF_EVENTS
 from billing.period_tables import billing_period
 from billing.periods import State, bounds
 from billing.reconciliation_tables import recon_run
@@ -56,7 +57,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     `lost`: sequence numbers of the journals without an event, and requests that journals know beyond the events;
     `doubled`: numbers with more than one. `late`: events that came after their own period had closed, booked in this
-    one. `unconfirmed`: nobody knows whether the client got the end. `drifts`: tenants of whom some book differs.
+    one. `unconfirmed`: nobody knows whether the client got the end. `adjustments`: corrections of earlier events, which
+    are no requests and stand in none of these numbers. `drifts`: tenants of whom some book differs.
     """
 
     period: str
@@ -75,6 +77,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     drifts: list[Drift]
     sequences: list[Sequences]
     journals: list[Journal]
+    adjustments: int = 0
 
     @property
     def clean(self) -> bool:
@@ -113,9 +116,11 @@ async def _report(session: AsyncSession, database: Database, period: str, journa
     state = (
         await session.execute(select(billing_period.c.state).where(billing_period.c.period == period))
     ).scalar_one_or_none()
-    deliveries = select(of.delivery, func.count()).where(of.period == period).group_by(of.delivery)
+    here, request = of.period == period, of.corrects.is_(None)
+    deliveries = select(of.delivery, func.count()).where(here, request).group_by(of.delivery)
     by_delivery = {row[0]: row[1] for row in await session.execute(deliveries)}
-    late = select(func.count()).where(of.period == period, of.admitted_at < starts_at)
+    late = select(func.count()).where(here, request, of.admitted_at < starts_at)
+    adjustments = select(func.count()).where(here, ~request)
     tenants = await _drifts(session, period)
     sequences = await sequences_of(session, period)
     compared = await _journals(session, journals)
@@ -141,6 +146,7 @@ async def _report(session: AsyncSession, database: Database, period: str, journa
         drifts=[tenant for tenant in tenants if tenant.pico],
         sequences=sequences,
         journals=compared,
+        adjustments=(await session.execute(adjustments)).scalar_one(),
     )
 
 
@@ -197,7 +203,7 @@ async def _revenue(session: AsyncSession, period: str) -> dict[UUID, int]:
     rows = await session.execute(
         select(entry.tenant_id, entry.credit, func.sum(entry.amount_pico))
         .join(ledger_txn, ledger_txn.c.id == entry.txn_id)
-        .where(ledger_txn.c.kind == "usage", ledger_txn.c.period == period)
+        .where(ledger_txn.c.kind.in_(OF_EVENTS), ledger_txn.c.period == period)
         .where(or_(entry.credit == "revenue", entry.debit == "revenue"))
         .group_by(entry.tenant_id, entry.credit)
     )

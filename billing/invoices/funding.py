@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.invoice_tables import invoice
 from billing.invoices.composing import Funding
+from billing.ledger import OF_EVENTS
 from billing.tables import balance, ledger_entry, ledger_txn
 
 _GIVEN = ("promo", "restricted")
@@ -60,7 +61,7 @@ async def _promo(session: AsyncSession, tenant_id: UUID, period: str) -> tuple[i
     query = (
         select(txn.period, entry.debit, func.sum(entry.amount_pico))
         .join(ledger_txn, txn.id == entry.txn_id)
-        .where(entry.tenant_id == tenant_id, txn.kind.in_(("usage", "adjustment")))
+        .where(entry.tenant_id == tenant_id, txn.kind.in_(OF_EVENTS))
         .where(entry.debit.in_(_GIVEN) | entry.credit.in_(_GIVEN))
         .group_by(txn.period, entry.debit)
     )

@@ -48,6 +48,7 @@ def _print(report: Report) -> None:
         ("period", f"{report.period} ({report.state})"),
         ("requests", report.events),
         ("cost", cost or "nothing"),
+        ("adjustments", report.adjustments),
         ("lost", report.lost),
         ("doubled", report.doubled),
         ("late", report.late),

@@ -1,0 +1,102 @@
+"""Contracts and corrections on real invoices: terms, storage and adjustments, with all books agreeing."""
+
+from __future__ import annotations
+
+import csv
+from decimal import Decimal
+from pathlib import Path
+
+import msgspec
+
+from billing.adjustments import adjust
+from billing.audit import check
+from billing.exports.datasets import Asked
+from billing.exports.files import Order, dataset_of, export
+from billing.invoices import drill_down
+from billing.invoices.records import Record
+from billing.prices import PriceBook
+from billing.prices.approval import PriceSheets
+from billing.prices.sheets import Proposal
+from billing.rating.storage import Stored, record_storage
+from billing.rating.term_store import Contracts
+from billing.rating.terms import parse_terms
+from billing.reconciliation import reconcile
+from billing.usage import Usage, period_bounds
+from storage.database import Database
+from tests.billing.invoices.books import Customer
+from tests.billing.invoices.documents import BUYER
+
+DOLLAR, CENT = 10**12, 10**10
+OUTPUT = Usage(output=10_000_000)
+"""Sixteen dollars."""
+TERMS = {
+    "tiers": [
+        {"kind": "graduated", "model": "stdlib-qa", "meter": "output",
+         "steps": [{"price": "1.60", "up_to": 10_000_000}, {"price": "1.20"}]}
+    ],
+    "discounts": [{"basis_points": 1000}],
+    "minimum": {"amount": "20"},
+    "commitment": {"amount": "30", "first": "2026-10", "last": "2026-12"},
+}  # fmt: skip
+
+
+async def _lines(customer: Customer, record: Record) -> list[tuple[str, str, int]]:
+    document = await customer.invoices.document(record.id)
+    assert sum(line.net for line in document.lines) == record.net
+    return [(line.kind, line.corrects, line.net) for line in document.lines]
+
+
+async def _in_focus(database: Database, path: Path, record: Record) -> Decimal:
+    """What the rows of FOCUS bill by this invoice."""
+    order = Order(dataset_of("focus"), "csv", Asked(period=record.period, provider="Acme AI"))
+    await export(database, PriceBook(database), order, path)
+    with path.open(newline="", encoding="utf-8") as file:
+        return sum((Decimal(row["BilledCost"]) for row in csv.DictReader(file)), Decimal())
+
+
+async def test_a_contract_and_storage_on_real_invoices(database: Database, tmp_path: Path) -> None:
+    customer = await Customer.make(database, buyer=msgspec.structs.replace(BUYER, country="DE", vat_id=""))
+    book, tenant = PriceBook(database), customer.tenant
+    rows = dict(tenant.version.rows) | {("storage", "*", 0): 360_000}
+    await PriceSheets(database).put(Proposal(model="stdlib-qa", rows=rows), by="ann")
+    customer.tenant = msgspec.structs.replace(tenant, version=await book.current("stdlib-qa"))
+    await Contracts(database, book).put(customer.id, parse_terms(TERMS), "2026-10", by="ann")
+
+    events = await customer.use("2026-10-03", OUTPUT, OUTPUT)
+    hour = period_bounds("2026-10")[0]
+    stored = Stored(customer.id, tenant.project_id, "stdlib-qa", hour, 10_000_000_000 * 3600)  # at 0.36 a million hours
+    assert await record_storage(database, book, [stored]) == 1
+    october = await customer.invoice("2026-10")
+    # 32.00 of output, 4.00 less by steps and 2.80 by the discount; with 3,600.00 of storage all 30.00 are drawn
+    assert await _lines(customer, october) == [
+        ("usage", "", 3200), ("discount", "", -280), ("commitment", "", 3000), ("commitment", "", -3000),
+        ("discount", "", -400), ("storage", "", 360_000),
+    ]  # fmt: skip
+    assert (october.usage_pico, october.charges_pico) == (32 * DOLLAR, 3600 * DOLLAR - 680 * CENT)
+    assert october.gross == 362_520 * 119 // 100 + (362_520 * 119 % 100 >= 50)
+    assert await _in_focus(database, tmp_path / "october.csv", october) == Decimal(october.gross) / 100
+
+    made = await adjust(database, book, customer.id, events[0].id, {"output": -1_000_000}, reason="looped")
+    assert (made.period, made.cost_pico) == ("2026-11", -16 * DOLLAR // 10)
+    await customer.use("2026-11-05", OUTPUT)
+    november = await customer.invoice("2026-11")
+    # 16.00 less 1.60 of October, ten percent off what is left; the minimum asks for the rest of 20.00
+    assert await _lines(customer, november) == [
+        ("usage", "", 1600), ("discount", "", -144), ("minimum", "", 704), ("usage", "2026-10", -160)
+    ]  # fmt: skip
+    (day,) = await drill_down.days(database, november, 4)
+    assert (day.start, day.units, day.exact_pico) == (
+        period_bounds("2026-10")[0] + 2 * drill_down.DAY,
+        -1_000_000,
+        made.cost_pico,
+    )
+    assert await _in_focus(database, tmp_path / "november.csv", november) == Decimal(november.gross) / 100
+
+    for period, requests, adjusted, late in (("2026-10", 2, 0, 0), ("2026-11", 1, 1, 0)):
+        report = await reconcile(database, period)
+        assert report.clean, report
+        assert (report.events, report.adjustments, report.late, report.invoiced) == (requests, adjusted, late, 1)
+    assert await check(database) == []
+    accounts = await customer.accounts()
+    unpaid = (october.payable + november.payable) * CENT
+    assert -accounts["receivable"] - accounts["invoiced"] == unpaid
