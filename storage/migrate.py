@@ -20,9 +20,9 @@ class SchemaMismatch(Exception):
     """The database's schema is not the one that this program was written for."""
 
     def __init__(self, found: str | None, wanted: str) -> None:
-        super().__init__(
-            f"the database's schema is {found or 'empty'}, this program needs {wanted}: run `turnpike migrate`"
-        )
+        what = f"the database's schema is {found or 'empty'}, this program needs {wanted}"
+        newer = "a newer program has migrated it: run that one, or restore the backup from before"
+        super().__init__(f"{what}: {'run `turnpike migrate`' if found is None or known(found) else newer}")
         self.found = found
         self.wanted = wanted
 
@@ -38,6 +38,11 @@ def configuration() -> Config:
     return config
 
 
+def known(revision: str) -> bool:
+    """Whether this program knows the revision; it does not know those of programs that are newer."""
+    return revision in {script.revision for script in ScriptDirectory.from_config(configuration()).walk_revisions()}
+
+
 def head() -> str:
     """The newest revision that this program knows."""
     revision = ScriptDirectory.from_config(configuration()).get_current_head()
@@ -49,6 +54,9 @@ def head() -> str:
 def _upgrade(connection: Connection) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    found = _current(connection)
+    if found is not None and not known(found):
+        raise SchemaMismatch(found, head())
     config = configuration()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
@@ -59,7 +67,9 @@ def _current(connection: Connection) -> str | None:
 
 
 async def upgrade(url: str) -> None:
-    """Bring the database to the newest schema, in one transaction. Raises InvalidDatabaseUrl, DatabaseUnavailable."""
+    """Bring the database to the newest schema, in one transaction.
+
+    Raises SchemaMismatch if it is newer than this program, InvalidDatabaseUrl, DatabaseUnavailable."""
     database = await Database.open(url)
     try:
         async with database.transaction() as session:
@@ -85,4 +95,4 @@ async def check(url: str) -> None:
         raise SchemaMismatch(found, wanted)
 
 
-__all__ = ["DatabaseUnavailable", "SchemaMismatch", "check", "configuration", "current", "head", "upgrade"]
+__all__ = ["DatabaseUnavailable", "SchemaMismatch", "check", "configuration", "current", "head", "known", "upgrade"]

@@ -244,7 +244,7 @@ def _add_audits(tree: _Parser) -> None:
 
     text = "a period's journals, events, ledger, rollups and invoices against each other; kept; exits 1 if they differ"
     reconcile = tree.leaf(tree.commands, "reconcile", text, ADMIN, _command("reconcile", "reconcile_period"))
-    reconcile.add_argument("--period", required=True, help="such as 2026-11")
+    reconcile.add_argument("--period", help="such as 2026-11; default: this month (UTC)")
     reconcile.add_argument("--format", choices=["table", "json"], default="table")
 
     text = "what the replicas' journals counted against the usage events; exits 1 if they differ"
@@ -344,7 +344,7 @@ def build_parser() -> argparse.ArgumentParser:
     usage = tree.leaf(
         top, "usage", "tokens by class and exact cost, by project and model", ADMIN, _command("usage", "usage")
     )
-    usage.add_argument("--month", help="such as 2026-11; default: this month (UTC)")
+    usage.add_argument("--period", "--month", help="such as 2026-11; default: this month (UTC)")
     usage.add_argument("--tenant", help="one tenant alone")
     usage.add_argument("--format", choices=["table", "csv", "json"], default="table")
 

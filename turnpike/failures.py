@@ -22,6 +22,7 @@ def known() -> tuple[type[Exception], ...]:
     from billing.prices import PriceMissing  # noqa: PLC0415
     from billing.prices.errors import PriceRefused, UnknownBook, UnknownSheet  # noqa: PLC0415
     from billing.rating.terms import InvalidTerms  # noqa: PLC0415
+    from billing.rating.usage_lines import CostMismatch  # noqa: PLC0415
     from billing.usage import InvalidPeriod, InvalidUsage  # noqa: PLC0415
     from billing.webhooks.endpoints import InvalidWebhook  # noqa: PLC0415
     from engine.errors import EngineError  # noqa: PLC0415
@@ -41,6 +42,7 @@ def known() -> tuple[type[Exception], ...]:
         AddressError,
         ChildFailed,
         CommandError,
+        CostMismatch,
         CurrencyMismatch,
         DatabaseUnavailable,
         DataFolderError,

@@ -6,7 +6,7 @@ from datetime import date, timedelta
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import select, update
+from sqlalchemy import or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -25,6 +25,7 @@ from billing.invoices.states import State
 from billing.period_tables import billing_period
 from billing.prices import PriceBook
 from billing.tables import rollup_hour
+from billing.usage import METERS
 from storage.base import from_instant
 from storage.database import Database
 
@@ -118,7 +119,9 @@ async def _check_order(session: AsyncSession, tenant_id: UUID, period: str) -> N
         raise PeriodNotClosed(f"{period} is not closed: turnpike periods list")
     counting = (invoice.c.kind == "invoice") & invoice.c.state.not_in(("draft", "void"))
     invoiced = select(invoice.c.period).where(invoice.c.tenant_id == tenant_id, counting)
-    used = select(rollup_hour.c.period).where(rollup_hour.c.tenant_id == tenant_id, rollup_hour.c.period < period)
+    units = or_(*(rollup_hour.c[meter] != 0 for meter in METERS))  # without any there is nothing to invoice
+    mine = rollup_hour.c.tenant_id == tenant_id, rollup_hour.c.period < period
+    used = select(rollup_hour.c.period).where(*mine, units)
     missing = used.where(rollup_hour.c.period.not_in(invoiced)).order_by(rollup_hour.c.period).limit(1)
     earlier = await session.scalar(missing)
     if earlier is not None:

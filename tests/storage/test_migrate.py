@@ -10,7 +10,7 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, Integer, MetaData, Numeric, Text, inspect, select
+from sqlalchemy import Connection, Integer, MetaData, Numeric, Text, inspect, select, text
 
 import billing.chain_tables
 import billing.export_tables
@@ -75,6 +75,18 @@ async def test_an_empty_database_is_told_from_a_migrated_one(tmp_path: Path, emp
         await migrate.upgrade(url)
         assert await migrate.current(url) == migrate.head()
         await migrate.check(url)
+
+
+async def test_the_schema_of_a_newer_program_is_left_alone(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/newer.sqlite"
+    await migrate.upgrade(url)
+    database = await Database.open(url)
+    async with database.transaction() as session:
+        await session.execute(text("UPDATE alembic_version SET version_num = 'r9999'"))
+    await database.close()
+    for refused in (migrate.upgrade, migrate.check):
+        with pytest.raises(migrate.SchemaMismatch, match="a newer program has migrated it"):
+            await refused(url)
 
 
 async def test_the_ledger_is_made_of_what_was_there(tmp_path: Path, empty_postgres_url: str) -> None:

@@ -9,7 +9,7 @@ from billing.budget_windows import Scope, resets
 from billing.budgets import InvalidBudget
 from billing.money import format_pico, parse_amount
 from gateway.tenancy.repositories import NotFound
-from turnpike.commands.running import CURRENCY, table, with_office
+from turnpike.commands.running import currency_of, table, with_office
 from turnpike.failures import CommandError
 from turnpike.office import Office
 from turnpike.settings import Settings
@@ -24,20 +24,21 @@ def set_budget(settings: Settings, arguments: argparse.Namespace) -> int:
         tenant = await office.tenancy.tenant(arguments.tenant)
         scope, subject = await _subject(office, tenant.id, arguments)
         limit = parse_amount(arguments.limit)
+        currency = await currency_of(office, tenant.id)
         identity = await office.budgets.set(
             tenant.id,
             scope,
             subject,
             arguments.window,
             limit_pico=limit,
-            currency=CURRENCY,
+            currency=currency,
             action=arguments.action,
             thresholds=_thresholds(arguments.thresholds),
             dry_run=arguments.dry_run,
         )
         done = "would set" if arguments.dry_run else f"set budget {identity}:"
         whose = f"{scope} {subject}".strip() if subject else tenant.name
-        print(f"{done} {format_pico(limit)} {CURRENCY} for {whose}, window {arguments.window}, {arguments.action}")
+        print(f"{done} {format_pico(limit)} {currency} for {whose}, window {arguments.window}, {arguments.action}")
         return 0
 
     return with_office(settings, work)

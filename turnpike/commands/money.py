@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -12,10 +13,13 @@ from billing.adjustments import adjust
 from billing.money import PICO, format_pico, parse_amount
 from billing.statements import statement
 from storage.base import from_instant, to_instant
-from turnpike.commands.running import CURRENCY, table, with_office
+from turnpike.commands.running import CURRENCY, currency_of, table, with_office
 from turnpike.failures import CommandError
 from turnpike.office import Office
 from turnpike.settings import Settings
+
+_ANSWERED = re.compile(r"^[a-z]+-([0-9a-f]{32})$")
+"""A request's id as its answer has it, such as chatcmpl-…"""
 
 
 def credit_tenant(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -40,7 +44,7 @@ def _grant(settings: Settings, arguments: argparse.Namespace, kind: str) -> int:
         await office.balances.grant(
             tenant.id,
             parse_amount(arguments.amount),
-            arguments.currency or CURRENCY,
+            arguments.currency or await currency_of(office, tenant.id),
             kind=kind,
             reason=arguments.reason,
             grant_id=_identity(arguments),
@@ -63,7 +67,7 @@ def refund_tenant(settings: Settings, arguments: argparse.Namespace) -> int:
         await office.balances.refund(
             tenant.id,
             parse_amount(arguments.amount),
-            arguments.currency or CURRENCY,
+            arguments.currency or await currency_of(office, tenant.id),
             reason=arguments.reason,
             refund_id=_identity(arguments),
             dry_run=arguments.dry_run,
@@ -83,7 +87,7 @@ def adjust_usage(settings: Settings, arguments: argparse.Namespace) -> int:
             office.database,
             office.prices,
             tenant.id,
-            _uuid(arguments.event, "EVENT"),
+            _uuid(_ANSWERED.sub(r"\1", arguments.event), "EVENT"),
             units,
             reason=arguments.reason,
             adjustment_id=_identity(arguments),

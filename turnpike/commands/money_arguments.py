@@ -27,7 +27,7 @@ def declare(tree: Any, tenants: Any, command: Callable[[str, str], Any]) -> None
         parser.add_argument("tenant")
     for parser in (credit, grant, refund):
         parser.add_argument("amount", help="in the currency's units, such as 25.00")
-        parser.add_argument("--currency", help="such as EUR; default: USD")
+        parser.add_argument("--currency", help="such as EUR; default: the balance's, else USD")
     _use(credit)
     _use(grant)
     grant.add_argument("--for-model", help="for requests to this model only")

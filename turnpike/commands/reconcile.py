@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 
 import msgspec
 
@@ -18,10 +19,12 @@ _REQUESTS = "turnpike_engine_journal_requests_total"
 
 
 def reconcile_period(settings: Settings, arguments: argparse.Namespace) -> int:
-    """`turnpike reconcile --period PERIOD`: 1 if anything was lost or doubled, or if the books differ."""
+    """`turnpike reconcile`: 1 if anything was lost or doubled, or if the books differ."""
+
+    period = arguments.period or time.strftime("%Y-%m", time.gmtime())
 
     async def work(office: Office) -> int:
-        report = await reconcile(office.database, arguments.period, await _journals(settings))
+        report = await reconcile(office.database, period, await _journals(settings))
         if arguments.format == "json":
             print(msgspec.json.encode(report).decode())
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from uuid import UUID
 
 from turnpike.office import Office, opened
 from turnpike.settings import Settings
@@ -20,6 +21,12 @@ def with_office(settings: Settings, work: Callable[[Office], Awaitable[int]]) ->
             return await work(office)
 
     return asyncio.run(run())
+
+
+async def currency_of(office: Office, tenant_id: UUID) -> str:
+    """The currency of the tenant's balance; the default if it never had money."""
+    balance = await office.balances.get(tenant_id)
+    return balance.currency if balance else CURRENCY
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

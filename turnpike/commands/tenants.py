@@ -29,11 +29,12 @@ def set_credit_line(settings: Settings, arguments: argparse.Namespace) -> int:
     async def work(office: Office) -> int:
         tenant = await office.tenancy.tenant(arguments.tenant)
         before = await office.balances.get(tenant.id)
+        currency = before.currency if before else CURRENCY
         if arguments.dry_run:
             line = before.credit_line if before else 0
-            print(f"would change the credit line from {format_pico(line)} to {format_pico(amount)} {CURRENCY}")
+            print(f"would change the credit line from {format_pico(line)} to {format_pico(amount)} {currency}")
             return 0
-        after = await office.balances.set_credit_line(tenant.id, amount, CURRENCY)
+        after = await office.balances.set_credit_line(tenant.id, amount, currency)
         print(
             f"{tenant.name} has {format_pico(after.available)} {after.currency}, of it on credit {format_pico(amount)}"
         )

@@ -18,7 +18,7 @@ from turnpike.settings import Settings
 
 def usage(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike usage`."""
-    month = arguments.month or time.strftime("%Y-%m", time.gmtime())
+    month = arguments.period or time.strftime("%Y-%m", time.gmtime())
 
     async def work(office: Office) -> int:
         names = {tenant.id: tenant.name for tenant in await office.tenancy.list_tenants()}

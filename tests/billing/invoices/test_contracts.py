@@ -100,3 +100,15 @@ async def test_a_contract_and_storage_on_real_invoices(database: Database, tmp_p
     accounts = await customer.accounts()
     unpaid = (october.payable + november.payable) * CENT
     assert -accounts["receivable"] - accounts["invoiced"] == unpaid
+
+
+async def test_a_month_in_which_nothing_counted_holds_up_no_later_one(database: Database) -> None:
+    customer = await Customer.make(database)
+    await customer.use("2026-10-03", Usage())
+    (event,) = await customer.use("2026-10-04", OUTPUT)
+    await adjust(database, PriceBook(database), customer.id, event.id, {"output": -OUTPUT.output}, reason="all of it")
+    await customer.close("2026-10")
+    await customer.use("2026-11-05", OUTPUT)
+    november = await customer.invoice("2026-11")
+    assert november.net == 1600
+    assert await check(database) == []
