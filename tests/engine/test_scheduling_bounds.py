@@ -72,7 +72,7 @@ def test_a_full_queue_is_refused_with_the_wait_and_nothing_else_is_disturbed(ben
     assert done is not None
     assert isinstance(done.refusal, Refusal)
     assert done.refusal.whose == "flow"
-    assert done.refusal.wait_s == 31.0
+    assert done.refusal.wait_s > 0
     assert done.error is not None
 
 
