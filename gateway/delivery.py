@@ -16,7 +16,8 @@ from billing.usage import Counts, Usage
 from gateway.failures import Failure
 from gateway.transcript import TokenScore
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "budget"]
+"""`budget`: where the money ended, before the length that the client asked for."""
 
 
 class Part(Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
@@ -21,17 +21,21 @@ class Ending(Struct, frozen=True):
     failure: Failure | None = None
 
 
-def judge(done: Done | None, *, stopped: bool, left: bool, failure: Failure | None) -> Ending:
+def judge(
+    done: Done | None, *, stopped: bool, left: bool, failure: Failure | None, ends: Sequence[FinishReason] = ()
+) -> Ending:
     """The ending that `done` (None: the replica never said) means.
 
     `stopped`: a stop string completed, and the abort was ours. `left`: the client did. `failure`: what we have already
-    found to be wrong: the link lost, the time over, the gateway stopping.
+    found to be wrong: the link lost, the time over, the gateway stopping. `ends`: how each choice ended, if well.
     """
     reason = "lost" if done is None else done.reason
     if failure is not None:
         return Ending("failed", reason, failure=failure)
     if left:
         return Ending("cancelled", "stop" if stopped else reason)
+    if "budget" in ends and reason in ("stop", "length", "budget", "abort"):
+        return Ending("ok", "budget")
     if stopped or reason == "stop":
         return Ending("ok", "stop")
     if reason in ("length", "budget"):
@@ -39,13 +43,24 @@ def judge(done: Done | None, *, stopped: bool, left: bool, failure: Failure | No
     return Ending("failed", reason, failure=_failure(reason, done.refusal if done is not None else None))
 
 
-def finishes(done: Done | None, stopped: Sequence[bool]) -> tuple[FinishReason, ...]:
-    """How each choice ended that came to a good end; `stopped`: by a stop string."""
+def finishes(
+    done: Done | None, stopped: Sequence[bool], *, shortened: bool = False, cut: Collection[int] = ()
+) -> tuple[FinishReason, ...]:
+    """How each choice ended that came to a good end.
+
+    `stopped`: by a stop string. `shortened`: the length was what could be paid for. `cut`: the choices that we aborted
+    because no more could be paid for.
+    """
     reasons = (done.reasons or (done.reason,)) if done is not None else ()
-    return tuple(
-        "stop" if by_string or choice >= len(reasons) or reasons[choice] == "stop" else "length"
-        for choice, by_string in enumerate(stopped)
-    )
+
+    def finish(choice: int, by_string: bool) -> FinishReason:
+        reason = reasons[choice] if choice < len(reasons) else "stop"
+        if by_string or reason == "stop":
+            return "stop"
+        unpaid = (shortened and reason == "length") or (choice in cut and reason == "abort")
+        return "budget" if unpaid or reason == "budget" else "length"
+
+    return tuple(finish(choice, by_string) for choice, by_string in enumerate(stopped))
 
 
 def _failure(reason: str, refusal: Refusal | None) -> Failure:

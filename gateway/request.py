@@ -17,7 +17,7 @@ from billing.hold_records import Hold
 from engine.protocol import Began, Done, Generate, PromptLogprobs, Tokens
 from gateway.admission.admission import Admission, Prepared
 from gateway.choices import Choices
-from gateway.delivery import Delivery, Finished
+from gateway.delivery import Delivery, Finished, FinishReason
 from gateway.domains import CacheDomains
 from gateway.ending import Ending, finishes, judge, seen, whose_fault
 from gateway.failures import Failure, Interrupted, InvalidRequest, TimedOut, Unavailable
@@ -116,11 +116,12 @@ class RequestOwner:
             )
         self._disarm()
         self.stage = "recording"
-        ending = judge(done, stopped=self._choices.stopped, left=self.delivery.left, failure=self._failure)
+        ends = finishes(done, self._choices.stops_by_string, shortened=self.shortened_to is not None)
+        ending = judge(done, stopped=self._choices.stopped, left=self.delivery.left, failure=self._failure, ends=ends)
         await self._deliver_rest(ending)
         if ending.status == "ok" and self.delivery.left:
             ending = Ending("cancelled", ending.reason)
-        await self._record(hold, exchange, done, ending)
+        await self._record(hold, exchange, done, ending, ends)
         log.info(
             "request ended",
             request_id=self._name,
@@ -224,7 +225,9 @@ class RequestOwner:
                 self.delivery.push(part, self._choices.tokens)
         await self.delivery.drained()
 
-    async def _record(self, hold: Hold, exchange: Exchange, done: Done | None, ending: Ending) -> None:
+    async def _record(
+        self, hold: Hold, exchange: Exchange, done: Done | None, ending: Ending, ends: tuple[FinishReason, ...]
+    ) -> None:
         """Usage, spool, acknowledgement, last chunk: in this order."""
         around, prepared = self._around, self.prepared
         known = done is not None and done.reason != "rejected"
@@ -259,15 +262,7 @@ class RequestOwner:
             around.fleet.acknowledge(exchange, sequence)
         around.metrics.finished(prepared.model.name, ending.status, event.usage)
         if ending.status == "ok":
-            self.delivery.finish(
-                Finished(
-                    finishes(done, self._choices.stops_by_string),
-                    event.counts,
-                    event.usage,
-                    event.cost_pico,
-                    prepared.price.currency,
-                )
-            )
+            self.delivery.finish(Finished(ends, event.counts, event.usage, event.cost_pico, prepared.price.currency))
 
     # ------------------------------------------------ what happens on the side
 

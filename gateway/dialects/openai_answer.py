@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 from uuid import UUID
 
 import msgspec
@@ -13,7 +14,7 @@ from billing.usage import Usage
 from engine.protocol import Lane
 from gateway.conversation.served_model import ServedModel
 from gateway.conversation.tokenizer import Tokenizer
-from gateway.delivery import Failed, Finished, Part
+from gateway.delivery import Failed, Finished, FinishReason, Part
 from gateway.dialects.errors import envelope
 from gateway.dialects.openai_logprobs import ChatLogprobs, chat_logprobs
 from gateway.dialects.openai_tiers import TIER_OF
@@ -64,6 +65,21 @@ def chat_usage(usage: Usage, cost_pico: int, currency: str) -> ChatUsage:
     )
 
 
+# ---------------------------------------------------------------- why it ended
+
+
+class Finish(Struct, frozen=True):
+    """OpenAI's finish reason, and ours beside it where it says more: `limited_by` is not OpenAI's."""
+
+    reason: Literal["stop", "length"]
+    limited_by: Literal["budget"] | UnsetType = UNSET
+
+
+def finish_of(reason: FinishReason) -> Finish:
+    """A choice's end as OpenAI's clients understand it."""
+    return Finish("length", "budget") if reason == "budget" else Finish(reason)
+
+
 # ---------------------------------------------------------------- the whole
 
 
@@ -79,6 +95,7 @@ class Choice(Struct, frozen=True):
     finish_reason: str
     index: int = 0
     logprobs: ChatLogprobs | None = None
+    limited_by: str | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, frozen=True):
@@ -106,6 +123,7 @@ class ChunkChoice(Struct, frozen=True):
     finish_reason: str | None = None
     index: int = 0
     logprobs: ChatLogprobs | None = None
+    limited_by: str | UnsetType = UNSET
 
 
 class ChatChunk(Struct, frozen=True):
@@ -168,8 +186,8 @@ class ChatAnswer:
                 created=self._header.created,
                 model=self._header.model,
                 choices=tuple(
-                    Choice(AnswerMessage(part.text), reason, part.choice, self._scored(part))
-                    for part, reason in zip(parts, end.reasons, strict=True)
+                    Choice(AnswerMessage(part.text), end.reason, part.choice, self._scored(part), end.limited_by)
+                    for part, end in zip(parts, map(finish_of, end.reasons), strict=True)
                 ),
                 usage=chat_usage(end.usage, end.cost_pico, end.currency),
                 service_tier=self._header.service_tier,
@@ -188,8 +206,8 @@ class ChatAnswer:
     def finished(self, end: Finished) -> bytes:
         """The finish reasons, the usage if it was asked for, and the end mark."""
         frames = b""
-        for choice, reason in enumerate(end.reasons):
-            chunk = ChunkChoice(Delta(), finish_reason=reason, index=choice)
+        for choice, finish in enumerate(map(finish_of, end.reasons)):
+            chunk = ChunkChoice(Delta(), finish_reason=finish.reason, index=choice, limited_by=finish.limited_by)
             frames += self._open(choice) + self._chunk(chunk)
         if self._include_usage:
             frames += self._chunk(None, chat_usage(end.usage, end.cost_pico, end.currency))

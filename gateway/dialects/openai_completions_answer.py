@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 from gateway.conversation.tokenizer import Tokenizer
 from gateway.delivery import Failed, Finished, Part
 from gateway.dialects.errors import envelope
-from gateway.dialects.openai_answer import DONE, ChatUsage, Header, chat_usage, frame
+from gateway.dialects.openai_answer import DONE, ChatUsage, Finish, Header, chat_usage, finish_of, frame
 from gateway.dialects.openai_logprobs import TextLogprobs, text_logprobs
 
 
@@ -19,6 +19,7 @@ class TextChoice(Struct, frozen=True):
     finish_reason: str | None
     index: int
     logprobs: TextLogprobs | None = None
+    limited_by: str | UnsetType = UNSET
 
 
 class TextCompletion(Struct, frozen=True):
@@ -43,7 +44,7 @@ class TextAnswer:
 
     def whole(self, parts: Sequence[Part], end: Finished) -> bytes:
         """The whole answer as JSON, of one part for each choice."""
-        choices = [self._choice(part, reason) for part, reason in zip(parts, end.reasons, strict=True)]
+        choices = [self._choice(part, finish_of(reason)) for part, reason in zip(parts, end.reasons, strict=True)]
         return msgspec.json.encode(self._object(choices, chat_usage(end.usage, end.cost_pico, end.currency)))
 
     def piece(self, parts: Sequence[Part]) -> bytes:
@@ -52,7 +53,10 @@ class TextAnswer:
 
     def finished(self, end: Finished) -> bytes:
         """The finish reasons, the usage if it was asked for, and the end mark."""
-        frames = b"".join(self._event([TextChoice("", reason, choice)]) for choice, reason in enumerate(end.reasons))
+        frames = b"".join(
+            self._event([TextChoice("", finish.reason, choice, limited_by=finish.limited_by)])
+            for choice, finish in enumerate(map(finish_of, end.reasons))
+        )
         if self._include_usage:
             frames += frame(self._object([], chat_usage(end.usage, end.cost_pico, end.currency)))
         return frames + DONE
@@ -61,9 +65,11 @@ class TextAnswer:
         """An error event, which the official client raises as an exception. No end mark follows."""
         return frame(envelope(end.failure, self._header.request_id))
 
-    def _choice(self, part: Part, reason: str | None) -> TextChoice:
+    def _choice(self, part: Part, finish: Finish | None) -> TextChoice:
         told = None if self._logprobs is None else text_logprobs(part.scores, self._tokenizer, self._logprobs)
-        return TextChoice(part.text, reason, part.choice, told)
+        if finish is None:
+            return TextChoice(part.text, None, part.choice, told)
+        return TextChoice(part.text, finish.reason, part.choice, told, finish.limited_by)
 
     def _event(self, choices: list[TextChoice]) -> bytes:
         return frame(self._object(choices, None if self._include_usage else UNSET))

@@ -101,7 +101,13 @@ def test_whose_fault_it_was() -> None:
     plain = {"stopped": False, "left": False, "failure": None}
     assert judge(done("stop"), **plain).status == "ok"  # type: ignore[arg-type]
     assert judge(done("length"), **plain).status == "ok"  # type: ignore[arg-type]
-    assert finishes(done("length"), [False]) == finishes(done("budget"), [False]) == ("length",)
+    assert finishes(done("length"), [False]) == ("length",)
+    assert finishes(done("budget"), [False]) == finishes(done("length"), [False], shortened=True) == ("budget",)
+    assert finishes(done("abort"), [False], cut={0}) == ("budget",)
+    assert finishes(done("stop"), [False], shortened=True, cut={0}) == ("stop",)
+    for reason in ("stop", "length", "abort"):  # of several choices one ended so, another for want of money
+        assert judge(done(reason), **plain, ends=("stop", "budget")).reason == "budget"  # type: ignore[arg-type]
+    assert judge(done("crash"), **plain, ends=("stop", "budget")).status == "failed"  # type: ignore[arg-type]
     assert finishes(done("abort"), [True]) == ("stop",)
     three = structs.replace(done("length"), reasons=("stop", "abort", "length"))
     assert finishes(three, [False, True, False]) == ("stop", "stop", "length")

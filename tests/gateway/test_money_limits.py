@@ -53,5 +53,22 @@ async def test_an_open_ended_answer_is_as_long_as_can_be_paid(
         assert answer.headers[SHORTENED] == str(fits)
         assert next(iter(stack.replica.runs.values())).generate.sampling.max_tokens == fits
         await stack.settled(1)
+        assert (await stack.events())[0].reason == "stop"  # it ended before its money did
         short = await stack.post({**OK, "max_tokens": 1, "stream": stream})
         assert (short.status_code, SHORTENED in short.headers) == (200, False)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_money_ends_says_so(
+    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, stream: bool
+) -> None:
+    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, grant=100_000_000) as stack:
+        stack.say("so long " * 100, end=False)
+        answer = await stack.post({**OK, "stream": stream})
+        assert answer.status_code == 200
+        assert '"finish_reason":"length"' in answer.text
+        assert '"limited_by":"budget"' in answer.text
+        (event,) = await stack.settled(1)
+        assert (event.status, event.reason, event.output) == ("ok", "budget", int(answer.headers[SHORTENED]))
+        asked = await stack.post({**OK, "max_tokens": 1})
+        assert asked.status_code == 402
