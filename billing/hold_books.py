@@ -28,11 +28,17 @@ class HoldBooks(Protocol):
     async def open_now(self, requests: Collection[UUID]) -> list[Hold]:
         """Those of the requests' holds that are open."""
 
+    async def locked(self, requests: Collection[UUID]) -> list[Hold]:
+        """Like `open_now`, and locked until the end: before their balances, as whoever ends them does."""
+
     async def ended(self, requests: Collection[UUID]) -> set[UUID]:
         """Those of the requests that had a hold which ended, whatever became of it."""
 
     async def take(self, made: Sequence[tuple[HoldRequest, Hold]], held: Mapping[UUID, int]) -> None:
         """Insert new holds, and add to what is held of locked balances. The database refuses what is not covered."""
+
+    async def amend(self, amounts: Mapping[UUID, int]) -> None:
+        """Let locked holds be of these amounts; the balances are saved apart."""
 
     async def budgets_of_ended(self, requests: Collection[UUID]) -> dict[UUID, str]:
         """The budgets of those of the requests that were released or expired and had any."""

@@ -70,6 +70,14 @@ _OPEN = """
     SELECT request, admitted_at, amount_pico, budgets
     FROM unnest($1::text::uuid[]) AS t (id) JOIN hold ON request_id = t.id
 """
+_LOCKED = """
+    SELECT request, admitted_at, amount_pico, budgets
+    FROM unnest($1::text::uuid[]) AS t (id) JOIN hold ON request_id = t.id ORDER BY request_id FOR UPDATE OF hold
+"""
+_AMEND = """
+    UPDATE hold SET amount_pico = t.amount FROM unnest($1::text::uuid[], $2::text::bigint[]) AS t (id, amount)
+    WHERE request_id = t.id
+"""
 _ENDED = """
     SELECT request_id FROM unnest($1::text::uuid[]) AS t (id) JOIN ended_hold ON request_id = t.id
     UNION SELECT usage_fact.id FROM unnest($1::text::uuid[]) AS t (id) JOIN usage_fact USING (id)
@@ -151,8 +159,18 @@ class PostgresHoldBooks:
         self._clock = clock
 
     async def open_now(self, requests: Collection[UUID]) -> list[Hold]:
-        rows = await self._connection.fetch(_OPEN, _ids(requests))
+        return await self._found(_OPEN, requests)
+
+    async def locked(self, requests: Collection[UUID]) -> list[Hold]:
+        return await self._found(_LOCKED, requests)
+
+    async def _found(self, query: str, requests: Collection[UUID]) -> list[Hold]:
+        rows = await self._connection.fetch(query, _ids(requests))
         return [Hold.of(unpack(asked), at, amount, budgets=split(budgets)) for asked, at, amount, budgets in rows]
+
+    async def amend(self, amounts: Mapping[UUID, int]) -> None:
+        if amounts:
+            await self._connection.execute(_AMEND, _ids(amounts), array_literal("bigint", list(amounts.values())))
 
     async def ended(self, requests: Collection[UUID]) -> set[UUID]:
         return {row[0] for row in await self._connection.fetch(_ENDED, _ids(requests))}

@@ -22,6 +22,7 @@ _HOLD_BACK = (
     .where(balance.c.tenant_id == bindparam("tenant"))
     .values(held=balance.c.held + bindparam("more", type_=Pico()), holds=balance.c.holds + bindparam("count"))
 )
+_AMEND = update(hold).where(hold.c.request_id == bindparam("request_")).values(amount_pico=bindparam("amount"))
 
 
 class SqliteHoldBooks:
@@ -36,6 +37,14 @@ class SqliteHoldBooks:
         query = select(hold.c.request, hold.c.admitted_at, hold.c.amount_pico, hold.c.budgets)
         rows = await self._session.execute(query.where(one_of(self._database, hold.c.request_id, requests)))
         return [Hold.of(unpack(asked), at, amount, budgets=split(budgets)) for asked, at, amount, budgets in rows]
+
+    async def locked(self, requests: Collection[UUID]) -> list[Hold]:
+        return await self.open_now(requests)  # the whole database is locked
+
+    async def amend(self, amounts: Mapping[UUID, int]) -> None:
+        if amounts:
+            rows = [{"request_": request, "amount": pico} for request, pico in amounts.items()]
+            await self._session.execute(_AMEND, rows)
 
     async def budgets_of_ended(self, requests: Collection[UUID]) -> dict[UUID, str]:
         # all tenants: usage that is late was admitted before

@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
+import msgspec
+
 from billing.balances import CurrencyMismatch
 from billing.budget_windows import BudgetTerms, BudgetWindow, describe, resets
-from billing.hold_records import Hold, HoldRequest
+from billing.hold_records import Hold, HoldRequest, TopUp
 from billing.ledger import Balance
 from billing.money import format_pico
 from billing.prices import UnknownPriceVersion
@@ -45,8 +47,17 @@ class DuplicateRequest(ValueError):
         self.request_id = request_id
 
 
+class HoldEnded(ValueError):
+    """The request has no open hold (any more), so there is nothing to top up."""
+
+    def __init__(self, request_id: UUID) -> None:
+        super().__init__(f"request {request_id} has no open hold")
+        self.request_id = request_id
+
+
 class Decisions:
-    """Decides a queue of requests, and adds up what the database is to be told: new holds, and what they hold."""
+    """Decides a queue of requests, and adds up what the database is to be told: new holds, those that were raised, and
+    what they hold."""
 
     def __init__(
         self,
@@ -57,6 +68,8 @@ class Decisions:
         currencies: Mapping[int, str],
     ) -> None:
         self.made: list[tuple[HoldRequest, Hold]] = []
+        self.raised: dict[UUID, int] = {}
+        """What topped up holds are of now."""
         self.held: dict[UUID, int] = defaultdict(int)
         self.short: set[UUID] = set()
         """Tenants of whom something was refused for money."""
@@ -67,6 +80,7 @@ class Decisions:
         for one in terms:
             self._terms[one.tenant_id].append(one)
         self._windows = {(window.budget_id, window.starts_at): window for window in windows}
+        self._keys = {window.id: key for key, window in self._windows.items()}
         self._used: set[tuple[UUID, int]] = set()
         self._currencies = currencies
 
@@ -90,6 +104,32 @@ class Decisions:
         if owner.currency != currency:
             return CurrencyMismatch(owner.currency, currency)
         keys = self._budgets(request)
+        refusal = self._take(tenant, amount, keys, currency)
+        if refusal is not None:
+            return refusal
+        hold = Hold.of(request, self._now, budgets=tuple(self._windows[key].id for key in keys))
+        self.made.append((request, hold))
+        return hold
+
+    def top_up(self, asked: TopUp, earlier: Hold | None) -> Hold | Exception:
+        """The hold raised from the balance and from the windows of budgets that it was reserved from, or why it is not.
+        `earlier` is the open hold of this id."""
+        if earlier is None:
+            return HoldEnded(asked.request_id)
+        more = asked.amount_pico - earlier.amount_pico
+        if more <= 0:
+            return earlier
+        tenant, keys = earlier.tenant_id, [self._keys[window] for window in earlier.budgets]
+        refusal = self._take(tenant, more, keys, self._owners[tenant].currency)
+        if refusal is not None:
+            return refusal
+        self.raised[asked.request_id] = asked.amount_pico
+        return msgspec.structs.replace(earlier, amount_pico=asked.amount_pico)
+
+    def _take(
+        self, tenant: UUID, amount: int, keys: Sequence[tuple[UUID, int]], currency: str
+    ) -> InsufficientFunds | None:
+        """Take the amount from the balance and from all of these windows, or from none."""
         refusal = self._shortage(tenant, amount, [self._windows[key] for key in keys], currency)
         if refusal is not None:
             self.short.add(tenant)
@@ -99,9 +139,7 @@ class Decisions:
         for key in keys:
             self._windows[key] = self._windows[key].holding(amount)
             self._used.add(key)
-        hold = Hold.of(request, self._now, budgets=tuple(self._windows[key].id for key in keys))
-        self.made.append((request, hold))
-        return hold
+        return None
 
     def _budgets(self, request: HoldRequest) -> list[tuple[UUID, int]]:
         mine = self._terms.get(request.tenant_id, ())

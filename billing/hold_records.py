@@ -43,6 +43,18 @@ class HoldRequest(msgspec.Struct, frozen=True, array_like=True):
             raise InvalidMoney(f"a hold for {self.lifetime_s} seconds")
 
 
+class TopUp(msgspec.Struct, frozen=True):
+    """Raise the hold of a request that runs until it is `amount_pico` in all, so that a repetition changes nothing.
+    Raises InvalidMoney."""
+
+    request_id: UUID
+    amount_pico: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.amount_pico <= MAX_PICO:
+            raise InvalidMoney(f"a hold of {self.amount_pico} pico-units")
+
+
 class Hold(msgspec.Struct, frozen=True):
     """A reservation as the database has it. Its billing period was fixed by the database's clock at admission."""
 

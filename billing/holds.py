@@ -12,8 +12,8 @@ from billing.books import Books
 from billing.budget_use import BudgetUse, use_budgets
 from billing.budget_windows import BudgetTerms, BudgetWindow
 from billing.hold_books_postgresql import take_at_once
-from billing.hold_decisions import Decisions
-from billing.hold_records import Hold, HoldRequest, unpack
+from billing.hold_decisions import Decisions, HoldEnded
+from billing.hold_records import Hold, HoldRequest, TopUp, unpack
 from billing.ledger import Balance
 from billing.open_books import opened
 from billing.tables import ended_hold, hold, price_version
@@ -26,11 +26,12 @@ _SWEEP = 1000
 
 
 class Holds:
-    """Reserving and expiring. Settling and releasing are the settler's."""
+    """Reserving, topping up and expiring. Settling and releasing are the settler's."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._batcher: MicroBatcher[HoldRequest, Hold] = MicroBatcher(self._reserve, _MAX_BATCH)
+        self._top_ups: MicroBatcher[TopUp, Hold] = MicroBatcher(self._raise, _MAX_BATCH)
         self._currencies: dict[int, str] = {}
         self._careful: set[UUID] = set()
 
@@ -41,6 +42,15 @@ class Holds:
         the last, or when the caller is cancelled, the hold may exist: release it or let it expire.
         """
         return await self._batcher.submit(request)
+
+    async def top_up(self, request_id: UUID, amount_pico: int) -> Hold:
+        """Raise the open hold of a request to this amount, from the balance and all its budgets or not at all; one that
+        is as high already stays.
+
+        Raises InsufficientFunds (of what is to be added), HoldEnded, InvalidMoney, DatabaseUnavailable; after the last,
+        or when the caller is cancelled, it may have been raised: ask again, or let the hold end.
+        """
+        return await self._top_ups.submit(TopUp(request_id, amount_pico))
 
     async def get(self, request_id: UUID) -> Hold | None:
         """The hold of a request that is open, or ended without usage; None if its usage is settled, or it had none."""
@@ -69,6 +79,7 @@ class Holds:
     async def close(self) -> None:
         """Wait for what is being reserved; take nothing more."""
         await self._batcher.close()
+        await self._top_ups.close()
 
     async def _reserve(self, requests: list[HoldRequest]) -> list[Hold | Exception]:
         """All at once where the database can do that and has no objection; else one by one, with everything locked.
@@ -111,6 +122,28 @@ class Holds:
                 await books.holds.take(decisions.made, decisions.held)
                 await books.budgets.save(decisions.windows)
         self._careful = (self._careful - owners.keys()) | decisions.short | _with_budgets(owners)
+        return answers
+
+    async def _raise(self, asked: list[TopUp]) -> list[Hold | Exception]:
+        """All in one transaction. Whoever ends one of the holds at the same time does so before it, or after it."""
+        async with opened(self._database) as books:
+            known = {found.request_id: found for found in await books.holds.locked({one.request_id for one in asked})}
+            if not known:
+                return [HoldEnded(one.request_id) for one in asked]
+            owners = await books.lock({found.tenant_id for found in known.values()})
+            windows = {window for found in known.values() for window in found.budgets}
+            budgets = await books.budgets.windows(windows) if windows else []
+            decisions = Decisions(0, owners, (), budgets, self._currencies)
+            answers: list[Hold | Exception] = []
+            for one in asked:
+                answer = decisions.top_up(one, known.get(one.request_id))
+                if isinstance(answer, Hold):
+                    known[one.request_id] = answer
+                answers.append(answer)
+            if decisions.raised:
+                await books.holds.amend(decisions.raised)
+                await books.budgets.save(decisions.windows)
+                await books.save([owners[tenant].holding(more) for tenant, more in decisions.held.items()])
         return answers
 
     async def _decisions(

@@ -26,6 +26,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.metrics import Metrics
 from gateway.recording import Record, Recorder, event_of
 from gateway.request_scope import public_name
+from gateway.slices import Slices
 
 log = structlog.get_logger("gateway.request")
 
@@ -60,6 +61,9 @@ class RequestOwner:
         self._around = around
         self._choices = Choices(prepared.generation, prepared.model, prepared.prompt, prepared.sampling)
         self._exchange: Exchange | None = None
+        self._slices: Slices | None = None
+        self._cut: set[int] = set()
+        """Choices that we ended where their money did."""
         self._failure: Failure | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._aborted = False
@@ -80,6 +84,7 @@ class RequestOwner:
         finally:
             self.stage = "ended"
             self._disarm()
+            await self._stop_slices()
             if self._exchange is not None:
                 self._around.fleet.end(self._exchange)
 
@@ -107,6 +112,7 @@ class RequestOwner:
         self.stage = "running"
         self._arm(around.admission.lifetimes.request + _DEADLINE_GRACE)
         done = await self._listen(exchange)
+        await self._stop_slices()
         grammar = prepared.generation.grammar
         if done is not None and done.invalid == "grammar" and grammar is not None:
             self._failure = InvalidRequest(
@@ -116,7 +122,8 @@ class RequestOwner:
             )
         self._disarm()
         self.stage = "recording"
-        ends = finishes(done, self._choices.stops_by_string, shortened=self.shortened_to is not None)
+        shortened = self.shortened_to is not None
+        ends = finishes(done, self._choices.stops_by_string, shortened=shortened, cut=self._cut)
         ending = judge(done, stopped=self._choices.stopped, left=self.delivery.left, failure=self._failure, ends=ends)
         await self._deliver_rest(ending)
         if ending.status == "ok" and self.delivery.left:
@@ -150,15 +157,15 @@ class RequestOwner:
         prepared, fleet = self.prepared, self._around.fleet
         payer, tokens = prepared.payer, prepared.prompt.tokens
         segments, scopes = self._around.domains.segments(payer.tenant_id, payer.project_id, len(tokens))
-        window = fleet.options.credit_window
-        credit = window if self.delivery.streamed else max(1, prepared.sampling.max_tokens)
+        wish = fleet.options.credit_window if self.delivery.streamed else max(1, prepared.sampling.max_tokens)
+        in_slices = prepared.held_output < prepared.sampling.max_tokens
         generate = Generate(
             id=str(hold.request_id),
             attempt=_ATTEMPT,
             segments=segments,
             tokens=tokens,
             sampling=prepared.sampling,
-            credit=credit,
+            credit=min(wish, prepared.held_output) if in_slices else wish,
             flow=str(payer.tenant_id),
             sub_flow=str(payer.key_id),
             lane=prepared.generation.lane,
@@ -171,6 +178,9 @@ class RequestOwner:
         exchange = self._exchange = fleet.generate(
             fleet.choose(prepared.model.name, generate.version), scopes, generate
         )
+        if in_slices:
+            self._slices = Slices(self._around.admission, prepared, self._paid)
+            exchange.pay(self._slices.paid, wish=wish)
         return exchange
 
     async def _listen(self, exchange: Exchange) -> Done | None:
@@ -207,6 +217,8 @@ class RequestOwner:
         self._last_token = now if message.choice == 0 else self._last_token
         if self._aborted or self._failure is not None or self._choices.stops(message.choice):
             return
+        if self._slices is not None:
+            self._slices.reached(message.start + len(message.tokens))
         for part in self._choices.take(message):
             self.delivery.push(part, self._choices.shown)
         if self._choices.stopped:
@@ -215,6 +227,7 @@ class RequestOwner:
             self._stop_choice(message.choice)
         elif self.delivery.streamed and self._choices.shown < self._choices.tokens:
             self._delivered(self.delivery.delivered)
+        self._cut_off()
 
     async def _deliver_rest(self, ending: Ending) -> None:
         """Hand out what is left, and wait until it reached the client or nobody reads any more."""
@@ -271,6 +284,26 @@ class RequestOwner:
             options = self._around.fleet.options
             held = self._choices.tokens - self._choices.shown
             self._exchange.credit(tokens, held=held, window=options.credit_window, step=options.credit_step)
+
+    def _paid(self) -> None:
+        """More is paid for, or nothing more is going to be."""
+        if self._exchange is not None and self._slices is not None and self.stage == "running":
+            self._exchange.pay(self._slices.paid, delivered=self.delivery.delivered)
+            self._cut_off()
+
+    def _cut_off(self) -> None:
+        """End the choices that have come to the end of the money."""
+        if self._slices is None or not self._slices.final or self._exchange is None or self._aborted:
+            return
+        several = self.prepared.generation.choices > 1
+        for choice in self._exchange.at(self._slices.paid):
+            if choice not in self._cut and not self._choices.stops(choice):
+                self._cut.add(choice)
+                self._exchange.abort("budget", choice if several else None)
+
+    async def _stop_slices(self) -> None:
+        if self._slices is not None:
+            await self._slices.stop()
 
     def _unwanted(self) -> bool:
         return self.delivery.left or self._failure is not None

@@ -36,7 +36,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     `keep_alive`: a stream silent for so long sends a comment, and is answered with 200 at the latest. `patience`: a
     client that does not read, or has not sent its body, for so long is given up. `courtesy`: how long a hold of another
     gateway, or of an earlier start, is left to who may still know something of it. `public_prices`: whether the base
-    book is shown to those without a key.
+    book is shown to those without a key. `hold_slice`: output tokens whose money is held at a time; 0: all.
     """
 
     body_limit: int = 8 * 1024 * 1024
@@ -45,6 +45,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     drain_timeout: float = 30.0
     courtesy: float = 30.0
     public_prices: bool = False
+    hold_slice: int = 0
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
 
 
@@ -84,6 +85,7 @@ class Gateway:
             prices=services.prices,
             holds=services.holds,
             lifetimes=services.options.lifetimes,
+            slice_tokens=services.options.hold_slice,
         )
         self.requests = Requests(
             Surroundings(self.admission, services.fleet, services.domains, self.recorder, self.metrics)

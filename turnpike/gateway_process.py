@@ -57,6 +57,7 @@ async def services(
                 body_limit=settings.body_limit,
                 drain_timeout=settings.drain_timeout,
                 public_prices=settings.public_prices,
+                hold_slice=settings.hold_slice_tokens,
                 lifetimes=Lifetimes(request=settings.request_timeout),
             ),
         )

@@ -84,6 +84,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     request_timeout: Annotated[
         float, _about("longest time that a request may run, seconds", SERVE, GATEWAY, at_least=1, at_most=_DAY)
     ] = 600.0
+    hold_slice_tokens: Annotated[
+        int,
+        _about(
+            "output tokens whose money is held at a time while a request runs; 0: all it may have, at admission",
+            SERVE,
+            GATEWAY,
+            at_least=0,
+        ),
+    ] = 0
     drain_timeout: Annotated[
         float,
         _about(

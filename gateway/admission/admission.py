@@ -62,6 +62,8 @@ class Prepared(Struct, frozen=True, kw_only=True):
     sampling: Sampling
     price: PriceVersion
     terms: Terms
+    held_output: int
+    """Output tokens of each choice that the hold covers: all of them, or the first slice."""
 
 
 class Admission:
@@ -76,8 +78,11 @@ class Admission:
         prices: PriceBook,
         holds: Holds,
         lifetimes: Lifetimes,
+        slice_tokens: int = 0,
     ) -> None:
+        """`slice_tokens`: hold the output's money in slices of so many tokens of each choice; 0 for all at once."""
         self.lifetimes = lifetimes
+        self.slice_tokens = slice_tokens
         self._gateway = gateway
         self._models = models
         self._fleet = fleet
@@ -111,6 +116,7 @@ class Admission:
             sampling=sampling_for(generation, model, max_output),
             price=price,
             terms=Terms(generation.surface, cache.read_min, prompt_tokens),
+            held_output=self._first_slice(max_output, generation.min_tokens),
         )
 
     def context_tokens(self, model: ServedModel) -> int:
@@ -118,8 +124,11 @@ class Admission:
         return min(model.context_tokens, self._fleet.context_tokens(model.name) or model.context_tokens)
 
     async def reserve(self, prepared: Prepared) -> tuple[Prepared, Hold]:
-        """Hold the upper bound of the cost. A client who did not say how long the output may become gets what can be
-        paid for: then the request comes back with fewer tokens. Raises Unaffordable, Unavailable."""
+        """Hold the upper bound of the cost, or of what the first slice may cost.
+
+        A client who did not say how long the output may become gets what can be paid for: then the request comes back
+        with fewer tokens. Raises Unaffordable, Unavailable.
+        """
         for _ in range(_CLAMPS):
             try:
                 return prepared, await self._hold(prepared)
@@ -128,11 +137,19 @@ class Admission:
                 open_ended = prepared.generation.max_tokens is None
                 if not open_ended or fits < max(1, prepared.generation.min_tokens):
                     raise _unaffordable(error, prepared, fits) from error
-                prepared = replace(prepared, sampling=replace(prepared.sampling, max_tokens=fits))
+                sampling = replace(prepared.sampling, max_tokens=fits)
+                prepared = replace(prepared, sampling=sampling, held_output=fits)
         try:
             return prepared, await self._hold(prepared)
         except InsufficientFunds as error:  # others are faster
             raise _unaffordable(error, prepared, _fits(error, prepared)) from error
+
+    async def top_up(self, prepared: Prepared, output: int) -> None:
+        """Let the hold of a request that runs cover so many output tokens of each choice. Raises as `Holds.top_up`."""
+        await self._holds.top_up(prepared.request_id, _bound(prepared, output))
+
+    def _first_slice(self, max_output: int, min_tokens: int) -> int:
+        return min(max_output, max(self.slice_tokens, min_tokens)) if self.slice_tokens else max_output
 
     async def _hold(self, prepared: Prepared) -> Hold:
         payer, generation = prepared.payer, prepared.generation
@@ -146,7 +163,7 @@ class Admission:
                     model=prepared.model.name,
                     lane=generation.lane,
                     price_version=prepared.price.id,
-                    amount_pico=_bound(prepared, prepared.sampling.max_tokens),
+                    amount_pico=_bound(prepared, prepared.held_output),
                     lifetime_s=self.lifetimes.hold,
                     gateway=self._gateway,
                     terms=pack(prepared.terms),
@@ -220,7 +237,7 @@ def _fits(error: InsufficientFunds, prepared: Prepared) -> int:
 
 def _unaffordable(error: InsufficientFunds, prepared: Prepared, fits: int) -> Unaffordable:
     """What is needed, what is there, and the `max_tokens` that would fit."""
-    prompt_tokens, max_output = len(prepared.prompt.tokens), prepared.sampling.max_tokens
+    prompt_tokens, max_output = len(prepared.prompt.tokens), prepared.held_output
     needed, left = format_pico(error.needed_pico), format_pico(error.affordable_pico)
     resets_at = None if error.resets_at is None else error.resets_at.isoformat().replace("+00:00", "Z")
     whose = "The balance" if error.budget_id is None else error.whose.capitalize()

@@ -42,6 +42,8 @@ class Exchange:
         self.link: Sender | None = None
         self._received: dict[int, int] = {}
         self._limit = credit
+        self._wish = credit
+        self._paid: int | None = None
         self._credited = 0
         self._heard: asyncio.Queue[Heard] = asyncio.Queue()
 
@@ -80,11 +82,29 @@ class Exchange:
         the furthest one by what is left of it.
         """
         unread = self.received - held - delivered
-        limit = max(self._limit, max(self._received.values(), default=0) + window - unread)
+        self._wish = max(self._received.values(), default=0) + window - unread
+        wish = self._wish if self._paid is None else min(self._wish, self._paid)
+        limit = max(self._limit, wish)
         first = self._credited == 0 and delivered > 0
-        if first or delivered - self._credited >= step or limit - self._limit >= window // 2:
+        last = limit == self._paid and limit > self._limit
+        if first or last or delivered - self._credited >= step or limit - self._limit >= window // 2:
             self._credited, self._limit = delivered, limit
             self._send(Credit(self.request_id, delivered, limit))
+
+    def pay(self, tokens: int, *, delivered: int = 0, wish: int = 0) -> None:
+        """So many tokens of each choice are paid for: no more are asked for, and the replica waits there.
+
+        `delivered` tokens reached the client; `wish` is how many might be sent if they were paid for.
+        """
+        self._paid, self._wish = tokens, max(self._wish, wish)
+        limit = min(self._wish, tokens)
+        if limit > self._limit:
+            self._credited, self._limit = max(self._credited, delivered), limit
+            self._send(Credit(self.request_id, self._credited, limit))
+
+    def at(self, tokens: int) -> list[int]:
+        """The choices of which so many tokens came."""
+        return [choice for choice, received in self._received.items() if received >= tokens]
 
     def abort(self, why: str, choice: int | None = None) -> None:
         """Ask the replica to stop, or to stop one choice; `Done` follows."""

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 from uuid import UUID
 
+import msgspec
 import pytest
 from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError
 
+from billing.audit import check
 from billing.balances import Balances, CurrencyMismatch
-from billing.hold_decisions import DuplicateRequest, InsufficientFunds
+from billing.budgets import Budgets
+from billing.hold_decisions import DuplicateRequest, HoldEnded, InsufficientFunds
 from billing.hold_records import Hold
 from billing.holds import Holds
 from billing.money import InvalidMoney
-from billing.prices import UnknownPriceVersion
+from billing.prices import PriceBook, UnknownPriceVersion
+from billing.settlement import Settled, settle
 from billing.tables import balance as balance_table
+from billing.usage import Usage
 from storage.base import new_id
 from storage.database import Database
 from tests.billing.money import Tenant
@@ -128,3 +133,58 @@ async def test_the_database_itself_refuses_an_uncovered_hold(database: Database)
     async with database.transaction() as session:
         with pytest.raises(IntegrityError):
             await session.execute(held)
+
+
+async def test_a_hold_is_topped_up_whole_or_not_at_all(database: Database) -> None:
+    tenant = await Tenant.rich(database, 1000)
+    budgets = Budgets(database)
+    limit = await budgets.set(tenant.id, "project", str(tenant.project_id), "total", limit_pico=800, currency="USD")
+    holds = Holds(database)
+    hold = await holds.reserve(tenant.request(300))
+    raised = await holds.top_up(hold.request_id, 500)
+    assert raised == msgspec.structs.replace(hold, amount_pico=500)
+    assert await holds.top_up(hold.request_id, 500) == raised  # repeated
+    assert await holds.top_up(hold.request_id, 300) == raised  # never lowered
+    with pytest.raises(InsufficientFunds) as refusal:
+        await holds.top_up(hold.request_id, 801)
+    error = refusal.value
+    assert (error.scope, error.needed_pico, error.affordable_pico, error.budget_id) == ("project", 301, 300, limit)
+    assert (await holds.get(hold.request_id), await _held(database, tenant.id)) == (
+        msgspec.structs.replace(raised, budgets=()),
+        500,
+    )
+    (window,) = await budgets.list(tenant.id)
+    assert window.held == 500
+    with pytest.raises(InvalidMoney):
+        await holds.top_up(hold.request_id, -1)
+    await holds.sweep(hold.expires_at)
+    for ended in (hold.request_id, new_id()):
+        with pytest.raises(HoldEnded):
+            await holds.top_up(ended, 600)
+    (window,) = await budgets.list(tenant.id)
+    assert (await _held(database, tenant.id), window.held) == (0, 0)
+    assert await check(database) == []
+
+
+async def test_top_ups_race_with_the_ends_of_their_holds_and_with_new_ones(database_url: str) -> None:
+    databases = [await Database.open(database_url) for _ in range(2)]
+    database, other = databases
+    tenant = await Tenant.rich(database, 1000)
+    mine, theirs = Holds(database), Holds(other)
+    running = [await mine.reserve(tenant.request(10)) for _ in range(20)]
+    events = [tenant.event(hold, Usage()) for hold in running[:10]]
+    answers = await asyncio.gather(
+        *(holds.top_up(hold.request_id, amount) for amount in (40, 70) for hold in running for holds in (mine, theirs)),
+        *(theirs.reserve(tenant.request(30)) for _ in range(20)),
+        *(settle(other, PriceBook(other), [event]) for event in events),
+        return_exceptions=True,
+    )
+    assert all(isinstance(one, Hold | InsufficientFunds | HoldEnded | Settled) for one in answers), answers
+    left = [found for hold in running[10:] if (found := await mine.get(hold.request_id))]
+    assert len(left) == 10
+    assert all(hold.amount_pico in (10, 40, 70) for hold in left)
+    taken = sum(isinstance(one, Hold) for one in answers[80:100])
+    assert await _held(database, tenant.id) == sum(hold.amount_pico for hold in left) + 30 * taken <= 1000
+    assert await check(database) == []
+    for each in databases:
+        await each.close()

@@ -30,7 +30,7 @@ from billing.audit import check
 from billing.balances import Balances
 from billing.budget_windows import Span
 from billing.budgets import Budgets
-from billing.hold_decisions import InsufficientFunds
+from billing.hold_decisions import HoldEnded, InsufficientFunds
 from billing.hold_records import Hold
 from billing.holds import Holds
 from billing.open_books import opened
@@ -114,6 +114,8 @@ class Money(RuleBasedStateMachine):
         self.requests: dict[UUID, Request] = {}
         self.records: list[Settlement] = []
         self.limits: dict[str, int] = {}
+        self.latest: dict[str, int] = {}
+        """Limits, those that were taken away too: they bind what was admitted under them."""
         self.periods = Periods(self.database)
         self.closed: set[str] = set()
 
@@ -158,7 +160,7 @@ class Money(RuleBasedStateMachine):
         self.run(budgets.set(self.tenant.id, "project", project, span, limit_pico=limit, currency="USD"))
         self.run(budgets.set(self.tenant.id, "key", str(self.tenant.key_id), "total", limit_pico=1, currency="USD",
                              action="notify"))  # fmt: skip
-        self.limits[span] = limit
+        self.limits[span] = self.latest[span] = limit
 
     @precondition(lambda self: self.limits)
     @rule(data=st.data())
@@ -194,6 +196,33 @@ class Money(RuleBasedStateMachine):
                 assert amount > self.affordable
                 assert answer.affordable_pico == max(0, self.affordable)
                 assert (answer.budget_id is None) == (self.affordable == self.available)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def top_up_some(self, data: st.DataObject) -> None:
+        """Open holds and ended ones, some twice, to more than they are and to less."""
+        some = data.draw(st.lists(st.sampled_from(list(self.requests.values())), min_size=1, max_size=4))
+        asked = [(request, data.draw(amounts)) for request in some]
+
+        async def together() -> list[Hold | BaseException]:
+            wanted = (self.holds.top_up(request.hold.request_id, amount) for request, amount in asked)
+            return await asyncio.gather(*wanted, return_exceptions=True)
+
+        for (request, amount), answer in zip(asked, self.run(together()), strict=True):
+            left = [self.latest[name] - self.used((name, at)) for name, at in request.windows]
+            room = min([self.available, *left])
+            more = amount - request.hold.amount_pico
+            if request.state != "open":
+                assert isinstance(answer, HoldEnded)
+            elif more <= 0:
+                assert answer.amount_pico == request.hold.amount_pico  # type: ignore[union-attr]
+            elif more > room:
+                assert isinstance(answer, InsufficientFunds)
+                assert answer.affordable_pico == max(0, room)
+            else:
+                assert isinstance(answer, Hold)
+                request.hold = msgspec.structs.replace(request.hold, amount_pico=amount)
+                assert answer.amount_pico == amount
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), seconds=st.integers(0, 60))
