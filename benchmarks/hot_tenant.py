@@ -2,7 +2,7 @@
 
 The clients are shared out among gateway workers, each a process with its own pool, spool and settler, as in production
 (`turnpike gateway` runs one for each core). What is counted ends when the last usage is settled. Then twice as much is
-asked for as there is money: exactly what is affordable may be admitted. `billing.audit` has the last word.
+asked for as there is money: exactly what is affordable may be admitted. `billing.audit.checks` has the last word.
 
 Beside the rate stand the CPU seconds that a request cost, which other load on the machine changes less.
 """
@@ -22,11 +22,11 @@ from uuid import UUID
 import msgspec
 import uvloop
 
-from billing.audit import check
+from billing.audit.checks import check
 from billing.balances import Balances
-from billing.hold_decisions import InsufficientFunds
-from billing.hold_records import Hold, HoldRequest
-from billing.holds import Holds
+from billing.holds.decisions import InsufficientFunds
+from billing.holds.records import Hold, HoldRequest
+from billing.holds.reserving import Holds
 from billing.prices import PriceBook, PriceVersion
 from billing.settler import Settler
 from billing.spool import Spool

@@ -14,13 +14,13 @@ from uuid import UUID
 from sqlalchemy import func, select, text
 
 from benchmarks.traffic import PERIOD, Traffic
-from billing.audit import check
+from billing.audit.checks import check
 from billing.balances import Balances
 from billing.prices import PriceBook
 from billing.rating.usage_lines import Source, usage_lines
 from billing.rollups import LIMB
 from billing.settlement import Settled, settle
-from billing.tables import balance, ledger_entry, rollup_hour, usage_event
+from billing.tables.money import balance, ledger_entry, rollup_hour, usage_event
 from billing.usage import UsageEvent
 from storage import migrate
 from storage.database import Database

@@ -20,7 +20,7 @@ from billing.open_books import opened
 from billing.periods import book_late
 from billing.prices import PriceBook
 from billing.rollups import roll_up
-from billing.tables import usage_event
+from billing.tables.money import usage_event
 from billing.usage import METERS, Counts, InvalidUsage, SignedUsage, UsageEvent
 from billing.wallet import Cost, Wallet
 from storage.base import new_id

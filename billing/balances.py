@@ -11,7 +11,7 @@ from billing.books import Books, Grant
 from billing.ledger import Balance, Kind, Transaction
 from billing.money import MAX_PICO, InvalidMoney, check_currency, format_pico
 from billing.open_books import opened
-from billing.tables import balance, grant, grant_balance
+from billing.tables.money import balance, grant, grant_balance
 from billing.wallet import PAID_PRIORITY, PROMO_PRIORITY, OpenGrant, Wallet
 from storage.base import new_id
 from storage.database import Database

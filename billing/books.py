@@ -18,10 +18,10 @@ from uuid import UUID
 
 import msgspec
 
-from billing.budget_books import BudgetBooks
+from billing.budgets.books import BudgetBooks
 from billing.chain import Batch
 from billing.event_rows import EventRows
-from billing.hold_books import HoldBooks
+from billing.holds.books import HoldBooks
 from billing.ledger import Balance, Transaction
 from billing.rollups import Rolled
 from billing.wallet import OpenGrant

@@ -18,15 +18,15 @@ import msgspec
 from sqlalchemy import Dialect, Table
 from sqlalchemy.dialects import postgresql
 
-from billing import tables
 from billing.books import EventsThere, Grant, Notice, Refusal
-from billing.budget_books_postgresql import PostgresBudgetBooks
+from billing.budgets.books_postgresql import PostgresBudgetBooks
 from billing.chain import Batch, start
 from billing.event_rows import NAMES, EventRows
-from billing.hold_books_postgresql import PostgresHoldBooks
+from billing.holds.books_postgresql import PostgresHoldBooks
 from billing.ledger import Balance, Transaction
-from billing.period_tables import CLOSING_LOCK
 from billing.rollups import KEYS, SUMS, Rolled
+from billing.tables import money as tables
+from billing.tables.periods import CLOSING_LOCK
 from billing.usage import METERS
 from billing.wallet import OpenGrant
 from storage.array_literals import array_literal

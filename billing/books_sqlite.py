@@ -11,17 +11,16 @@ from sqlalchemy import bindparam, func, insert, select, update
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import tables
 from billing.books import EventsThere, Grant, Notice, Refusal
-from billing.budget_books_sqlite import SqliteBudgetBooks
+from billing.budgets.books_sqlite import SqliteBudgetBooks
 from billing.chain import Batch, following, start
-from billing.chain_tables import usage_batch, usage_chain
 from billing.event_rows import EventRows
-from billing.hold_books_sqlite import SqliteHoldBooks
+from billing.holds.books_sqlite import SqliteHoldBooks
 from billing.ledger import Balance, Transaction
-from billing.period_tables import billing_period
 from billing.rollups import KEYS, SUMS, Rolled
-from billing.tables import (
+from billing.tables import money as tables
+from billing.tables.chain import usage_batch, usage_chain
+from billing.tables.money import (
     balance,
     grant_balance,
     ledger_entry,
@@ -31,6 +30,7 @@ from billing.tables import (
     rollup_hour,
     usage_fact,
 )
+from billing.tables.periods import billing_period
 from billing.usage import METERS
 from billing.wallet import OpenGrant
 from storage.base import Pico

@@ -4,7 +4,7 @@ The leaf of an event is the SHA-256 of all that it says. What one transaction se
 the ids and leaves of its events, in the order of their ids; its root is the SHA-256 of these. Each batch continues the
 chain of its tenant and period: head = SHA-256(head before ‖ root), from a head that names the tenant and the period.
 The last head stands in `usage_chain`, and when a period closes the digest of all its heads is kept in `billing_period`,
-so that cutting off the end shows too. `billing.audit_chain` computes all of it again from the events alone.
+so that cutting off the end shows too. `billing.audit.chain` computes all of it again from the events alone.
 
 A tenant's chain needs no other tenant's events, and a leaf and its batch prove that an event is in it (RFC 6962 has a
 tree in place of the batch, for logs in which they would be too long).

@@ -20,8 +20,8 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import locked_files
-from billing.period_tables import gateway_epoch
 from billing.spool import Spool, files_of
+from billing.tables.periods import gateway_epoch
 from storage.base import from_instant
 from storage.database import Database, DatabaseUnavailable
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Column, Integer, RowMapping, Text
 
-from billing.tables import usage_fact
+from billing.tables.money import usage_fact
 from billing.traits import Traits, traits_of
 from billing.usage import CLASSES, COUNTS, METERS, UsageEvent
 from storage.base import Id

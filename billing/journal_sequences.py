@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import func, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.tables import usage_event
+from billing.tables.money import usage_event
 
 _EPOCH = 1 << 32
 

@@ -20,10 +20,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing import months
 from billing.books import Books
 from billing.chain import root_of
-from billing.chain_tables import usage_chain
 from billing.epochs import Epoch, epochs_before
-from billing.period_tables import CLOSING_LOCK, billing_period
-from billing.tables import hold, rollup_hour
+from billing.tables.chain import usage_chain
+from billing.tables.money import hold, rollup_hour
+from billing.tables.periods import CLOSING_LOCK, billing_period
 from billing.usage import UsageEvent, check_period, period_of
 from storage.base import from_instant, to_instant
 from storage.database import Database

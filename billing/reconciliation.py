@@ -13,14 +13,14 @@ import msgspec
 from sqlalchemy import Select, and_, func, insert, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.invoice_tables import invoice
 from billing.journal_sequences import Sequences, sequences_of
 from billing.ledger import OF_EVENTS
-from billing.period_tables import billing_period
 from billing.periods import State, bounds
-from billing.reconciliation_tables import recon_run
 from billing.rollups import LIMB
-from billing.tables import balance, ledger_entry, ledger_txn, rollup_hour, usage_event
+from billing.tables.invoices import invoice
+from billing.tables.money import balance, ledger_entry, ledger_txn, rollup_hour, usage_event
+from billing.tables.periods import billing_period
+from billing.tables.reconciliation import recon_run
 from storage.base import new_id
 from storage.database import Database
 

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Select, Table, func, select
 
 from billing.money import format_pico
 from billing.rollups import HOUR, LIMB, SUMS, event_groups, event_sums
-from billing.tables import price_version, rollup_hour, usage_event, usage_fact
+from billing.tables.money import price_version, rollup_hour, usage_event, usage_fact
 from billing.usage import METERS, Usage, check_period, period_of
 from storage.bulk import one_of
 from storage.database import Database

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import ColumnElement, Label, Subquery, func, select
 
-from billing.tables import rollup_hour, usage_event, usage_fact, usage_traits
+from billing.tables.money import rollup_hour, usage_event, usage_fact, usage_traits
 from billing.usage import METERS, TRAITS, UsageEvent
 
 HOUR = 3_600_000_000

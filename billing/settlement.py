@@ -12,7 +12,7 @@ import msgspec
 
 from billing import months, traits
 from billing.books import Books, EventsThere, Notice, Refusal
-from billing.budget_use import BudgetUse, use_budgets
+from billing.budgets.use import BudgetUse, use_budgets
 from billing.chain import Batch, batches
 from billing.event_rows import EventRows
 from billing.ledger import Balance, Transaction

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import select
 
-from billing.tables import ledger_entry, ledger_txn
+from billing.tables.money import ledger_entry, ledger_txn
 from storage.database import Database
 
 _OURS = ("prepaid", "promo", "restricted", "receivable", "invoiced")

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import select
 
-from billing.tables import usage_traits
+from billing.tables.money import usage_traits
 from billing.usage import TRAITS, UsageEvent
 from storage.database import Database
 

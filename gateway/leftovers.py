@@ -13,7 +13,7 @@ from uuid import UUID
 
 import structlog
 
-from billing.holds import Holds
+from billing.holds.reserving import Holds
 from billing.spool import Spool
 from gateway.fleet.fleet import Fleet
 from gateway.recording import Recorder

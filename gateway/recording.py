@@ -9,7 +9,7 @@ from uuid import UUID
 import structlog
 from msgspec import Struct
 
-from billing.hold_records import Hold
+from billing.holds.records import Hold
 from billing.prices import PriceVersion
 from billing.spool import Spool, SpoolUnavailable
 from billing.usage import Delivery, Release, Settlement, Source, Status, UsageEvent

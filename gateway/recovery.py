@@ -12,8 +12,8 @@ from uuid import UUID
 import msgspec
 import structlog
 
-from billing.hold_records import Hold
-from billing.holds import Holds
+from billing.holds.records import Hold
+from billing.holds.reserving import Holds
 from billing.prices import PriceBook, PriceMissing, UnknownPriceVersion
 from billing.usage import InvalidUsage
 from engine.protocol import Ack, Done

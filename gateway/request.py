@@ -13,7 +13,7 @@ from typing import Literal
 import structlog
 from msgspec import Struct
 
-from billing.hold_records import Hold
+from billing.holds.records import Hold
 from engine.protocol import Began, Done, Generate, PromptLogprobs, Tokens
 from gateway.admission.admission import Admission, Prepared
 from gateway.choices import Choices

@@ -8,7 +8,7 @@ from msgspec import Struct, field
 
 from billing.epochs import EpochKeeper
 from billing.exports.jobs import ExportJobs
-from billing.holds import Holds
+from billing.holds.reserving import Holds
 from billing.prices import PriceBook
 from billing.settler import Settler
 from billing.spool import Spool

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import structlog
 
-from billing.hold_decisions import HoldEnded, InsufficientFunds
+from billing.holds.decisions import HoldEnded, InsufficientFunds
 from billing.money import InvalidMoney
 from gateway.admission.admission import Admission, Prepared
 from storage.database import DatabaseUnavailable

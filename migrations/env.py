@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from alembic import context
 
-import billing.budget_tables
-import billing.chain_tables
-import billing.export_tables
-import billing.invoice_tables
-import billing.period_tables
-import billing.price_tables
-import billing.rating_tables
-import billing.reconciliation_tables
-import billing.tables
-import billing.webhook_tables
+import billing.tables.budgets
+import billing.tables.chain
+import billing.tables.exports
+import billing.tables.invoices
+import billing.tables.money
+import billing.tables.periods
+import billing.tables.prices
+import billing.tables.rating
+import billing.tables.reconciliation
+import billing.tables.webhooks
 import gateway.tenancy.tables
 from storage.base import Base
 
 ROOMS = (
-    billing.chain_tables,
-    billing.export_tables,
-    billing.budget_tables,
-    billing.invoice_tables,
-    billing.period_tables,
-    billing.price_tables,
-    billing.rating_tables,
-    billing.reconciliation_tables,
-    billing.tables,
-    billing.webhook_tables,
+    billing.tables.chain,
+    billing.tables.exports,
+    billing.tables.budgets,
+    billing.tables.invoices,
+    billing.tables.periods,
+    billing.tables.prices,
+    billing.tables.rating,
+    billing.tables.reconciliation,
+    billing.tables.money,
+    billing.tables.webhooks,
     gateway.tenancy.tables,
 )
 """Imported for the tables that they add to the one metadata."""

@@ -11,7 +11,7 @@ def known() -> tuple[type[Exception], ...]:
     """Every such failure of every room. Imports the rooms, so it is called when something has failed."""
     from billing.adjustments import InvalidAdjustment, UnknownEvent  # noqa: PLC0415
     from billing.balances import CurrencyMismatch, InvalidGrant, RefundRefused  # noqa: PLC0415
-    from billing.budgets import InvalidBudget, UnknownBudget  # noqa: PLC0415
+    from billing.budgets.setting import InvalidBudget, UnknownBudget  # noqa: PLC0415
     from billing.epochs import EpochAlive, UnknownEpoch  # noqa: PLC0415
     from billing.exports.datasets import InvalidExport  # noqa: PLC0415
     from billing.invoices.failures import InvoiceRefused  # noqa: PLC0415

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from billing.balances import Balances
-from billing.budgets import Budgets
-from billing.holds import Holds
+from billing.budgets.setting import Budgets
+from billing.holds.reserving import Holds
 from billing.prices import PriceBook
 from billing.prices.approval import PriceSheets
 from billing.prices.books import PriceBooks

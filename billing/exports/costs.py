@@ -13,7 +13,7 @@ from billing.exports.writers import Row
 from billing.rating.lines import RatedLine
 from billing.rating.usage_lines import Used, lines_of
 from billing.rollups import HOUR, LIMB, SUMS
-from billing.tables import rollup_hour
+from billing.tables.money import rollup_hour
 from billing.usage import METERS
 
 DAY = 24 * HOUR

@@ -20,9 +20,9 @@ from billing.exports.costs import rated_groups
 from billing.exports.datasets import Asked, Dataset, Reading
 from billing.exports.invoices import documents, in_pico, midnight
 from billing.exports.writers import Row
-from billing.invoice_tables import invoice, invoice_line
-from billing.period_tables import billing_period
 from billing.rollups import HOUR
+from billing.tables.invoices import invoice, invoice_line
+from billing.tables.periods import billing_period
 from billing.usage import period_bounds
 
 _SERVICE = "LLM inference"

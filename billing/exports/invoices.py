@@ -11,8 +11,8 @@ from sqlalchemy import Select, select
 from billing.exports.columns import Column
 from billing.exports.datasets import Asked, Dataset, Reading
 from billing.exports.writers import Row
-from billing.invoice_tables import invoice, invoice_line
 from billing.invoices.currencies import minor_unit
+from billing.tables.invoices import invoice, invoice_line
 from storage.base import to_instant
 
 _OF, _LINE = invoice.c, invoice_line.c

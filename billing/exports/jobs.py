@@ -18,10 +18,10 @@ import msgspec
 import structlog
 from sqlalchemy import func, insert, or_, select, update
 
-from billing.export_tables import export_job
 from billing.exports.datasets import PROVIDER, Asked, InvalidExport, Names
 from billing.exports.files import Order, dataset_of, export, format_of, manifest_path
 from billing.prices import PriceBook
+from billing.tables.exports import export_job
 from billing.usage import InvalidPeriod, check_period
 from storage.base import new_id
 from storage.database import Database, DatabaseUnavailable

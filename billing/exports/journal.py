@@ -13,7 +13,7 @@ from sqlalchemy import and_, or_, select
 from billing.exports.columns import Column
 from billing.exports.datasets import Asked, Dataset, InvalidExport, Reading
 from billing.exports.writers import Row
-from billing.tables import ledger_entry, ledger_txn
+from billing.tables.money import ledger_entry, ledger_txn
 from billing.usage import period_bounds
 
 ACCOUNT_CODES: dict[str, str] = {

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from billing.exports.columns import Column
 from billing.exports.datasets import Asked, Dataset, Reading
 from billing.exports.writers import Row
-from billing.tables import price_version, usage_event
+from billing.tables.money import price_version, usage_event
 from billing.usage import METERS
 
 _OF = usage_event.c

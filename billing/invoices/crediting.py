@@ -11,7 +11,6 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.balances import Balances
-from billing.invoice_tables import invoice
 from billing.invoices.currencies import format_minor, minor_unit
 from billing.invoices.document import Document, Line
 from billing.invoices.failures import AmountRefused, WrongState
@@ -21,6 +20,7 @@ from billing.invoices.posting import moves, post, step_id
 from billing.invoices.records import Record, locked, read_document, write_draft
 from billing.invoices.settling import MOST_TEXT, settled
 from billing.invoices.tax import Tax, TaxTotal, tax_totals
+from billing.tables.invoices import invoice
 from storage.database import Database
 
 

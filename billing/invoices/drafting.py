@@ -10,7 +10,6 @@ from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.balances import CurrencyMismatch
-from billing.invoice_tables import invoice, invoice_line
 from billing.invoices.composing import compose
 from billing.invoices.document import Document
 from billing.invoices.failures import WrongState
@@ -24,6 +23,7 @@ from billing.invoices.savings import savings
 from billing.prices import PriceBook, PriceVersion
 from billing.rating.lines import RatedLine
 from billing.rating.period import rated_lines
+from billing.tables.invoices import invoice, invoice_line
 from billing.usage import check_period
 from storage.base import new_id
 from storage.database import Database

@@ -9,8 +9,8 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Select, func, select
 
-from billing.invoice_tables import invoice_usage
 from billing.invoices.records import Record
+from billing.tables.invoices import invoice_usage
 from storage.database import Database
 
 DAY, HOUR = 86_400_000_000, 3_600_000_000

@@ -10,7 +10,6 @@ from sqlalchemy import or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.invoice_tables import invoice
 from billing.invoices.canonical import canonical, sha256
 from billing.invoices.document import Document
 from billing.invoices.drafting import rate, written_up
@@ -22,9 +21,10 @@ from billing.invoices.posting import entries_of, post, tell
 from billing.invoices.records import Record, columns_of, locked, of_period, read_document
 from billing.invoices.rehearsal import transaction
 from billing.invoices.states import State
-from billing.period_tables import billing_period
 from billing.prices import PriceBook
-from billing.tables import rollup_hour
+from billing.tables.invoices import invoice
+from billing.tables.money import rollup_hour
+from billing.tables.periods import billing_period
 from billing.usage import METERS
 from storage.base import from_instant
 from storage.database import Database

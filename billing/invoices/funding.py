@@ -12,10 +12,10 @@ from uuid import UUID
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.invoice_tables import invoice
 from billing.invoices.composing import Funding
 from billing.ledger import OF_EVENTS
-from billing.tables import balance, ledger_entry, ledger_txn
+from billing.tables.invoices import invoice
+from billing.tables.money import balance, ledger_entry, ledger_txn
 
 _GIVEN = ("promo", "restricted")
 

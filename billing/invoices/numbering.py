@@ -11,9 +11,9 @@ import msgspec
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.invoice_tables import number_series
 from billing.invoices.failures import NumberRefused
 from billing.invoices.parties import Seller
+from billing.tables.invoices import number_series
 from storage.database import Database
 
 

@@ -8,10 +8,10 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.invoice_tables import billing_profile, legal_entity
 from billing.invoices.canonical import canonical
 from billing.invoices.failures import NoProfile
 from billing.invoices.parties import Buyer, Seller
+from billing.tables.invoices import billing_profile, legal_entity
 from storage.database import Database
 
 

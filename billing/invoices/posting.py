@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.invoices.currencies import minor_unit
 from billing.invoices.records import Record
 from billing.ledger import Account, Entry
-from billing.tables import ledger_entry, ledger_txn, outbox
+from billing.tables.money import ledger_entry, ledger_txn, outbox
 from storage.base import new_id
 from storage.database import Database
 

@@ -10,12 +10,12 @@ import msgspec
 from sqlalchemy import Select, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.invoice_tables import invoice, invoice_line, invoice_payment
 from billing.invoices.canonical import canonical
 from billing.invoices.composing import exact_of
 from billing.invoices.document import Document, Kind, Line
 from billing.invoices.failures import UnknownInvoice
 from billing.invoices.states import State
+from billing.tables.invoices import invoice, invoice_line, invoice_payment
 from billing.usage import check_period
 from storage.base import to_instant
 from storage.database import Database

@@ -9,7 +9,6 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.balances import Balances
-from billing.invoice_tables import invoice, invoice_payment
 from billing.invoices.currencies import format_minor, minor_unit
 from billing.invoices.failures import AmountRefused, WrongState
 from billing.invoices.notices import notice, topic_of
@@ -19,6 +18,7 @@ from billing.invoices.records import Record, locked
 from billing.invoices.rehearsal import transaction
 from billing.invoices.states import State, after_settling, follow
 from billing.ledger import Entry
+from billing.tables.invoices import invoice, invoice_payment
 from storage.database import Database
 
 MOST_TEXT = 200

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from sqlalchemy import delete, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.price_tables import price_change, price_interval, price_row, price_sheet
 from billing.prices.books import Book, book_for_writing, book_named
 from billing.prices.errors import (
     NotADraft,
@@ -25,6 +24,7 @@ from billing.prices.grid import check_rows, digest, label, unusual
 from billing.prices.intervals import Interval, check_free, in_force
 from billing.prices.sheets import Proposal, Sheet, intervals_of, one_sheet, proposed, rows_of_sheet, sheets
 from billing.prices.version import Cell, Rows
+from billing.tables.prices import price_change, price_interval, price_row, price_sheet
 from storage.database import Database
 
 _TICK = 1000  # SQLite's clock, in microseconds

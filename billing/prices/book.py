@@ -16,7 +16,14 @@ import msgspec
 from sqlalchemy import func, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.price_tables import (
+from billing.prices.approval import PriceSheets
+from billing.prices.books import BASE, Book, all_books
+from billing.prices.errors import UnknownPriceVersion
+from billing.prices.grid import digest, parse_rows
+from billing.prices.intervals import Interval, in_force
+from billing.prices.sheets import Proposal
+from billing.prices.version import EVERY_LANE, Cell, PriceMissing, PriceVersion
+from billing.tables.prices import (
     price,
     price_change,
     price_interval,
@@ -25,13 +32,6 @@ from billing.price_tables import (
     price_sheet,
     price_version,
 )
-from billing.prices.approval import PriceSheets
-from billing.prices.books import BASE, Book, all_books
-from billing.prices.errors import UnknownPriceVersion
-from billing.prices.grid import digest, parse_rows
-from billing.prices.intervals import Interval, in_force
-from billing.prices.sheets import Proposal
-from billing.prices.version import EVERY_LANE, Cell, PriceMissing, PriceVersion
 from storage.database import Database, DatabaseUnavailable
 
 _CACHE_SECONDS = 2

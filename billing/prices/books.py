@@ -9,8 +9,8 @@ from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.money import check_currency
-from billing.price_tables import price_book
 from billing.prices.errors import PriceRefused, UnknownBook, WrongCurrency
+from billing.tables.prices import price_book
 from storage.database import Database
 
 BASE = "base"

@@ -9,11 +9,11 @@ import msgspec
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.price_tables import price_change, price_interval, price_row, price_sheet
 from billing.prices.books import Book, all_books
 from billing.prices.errors import UnknownSheet
 from billing.prices.intervals import Interval, in_force
 from billing.prices.version import Cell, Rows
+from billing.tables.prices import price_change, price_interval, price_row, price_sheet
 from storage.database import Database
 
 Kind = Literal["whole", "overrides"]

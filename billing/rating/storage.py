@@ -16,8 +16,8 @@ from sqlalchemy import func, select
 from billing.prices import EVERY_LANE, PriceBook, PriceMissing
 from billing.prices.version import STORAGE
 from billing.rating.lines import RatedLine
-from billing.rating_tables import storage_event
 from billing.rollups import HOUR, LIMB
+from billing.tables.rating import storage_event
 from billing.usage import InvalidUsage, check_period, period_bounds, period_of
 from storage.database import Database
 

@@ -11,7 +11,7 @@ from sqlalchemy import insert, select
 from billing.prices import PriceBook, PriceMissing
 from billing.prices.grid import amount
 from billing.rating.terms import InvalidTerms, Terms
-from billing.rating_tables import contract_terms
+from billing.tables.rating import contract_terms
 from billing.usage import check_period, period_of
 from storage.database import Database
 

@@ -16,7 +16,7 @@ from sqlalchemy import Select, Table, case, func, literal, select, union_all
 from billing.prices import PriceBook, PriceVersion
 from billing.rating.lines import RatedLine
 from billing.rollups import HOUR, LIMB, SUMS, event_groups
-from billing.tables import rollup_hour, usage_fact
+from billing.tables.money import rollup_hour, usage_fact
 from billing.usage import METERS, check_period, period_bounds, period_of
 from storage.base import Count
 from storage.database import Database

@@ -16,8 +16,8 @@ import structlog
 from cryptography.exceptions import InvalidTag
 from sqlalchemy import delete, func, select, update
 
-from billing.tables import outbox
-from billing.webhook_tables import webhook_attempt, webhook_delivery, webhook_endpoint
+from billing.tables.money import outbox
+from billing.tables.webhooks import webhook_attempt, webhook_delivery, webhook_endpoint
 from billing.webhooks.endpoints import delivery_row, fail_pending, wants
 from billing.webhooks.sending import TIMEOUT_S, Outcome, Sender
 from billing.webhooks.signing import Sealer

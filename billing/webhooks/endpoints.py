@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.webhook_tables import webhook_attempt, webhook_delivery, webhook_endpoint
+from billing.tables.webhooks import webhook_attempt, webhook_delivery, webhook_endpoint
 from billing.webhooks.addresses import AddressPolicy, UrlRefused
 from billing.webhooks.signing import Sealer, new_secret, shown
 from storage.base import from_instant, new_id

@@ -13,9 +13,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from billing.balances import CurrencyMismatch
-from billing.hold_decisions import InsufficientFunds
-from billing.hold_records import Hold, HoldRequest
-from billing.holds import Holds
+from billing.holds.decisions import InsufficientFunds
+from billing.holds.records import Hold, HoldRequest
+from billing.holds.reserving import Holds
 from billing.money import InvalidMoney, format_pico
 from billing.prices import PriceBook, PriceMissing, PriceVersion
 from engine.protocol import Sampling

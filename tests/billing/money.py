@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 
 from billing.balances import Balances
-from billing.hold_records import Hold, HoldRequest
+from billing.holds.records import Hold, HoldRequest
 from billing.money import parse_price
 from billing.prices import PriceBook, PriceVersion, everywhere
 from billing.prices.approval import PriceSheets

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from sqlalchemy import delete, insert, select, text, update
 
-from billing.audit import check
-from billing.holds import Holds
+from billing.audit.checks import check
+from billing.holds.reserving import Holds
 from billing.prices import PriceBook
 from billing.settlement import settle
-from billing.tables import balance, hold
+from billing.tables.money import balance, hold
 from billing.usage import Usage
 from storage.database import Database
 from tests.billing.money import Tenant

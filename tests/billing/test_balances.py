@@ -9,15 +9,15 @@ import pytest
 from sqlalchemy import literal, select
 
 from billing.adjustments import InvalidAdjustment, UnknownEvent, adjust
-from billing.audit import check
+from billing.audit.checks import check
 from billing.balances import Balances, CurrencyMismatch, InvalidGrant, RefundRefused
-from billing.holds import Holds
+from billing.holds.reserving import Holds
 from billing.money import InvalidMoney
 from billing.periods import Periods
 from billing.prices import PriceBook
 from billing.rating.usage_lines import usage_lines
 from billing.settlement import settle
-from billing.tables import ledger_entry, usage_event
+from billing.tables.money import ledger_entry, usage_event
 from billing.usage import InvalidUsage, UsageEvent, period_bounds
 from storage.base import Count, new_id
 from storage.database import Database

@@ -9,17 +9,17 @@ import pytest
 from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 
-from billing.audit import check
+from billing.audit.checks import check
 from billing.balances import Balances, CurrencyMismatch
-from billing.budget_tables import budget_window
-from billing.budgets import Budgets, InvalidBudget, UnknownBudget
-from billing.hold_decisions import InsufficientFunds
-from billing.hold_records import Hold, HoldRequest
-from billing.holds import Holds
+from billing.budgets.setting import Budgets, InvalidBudget, UnknownBudget
+from billing.holds.decisions import InsufficientFunds
+from billing.holds.records import Hold, HoldRequest
+from billing.holds.reserving import Holds
 from billing.money import InvalidMoney
 from billing.prices import PriceBook
 from billing.settlement import settle
-from billing.tables import outbox
+from billing.tables.budgets import budget_window
+from billing.tables.money import outbox
 from billing.usage import Release, Usage
 from storage.base import new_id
 from storage.database import Database

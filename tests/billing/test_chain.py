@@ -8,14 +8,14 @@ from sqlalchemy import Text, literal, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import chain
-from billing.audit import check
-from billing.chain_tables import usage_batch, usage_chain
+from billing.audit.checks import check
 from billing.event_rows import NAMES
-from billing.holds import Holds
+from billing.holds.reserving import Holds
 from billing.periods import Periods, bounds
 from billing.prices import PriceBook
 from billing.settlement import settle
-from billing.tables import usage_event, usage_fact
+from billing.tables.chain import usage_batch, usage_chain
+from billing.tables.money import usage_event, usage_fact
 from billing.usage import TRAITS, Usage, UsageEvent
 from storage.base import Count, Id, new_id
 from storage.database import Database

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from sqlalchemy import update
 
-from billing.export_tables import export_job
 from billing.exports.datasets import InvalidExport, Names
 from billing.exports.files import Manifest
 from billing.exports.jobs import MAX_ATTEMPTS, MAX_UNFINISHED, ExportJobs, ExportNotFound, TooManyExports
 from billing.prices import PriceBook
+from billing.tables.exports import export_job
 from storage.base import new_id
 from storage.database import Database
 from tests.billing.money import Tenant

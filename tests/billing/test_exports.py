@@ -33,7 +33,7 @@ from billing.ledger import Account
 from billing.money import format_pico
 from billing.prices import PriceBook
 from billing.settlement import settle
-from billing.tables import ledger_entry
+from billing.tables.money import ledger_entry
 from billing.usage import METERS, Usage, UsageEvent
 from storage.base import to_instant
 from storage.database import Database

@@ -14,7 +14,7 @@ import pytest
 from billing.exports.datasets import Asked, Names
 from billing.exports.files import Manifest, Order, dataset_of, export
 from billing.exports.writers import Format
-from billing.holds import Holds
+from billing.holds.reserving import Holds
 from billing.invoices.crediting import credit
 from billing.money import format_pico
 from billing.prices import PriceBook

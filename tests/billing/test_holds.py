@@ -10,16 +10,16 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError
 
-from billing.audit import check
+from billing.audit.checks import check
 from billing.balances import Balances, CurrencyMismatch
-from billing.budgets import Budgets
-from billing.hold_decisions import DuplicateRequest, HoldEnded, InsufficientFunds
-from billing.hold_records import Hold
-from billing.holds import Holds
+from billing.budgets.setting import Budgets
+from billing.holds.decisions import DuplicateRequest, HoldEnded, InsufficientFunds
+from billing.holds.records import Hold
+from billing.holds.reserving import Holds
 from billing.money import InvalidMoney
 from billing.prices import PriceBook, UnknownPriceVersion
 from billing.settlement import Settled, settle
-from billing.tables import balance as balance_table
+from billing.tables.money import balance as balance_table
 from billing.usage import Usage
 from storage.base import new_id
 from storage.database import Database

@@ -6,10 +6,10 @@ import pytest
 from sqlalchemy import Executable, delete, text, update
 from sqlalchemy.exc import DBAPIError
 
-from billing.chain_tables import usage_batch
 from billing.prices import PriceBook
 from billing.settlement import settle
-from billing.tables import grant, ledger_entry, ledger_txn, price, price_version, usage_fact, usage_traits
+from billing.tables.chain import usage_batch
+from billing.tables.money import grant, ledger_entry, ledger_txn, price, price_version, usage_fact, usage_traits
 from storage.database import Database
 from tests.billing.money import Tenant
 

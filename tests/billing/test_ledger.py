@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import insert, select, text
 from sqlalchemy.exc import IntegrityError
 
-from billing.audit import check
+from billing.audit.checks import check
 from billing.balances import Balances
-from billing.holds import Holds
+from billing.holds.reserving import Holds
 from billing.prices import PriceBook
 from billing.settlement import OVERDRAWN, settle
-from billing.tables import ledger_entry, ledger_txn, outbox, rollup_hour
+from billing.tables.money import ledger_entry, ledger_txn, outbox, rollup_hour
 from billing.usage import Release, Settlement
 from storage.base import new_id
 from storage.database import Database

@@ -26,18 +26,18 @@ from hypothesis.stateful import (
 from sqlalchemy import literal, select
 
 from billing import settlement
-from billing.audit import check
+from billing.audit.checks import check
 from billing.balances import Balances
-from billing.budget_windows import Span
-from billing.budgets import Budgets
-from billing.hold_decisions import HoldEnded, InsufficientFunds
-from billing.hold_records import Hold
-from billing.holds import Holds
+from billing.budgets.setting import Budgets
+from billing.budgets.windows import Span
+from billing.holds.decisions import HoldEnded, InsufficientFunds
+from billing.holds.records import Hold
+from billing.holds.reserving import Holds
 from billing.open_books import opened
 from billing.periods import Periods, following
 from billing.prices import PriceBook
 from billing.settlement import settle
-from billing.tables import usage_event
+from billing.tables.money import usage_event
 from billing.usage import Release, Settlement, Usage, UsageEvent, period_of
 from storage.base import Count
 from storage.database import Database

@@ -14,8 +14,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from billing import months
-from billing.audit import check
-from billing.holds import Holds
+from billing.audit.checks import check
+from billing.holds.reserving import Holds
 from billing.prices import PriceBook
 from billing.settlement import Settled, settle
 from storage.base import new_id, to_instant

@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 from sqlalchemy import delete, literal, select, text, update
 from sqlalchemy.exc import DBAPIError
 
-from billing.audit import check
+from billing.audit.checks import check
 from billing.epochs import EpochAlive, EpochKeeper, UnknownEpoch, declare_dead
-from billing.hold_records import Hold
-from billing.holds import Holds
+from billing.holds.records import Hold
+from billing.holds.reserving import Holds
 from billing.open_books import opened
-from billing.period_tables import billing_period, gateway_epoch
 from billing.periods import PeriodOpen, Periods, bounds, following
 from billing.prices import PriceBook
 from billing.settlement import settle
 from billing.spool import Spool
-from billing.tables import ledger_txn, rollup_hour, usage_event
+from billing.tables.money import ledger_txn, rollup_hour, usage_event
+from billing.tables.periods import billing_period, gateway_epoch
 from billing.usage import InvalidPeriod, period_of
 from storage.base import Count, to_instant
 from storage.database import Database

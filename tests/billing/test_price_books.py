@@ -9,7 +9,6 @@ from sqlalchemy import delete, insert, literal, select, update
 from sqlalchemy.exc import DBAPIError
 
 from billing.money import InvalidMoney, InvalidPrice
-from billing.price_tables import price_interval, price_sheet
 from billing.prices import PriceBook, PriceMissing, everywhere
 from billing.prices.approval import PriceSheets
 from billing.prices.books import PriceBooks
@@ -28,6 +27,7 @@ from billing.prices.errors import (
 from billing.prices.grid import digest
 from billing.prices.sheets import Proposal, Sheet
 from billing.prices.version import Cell
+from billing.tables.prices import price_interval, price_sheet
 from storage.base import Base, Count, new_id
 from storage.database import Database
 

@@ -22,7 +22,8 @@ from billing.money import (
     parse_amount,
     parse_price,
 )
-from billing.price_tables import (
+from billing.prices import EVERY_LANE, LANES, PriceBook, PriceMissing, PriceVersion, UnknownPriceVersion, everywhere
+from billing.tables.prices import (
     price,
     price_book,
     price_change,
@@ -31,7 +32,6 @@ from billing.price_tables import (
     price_sheet,
     price_version,
 )
-from billing.prices import EVERY_LANE, LANES, PriceBook, PriceMissing, PriceVersion, UnknownPriceVersion, everywhere
 from billing.usage import CLASSES, METERS, InvalidUsage, Usage
 from storage.base import Count
 from storage.database import Database

@@ -6,13 +6,13 @@ import pytest
 from sqlalchemy import delete, literal, select, update
 from sqlalchemy.exc import DBAPIError
 
-from billing.holds import Holds
+from billing.holds.reserving import Holds
 from billing.periods import Periods, bounds
 from billing.prices import PriceBook
 from billing.reconciliation import latest, reconcile
-from billing.reconciliation_tables import recon_run
 from billing.settlement import settle
-from billing.tables import rollup_hour
+from billing.tables.money import rollup_hour
+from billing.tables.reconciliation import recon_run
 from billing.usage import InvalidPeriod, Usage, UsageEvent
 from storage.base import Count
 from storage.database import Database

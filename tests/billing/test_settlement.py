@@ -6,10 +6,10 @@ import msgspec
 from sqlalchemy import select
 
 from billing.balances import Balances
-from billing.holds import Holds
+from billing.holds.reserving import Holds
 from billing.prices import PriceBook
 from billing.settlement import Settled, settle
-from billing.tables import refused_settlement, usage_event
+from billing.tables.money import refused_settlement, usage_event
 from billing.usage import Release, Settlement, Usage
 from storage.base import new_id
 from storage.database import Database

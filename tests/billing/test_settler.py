@@ -13,12 +13,12 @@ import pytest
 from sqlalchemy import func, select
 
 from billing import settler as settler_module
-from billing.audit import check
+from billing.audit.checks import check
 from billing.balances import Balances
-from billing.holds import Holds
+from billing.holds.reserving import Holds
 from billing.settler import Settler
 from billing.spool import Spool
-from billing.tables import usage_event
+from billing.tables.money import usage_event
 from billing.usage import Release
 from storage import migrate
 from storage.base import new_id

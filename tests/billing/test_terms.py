@@ -22,8 +22,8 @@ from billing.rating.period import rated_lines
 from billing.rating.storage import Stored, record_storage, storage_lines
 from billing.rating.term_store import Contracts
 from billing.rating.terms import Commitment, Discount, InvalidTerms, Minimum, Step, Terms, Tiers, parse_terms
-from billing.rating_tables import contract_terms, storage_event
 from billing.settlement import settle
+from billing.tables.rating import contract_terms, storage_event
 from billing.usage import InvalidPeriod, InvalidUsage, Usage, period_bounds, period_of
 from storage.base import Count, new_id
 from storage.database import Database

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sqlalchemy import insert, select, update
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from billing.tables import outbox
-from billing.webhook_tables import webhook_delivery, webhook_endpoint
+from billing.tables.money import outbox
+from billing.tables.webhooks import webhook_delivery, webhook_endpoint
 from billing.webhooks.addresses import AddressPolicy, parse_networks
 from billing.webhooks.dispatch import Dispatcher, delay_us
 from billing.webhooks.endpoints import MAX_ENDPOINTS, Endpoints, InvalidWebhook, WebhookNotFound, wants

@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from billing.balances import Balances
 from billing.exports.jobs import ExportJobs
-from billing.holds import Holds
+from billing.holds.reserving import Holds
 from billing.prices import PriceBook
 from billing.settler import Settler
 from billing.spool import Spool

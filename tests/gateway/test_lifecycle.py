@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from billing.hold_records import Hold
+from billing.holds.records import Hold
 from billing.spool import SpoolUnavailable
 from gateway.admission.admission import Prepared
 from gateway.failures import Unavailable

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from billing.budgets import Budgets
+from billing.budgets.setting import Budgets
 from gateway.endpoints.generating import SHORTENED
 from tests.gateway.stack import running_stack
 

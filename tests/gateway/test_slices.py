@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from billing.audit import check
-from billing.holds import Holds
+from billing.audit.checks import check
+from billing.holds.reserving import Holds
 from engine.protocol import Generate
 from gateway.services import GatewayOptions
 from storage.database import DatabaseUnavailable

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import insert, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from billing.tables import balance, refused_settlement
+from billing.tables.money import balance, refused_settlement
 from storage.base import from_instant, new_id, to_instant
 from storage.bulk import insert_new, one_of
 from storage.database import Database, DatabaseUnavailable, InvalidDatabaseUrl

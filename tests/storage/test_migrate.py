@@ -12,32 +12,33 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, Integer, MetaData, Numeric, Text, inspect, select, text
 
-import billing.chain_tables
-import billing.export_tables
-import billing.invoice_tables
-import billing.period_tables
-import billing.price_tables
-import billing.rating_tables
-import billing.reconciliation_tables
-import billing.tables
-import billing.webhook_tables
+import billing.tables.chain
+import billing.tables.exports
+import billing.tables.invoices
+import billing.tables.money
+import billing.tables.periods
+import billing.tables.prices
+import billing.tables.rating
+import billing.tables.reconciliation
+import billing.tables.webhooks
 import gateway.tenancy.tables
-from billing import audit, reports
-from billing.holds import Holds
+from billing import reports
+from billing.audit import checks as audit
+from billing.holds.reserving import Holds
 from storage import migrate
 from storage.base import Base, new_id
 from storage.database import Database
 
 ROOMS = (
-    billing.chain_tables,
-    billing.export_tables,
-    billing.invoice_tables,
-    billing.period_tables,
-    billing.price_tables,
-    billing.rating_tables,
-    billing.reconciliation_tables,
-    billing.tables,
-    billing.webhook_tables,
+    billing.tables.chain,
+    billing.tables.exports,
+    billing.tables.invoices,
+    billing.tables.periods,
+    billing.tables.prices,
+    billing.tables.rating,
+    billing.tables.reconciliation,
+    billing.tables.money,
+    billing.tables.webhooks,
     gateway.tenancy.tables,
 )
 
@@ -102,7 +103,7 @@ async def test_the_ledger_is_made_of_what_was_there(tmp_path: Path, empty_postgr
         database = await Database.open(url)
         assert await audit.check(database) == []
         async with database.reading() as session:
-            row = (await session.execute(select(billing.tables.balance))).one()
+            row = (await session.execute(select(billing.tables.money.balance))).one()
         assert (row.credit, row.debit, row.promo, row.receivable, row.held) == (900, 1000, 0, 100, 0)
         assert row.overdraft == 100
         assert (await reports.usage_by_project_and_model(database, "2026-11"))[0].cost_pico == 700

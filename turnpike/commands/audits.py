@@ -7,7 +7,7 @@ import sys
 
 import msgspec
 
-from billing import audit
+from billing.audit import checks as audit
 from billing.usage import COUNTS
 from turnpike.commands.running import table, with_office
 from turnpike.office import Office

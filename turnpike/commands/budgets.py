@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from uuid import UUID
 
-from billing.budget_windows import Scope, resets
-from billing.budgets import InvalidBudget
+from billing.budgets.setting import InvalidBudget
+from billing.budgets.windows import Scope, resets
 from billing.money import format_pico, parse_amount
 from gateway.tenancy.repositories import NotFound
 from turnpike.commands.running import currency_of, table, with_office

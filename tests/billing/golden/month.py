@@ -17,8 +17,7 @@ from pypdf import PdfReader
 from sqlalchemy import select, update
 
 from billing.balances import Balances
-from billing.holds import Holds
-from billing.invoice_tables import invoice
+from billing.holds.reserving import Holds
 from billing.invoices.crediting import credit
 from billing.invoices.document import Document
 from billing.invoices.drafting import draft
@@ -28,7 +27,8 @@ from billing.invoices.pdf import to_pdf
 from billing.periods import Periods
 from billing.prices import PriceBook
 from billing.settlement import settle
-from billing.tables import balance
+from billing.tables.invoices import invoice
+from billing.tables.money import balance
 from billing.usage import Usage, UsageEvent
 from storage import migrate
 from storage.base import new_id

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import literal, select
 
-from billing.holds import Holds
+from billing.holds.reserving import Holds
 from billing.invoices.drafting import draft
 from billing.invoices.finalizing import finalize
 from billing.invoices.parties import Buyer, Seller
@@ -18,7 +18,7 @@ from billing.invoices.records import Invoices, Record
 from billing.periods import Periods, following
 from billing.prices import PriceBook
 from billing.settlement import settle
-from billing.tables import balance, ledger_entry
+from billing.tables.money import balance, ledger_entry
 from billing.usage import Usage, UsageEvent
 from storage.base import Count, to_instant
 from storage.database import Database

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from billing.adjustments import adjust
-from billing.audit import check
+from billing.audit.checks import check
 from billing.exports.datasets import Asked
 from billing.exports.files import Order, dataset_of, export
 from billing.invoices import drill_down

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from billing.audit import check
+from billing.audit.checks import check
 from billing.invoices.canonical import sha256
 from storage.database import Database
 from tests.billing.golden import month

@@ -7,9 +7,9 @@ from datetime import date
 import msgspec
 import pytest
 
-from billing.audit import check
+from billing.audit.checks import check
 from billing.balances import Balances
-from billing.holds import Holds
+from billing.holds.reserving import Holds
 from billing.invoices.crediting import credit
 from billing.invoices.drafting import draft
 from billing.invoices.failures import (

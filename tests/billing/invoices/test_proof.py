@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Executable, delete, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 
-from billing.audit import check
-from billing.invoice_tables import invoice, invoice_line, invoice_payment, number_series
+from billing.audit.checks import check
 from billing.invoices import drill_down
 from billing.invoices.composing import Funding, compose
 from billing.invoices.crediting import credit
@@ -25,6 +24,7 @@ from billing.invoices.finalizing import finalize
 from billing.invoices.settling import pay
 from billing.prices import PriceBook
 from billing.rating.lines import RatedLine
+from billing.tables.invoices import invoice, invoice_line, invoice_payment, number_series
 from billing.usage import Usage, period_bounds
 from storage.database import Database
 from tests.billing.invoices.books import USD, Customer

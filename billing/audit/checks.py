@@ -10,15 +10,15 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from sqlalchemy import func, select
 
-from billing.audit_balances import check_balances, check_holds
-from billing.audit_budgets import check_budgets
-from billing.audit_chain import check_chain
-from billing.audit_events import check_costs, check_refused, check_sequences
-from billing.audit_invoices import check_invoiced, check_invoices
-from billing.audit_ledger import check_ledger, check_rollups
-from billing.audit_scope import Finding, Progress, Scope
+from billing.audit.balances import check_balances, check_holds
+from billing.audit.budgets import check_budgets
+from billing.audit.chain import check_chain
+from billing.audit.events import check_costs, check_refused, check_sequences
+from billing.audit.invoices import check_invoiced, check_invoices
+from billing.audit.ledger import check_ledger, check_rollups
+from billing.audit.scope import Finding, Progress, Scope
 from billing.prices import PriceBook
-from billing.tables import usage_event
+from billing.tables.money import usage_event
 from billing.usage import COUNTS, check_period
 from storage.database import Database
 

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import msgspec
 
-from billing.hold_records import HoldRequest
+from billing.holds.records import HoldRequest
 from billing.usage import period_bounds, period_of
 from storage.base import from_instant, to_instant
 

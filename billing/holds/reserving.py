@@ -9,14 +9,14 @@ from uuid import UUID
 from sqlalchemy import literal, select
 
 from billing.books import Books
-from billing.budget_use import BudgetUse, use_budgets
-from billing.budget_windows import BudgetTerms, BudgetWindow
-from billing.hold_books_postgresql import take_at_once
-from billing.hold_decisions import Decisions, HoldEnded
-from billing.hold_records import Hold, HoldRequest, TopUp, unpack
+from billing.budgets.use import BudgetUse, use_budgets
+from billing.budgets.windows import BudgetTerms, BudgetWindow
+from billing.holds.books_postgresql import take_at_once
+from billing.holds.decisions import Decisions, HoldEnded
+from billing.holds.records import Hold, HoldRequest, TopUp, unpack
 from billing.ledger import Balance
 from billing.open_books import opened
-from billing.tables import ended_hold, hold, price_version
+from billing.tables.money import ended_hold, hold, price_version
 from storage.batcher import MicroBatcher
 from storage.bulk import one_of
 from storage.database import Database

@@ -9,11 +9,11 @@ from uuid import UUID
 
 from sqlalchemy import func, select
 
-from billing.audit_scope import Scope
+from billing.audit.scope import Scope
 from billing.chain import ENTRY, entries_of, following, leaf_of, root_of, start
-from billing.chain_tables import usage_batch, usage_chain
-from billing.period_tables import billing_period
-from billing.tables import usage_event
+from billing.tables.chain import usage_batch, usage_chain
+from billing.tables.money import usage_event
+from billing.tables.periods import billing_period
 from storage.bulk import one_of
 
 _CHUNK = 5000

@@ -7,12 +7,12 @@ from uuid import UUID
 
 from sqlalchemy import func, select
 
-from billing.audit_scope import Scope
-from billing.budget_books import WINDOW
-from billing.budget_tables import budget_charge, budget_window
-from billing.budget_windows import BudgetWindow
-from billing.hold_records import split
-from billing.tables import hold, usage_fact
+from billing.audit.scope import Scope
+from billing.budgets.books import WINDOW
+from billing.budgets.windows import BudgetWindow
+from billing.holds.records import split
+from billing.tables.budgets import budget_charge, budget_window
+from billing.tables.money import hold, usage_fact
 
 
 async def check_budgets(scope: Scope) -> None:

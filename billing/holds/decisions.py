@@ -11,8 +11,8 @@ from uuid import UUID
 import msgspec
 
 from billing.balances import CurrencyMismatch
-from billing.budget_windows import BudgetTerms, BudgetWindow, describe, resets
-from billing.hold_records import Hold, HoldRequest, TopUp
+from billing.budgets.windows import BudgetTerms, BudgetWindow, describe, resets
+from billing.holds.records import Hold, HoldRequest, TopUp
 from billing.ledger import Balance
 from billing.money import format_pico
 from billing.prices import UnknownPriceVersion

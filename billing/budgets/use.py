@@ -9,9 +9,9 @@ from uuid import UUID
 import msgspec
 
 from billing.books import Books, Notice
-from billing.budget_windows import BudgetWindow, describe, resets
-from billing.hold_books import Ended
-from billing.hold_records import split
+from billing.budgets.windows import BudgetWindow, describe, resets
+from billing.holds.books import Ended
+from billing.holds.records import split
 from billing.money import format_pico
 from billing.usage import UsageEvent
 from storage.base import new_id

@@ -10,11 +10,11 @@ from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.balances import CurrencyMismatch, new_balance
-from billing.budget_books import TERMS, WINDOW
-from billing.budget_tables import budget, budget_window
-from billing.budget_windows import Action, BudgetTerms, BudgetWindow, Scope, Span
+from billing.budgets.books import TERMS, WINDOW
+from billing.budgets.windows import Action, BudgetTerms, BudgetWindow, Scope, Span
 from billing.money import MAX_PICO, InvalidMoney, check_currency
-from billing.tables import balance
+from billing.tables.budgets import budget, budget_window
+from billing.tables.money import balance
 from storage.base import new_id
 from storage.database import Database
 

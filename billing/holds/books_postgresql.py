@@ -10,8 +10,8 @@ from uuid import UUID
 
 import asyncpg  # type: ignore[import-untyped]
 
-from billing.hold_books import Ended
-from billing.hold_records import Hold, HoldRequest, join, pack, split, unpack
+from billing.holds.books import Ended
+from billing.holds.records import Hold, HoldRequest, join, pack, split, unpack
 from storage.array_literals import array_literal
 from storage.direct import Connection
 

@@ -8,9 +8,9 @@ from uuid import UUID
 
 from sqlalchemy import Select, func, select
 
-from billing.audit_scope import Scope
+from billing.audit.scope import Scope
 from billing.rollups import LIMB
-from billing.tables import balance, ended_hold, grant, grant_balance, hold, ledger_entry, usage_event
+from billing.tables.money import balance, ended_hold, grant, grant_balance, hold, ledger_entry, usage_event
 
 HELD_IN = ("prepaid", "promo", "restricted")
 """Where what is left of grants stands."""

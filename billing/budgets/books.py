@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from billing.budget_windows import BudgetTerms, BudgetWindow
+from billing.budgets.windows import BudgetTerms, BudgetWindow
 from storage.base import new_id
 
 WINDOW = BudgetWindow.__struct_fields__

@@ -10,9 +10,9 @@ from sqlalchemy import bindparam, insert, select, tuple_, update
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.budget_books import TERMS, WINDOW, fresh
-from billing.budget_tables import budget, budget_charge, budget_window
-from billing.budget_windows import BudgetTerms, BudgetWindow
+from billing.budgets.books import TERMS, WINDOW, fresh
+from billing.budgets.windows import BudgetTerms, BudgetWindow
+from billing.tables.budgets import budget, budget_charge, budget_window
 from storage.bulk import one_of
 from storage.database import Database
 

@@ -7,9 +7,9 @@ from uuid import UUID
 
 from sqlalchemy import func, select
 
-from billing.audit_scope import Scope
+from billing.audit.scope import Scope
 from billing.prices import PriceMissing, PriceVersion, UnknownPriceVersion
-from billing.tables import refused_settlement, usage_event
+from billing.tables.money import refused_settlement, usage_event
 from billing.usage import METERS, Usage
 
 _CHUNK = 5000

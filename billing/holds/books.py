@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 
-from billing.hold_records import Hold, HoldRequest
+from billing.holds.records import Hold, HoldRequest
 
 
 class Ended(msgspec.Struct, frozen=True):

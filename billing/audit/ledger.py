@@ -7,10 +7,10 @@ from uuid import UUID
 
 from sqlalchemy import func, select
 
-from billing.audit_scope import Scope
+from billing.audit.scope import Scope
 from billing.ledger import OF_EVENTS
 from billing.rollups import HOUR, KEYS, LIMB, SUMS, event_sums
-from billing.tables import balance, ledger_entry, ledger_txn, rollup_hour, usage_event
+from billing.tables.money import balance, ledger_entry, ledger_txn, rollup_hour, usage_event
 
 
 async def check_rollups(scope: Scope) -> None:

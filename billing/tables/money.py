@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-from billing.price_tables import price, price_version
+from billing.tables.prices import price, price_version
 from billing.usage import COUNTS, METERS, TRAITS
 from storage.base import STRICT, Base, Count, Id, Pico
 

@@ -10,15 +10,15 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import func, select
 
-from billing.audit_ledger import costs_by_period
-from billing.audit_scope import Scope
-from billing.invoice_tables import invoice, invoice_line, invoice_payment, invoice_usage, number_series
+from billing.audit.ledger import costs_by_period
+from billing.audit.scope import Scope
 from billing.invoices.canonical import canonical, sha256
 from billing.invoices.currencies import minor_unit
 from billing.invoices.document import Document
 from billing.invoices.posting import entries_of
 from billing.invoices.records import Record, columns_of, rows_of
-from billing.tables import grant, ledger_entry, ledger_txn
+from billing.tables.invoices import invoice, invoice_line, invoice_payment, invoice_usage, number_series
+from billing.tables.money import grant, ledger_entry, ledger_txn
 
 _ALTERED = "a document was altered"
 _CHAIN = "a document does not follow the one before it"

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from uuid import UUID
 
-from billing.budget_books import TERMS, WINDOW, fresh
-from billing.budget_windows import BudgetTerms, BudgetWindow
+from billing.budgets.books import TERMS, WINDOW, fresh
+from billing.budgets.windows import BudgetTerms, BudgetWindow
 from storage.array_literals import array_literal
 from storage.direct import Connection
 

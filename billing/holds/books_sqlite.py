@@ -10,9 +10,9 @@ from uuid import UUID
 from sqlalchemy import bindparam, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.hold_books import Ended
-from billing.hold_records import Hold, HoldRequest, join, pack, split, unpack
-from billing.tables import balance, ended_hold, hold, usage_fact
+from billing.holds.books import Ended
+from billing.holds.records import Hold, HoldRequest, join, pack, split, unpack
+from billing.tables.money import balance, ended_hold, hold, usage_fact
 from storage.base import Pico
 from storage.bulk import one_of
 from storage.database import Database

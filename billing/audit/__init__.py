@@ -1,0 +1,1 @@
+"""Checking money against itself."""

@@ -1,0 +1,1 @@
+"""The tables of money, by what they are about."""
