@@ -117,8 +117,7 @@ def schemas() -> st.SearchStrategy[dict[str, Any]]:
 @given(schema=schemas(), limit=st.integers(1, 90), seed=st.integers(0, 1000))
 def test_what_stops_is_valid_however_tight_the_limit(schema: dict[str, Any], limit: int, seed: int):
     text, why = drawn({"json_schema": schema}, limit, seed)
-    if why == "stop":
-        jsonschema.validate(json.loads(text), schema)
+    assert why == "length" or jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)), (why, text)
 
 
 @pytest.mark.parametrize("limit", [50, 51, 55, 70, 120, 200])
