@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve install install-dev check test test-fast test-long test-rating soak format lock docs clean
+.PHONY: help serve install install-dev check test test-fast test-long test-rating soak golden format lock docs clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -77,6 +77,9 @@ format: install-dev ## Format and mend what can be mended
 docs: install-dev ## Regenerate the generated pages of docs/
 	$(BIN)/turnpike settings --markdown > docs/settings.md
 	$(BIN)/python scripts/structure_page.py
+
+golden: install-dev ## Write the golden month's documents and exports anew: read what differs before you commit it
+	$(BIN)/python -m tests.billing.golden.month
 
 lock: | $(BIN)/python ## Lock the newest versions that requirements/*.in allow
 	$(PIP) install --quiet uv

@@ -1,92 +1,253 @@
-"""The golden month: usage and prices written by hand, and what its documents must say to the letter.
+"""The golden month: two customers' usage and prices written by hand, and what the documents and exports must say.
 
-`python -m tests.billing.golden.month` writes the files beside this module anew; read what differs before you commit it.
+`make golden` writes the files anew; read what differs before you commit it.
+Everything is made by the same calls as in production. The database's clock and the ids alone are the month's own: an id
+is made of the clock and a count, so that the files say the same whenever and wherever they are made.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
+from typing import cast
+from unittest.mock import patch
 from uuid import UUID
 
 import msgspec
+import pytest
 from pypdf import PdfReader
-from sqlalchemy import select, update
+from sqlalchemy import BindParameter, select
 
+from billing.adjustments import adjust
 from billing.balances import Balances
+from billing.budgets.setting import Budgets
+from billing.exports.datasets import Asked, Names
+from billing.exports.files import Order, dataset_of, export
+from billing.holds.decisions import InsufficientFunds
 from billing.holds.reserving import Holds
 from billing.invoices.crediting import credit
 from billing.invoices.document import Document
 from billing.invoices.drafting import draft
 from billing.invoices.finalizing import finalize
+from billing.invoices.parties import Buyer
 from billing.invoices.party_store import Parties
 from billing.invoices.pdf import to_pdf
+from billing.invoices.records import Record
+from billing.invoices.settling import pay
+from billing.money import parse_price
 from billing.periods import Periods
-from billing.prices import PriceBook
+from billing.prices import PriceBook, PriceVersion, Rows
+from billing.prices.approval import PriceSheets
+from billing.prices.sheets import Proposal
 from billing.settlement import settle
 from billing.tables.invoices import invoice
-from billing.tables.money import balance
 from billing.usage import Usage, UsageEvent
 from storage import migrate
-from storage.base import new_id
 from storage.database import Database
-from tests.billing.invoices.books import USD, Customer, set_clock
-from tests.billing.invoices.documents import BUYER
+from tests.billing.invoices.books import set_clock
+from tests.billing.invoices.documents import BUYER, SELLER
+from tests.billing.money import Tenant, event
 
 FOLDER = Path(__file__).parent
-TENANT, CHAT, SEARCH = (UUID(int=0x7000_8000_0000_0000_0000 | n) for n in (1, 2, 3))
-PERIOD = "2026-10"
+MONTHS = ("2026-10", "2026-11")
+DATASETS = ("usage", "costs", "invoices", "journal", "focus", "focus-invoices", "focus-periods")
+
+EURO = 10**12
+POSTPAID, PREPAID, CHAT, SEARCH, NOTES, KEY = (UUID(int=0x7000_8000_0000_0000_0000 | n) for n in range(1, 7))
+NAMES = Names(
+    {POSTPAID: "werk", PREPAID: "société"},
+    {CHAT: "chat", SEARCH: "search", NOTES: "notes"},
+)
+OWNERS = {CHAT: POSTPAID, SEARCH: POSTPAID, NOTES: PREPAID}
+WERK = Buyer(
+    seller=SELLER.id,
+    name="Werk & Söhne GmbH",
+    address=["Hafenstraße 7"],
+    postal_code="20457",
+    city="Hamburg",
+    country="DE",
+    vat_id="DE987654321",
+    purchase_order="PO-2026-118",
+    payment_days=14,
+    detail="project",
+)
+
+METERS = ("uncached", "read_automatic", "read_5m", "read_1h", "write_5m", "write_1h", "output")
+PRICES = {
+    "sage-70b": {
+        "*": ("0.40", "0.04", "0.04", "0.04", "0.50", "0.80", "1.60"),
+        "batch": ("0.20", "0.02", "0.02", "0.02", "0.25", "0.40", "0.80"),
+    },
+    "sage-8b": {"*": ("0.03", "0.003", "0.003", "0.003", "0.0375", "0.06", "0.125")},
+}
+"""Euros per million tokens, by model, lane and meter; lanes that are not named cost what `*` does."""
 
 USED = {
-    "2026-10-01T00:00": (CHAT, Usage(uncached=1_500_000, write={"1h": 250_000}, output=80_000)),
-    "2026-10-09T08:15": (CHAT, Usage(uncached=12_345, read={"1h": 6_250_000, "automatic": 64}, output=1_234_567)),
-    "2026-10-09T08:59": (SEARCH, Usage(uncached=7, read={"5m": 999_999}, write={"5m": 333_333}, output=1)),
-    "2026-10-25T01:30": (SEARCH, Usage(uncached=2_000_001, output=3_000_003)),
-    "2026-10-31T23:59": (CHAT, Usage(read={"1h": 12_500_000}, output=42)),
-}
-"""Requests by the moment of their admission; prices are those of `tests.billing.money`."""
-LATE = ("2026-10-30T12:00", SEARCH, Usage(uncached=100_000, output=50_000))
-"""One that was recorded when its period was closed."""
+    "2026-10-01T00:00": (CHAT, "sage-70b", "standard", Usage(uncached=1_500_000, write={"1h": 250_000}, output=80_000)),
+    "2026-10-02T10:05": (NOTES, "sage-70b", "standard", Usage(write={"5m": 2_000_000}, output=3_000_000)),
+    "2026-10-02T10:07": (NOTES, "sage-70b", "standard", Usage(uncached=11, read={"5m": 4_000_000}, output=900_001)),
+    "2026-10-09T08:15": (
+        CHAT, "sage-70b", "standard",
+        Usage(uncached=12_345, read={"1h": 6_250_000, "automatic": 64}, output=1_234_567),
+    ),
+    "2026-10-09T08:58": (SEARCH, "sage-70b", "standard", Usage(uncached=7, write={"5m": 333_333}, output=1)),
+    "2026-10-09T08:59": (SEARCH, "sage-70b", "standard", Usage(uncached=9, read={"5m": 999_999}, output=12)),
+    "2026-10-20T17:00": (CHAT, "sage-8b", "standard", Usage(uncached=333, output=77)),
+    "2026-10-20T17:01": (CHAT, "sage-8b", "batch", Usage(uncached=1_000_001, output=41)),
+    # Clocks in Europe go back at 01:00 UTC: both hours have the name 02:00 there, and none is lost or doubled.
+    "2026-10-25T00:30": (SEARCH, "sage-70b", "batch", Usage(uncached=2_000_001, output=3_000_003)),
+    "2026-10-25T01:30": (SEARCH, "sage-70b", "batch", Usage(uncached=2_000_001, write={"1h": 80_000}, output=1_000)),
+    "2026-10-31T23:59": (CHAT, "sage-70b", "standard", Usage(read={"1h": 12_500_000}, output=42)),
+    "2026-11-03T09:00": (SEARCH, "sage-8b", "standard", Usage(uncached=900_000, output=100_000)),
+    "2026-11-03T09:01": (SEARCH, "sage-70b", "standard", Usage(uncached=1_234, output=1_000_000)),
+    "2026-11-04T09:00": (NOTES, "sage-8b", "standard", Usage(uncached=40_000_000, output=2_000_000)),
+}  # fmt: skip
+"""Requests by the moment of their admission: whose, of what, how."""
+LATE = ("2026-10-30T12:00", SEARCH, "sage-70b", "standard", Usage(uncached=100_000, output=50_000))
+"""One that is recorded when its period is closed."""
+OVER_BUDGET = ("2026-10-25T02:00", SEARCH, "sage-70b", "standard", Usage(output=10_000_000))
+"""One that its project's budget refuses: nothing of it may be anywhere."""
 
 
-async def invoice_month(database: Database) -> list[tuple[str, str]]:
-    """Bill October and November, with a credit note; content and PDF text of each document."""
-    customer = await Customer.make(database, seller=USD, buyer=msgspec.structs.replace(BUYER, detail="project"))
-    tenant = customer.tenant = msgspec.structs.replace(customer.tenant, id=TENANT, project_id=CHAT, key_id=new_id())
-    book = PriceBook(database)
-    await Parties(database).set_buyer(TENANT, msgspec.structs.replace(BUYER, detail="project"))
-    await Balances(database).grant(TENANT, 5 * 10**12, "USD")
-    await Balances(database).grant(TENANT, 10**12, "USD", kind="promo")
-    async with database.transaction() as session:  # what is more may be paid afterwards
-        await session.execute(update(balance).where(balance.c.tenant_id == TENANT).values(credit_line=10**15))
+@contextmanager
+def own_ids(database: Database) -> Iterator[None]:
+    """Ids that say the same each time: UUIDv7 of the database's clock, as the month sets it, and a count."""
+    counts: dict[int, Iterator[int]] = {}
 
-    async def request(moment: str, project: UUID, usage: Usage) -> UsageEvent:
-        set_clock(database, moment)
-        held = msgspec.structs.replace(tenant.request(0), project_id=project)
-        return tenant.event(await Holds(database).reserve(held), usage)
+    def made() -> UUID:
+        milliseconds = cast("BindParameter[int]", database.clock).value // 1000  # as `set_clock` makes it
+        count = next(counts.setdefault(milliseconds, itertools.count(1)))
+        return UUID(int=milliseconds << 80 | 7 << 76 | 2 << 62 | count)
 
-    late = await request(*LATE)
-    for moment, (project, usage) in USED.items():
-        await settle(database, book, [await request(moment, project, usage)])
-    await Holds(database).sweep(late.admitted_at + 3_600_000_000)
-    names = {CHAT: "chat", SEARCH: "search"}
-    set_clock(database, "2026-11-02")
-    await Periods(database).close(PERIOD)
-    await draft(database, book, TENANT, PERIOD, names)
-    october = await finalize(database, book, TENANT, PERIOD, date(2026, 11, 1))
-    await settle(database, book, [late])
-    await credit(database, october, "Answers of 25 October were cut short", request="golden", amounts={1: 10, 4: None})
-    set_clock(database, "2026-12-02")
-    await Periods(database).close("2026-11")
-    await draft(database, book, TENANT, "2026-11", names)
-    await finalize(database, book, TENANT, "2026-11")
-    query = select(invoice.c.content, invoice.c.state, invoice.c.sha256).where(invoice.c.tenant_id == TENANT)
+    with patch("uuid_utils.compat.uuid7", made):
+        yield
+
+
+async def make_month(database: Database) -> None:
+    """October with all its usage, billed; November with what came late, what was mended, and a credit note."""
+    set_clock(database, "2026-09-15")
+    with own_ids(database):
+        await _Month(database, PriceBook(database)).run()
+
+
+class _Month(msgspec.Struct):
+    database: Database
+    book: PriceBook
+    versions: dict[str, PriceVersion] = {}
+
+    async def run(self) -> None:
+        await self._set_up()
+        late = await self._admitted(*LATE)
+        await Holds(self.database).sweep(late.admitted_at + 3_600_000_000)
+        made = {}
+        for moment, request in USED.items():
+            if moment > "2026-11":
+                break
+            made[moment] = await self._used(moment, *request)
+        with pytest.raises(InsufficientFunds, match="project"):
+            await self._admitted(*OVER_BUDGET)
+        await self._adjust("2026-10-28T11:00", made["2026-10-09T08:59"], {"read_5m": -99_999, "uncached": 99_999})
+        october = await self._billed("2026-10")
+        set_clock(self.database, "2026-11-02T10:00")
+        assert (await settle(self.database, self.book, [late])).refused == 0
+        for moment, request in USED.items():
+            if moment > "2026-11":
+                await self._used(moment, *request)
+        set_clock(self.database, "2026-11-05")
+        await pay(self.database, october[POSTPAID], "bank 4711", 500)
+        await Balances(self.database).grant(PREPAID, 10 * EURO, "EUR", reason="card")
+        await self._adjust("2026-11-06", made["2026-10-25T00:30"], {"output": -1_000_000})
+        set_clock(self.database, "2026-11-07")
+        reason = "Answers of 9 October were cut short"
+        await credit(self.database, october[POSTPAID], reason, request="golden", amounts={1: 10, 4: None})
+        set_clock(self.database, "2026-11-20")
+        await Balances(self.database).refund(PREPAID, 2 * EURO, "EUR", reason="closes its account")
+        await self._billed("2026-11")
+
+    async def _set_up(self) -> None:
+        for model, lanes in PRICES.items():
+            rows: Rows = {
+                (meter, lane, 0): parse_price(text)
+                for lane, texts in lanes.items()
+                for meter, text in zip(METERS, texts, strict=True)
+            }
+            await PriceSheets(self.database).put(Proposal(model=model, rows=rows, currency="EUR"), by="ann")
+            self.book.forget()
+            self.versions[model] = await self.book.current(model)
+        parties, balances = Parties(self.database), Balances(self.database)
+        await parties.set_seller(SELLER)
+        await parties.set_buyer(POSTPAID, WERK)
+        await parties.set_buyer(PREPAID, BUYER)
+        await balances.set_credit_line(POSTPAID, 500 * EURO, "EUR")
+        await balances.grant(PREPAID, 20 * EURO, "EUR", reason="bank transfer")
+        set_clock(self.database, "2026-10-01")
+        await balances.grant(PREPAID, EURO // 2, "EUR", kind="promo", reason="welcome")
+        await Budgets(self.database).set(
+            POSTPAID, "project", str(SEARCH), "month", limit_pico=12 * EURO, currency="EUR"
+        )
+
+    async def _admitted(self, moment: str, project: UUID, model: str, lane: str, usage: Usage) -> UsageEvent:
+        set_clock(self.database, moment)
+        version = self.versions[model]
+        asked = msgspec.structs.replace(
+            Tenant(self.database, version, OWNERS[project], project, KEY).request(version.cost(usage, lane)), lane=lane
+        )
+        return event(await Holds(self.database).reserve(asked), version, usage)
+
+    async def _used(self, moment: str, project: UUID, model: str, lane: str, usage: Usage) -> UsageEvent:
+        made = await self._admitted(moment, project, model, lane, usage)
+        assert (await settle(self.database, self.book, [made])).refused == 0
+        return made
+
+    async def _adjust(self, moment: str, what: UsageEvent, units: dict[str, int]) -> None:
+        set_clock(self.database, moment)
+        await adjust(self.database, self.book, what.tenant_id, what.id, units, reason="miscounted")
+
+    async def _billed(self, period: str) -> dict[UUID, Record]:
+        """Close a period on the second day of the next, and bill both customers."""
+        year, month = map(int, period.split("-"))
+        set_clock(self.database, f"{year}-{month + 1:02d}-02")
+        await Periods(self.database).close(period)
+        sent = {}
+        for tenant_id in (POSTPAID, PREPAID):
+            await draft(self.database, self.book, tenant_id, period, NAMES.projects)
+            sent[tenant_id] = await finalize(self.database, self.book, tenant_id, period, date(year, month + 1, 1))
+        return sent
+
+
+async def files(database: Database) -> dict[str, bytes]:
+    """What the month says, by the name of the file: documents as JSON and as the PDF's text, and every export."""
+    made = {}
+    query = select(invoice.c.content, invoice.c.state, invoice.c.sha256)  # all tenants: the whole month
     async with database.reading() as session:
-        rows = (await session.execute(query.order_by(invoice.c.series.desc(), invoice.c.n))).all()
-    return [(content, _pdf_text(content, state, digest)) for content, state, digest in rows]
+        documents = (await session.execute(query.order_by(invoice.c.series, invoice.c.n))).all()
+    for content, state, digest in documents:
+        number = msgspec.json.decode(content)["number"]
+        made[f"{number}.json"] = msgspec.json.format(content, indent=1).encode() + b"\n"
+        made[f"{number}.txt"] = _pdf_text(content, state, digest).encode()
+    with tempfile.TemporaryDirectory() as folder:
+        for period, name in itertools.product(MONTHS, DATASETS):
+            path = Path(folder, f"{name}.csv")
+            asked = Asked(period=period, names=NAMES, provider=SELLER.name)
+            await export(database, PriceBook(database), Order(dataset_of(name), "csv", asked), path)
+            made[f"{period}/{path.name}"] = _content(path)
+    return made
+
+
+def _content(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def kept() -> dict[str, bytes]:
+    """What lies in the tree."""
+    found = (path for kind in ("json", "txt", "csv") for path in FOLDER.rglob(f"*.{kind}"))
+    return {path.relative_to(FOLDER).as_posix(): path.read_bytes() for path in found}
 
 
 def _pdf_text(content: str, state: str, digest: str) -> str:
@@ -95,24 +256,20 @@ def _pdf_text(content: str, state: str, digest: str) -> str:
     return "\n\f\n".join(page.extract_text() for page in pages) + "\n"
 
 
-def files(documents: list[tuple[str, str]]) -> dict[str, str]:
-    """The files that the documents make, by name."""
-    made = {}
-    for content, text in documents:
-        number = msgspec.json.decode(content)["number"]
-        made[f"{number}.json"] = msgspec.json.format(content, indent=1) + "\n"
-        made[f"{number}.txt"] = text
-    return made
-
-
 async def _write() -> None:
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/golden.sqlite"
         await migrate.upgrade(url)
         database = await Database.open(url)
-        for name, text in files(await invoice_month(database)).items():
-            (FOLDER / name).write_text(text)
+        await make_month(database)
+        made = await files(database)
         await database.close()
+    for name in kept().keys() - made.keys():
+        (FOLDER / name).unlink()
+    for name, content in made.items():
+        path = FOLDER / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
 
 
 if __name__ == "__main__":
