@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.device import block_count, prototype
+from engine.device import block_counts, prototype
 from engine.engine import Engine, EngineLimits
 from engine.errors import ModelError, StartError
 from engine.grammar.llguidance_grammar import LlguidanceGrammars, end_tokens
@@ -17,7 +17,7 @@ from engine.layers.linear import best_tiling
 from engine.models.config import read_config
 from engine.models.registry import load_model
 from engine.options import ReplicaOptions
-from engine.protocol import Capacity, LayerGroup, Layout, ServedModel
+from engine.protocol import Capacity, Layout, ServedModel
 from engine.quarantine import Quarantine
 from engine.runner import Runner
 from engine.scheduling.costs import MeasuredCosts
@@ -63,10 +63,10 @@ def assemble(options: ReplicaOptions) -> Assembled:
     model = load_model(
         options.model, config, like, tiling, context, quantize=options.quantize, kv_dtype=options.kv_dtype
     )
-    blocks = block_count(options, model.groups, like.device, context)
-    memories = [KvMemory(group, blocks, like) for group in model.groups]
-    kept = int(blocks * options.swap_share)
-    swap = swap_memories(model.groups, kept, like) if kept else ()
+    blocks = block_counts(options, model.groups, like.device, context)
+    memories = [KvMemory(group, count, like) for group, count in zip(model.groups, blocks, strict=True)]
+    kept = [int(count * options.swap_share) for count in blocks]
+    swap = swap_memories(model.groups, kept, like) if all(kept) else ()
     runner = Runner(model, memories, like.device, tiling, swap)
     choose_threads(runner, options.token_budget)
     ensure_invariance(runner, options.token_budget, options.max_running)
@@ -80,9 +80,10 @@ def assemble(options: ReplicaOptions) -> Assembled:
         context, options.max_running, options.max_waiting, options.token_budget, patience=options.patience
     )
     costs = MeasuredCosts(options.max_running)
-    if kept:
+    if swap:
         costs.observe_copies(1, runner.time_copy())
-    pool = GroupedPool([(blocks, group.window) for group in model.groups])
+    windows = [group.window for group in model.groups]
+    pool = GroupedPool(list(zip(blocks, windows, strict=True)))
     return Assembled(
         Engine(
             runner,
@@ -90,18 +91,18 @@ def assemble(options: ReplicaOptions) -> Assembled:
             limits,
             digest,
             costs=costs,
-            swap=_swap_pool(model.groups, kept, swap) if kept else None,
+            swap=_swap_pool(windows, kept, swap) if swap else None,
             grammars=LlguidanceGrammars(options.model, config.vocabulary, end_tokens(options.model)),
             quarantine=Quarantine(options.data / "quarantine"),
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, model.groups),
-        Capacity((blocks,) * len(model.groups), context, options.max_running),
+        Capacity(blocks, context, options.max_running),
     )
 
 
-def _swap_pool(groups: Sequence[LayerGroup], blocks: int, memories: Sequence[KvMemory]) -> GroupedPool:
+def _swap_pool(windows: Sequence[int], blocks: Sequence[int], memories: Sequence[KvMemory]) -> GroupedPool:
     """The pool of the swap space, whose blocks are cleared as soon as nobody needs them (C5)."""
     return GroupedPool(
-        [(blocks, group.window) for group in groups], on_free=lambda group, block: memories[group].zero([block])
+        list(zip(blocks, windows, strict=True)), on_free=lambda group, block: memories[group].zero([block])
     )

@@ -23,6 +23,8 @@ logger = structlog.get_logger("engine.device")
 _CPU_MEMORY = 1 << 30
 _SHARE_OF_RAM = 4
 _SHARE_OF_GPU = 0.85
+_CACHED_BLOCKS = 32
+"""Cached sequences are taken to be so long on average (2,048 tokens): a group keeps what its window reaches."""
 
 
 def prototype(options: ReplicaOptions) -> torch.Tensor:
@@ -46,12 +48,14 @@ def _device(options: ReplicaOptions) -> torch.device:
     return torch.device("cpu")
 
 
-def block_count(options: ReplicaOptions, groups: Sequence[LayerGroup], device: torch.device, context: int) -> int:
-    """How many blocks of every layer group fit into what the option says, else into a share of what is free.
+def block_counts(
+    options: ReplicaOptions, groups: Sequence[LayerGroup], device: torch.device, context: int
+) -> tuple[int, ...]:
+    """How many blocks of each layer group fit into what the option says, else into a share of what is free.
 
-    Raises StartError.
+    A group with a window has fewer: what running requests need at once, and of cached sequences what their windows
+    reach. Raises StartError.
     """
-    block_bytes = sum(group.block_bytes for group in groups)
     memory, least = options.kv_memory, 1
     if not memory:
         least = -(-context // BLOCK_TOKENS)
@@ -59,10 +63,31 @@ def block_count(options: ReplicaOptions, groups: Sequence[LayerGroup], device: t
             memory = int(torch.cuda.mem_get_info(device)[0] * _SHARE_OF_GPU)
         else:
             memory = min(_CPU_MEMORY, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _SHARE_OF_RAM)
-    blocks = memory // block_bytes
-    if blocks < least:
-        raise StartError(
-            f"kv_memory: {memory} bytes hold {blocks} blocks of {block_bytes} bytes, at least {least} are needed"
-        )
-    logger.info("memory for KV", blocks=blocks, tokens=blocks * BLOCK_TOKENS, bytes=blocks * block_bytes)
-    return blocks
+
+    def counts(blocks: int) -> tuple[int, ...]:
+        return tuple(_of_group(group, blocks, options) for group in groups)
+
+    def size(blocks: int) -> int:
+        return sum(count * group.block_bytes for count, group in zip(counts(blocks), groups, strict=True))
+
+    # The largest number that fits; no group takes less for more.
+    low, high = 0, 1
+    while size(high) <= memory:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if size(middle) <= memory else (low, middle)
+    if low < least:
+        raise StartError(f"kv_memory: {memory} bytes hold {low} blocks of {size(1)} bytes, at least {least} are needed")
+    found = counts(low)
+    logger.info("memory for KV", blocks=found, tokens=low * BLOCK_TOKENS, bytes=size(low))
+    return found
+
+
+def _of_group(group: LayerGroup, blocks: int, options: ReplicaOptions) -> int:
+    """How many blocks the group has where those without a window have `blocks`."""
+    if not group.window:
+        return blocks
+    reach = -(-group.window // BLOCK_TOKENS) + 1
+    running = options.max_running * (reach + 1) + -(-options.token_budget // BLOCK_TOKENS)
+    return min(blocks, max(running, blocks * reach // _CACHED_BLOCKS))

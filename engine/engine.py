@@ -115,7 +115,8 @@ class Engine:
         self.fairness = FairShare(self.costs)
         self.scheduler = Scheduler(pool, limits.budget, limits.max_running, self.fairness, costs=self.costs, swap=swap)
         self.totals = dict.fromkeys(("computed", "read", "output", "recomputed", "finished", "rejected", "errors"), 0)
-        room = min(limits.context_tokens, pool.total * BLOCK_TOKENS)
+        longest = self.scheduler.needs.longest
+        room = limits.context_tokens if longest is None else min(limits.context_tokens, longest * BLOCK_TOKENS)
         self.acceptance = Acceptance(runner.model.config.vocabulary, room, model_root(model_digest), clock, grammars)
         self._clock = clock
         self._requests: dict[str, Family] = {}

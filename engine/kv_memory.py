@@ -162,7 +162,7 @@ class KvMemory:
         self.data[block].fill_(0xFF if self._scaled else torch.nan)  # in e4m3 and in fp32 all ones are a NaN
 
 
-def swap_memories(groups: Sequence[LayerGroup], blocks: int, like: torch.Tensor) -> list[KvMemory]:
+def swap_memories(groups: Sequence[LayerGroup], blocks: Sequence[int], like: torch.Tensor) -> list[KvMemory]:
     """Host memory for so many blocks of each group, pinned where `like` is on a GPU."""
-    host = torch.empty(0, dtype=like.dtype)
-    return [KvMemory(group, blocks, host, pinned=like.device.type == "cuda") for group in groups]
+    host, pinned = torch.empty(0, dtype=like.dtype), like.device.type == "cuda"
+    return [KvMemory(group, count, host, pinned=pinned) for group, count in zip(groups, blocks, strict=True)]

@@ -1,9 +1,9 @@
 """The block pools of all layer groups of a model behind one: a block is a tuple with its number in each group's pool.
 
 Layers that attend to everything need every block of a sequence; layers with a sliding window only those that the
-window still reaches. So a group's part of a block may be `ABSENT`: it fell out of the window and was given back
-(`slide`), or a prefix was found of which only the window's last blocks are needed (`find`). All groups use the same
-keys, each in its own pool of blocks of its own size (C1 and C4 hold for each).
+window still reaches. So a group's part of a block may be `ABSENT`: its tokens are not computed yet (`lay`), it fell out
+of the window and was given back (`slide`), or a prefix was found of which only the window's last blocks are needed
+(`find`). All groups use the same keys, each in its own pool of blocks of its own size (C1 and C4 hold for each).
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ class GroupedPool:
     # ------------------------------------------------------------ figures
 
     @property
-    def total(self) -> int:
-        """How many blocks a sequence can have: those of the smallest group."""
-        return min(pool.total for pool in self.pools)
-
-    @property
     def available(self) -> int:
         """How many blocks `allocate` can give."""
         return min([pool.available for pool in self.pools])
+
+    def span(self, tokens: int) -> list[int]:
+        """For each group, how many blocks a sequence has at most while up to so many tokens are computed at a time.
+
+        0 where there is no window, and so no bound. The block of the token that is sampled after them is among them.
+        """
+        return [(tokens + window - 1) // BLOCK_TOKENS + 2 if window else 0 for window in self.windows]
 
     @property
     def free_blocks(self) -> int:
@@ -71,23 +73,47 @@ class GroupedPool:
         """Blocks that lost their key for another use, of all groups together."""
         return sum(pool.evictions for pool in self.pools)
 
-    def is_referenced(self, block: Block) -> bool:
-        """Whether taking the block costs no group a free or cached one."""
-        return all(number == ABSENT or pool.is_referenced(number) for pool, number in self._parts(block))
-
     # ------------------------------------------------------------ blocks in and out
 
     def allocate(self, count: int) -> list[Block]:
         """Take `count` blocks in every group. Raises OutOfBlocks, and then took none."""
         if count > self.available:
-            raise OutOfBlocks(f"{count} blocks asked for, {self.available} of {self.total} available")
+            raise OutOfBlocks(f"{count} blocks asked for, {self.available} available")
         return list(zip(*[pool.allocate(count) for pool in self.pools], strict=True))
+
+    def begin(self, count: int) -> list[Block]:
+        """Take `count` blocks in the groups without a window; the others' parts are ABSENT until they are laid.
+
+        Raises OutOfBlocks, and then took none.
+        """
+        whole = [pool for pool, window in zip(self.pools, self.windows, strict=True) if not window]
+        if any(count > pool.available for pool in whole):
+            raise OutOfBlocks(f"{count} blocks asked for, {min(pool.available for pool in whole)} available")
+        columns = [
+            [ABSENT] * count if window else pool.allocate(count)
+            for pool, window in zip(self.pools, self.windows, strict=True)
+        ]
+        return list(zip(*columns, strict=True))
+
+    def lay(self, table: list[Block], first: int, until: int, position: int) -> list[Block]:
+        """Take the parts of the blocks `first`..`until` in the groups with windows, where tokens from `position` on see
+        them. Returns what was taken, as blocks whose other parts are ABSENT. Raises OutOfBlocks.
+        """
+        laid: list[Block] = []
+        for group, window in self._slides:
+            start = max(first, first_seen(position, window))
+            numbers = self.pools[group].allocate(max(0, until - start))
+            for index, number in enumerate(numbers, start):
+                table[index] = (*table[index][:group], number, *table[index][group + 1 :])
+            before, after = (ABSENT,) * group, (ABSENT,) * (len(self.pools) - group - 1)
+            laid += [(*before, number, *after) for number in numbers]
+        return laid
 
     def mirror(self, blocks: Sequence[Block]) -> list[Block]:
         """Take a block for each of these, of another pool, in the groups that have it. OutOfBlocks: took none."""
         counts = [len(numbers) for _, numbers in self._columns(blocks)]
         if any(count > pool.available for pool, count in zip(self.pools, counts, strict=True)):
-            raise OutOfBlocks(f"{max(counts)} blocks asked for, {self.available} of {self.total} available")
+            raise OutOfBlocks(f"{max(counts)} blocks asked for, {self.available} available")
         taken = [iter(pool.allocate(count)) for pool, count in zip(self.pools, counts, strict=True)]
         return [
             tuple([ABSENT if number == ABSENT else next(own) for own, number in zip(taken, block, strict=True)])
@@ -108,7 +134,7 @@ class GroupedPool:
         """Give back what no token from `position` on can see any more; those parts of the table become ABSENT."""
         for group, window in self._slides:
             gone = []
-            index = min(_first_seen(position, window), len(table)) - 1
+            index = min(first_seen(position, window), len(table)) - 1
             # What lies before an absent part is absent too.
             while index >= 0 and table[index][group] != ABSENT:
                 gone.append(table[index][group])
@@ -132,7 +158,7 @@ class GroupedPool:
                 length = len(columns[group])
         length = self._reach(keys, length)
         for group, window in self._slides:
-            first = min(_first_seen(length * BLOCK_TOKENS, window), length)
+            first = min(first_seen(length * BLOCK_TOKENS, window), length)
             columns[group] = [ABSENT] * first + self.pools[group].find(keys[first:length])
         return list(zip(*(columns[group][:length] for group in range(len(self.pools))), strict=True))
 
@@ -142,7 +168,7 @@ class GroupedPool:
             gaps = [
                 index
                 for group, window in self._slides
-                for index in range(min(_first_seen(length * BLOCK_TOKENS, window), length), length)
+                for index in range(min(first_seen(length * BLOCK_TOKENS, window), length), length)
                 if not self.pools[group].holds(keys[index])
             ]
             if not gaps:
@@ -181,6 +207,6 @@ class GroupedPool:
             yield pool, [block[group] for block in blocks if block[group] != ABSENT]
 
 
-def _first_seen(position: int, window: int) -> int:
+def first_seen(position: int, window: int) -> int:
     """The first block that the token at `position` sees; a token sees itself and the `window` − 1 before it."""
     return max(0, position - window + 1) // BLOCK_TOKENS

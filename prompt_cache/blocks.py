@@ -60,9 +60,9 @@ class BlockPool:
         """How many blocks `allocate` can give: free ones, and cached ones that it would evict."""
         return len(self._free) + len(self._cached)
 
-    def is_referenced(self, block: int) -> bool:
-        """Whether a table holds the block."""
-        return self._references[block] > 0
+    def references(self, block: int) -> int:
+        """How many tables hold the block."""
+        return self._references[block]
 
     # ------------------------------------------------------------ blocks in and out
 

@@ -35,7 +35,7 @@ Indices: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens `start`..`start + count` of one sequence; `table` are its blocks, ABSENT where none is needed."""
+    """Tokens `start`..`start + count` of one sequence; `table` are its blocks, ABSENT where none is needed (yet)."""
 
     start: int
     count: int
@@ -101,10 +101,11 @@ def plan_attention(
     tables = np.fromiter((block for chunk in chunks for block in chunk.table), np.int64)
     sizes = np.array([len(chunk.table) for chunk in chunks], np.int64)
     offsets = np.cumsum(sizes) - sizes
-    # What fell out of the window is masked wherever it is met; the sequence's last block stands in for it.
-    tables = np.where(tables == ABSENT, np.repeat(tables[offsets + sizes - 1], sizes), tables)
     starts = np.array([chunk.start for chunk in chunks], np.int64)
     counts = np.array([chunk.count for chunk in chunks], np.int64)
+    # What is absent is masked wherever it is met; the block of the chunk's last token stands in for it.
+    present = tables[offsets + (starts + counts - 1) // BLOCK_TOKENS]
+    tables = np.where(tables == ABSENT, np.repeat(present, sizes), tables)
     layout = _Layout(heads, group, device, tables, sizes, offsets)
     tiles = []
     if decodes:

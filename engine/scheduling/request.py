@@ -51,6 +51,8 @@ class Request:
 
     table: list[Block] = field(default_factory=list)
     """One block for each 64 tokens; the first ones may be shared."""
+    laid: int = 0
+    """How many of the table's first blocks have their parts in groups with windows, but for what left the window."""
     slot: int = -1
     """Its place in the batch of those that decode; -1 while it is not there."""
     due: int = 0
@@ -177,6 +179,7 @@ class Request:
         KV. Those beyond the ones that it had before were read. `copies`: µs that its swapping took.
         """
         self.table = table
+        self.laid = max(found, self.blocks_for(tokens))
         self.published = found
         self.lost = max(0, self.seen - tokens) * self.rates.uncached + copies
         self.read_hbm += max(0, min(tokens, self.prompt) - self.seen)
@@ -204,5 +207,6 @@ class Request:
     def give_up(self) -> None:
         """Its blocks are gone."""
         self.table = []
+        self.laid = 0
         self.published = 0
         self._kv = 0

@@ -2,8 +2,9 @@
 
 How much prefill goes beside decodes comes from what steps were measured to cost, so that the time between two tokens
 stays within what the decoding lanes are promised. A request is admitted when the step has room for its prefill, and
-there are blocks for all tokens that it has and one more, after reading what is already in memory; so prefill never runs
-out of memory half way, and only a decoding request can need another block. When none is left, the policy's victim gives
+there are blocks for all tokens that it has and one more, after reading what is already in memory (`block_needs`); so
+prefill never runs out of memory half way, and only a decoding request can need another block. When none is left, the
+policy's victim gives
 its blocks back; its KV is copied out or computed again later, by cost (`swap_space`). Whoever has not yet made progress
 cannot be preempted, so no two requests preempt each other for ever.
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from engine.protocol import Lane
+from engine.scheduling.block_needs import BlockNeeds
 from engine.scheduling.costs import FixedCosts, StepCosts
 from engine.scheduling.decode_batch import DecodeBatch
 from engine.scheduling.policy import FirstComeFirstServed, Policy
@@ -49,6 +51,7 @@ class Scheduler:
                 f" at least {max_running + BLOCK_TOKENS} are needed"
             )
         self.pool = pool
+        self.needs = BlockNeeds(pool, budget)
         self.budget = budget
         self.max_running = max_running
         self.queue: Policy = FirstComeFirstServed() if policy is None else policy
@@ -70,8 +73,8 @@ class Scheduler:
         self._placed = 0
         self._changed = False
         """Whether something changed since the first of the queue could not be admitted."""
-        self._available = 0
-        """How many blocks could be had then."""
+        self._spare = [0] * len(pool.pools)
+        """How many blocks of each group could be had then."""
 
     # ------------------------------------------------------------ requests in and out
 
@@ -148,7 +151,7 @@ class Scheduler:
         moved = self.queue.at(now)
         if self._starved:
             self._grow(step)
-        if len(self.queue) and (moved or self._changed or self._prefills or self.pool.available > self._available):
+        if len(self.queue) and (moved or self._changed or self._prefills or self._gained()):
             self._admit(step)
         step.work = list(self.batch.rows)
         if self._prefills:
@@ -199,14 +202,14 @@ class Scheduler:
 
     def _grow(self, step: Step) -> None:
         """Give each request the block that its next token needs, by preemption if it must be; the oldest first."""
-        if self.pool.available >= len(self._starved):
+        if min(self.needs.spare(self._prefills.values())) >= len(self._starved):
             blocks = self.pool.allocate(len(self._starved))
             for request, block in zip(self._starved.values(), blocks, strict=True):
                 self._extend(request, block, step)
             self._starved.clear()
             return
         for request in sorted(self._starved.values(), key=lambda request: request.arrival):
-            if request.table and (self.pool.available or self._make_way(request, step)):
+            if request.table and self._make_way(request, step):
                 self._extend(request, self.pool.allocate(1)[0], step)
                 del self._starved[request.arrival]
             elif request.slot >= 0:
@@ -214,6 +217,7 @@ class Scheduler:
 
     def _extend(self, request: Request, block: Block, step: Step) -> None:
         request.table.append(block)
+        request.laid += 1
         step.fresh.append(block)
         self.queue.grown(request)
         if request.slot >= 0:
@@ -223,7 +227,7 @@ class Scheduler:
 
     def _make_way(self, request: Request, step: Step) -> bool:
         """Preempt until there is a block for the next token of this one. False if there is none, or it gave way."""
-        while not self.pool.available:
+        while min(self.needs.spare(self._prefills.values())) < 1:
             victim = self.queue.victim(other for other in self._running.values() if other.fresh_output > 0)
             if victim is None or (victim is request and self.queue.victim(self._running.values()) is not request):
                 return False  # one that should give way first has yet to make progress: this one waits a step
@@ -251,17 +255,24 @@ class Scheduler:
         while pending:
             request = self.queue.prefill(pending)
             total = len(request.tokens)
-            end = min(total, request.kv + left)
+            end = min(total, request.kv + min(left, self.needs.chunk))
             if end < total:
                 end -= end % BLOCK_TOKENS
             if end <= request.kv:
                 break
+            self._lay(request, len(request.table) if end == total else request.blocks_for(end), step)
             work = Prefill(request, request.kv, end - request.kv, samples=end == total)
             (step.work if work.count == 1 else chunks).append(work)
             left -= work.count
             pending.remove(request)
             self.queue.prefilled(request, work.count)
         step.work += chunks
+
+    def _lay(self, request: Request, until: int, step: Step) -> None:
+        """Take the blocks of groups with windows that the next chunk needs, out of what was promised."""
+        if until > request.laid:
+            step.fresh += self.pool.lay(request.table, request.laid, until, request.kv)
+            request.laid = until
 
     def _prefilled(self, work: Work, token: int | None) -> None:
         request = work.request
@@ -293,7 +304,11 @@ class Scheduler:
             self._place(request, step)
             self.queue.placed(request)
         self._changed = False
-        self._available = self.pool.available
+        self._spare = self.needs.spare(self._prefills.values())
+
+    def _gained(self) -> bool:
+        """Whether there are more blocks than when the first of the queue could not be admitted; nothing prefills."""
+        return any(now > before for now, before in zip(self.needs.spare(()), self._spare, strict=True))
 
     def _prefill_before(self, request: Request) -> int:
         """Tokens to prefill of running requests that this one would not overtake."""
@@ -312,8 +327,7 @@ class Scheduler:
                 outranked = [
                     other for other in self._running.values() if self.queue.outranks(request, other) and other.recovered
                 ]
-                freed = sum(len(other.table) for other in outranked)
-                if not outranked or request.blocks_for(len(request.tokens) + 1) > self.pool.available + freed:
+                if not outranked or not self._would_fit(request, outranked):
                     return False
                 victim = self.queue.victim(outranked)
                 assert victim is not None
@@ -332,23 +346,28 @@ class Scheduler:
     def _fits(self, request: Request) -> bool:
         if len(self._running) >= self.max_running:
             return False
-        needed = request.blocks_for(len(request.tokens) + 1)
-        if needed <= self.pool.available:
-            return True
-        # Matched blocks that others hold cost nothing.
-        held = sum(self.pool.is_referenced(block) for block in self._matched(request))
-        return needed - held <= self.pool.available
+        spare = self.needs.spare(self._prefills.values())
+        return self.needs.fit(request, spare) or self.needs.fit(request, spare, self._matched(request))
+
+    def _would_fit(self, request: Request, without: Sequence[Request]) -> bool:
+        """Whether there could be blocks enough for the request if these gave theirs back."""
+        spare = self.needs.spare(other for other in self._prefills.values() if other not in without)
+        return self.needs.fit(
+            request, [left + more for left, more in zip(spare, self.needs.freed(without), strict=True)]
+        )
 
     def _place(self, request: Request, step: Step) -> None:
         matched = self._matched(request)
         self.pool.share(matched)
         found, tokens, copies = len(matched), len(matched) * BLOCK_TOKENS, 0.0
-        table = matched + self.pool.allocate(request.blocks_for(len(request.tokens) + 1) - found)
         if request.swapped:
             tokens = max(tokens, request.kept)
             copies = self.swap.cost(request.swapped, self.costs.rates)
+            self.pool.slide(matched, tokens)
+        table = matched + self.pool.begin(request.blocks_for(len(request.tokens) + 1) - found)
+        if request.swapped:
             # What had left the window was not kept, and must not be published either.
-            self.pool.slide(table, tokens)
+            self.pool.lay(table, found, request.blocks_for(tokens), tokens)
             self.swap.bring_back(request, table, found, step)
         request.place(table, found, tokens, copies)
         step.fresh += table[found:]
@@ -406,5 +425,9 @@ class Scheduler:
             assert not request.paused, "a row is out of credit"
             assert self._has_room(request) or request.arrival in self._starved, "a row has no room"
             assert request.kv // BLOCK_TOKENS == request.published or request.store == "none", "a full block is hidden"
+        for request in self._running.values():
+            ready = request.placed not in self._prefills
+            assert request.laid == len(request.table) or not ready, "a decoding request lacks blocks"
+        assert min(self.needs.spare(self._prefills.values())) >= 0, "more blocks are promised than there are"
         self.swap.check([*self.queue.waiting(), *self.parked.values()])
         assert all(request.paused for request in self._held.values()), "somebody is held in spite of credit"

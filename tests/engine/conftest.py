@@ -238,21 +238,24 @@ def make_bench(
     swap: int = 0,
     dtype: torch.dtype = torch.float32,
     kv_dtype: KvDtype = "auto",
+    window_blocks: int | None = None,
     **limits: int,
 ) -> Bench:
     """A bench on the CPU, in fp32 unless told otherwise; freed blocks are poisoned with NaN.
 
-    `swap`: blocks of the swap space.
+    `swap`: blocks of the swap space; `window_blocks`: blocks of layer groups with a window, `blocks` if None.
     """
     config = read_config(folder)
     like = torch.zeros((), dtype=dtype)
     tiling = best_tiling(like)
     model = load_model(folder, config, like, tiling, config.context_tokens, quantize=quantize, kv_dtype=kv_dtype)
-    memories = [KvMemory(group, blocks, like) for group in model.groups]
-    kept = swap_memories(model.groups, swap, like) if swap else []
+    counts = [blocks if window_blocks is None or not group.window else window_blocks for group in model.groups]
+    memories = [KvMemory(group, count, like) for group, count in zip(model.groups, counts, strict=True)]
+    kept = swap_memories(model.groups, [swap] * len(model.groups), like) if swap else []
     runner = Runner(model, memories, torch.device("cpu"), tiling, kept)
     runner.threads = Threads(1, many_threads)
-    pool = GroupedPool([(blocks, group.window) for group in model.groups], on_free=poisoning(runner))
+    windows = [group.window for group in model.groups]
+    pool = GroupedPool(list(zip(counts, windows, strict=True)), on_free=poisoning(runner))
     bounds = EngineLimits(config.context_tokens, max_running=running, budget=budget, **limits)
     swap_pool = None
     if swap:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.protocol import Sampling
@@ -37,7 +37,10 @@ def request(number: int, prompt: int = 64, output: int = 8, **fields: object) ->
 
 @dataclass
 class Replica:
-    """A scheduler whose steps take what the rates say. `now` is in µs."""
+    """A scheduler whose steps take what the rates say. `now` is in µs.
+
+    `windows`: (blocks, window) of layer groups beside the one that attends to everything.
+    """
 
     policy: Policy
     blocks: int = 4096
@@ -49,9 +52,10 @@ class Replica:
     """After how many output tokens a request ends, where that is before its limit."""
     finished: list[Request] = field(default_factory=list)
     seen: Callable[[Step], None] | None = None
+    windows: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
-        self.pool = GroupedPool([(self.blocks, 0)])
+        self.pool = GroupedPool([(self.blocks, 0), *self.windows])
         self.scheduler = Scheduler(self.pool, self.budget, self.running, self.policy, costs=FixedCosts(self.rates))
 
     def add(self, *requests: Request) -> None:
@@ -72,6 +76,7 @@ class Replica:
                     self.scheduler.remove(work.request)
                     self.finished.append(work.request)
         self.scheduler.check()
+        self.pool.check()
         return step
 
     def finish(self, steps: int = 100_000) -> None:

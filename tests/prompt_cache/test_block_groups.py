@@ -20,11 +20,16 @@ def needed(group: int, block: int, position: int) -> bool:
 
 
 class Sequence:
-    """An imaginary request over the one chain of keys: its table and how many of its tokens are computed."""
+    """An imaginary request over the one chain of keys: its table, how many of its tokens are computed, and how many of
+    its blocks are laid."""
 
     def __init__(self, table: list[Block], tokens: int) -> None:
         self.table = table
         self.tokens = tokens
+        self.laid = tokens // TOKENS
+
+    def has(self, group: int, block: int) -> bool:
+        return not GROUPS[group][1] or (block < self.laid and needed(group, block, self.tokens))
 
 
 class GroupsMachine(RuleBasedStateMachine):
@@ -57,26 +62,61 @@ class GroupsMachine(RuleBasedStateMachine):
             for group, number in enumerate(block):
                 assert (number != ABSENT) == needed(group, index, expected * TOKENS)
         self.pool.share(found)
-        if blocks - expected > self.pool.available:
+        if blocks - expected > self.pool.pools[0].available:
             with pytest.raises(OutOfBlocks):
-                self.pool.allocate(blocks - expected)
+                self.pool.begin(blocks - expected)
             self.pool.free(found)
             return
-        self.sequences.append(Sequence(found + self.pool.allocate(blocks - expected), expected * TOKENS))
+        one = Sequence(found + self.pool.begin(blocks - expected), expected * TOKENS)
+        self.check_parts(one)
+        self.sequences.append(one)
+
+    def check_parts(self, one: Sequence) -> None:
+        for index, block in enumerate(one.table):
+            for group, number in enumerate(block):
+                assert (number != ABSENT) == one.has(group, index)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def grow(self, data: st.DataObject, count: int) -> None:
+        one = data.draw(st.sampled_from(self.sequences))
+        if one.laid < len(one.table) or len(one.table) + count > len(CHAIN):
+            return
+        if count > self.pool.available:
+            with pytest.raises(OutOfBlocks):
+                self.pool.allocate(count)
+            return
+        one.table += self.pool.allocate(count)
+        one.laid += count
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), tokens=st.integers(1, 150), publish=st.booleans())
     def compute(self, data: st.DataObject, tokens: int, publish: bool) -> None:
         one = data.draw(st.sampled_from(self.sequences))
         before = one.tokens // TOKENS
-        one.tokens = min(one.tokens + tokens, len(one.table) * TOKENS)
+        end = min(one.tokens + tokens, len(one.table) * TOKENS)
+        until = -(-end // TOKENS)
+        # With nothing in a table twice, a window's group takes exactly the blocks that are new in it.
+        missing = [
+            sum(needed(group, index, one.tokens) for index in range(one.laid, until)) if window else 0
+            for group, (_, window) in enumerate(GROUPS)
+        ]
+        if any(count > pool.available for count, pool in zip(missing, self.pool.pools, strict=True)):
+            return
+        laid = self.pool.lay(one.table, one.laid, until, one.tokens)
+        assert [sum(block[group] != ABSENT for block in laid) for group in range(len(GROUPS))] == missing
+        one.laid = max(one.laid, until)
+        self.check_parts(one)
+        spans = self.pool.span(end - one.tokens)
+        for group, span in enumerate(spans):
+            held = sum(block[group] != ABSENT for block in one.table[:until])
+            assert held + (end % TOKENS == 0) <= span or not GROUPS[group][1]
+        one.tokens = end
         if publish:
             for index in range(before, one.tokens // TOKENS):
                 one.table[index] = self.pool.publish(one.table[index], CHAIN[index])
         self.pool.slide(one.table, one.tokens)
-        for index, block in enumerate(one.table):
-            for group, number in enumerate(block):
-                assert (number != ABSENT) == needed(group, index, one.tokens)
+        self.check_parts(one)
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
