@@ -180,16 +180,17 @@ def _beyond_usage(asked: Asked, bill: _Bill) -> list[dict[str, Any]]:
     document = bill.document
     if document.state == "void":
         return []
-    first, after = period_bounds(asked.period)
     note = document.kind == "credit_note"
+    start, end = period_bounds(document.period)
     rows = []
 
     def add(n: int | str, category: str, text: str, pico: int) -> None:
         rows.append(
-            _common(asked, document.tenant_id, document.currency, first, after)
+            _common(asked, document.tenant_id, document.currency, start, end)
             | {
                 **_costs(-pico if note else pico),
                 "ChargeCategory": category,
+                "ChargeClass": "Correction" if note else None,
                 "ChargeDescription": text,
                 "ChargeFrequency": "One-Time",
                 "InvoiceId": document.number,
@@ -261,7 +262,6 @@ async def _invoice_detail(reading: Reading, asked: Asked) -> AsyncIterator[Seque
     async for portion in reading.portions(documents(asked)):
         for found in portion:
             bills = await _bills(reading, asked, found.tenant_id)
-            numbers = {bill.document.id: bill.document.number for bill in bills}
             (bill,) = (bill for bill in bills if bill.document.id == found.id)
             document, note = bill.document, bill.document.kind == "credit_note"
             issued, due = midnight(document.issued), midnight(document.due)
@@ -293,7 +293,7 @@ async def _invoice_detail(reading: Reading, asked: Asked) -> AsyncIterator[Seque
                     asked.provider,
                     due,
                     f"Net {days} days" if days else "Due on receipt",
-                    numbers.get(document.corrects, document.number),
+                    document.corrected or document.number,
                     exact,
                 )
                 for n, category, text, net, exact in lines

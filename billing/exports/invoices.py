@@ -1,4 +1,8 @@
-"""The invoices export: one row for each line of a period's invoices and credit notes, drafts left out."""
+"""The invoices export: one row for each line of a period's invoices, and of the credit notes issued in its month.
+
+Drafts are left out. A credit note is of the month in which it was issued, whatever it corrects: a month that was
+reported does not change by it.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,16 @@ from billing.tables.invoices import invoice, invoice_line
 from storage.base import to_instant
 
 _OF, _LINE = invoice.c, invoice_line.c
+_CORRECTED = invoice.alias("corrected_invoice")
 
 
 def documents(asked: Asked) -> Select[Any]:
-    """The period's documents that have a number, in the order of tenant and id."""
-    query = select(invoice).where(_OF.period == asked.period, _OF.state != "draft").order_by(_OF.tenant_id, _OF.id)
+    """The period's documents that have a number, in the order of tenant and id; `corrected` is the number of the
+    invoice that a credit note corrects."""
+    invoices = (_OF.kind == "invoice") & (_OF.period == asked.period)
+    notes = (_OF.kind == "credit_note") & (_OF.issued >= f"{asked.period}-01") & (_OF.issued <= f"{asked.period}-31")
+    query = select(invoice, _CORRECTED.c.number.label("corrected")).where(invoices | notes, _OF.state != "draft")
+    query = query.outerjoin(_CORRECTED, _CORRECTED.c.id == _OF.corrects).order_by(_OF.tenant_id, _OF.id)
     # Without a tenant, all tenants: an export of the whole installation.
     return query if asked.tenant_id is None else query.where(_OF.tenant_id == asked.tenant_id)
 
@@ -53,7 +62,8 @@ async def _rows(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
                         document.state,
                         document.tenant_id,
                         tenant,
-                        asked.period,
+                        document.period,
+                        document.corrected,
                         midnight(document.issued),
                         midnight(document.due),
                         line.n,
@@ -81,14 +91,15 @@ async def _rows(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
 INVOICES = Dataset(
     name="invoices",
     title="Invoices",
-    about="one row for each line of the period's invoices and credit notes",
+    about="one row for each line of the period's invoices, and of the credit notes issued in its month",
     columns=(
         Column("number", "text", "number of the document"),
         Column("kind", "text", "invoice or credit_note"),
         Column("state", "text", "as it is now; finalized, paid, void, …"),
         Column("tenant_id", "id"),
         Column("tenant", "text"),
-        Column("period", "text"),
+        Column("period", "text", "billing period; of a credit note, that of the invoice that it corrects"),
+        Column("corrects", "text", "the invoice that a credit note corrects"),
         Column("issued", "date"),
         Column("due", "date"),
         Column("line", "integer"),

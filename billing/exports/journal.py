@@ -1,7 +1,7 @@
 """The journal export: the ledger as double entries, one row for each side, for any accounting program.
 
-A transaction belongs to its billing period, or to the month of its posting if it has none. The debits of a file are
-equal to its credits, and both to the ledger's entries.
+Usage, adjustments and invoices belong to their billing period; all else, such as payments and credit notes, to the
+month in which it was posted. The debits of a file are equal to its credits, and both to the ledger's entries.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ async def _rows(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
     txn, entry = ledger_txn.c, ledger_entry.c
     query = (
         select(
-            txn.id, txn.tenant_id, txn.kind, txn.period, txn.posted_at, entry.seq, entry.currency, entry.debit,
-            entry.credit, entry.amount_pico,
+            txn.id, txn.tenant_id, txn.kind, txn.period, txn.posted_at, txn.memo, entry.seq, entry.currency,
+            entry.debit, entry.credit, entry.amount_pico,
         )
         .join(ledger_entry, entry.txn_id == txn.id)
         .where(
@@ -63,7 +63,7 @@ async def _rows(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
                 and_(txn.period == "", txn.posted_at >= first, txn.posted_at < after),
             )
         )
-        .order_by(txn.tenant_id, txn.id, entry.seq)
+        .order_by(txn.tenant_id, txn.posted_at, txn.id, entry.seq)
     )  # fmt: skip
     if asked.tenant_id is not None:  # else all tenants: the books of the whole installation
         query = query.where(txn.tenant_id == asked.tenant_id)
@@ -74,15 +74,13 @@ async def _rows(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
             # Posted a moment after its month ended, it still belongs to that month.
             date = min(max(row.posted_at, first), after - _MICROSECOND)
             tenant = asked.names.tenants.get(row.tenant_id)
-            memo = f"{row.kind} {row.period}".rstrip()
             for account, debit, credit in (
                 (row.debit, row.amount_pico, None),
                 (row.credit, None, row.amount_pico),
             ):
                 code = _code(codes, account)
-                rows.append(
-                    (date, row.id, row.seq, code, account, debit, credit, row.currency, row.tenant_id, tenant, memo)
-                )
+                sides = (code, account, debit, credit)
+                rows.append((date, row.id, row.seq, row.kind, *sides, row.currency, row.tenant_id, tenant, row.memo))
         yield rows
 
 
@@ -101,6 +99,7 @@ JOURNAL = Dataset(
         Column("date", "date", "day in UTC, within the period"),
         Column("transaction_id", "id", "rows of one transaction balance"),
         Column("entry", "integer", "number of the entry in its transaction; its two rows are a debit and a credit"),
+        Column("kind", "text", "usage, adjustment, invoice (and credit note), grant, refund or expiry"),
         Column("account_code", "text", "as set by --account-codes"),
         Column("account", "text"),
         Column("debit", "money"),
@@ -108,7 +107,7 @@ JOURNAL = Dataset(
         Column("currency", "text"),
         Column("tenant_id", "id"),
         Column("tenant", "text"),
-        Column("memo", "text"),
+        Column("memo", "text", "the document's number, or the reason that was given"),
     ),
     rows=_rows,
     sums=("debit", "credit"),

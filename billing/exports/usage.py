@@ -1,4 +1,4 @@
-"""The usage export: one row for each finished request, as it was recorded."""
+"""The usage export: one row for each finished request and each adjustment of one, as it was recorded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,14 @@ async def _rows(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
     names = asked.names
     async for tenant_id in _tenants(reading, asked):
         query = (
-            select(_OF.id, _OF.project_id, *(_OF[name] for name in _RECORDED), price_version.c.currency, _OF.cost_pico)
+            select(
+                _OF.id,
+                _OF.corrects,
+                _OF.project_id,
+                *(_OF[name] for name in _RECORDED),
+                price_version.c.currency,
+                _OF.cost_pico,
+            )
             .join(price_version, price_version.c.id == _OF.price_version)
             .where(_OF.tenant_id == tenant_id, _OF.period == asked.period)
             .order_by(_OF.id)
@@ -41,7 +48,7 @@ async def _rows(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
         tenant = names.tenants.get(tenant_id)
         async for portion in reading.portions(query):
             yield [
-                (row[0], asked.period, tenant_id, tenant, row[1], names.projects.get(row[1]), *row[2:])
+                (*row[:2], asked.period, tenant_id, tenant, row[2], names.projects.get(row[2]), *row[3:])
                 for row in portion
             ]
 
@@ -63,9 +70,10 @@ async def _tenants(reading: Reading, asked: Asked) -> AsyncIterator[Any]:
 USAGE = Dataset(
     name="usage",
     title="Usage",
-    about="one row for each finished request",
+    about="one row for each finished request, and for each adjustment of one",
     columns=(
-        Column("request_id", "id", "the request, unique for ever"),
+        Column("request_id", "id", "the request, or the adjustment of one; unique for ever"),
+        Column("corrects", "id", "the request that this adjustment corrects; empty for a request"),
         Column("period", "text", "billing period"),
         Column("tenant_id", "id"),
         Column("tenant", "text"),
@@ -76,12 +84,17 @@ USAGE = Dataset(
         Column("lane", "text", "interactive, standard or batch"),
         Column("context_from", "integer", "where the context tier that priced it begins, in tokens"),
         Column("price_version", "integer", "price version that it was billed at"),
-        Column("admitted_at", "instant", "when it was admitted; decides the period"),
+        Column(
+            "admitted_at", "instant", "when the request was admitted; decides the period, unless it was closed already"
+        ),
         Column("finished_at", "instant"),
         Column("status", "text", "ok, cancelled or failed"),
         Column("reason", "text", "why it ended"),
         Column("delivery", "text", "whether the delivery of the last token is confirmed"),
-        *(Column(meter, "integer", "tokens billed on this meter") for meter in METERS),
+        *(
+            Column(meter, "integer", "tokens billed on this meter; less than 0 where an adjustment takes off")
+            for meter in METERS
+        ),
         Column("currency", "text"),
         Column("cost", "money", "exact cost"),
     ),

@@ -17,18 +17,23 @@ DAY, HOUR = 86_400_000_000, 3_600_000_000
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What a line has of one day or hour, which begins at `start` (microseconds since the Unix epoch)."""
+    """What a line has of one day or hour, which begins at `start` (microseconds since the Unix epoch).
+
+    `adjustments` are corrections of requests of then; they are no requests, and their units are among the units.
+    """
 
     start: int
     requests: int
+    adjustments: int
     units: int
     exact_pico: int
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a line has of one request."""
+    """What a line has of one request, or of an adjustment of the request that it `corrects`."""
 
     id: UUID
+    corrects: UUID | None
     project_id: UUID
     key_id: UUID
     admitted_at: int
@@ -37,7 +42,8 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Requests in the order of their admission; `after` asks for those that follow, None if these are the last."""
+    """Requests and adjustments in the order of the requests' admission; `after` asks for those that follow, None if
+    these are the last."""
 
     requests: list[Request]
     after: tuple[int, UUID] | None
@@ -65,7 +71,15 @@ async def requests(
 ) -> Page:
     """Requests of the hour that begins at this instant, at most `limit`, following those of the page before."""
     of = invoice_usage.c
-    columns = (of.request_id, of.project_id, of.key_id, of.admitted_at, of.units, of.units * of.price_micro)
+    columns = (
+        of.request_id,
+        of.corrects,
+        of.project_id,
+        of.key_id,
+        of.admitted_at,
+        of.units,
+        of.units * of.price_micro,
+    )
     query: Select[Any] = select(*columns).where(
         *_of(record, line), of.admitted_at >= hour, of.admitted_at < hour + HOUR
     )
@@ -86,11 +100,14 @@ def _of(record: Record, line: int) -> tuple[Any, ...]:
 async def _parts(database: Database, where: tuple[Any, ...], width: Literal["day", "hour"]) -> list[Part]:
     of = invoice_usage.c
     query = (
-        select(of[width], func.count(), func.sum(of.units), of.price_micro)
+        select(of[width], func.count(), func.count(of.corrects), func.sum(of.units), of.price_micro)
         .where(*where)
         .group_by(of[width], of.price_micro)
         .order_by(of[width])
     )
     async with database.reading() as session:
         rows = (await session.execute(query)).all()
-    return [Part(start, count, int(units), int(units) * price) for start, count, units, price in rows]
+    return [
+        Part(start, count - corrections, corrections, int(units), int(units) * price)
+        for start, count, corrections, units, price in rows
+    ]

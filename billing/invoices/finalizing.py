@@ -98,7 +98,7 @@ async def seal(
     await use(session, taken, digest)
     sealed = await locked(database, session, record.id)
     if sealed.kind == "invoice":
-        await post(database, session, sealed, "finalize", entries_of(sealed))
+        await post(database, session, sealed, "finalize", entries_of(sealed), period=sealed.period)
         await tell(database, session, topic_of("finalized"), sealed.tenant_id, notice(sealed))
         if sealed.state == "paid":
             await tell(database, session, topic_of("paid"), sealed.tenant_id, notice(sealed))

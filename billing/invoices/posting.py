@@ -46,13 +46,27 @@ def step_id(document: UUID, step: str) -> UUID:
     return uuid5(document, step)
 
 
-async def post(database: Database, session: AsyncSession, record: Record, step: str, entries: Sequence[Entry]) -> None:
-    """Write a transaction of the tenant's ledger for a step of a document; nothing where there are no entries."""
+async def post(
+    database: Database,
+    session: AsyncSession,
+    record: Record,
+    step: str,
+    entries: Sequence[Entry],
+    *,
+    period: str = "",
+    memo: str = "",
+) -> None:
+    """Write a transaction of the tenant's ledger for a step of a document; nothing where there are no entries.
+
+    An invoice belongs to its `period`. What happens to it later, and a credit note, is of the day on which it does: a
+    month that was reported must not change by it.
+    """
     if not entries:
         return
     identity = step_id(record.id, step)
-    head = {"id": identity, "tenant_id": record.tenant_id, "kind": "invoice", "period": record.period}
-    await session.execute(insert(ledger_txn).values(head | {"posted_at": database.clock}))
+    head = {"id": identity, "tenant_id": record.tenant_id, "kind": "invoice", "period": period}
+    said = {"posted_at": database.clock, "memo": memo or record.name}
+    await session.execute(insert(ledger_txn).values(head | said))
     rows = [
         {
             "txn_id": identity,

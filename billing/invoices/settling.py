@@ -81,7 +81,7 @@ async def _receive(
     }
     await session.execute(insert(invoice_payment).values(row))
     rest = moves(("clearing", "invoiced", pico - usage))
-    await post(database, session, now, f"payment:{reference}:rest", rest)
+    await post(database, session, now, f"payment:{reference}:rest", rest, memo=f"payment of {now.name}")
     await settled(database, session, now, paid=now.paid + amount, settled_pico=now.settled_pico + usage)
     return usage
 
@@ -126,7 +126,7 @@ async def _become(
 ) -> Record:
     follow(now.name, now.state, wanted)
     await session.execute(update(invoice).where(invoice.c.id == now.id).values(state=wanted))
-    await post(database, session, now, wanted, entries)
+    await post(database, session, now, wanted, entries, memo=f"{now.name} {wanted}")
     after = await locked(database, session, now.id)
     await tell(database, session, topic_of(wanted), now.tenant_id, notice(after))
     return after

@@ -172,9 +172,9 @@ The id follows from the invoice and the reference: a payment that is told twice 
 invoice_usage = Table(
     "invoice_usage",
     MetaData(),
-    *(Column(name, Id) for name in ("invoice_id", "tenant_id", "request_id", "project_id", "key_id")),
+    *(Column(name, Id) for name in ("invoice_id", "tenant_id", "request_id", "corrects", "project_id", "key_id")),
     Column("n", Integer),
     *(Column(name, Count) for name in ("admitted_at", "day", "hour", "price_micro", "units")),
 )
-"""The view of what usage lines are made of: each request with its units of the line's meter. `day` and `hour` are the
-first instants of those, in UTC."""
+"""The view of what usage lines are made of: each request, and each adjustment with the request that it `corrects`, with
+its units of the line's meter. `day` and `hour` are the first instants of those, in UTC."""

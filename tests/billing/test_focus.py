@@ -94,21 +94,23 @@ async def test_an_invoiced_month(database: Database, tmp_path: Path) -> None:
     assert {row["ChargeCategory"] for row in usage} == {"Usage", "Tax"}
     (period,) = _rows(paths["focus-periods"])
     assert (period["BillingPeriodStatus"], period["BillingPeriodStart"]) == ("Closed", "2026-10-01T00:00:00Z")
-    # What arrives after the close is a correction, billed in the next month; a credit note takes off.
+    # What arrives after the close is a correction, billed in the next month; a credit note is one of its own month.
     await customer.settle(late)
     await customer.use("2026-11-05", Usage(output=1_000_000))
     november = await customer.invoice("2026-11")
     note, _ = await credit(database, november, "An outage", request="1")
     assert note is not None
-    after = {name: tmp_path / f"{name}-11.csv" for name in NAMES}
-    for name, path in after.items():
-        await _export(database, name, path, "2026-11", names)
-        _judge("validate", str(path), "--dataset", NAMES[name])
-    usage, details = _rows(after["focus"]), _rows(after["focus-invoices"])
-    (correction,) = [row for row in usage if row["ChargeClass"]]
-    assert (correction["ChargeClass"], correction["ChargePeriodStart"]) == ("Correction", "2026-10-31T23:00:00Z")
-    assert {row["ReferenceInvoiceId"] for row in details} == {november.number}
-    for document, sign in ((november, 1), (note, -1)):
+    for document, sign, month, corrected in (
+        (november, 1, "2026-11", ["2026-10-31T23:00:00Z"]),
+        (note, -1, "2026-12", ["2026-11-01T00:00:00Z"] * 3),
+    ):
+        after = {name: tmp_path / f"{name}-{month}.csv" for name in NAMES}
+        for name, path in after.items():
+            await _export(database, name, path, month, names)
+            _judge("validate", str(path), "--dataset", NAMES[name])
+        usage, details = _rows(after["focus"]), _rows(after["focus-invoices"])
+        assert [row["ChargePeriodStart"] for row in usage if row["ChargeClass"] == "Correction"] == corrected
+        assert {row["ReferenceInvoiceId"] for row in details} == {november.number}
         billed = sum(Decimal(row["BilledCost"]) for row in usage if row["InvoiceId"] == document.number)
         assert billed == sum(Decimal(row["BilledCost"]) for row in details if row["InvoiceId"] == document.number)
         assert billed == sign * Decimal(document.gross) / 100

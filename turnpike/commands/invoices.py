@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -335,16 +335,12 @@ async def _drill_down(office: Office, record: Record, document: Document, argume
     heading = ("units", f"exact {document.currency}")
     if arguments.day is None:
         parts = await drill_down.days(office.database, record, arguments.line)
-        rows = [
-            (from_instant(p.start).date().isoformat(), p.requests, p.units, format_pico(p.exact_pico)) for p in parts
-        ]
-        table(("day", "requests", *heading), rows)
+        _parts("day", [from_instant(part.start).date().isoformat() for part in parts], parts, document.currency)
         return
     day = to_instant(datetime.combine(_day(arguments.day, "--day"), datetime.min.time(), UTC))
     if arguments.hour is None:
         parts = await drill_down.hours(office.database, record, arguments.line, day)
-        rows = [(from_instant(p.start).strftime("%H"), p.requests, p.units, format_pico(p.exact_pico)) for p in parts]
-        table(("hour", "requests", *heading), rows)
+        _parts("hour", [from_instant(part.start).strftime("%H") for part in parts], parts, document.currency)
         return
     if not 0 <= arguments.hour < 24:
         raise CommandError("--hour: 0 to 23")
@@ -352,13 +348,25 @@ async def _drill_down(office: Office, record: Record, document: Document, argume
     while True:
         page = await drill_down.requests(office.database, record, arguments.line, hour, after=after, limit=1000)
         rows_of = [
-            (from_instant(r.admitted_at).isoformat(), r.id, r.project_id, r.units, format_pico(r.exact_pico))
+            (from_instant(r.admitted_at).isoformat(), r.id, r.corrects or "", r.project_id, r.units,
+             format_pico(r.exact_pico))
             for r in page.requests
-        ]
-        table(("admitted", "request", "project", *heading), rows_of)
+        ]  # fmt: skip
+        table(("admitted", "request", "corrects", "project", *heading), rows_of)
         after = page.after
         if after is None:
             return
+
+
+def _parts(name: str, labels: Sequence[str], parts: Sequence[drill_down.Part], currency: str) -> None:
+    """Days or hours with their sum, which is that of the level above."""
+    rows = [
+        (label, part.requests, part.adjustments, part.units, format_pico(part.exact_pico))
+        for label, part in zip(labels, parts, strict=True)
+    ]
+    sums = [sum(getattr(part, column) for part in parts) for column in ("requests", "adjustments", "units")]
+    rows.append(("all", *sums, format_pico(sum(part.exact_pico for part in parts))))
+    table((name, "requests", "adjustments", "units", f"exact {currency}"), rows)
 
 
 def _day(text: str, name: str) -> date:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Executable, delete, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 
+from billing.adjustments import adjust
 from billing.audit.checks import check
 from billing.invoices import drill_down
 from billing.invoices.composing import Funding, compose
@@ -27,7 +28,7 @@ from billing.rating.lines import RatedLine
 from billing.tables.invoices import invoice, invoice_line, invoice_payment, number_series
 from billing.usage import Usage, period_bounds
 from storage.database import Database
-from tests.billing.invoices.books import USD, Customer
+from tests.billing.invoices.books import USD, Customer, set_clock
 from tests.billing.invoices.documents import BUYER
 
 USAGE = Usage(uncached=1_000_000, read={"5m": 3_000_001}, write={"1h": 500_000}, output=7_000_003)
@@ -39,7 +40,10 @@ async def test_every_level_adds_up_to_the_one_above(database: Database) -> None:
     for day in (1, 7, 31):
         for moment in ("00:00:00", "00:59:59", "13:30:00", "23:59:59"):
             usages = [Usage(uncached=day * n + 1, output=n) for n in range(5)]
-            await customer.use(f"2026-10-{day:02d}T{moment}", *usages)
+            events = await customer.use(f"2026-10-{day:02d}T{moment}", *usages)
+    set_clock(database, "2026-10-31T23:59:59.5")
+    for event in events[1:3]:  # stands at its request's hour, and is no request
+        await adjust(database, PriceBook(database), customer.id, event.id, {"output": -1, "uncached": 7}, reason="why")
     record = await customer.invoice("2026-10")
     document = await customer.invoices.document(record.id)
     assert len(document.lines) == 2
@@ -51,7 +55,7 @@ async def test_every_level_adds_up_to_the_one_above(database: Database) -> None:
         for day in days:
             hours = await drill_down.hours(database, record, n, day.start)
             assert len(hours) == 3
-            assert _sums(hours) == (day.requests, day.units, day.exact_pico)
+            assert _sums(hours) == _sums([day])
             for hour in hours:
                 found: list[drill_down.Request] = []
                 page = await drill_down.requests(database, record, n, hour.start, limit=3)
@@ -59,13 +63,21 @@ async def test_every_level_adds_up_to_the_one_above(database: Database) -> None:
                 while page.after is not None:
                     page = await drill_down.requests(database, record, n, hour.start, after=page.after, limit=3)
                     found += page.requests
-                assert len({request.id for request in found}) == len(found) == hour.requests
+                asked = {request.id for request in found if request.corrects is None}
+                adjusted = [request for request in found if request.corrects is not None]
+                assert len({request.id for request in found}) == len(found)
+                assert (len(asked), len(adjusted)) == (hour.requests, hour.adjustments)
+                assert {request.corrects for request in adjusted} <= asked
+                assert sum(request.units for request in found) == hour.units
                 assert sum(request.exact_pico for request in found) == hour.exact_pico
+        assert sum(part.requests for part in days) == 4 * 3 * (5 if line.meter == "uncached" else 4)
+        assert [part.adjustments for part in days] == [0, 0, 2]
     assert await drill_down.days(database, record, 9) == []
 
 
 def _sums(parts: list[drill_down.Part]) -> tuple[int, ...]:
-    return tuple(sum(getattr(part, name) for part in parts) for name in ("requests", "units", "exact_pico"))
+    names = ("requests", "adjustments", "units", "exact_pico")
+    return tuple(sum(getattr(part, name) for part in parts) for name in names)
 
 
 def _instant(day: int) -> int:
