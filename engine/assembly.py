@@ -22,6 +22,7 @@ from engine.quarantine import Quarantine
 from engine.runner import Runner
 from engine.scheduling.costs import MeasuredCosts
 from engine.thread_choice import choose_threads
+from engine.warm_up import warm_up
 from prompt_cache.block_groups import GroupedPool
 from prompt_cache.keys import BLOCK_TOKENS
 from prompt_cache.model_digest import model_digest, text_digest
@@ -70,6 +71,7 @@ def assemble(options: ReplicaOptions) -> Assembled:
     runner = Runner(model, memories, like.device, tiling, swap)
     choose_threads(runner, options.token_budget)
     ensure_invariance(runner, options.token_budget, options.max_running)
+    warm_up(runner, options.token_budget)
     dtype = str(like.dtype).removeprefix("torch.")
     # Other weights than the folder's make other KV, and so does rounding it: neither may be found under the same keys.
     run_in = dtype if options.quantize == "none" else f"{dtype} {options.quantize}"

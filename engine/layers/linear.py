@@ -1,16 +1,16 @@
 """Matrix products whose rows do not depend on how many rows there are.
 
 In fp32 on the CPU the weight is packed once for oneDNN, whose product gives a row the same bits at every count, and is
-twice as fast as the plain one at the few rows of a decode step. oneDNN compiles a kernel for each count that it meets
-and keeps it (0.7 MB and some milliseconds each), so rows are padded to one of few counts. Where that is not there the
-plain product is used: its kernels take other paths for 1, 2 and 3 rows, but not from multiples of 8, so rows are padded
-to `ROW_MULTIPLE`. The self-test at start checks either at the model's shapes; where it fails, `row_tile` makes every
-product one of exactly that many rows, which is slow and right.
+twice as fast as the plain one at the few rows of a decode step. oneDNN compiles a kernel for each shape and count that
+it meets and keeps it (0.6 MB and some milliseconds each), so rows are padded to one of few counts, and all of them are
+run once at start (`warm_up`). Where that is not there the plain product is used: its kernels take other paths for 1, 2
+and 3 rows, but not from multiples of 8, so rows are padded to those. The self-test at start checks either at the
+model's shapes; where it fails, `row_tile` makes every product one of exactly that many rows, which is slow and right.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch.nn.functional import linear as product
@@ -20,21 +20,24 @@ ROW_MULTIPLE = 8
 
 @dataclass
 class Tiling:
-    """How matrix products are cut on this machine: rows come in multiples of `row_multiple`, and in tiles if set.
+    """How matrix products are cut on this machine: rows come in few counts, and in tiles if `row_tile` is set.
 
-    With 1 any count would be right, and rows come in few counts, since each has a kernel of its own.
+    `row_multiple` is 1 where a count below ROW_MULTIPLE is right, too. `products` has one of each shape of the model.
     """
 
     row_multiple: int = ROW_MULTIPLE
     row_tile: int | None = None
+    products: dict[tuple[int, int, bool], Linear] = field(default_factory=dict)
 
     def padding(self, rows: int) -> int:
         """How many rows to add to this many."""
-        if self.row_multiple > 1:
-            return -rows % self.row_multiple
-        if rows <= 8:
+        if rows <= ROW_MULTIPLE and self.row_multiple == 1:
             return (1 << (rows - 1).bit_length()) - rows
-        return -rows % (8 if rows <= 64 else 32 if rows <= 256 else 64)
+        return -rows % (ROW_MULTIPLE if rows <= 64 else 32 if rows <= 256 else 64)
+
+    def counts(self, most: int) -> list[int]:
+        """All counts that up to `most` rows are padded to."""
+        return sorted({rows + self.padding(rows) for rows in range(1, most + 1)})
 
 
 def best_tiling(like: torch.Tensor) -> Tiling:
@@ -61,11 +64,13 @@ class Linear:
         self._packed = packed is not None
         self._weight = weight if packed is None else packed
         self._bias = bias
-        self._tiling = tiling
+        self.tiling = tiling
+        self.inputs = weight.shape[1]
+        tiling.products.setdefault((*weight.shape, bias is not None), self)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, inputs] → [rows, outputs]; rows padded as the tiling says."""
-        tile = self._tiling.row_tile
+        tile = self.tiling.row_tile
         if tile is None or x.shape[0] <= tile:
             return self._product(x)
         return torch.cat([self._product(rows) for rows in torch.split(x, tile)])

@@ -1,7 +1,7 @@
 """Mixtures of experts (Shazeer et al. 2017): each token goes through the few experts that a router chooses for it.
 
-Each expert's rows are computed as one product padded to whole row multiples, and a token's experts are added in the
-order in which the router ranked them: so a token's bits do not depend on who else chose its experts (E1).
+Each expert's rows are computed as one product, padded as the tiling says, and a token's experts are added in the order
+in which the router ranked them: so a token's bits do not depend on who else chose its experts (E1).
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from typing import TypeAlias
 
 import torch
 
-from engine.layers.attention_plan import padded_rows
 from engine.layers.linear import Linear
 
 Router: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Router logits [rows, experts] in fp32 → chosen experts [rows, k] and their weights [rows, k]."""
 Expert: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-"""[rows, hidden] → the same; rows a multiple of ROW_MULTIPLE."""
+"""[rows, hidden] → the same; rows padded as the tiling says."""
 
 
 def softmax(logits: torch.Tensor) -> torch.Tensor:
@@ -58,7 +57,7 @@ class MixtureOfExperts:
         results = x.new_empty(rows * ranks, x.shape[1])
         for expert, pairs in zip(self.experts, torch.split(order, counts), strict=True):
             if len(pairs):
-                taken = x.new_zeros(padded_rows(len(pairs)), x.shape[1])
+                taken = x.new_zeros(len(pairs) + self.gate.tiling.padding(len(pairs)), x.shape[1])
                 taken[: len(pairs)] = x[pairs // ranks]
                 results[pairs] = expert(taken)[: len(pairs)]
         weighted = results.view(rows, ranks, -1) * weights.to(x)[:, :, None]
