@@ -2,6 +2,7 @@
 
 The new event says what it corrects, in units more or less. It is priced as the corrected one was, and stands at the
 same hour; once that period is closed, it is booked in the one that is open, where the invoice shows it as a correction.
+It counts in the windows of budgets in which the corrected request was counted.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from uuid import UUID
 from sqlalchemy import select
 
 from billing import months, traits
+from billing.budgets.use import BudgetUse, use_budgets
 from billing.chain import batches
 from billing.event_rows import EventRows
 from billing.ledger import Transaction
@@ -101,7 +103,9 @@ async def adjust(
         use = [Cost(event.project_id, event.model, cost)]
         entries = wallet.use(use) if cost >= 0 else wallet.give_back(-cost)
         posted = [Transaction(identity, tenant_id, found.currency, "adjustment", event.period, entries, reason)]
-        await books.save([wallet.balance], posted if entries else (), (), list(wallet.changed.values()))
+        counted = {identity: await books.budgets.charged(event_id)}
+        notices = await use_budgets(books, BudgetUse((), [event], counted, {tenant_id: found.currency}))
+        await books.save([wallet.balance], posted if entries else (), notices, list(wallet.changed.values()))
     return event
 
 

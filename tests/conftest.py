@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import shutil
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import asyncpg
@@ -72,6 +73,10 @@ async def empty_postgres_url(postgres: PostgresServer) -> str:
 @pytest.fixture
 async def fresh_postgres_url(postgres: PostgresServer) -> str:
     """The URL of a migrated PostgreSQL database without rows: the same for all tests, emptied before each."""
+    return await _emptied(postgres)
+
+
+async def _emptied(postgres: PostgresServer) -> str:
     url = postgres.database_url("turnpike_test")
     if not postgres.has_database:
         await _execute(postgres.url, "CREATE DATABASE turnpike_test")
@@ -87,13 +92,17 @@ async def fresh_postgres_url(postgres: PostgresServer) -> str:
 @pytest.fixture
 async def fresh_sqlite_url(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The URL of a migrated SQLite database without rows."""
+    return await _copied(tmp_path, tmp_path_factory)
+
+
+async def _copied(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     template = tmp_path_factory.getbasetemp() / "template.sqlite"
     if not template.exists():
         await migrate.upgrade(f"sqlite:///{template}")
         with sqlite3.connect(template) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         connection.close()
-    path = tmp_path / "turnpike.sqlite"
+    path = folder / f"turnpike-{next(_numbers)}.sqlite"
     shutil.copy(template, path)
     return f"sqlite:///{path}"
 
@@ -103,6 +112,18 @@ def database_url(request: pytest.FixtureRequest) -> str:
     """The URL of a migrated database without rows: each test runs on both kinds."""
     name = "fresh_sqlite_url" if request.param == "sqlite" else "fresh_postgres_url"
     return str(request.getfixturevalue(name))
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_again(
+    request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[], str]:
+    """What gives the URL of a migrated database without rows whenever it is called, outside any event loop; on
+    PostgreSQL it is the same one. Each test runs on both kinds."""
+    if request.param == "sqlite":
+        return lambda: asyncio.run(_copied(tmp_path, tmp_path_factory))
+    postgres = request.getfixturevalue("postgres")
+    return lambda: asyncio.run(_emptied(postgres))
 
 
 @pytest.fixture

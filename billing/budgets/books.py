@@ -31,8 +31,11 @@ class BudgetBooks(Protocol):
     async def save(self, windows: Sequence[BudgetWindow]) -> None:
         """Write windows as they are now. The database refuses what is not covered."""
 
+    async def charged(self, request: UUID) -> str:
+        """In which windows (`billing.holds.records.join`) a settled request was counted."""
+
     async def charge(self, tenants: Mapping[UUID, tuple[UUID, str]]) -> None:
-        """Record in which windows (`hold_records.join`) settled requests were counted, and whose they are."""
+        """Record in which windows (`billing.holds.records.join`) settled requests were counted, and whose they are."""
 
 
 def fresh(wanted: Sequence[tuple[BudgetTerms, int]]) -> list[BudgetWindow]:

@@ -46,6 +46,7 @@ _SAVE = f"""
     UPDATE budget_window AS w SET {", ".join(f"{name} = t.{name}" for name in _CHANGING[1:])} FROM {_unnest(_CHANGING)}
     WHERE w.id = t.id
 """  # noqa: S608  # names of columns
+_CHARGED = "SELECT budgets FROM budget_charge WHERE request_id = $1"
 _CHARGE = """
     INSERT INTO budget_charge (request_id, tenant_id, budgets)
     SELECT * FROM unnest($1::text::uuid[], $2::text::uuid[], $3::text::text[])
@@ -78,6 +79,10 @@ class PostgresBudgetBooks:
     async def save(self, windows: Sequence[BudgetWindow]) -> None:
         if windows:
             await self._connection.execute(_SAVE, *_arrays(_CHANGING, [_changing(window) for window in windows]))
+
+    async def charged(self, request: UUID) -> str:
+        # all tenants: who asks has found the request as the tenant's
+        return await self._connection.fetchval(_CHARGED, request) or ""
 
     async def charge(self, tenants: Mapping[UUID, tuple[UUID, str]]) -> None:
         if tenants:

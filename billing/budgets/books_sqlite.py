@@ -53,6 +53,11 @@ class SqliteBudgetBooks:
         if rows:
             await self._session.execute(_SAVE, rows)
 
+    async def charged(self, request: UUID) -> str:
+        # all tenants: who asks has found the request as the tenant's
+        query = select(budget_charge.c.budgets).where(budget_charge.c.request_id == request)
+        return await self._session.scalar(query) or ""
+
     async def charge(self, tenants: Mapping[UUID, tuple[UUID, str]]) -> None:
         rows = [
             {"request_id": request, "tenant_id": tenant, "budgets": budgets}

@@ -21,7 +21,8 @@ THRESHOLD = "budget.threshold"
 
 
 class BudgetUse(msgspec.Struct, frozen=True):
-    """Holds that ended and usage that is new; `late` are the budgets of usage that came after its hold had ended."""
+    """Holds that ended and usage that is new; `late` are the budgets of usage that came after its hold had ended, or
+    that corrects other usage."""
 
     ended: Sequence[Ended]
     spent: Sequence[UsageEvent] = ()
@@ -32,7 +33,7 @@ class BudgetUse(msgspec.Struct, frozen=True):
 async def use_budgets(books: Books, use: BudgetUse) -> list[Notice]:
     """Settle budgets; return who is to be told what. The balances of all tenants are locked."""
     held: dict[UUID, int] = defaultdict(int)
-    budgets: dict[UUID, str] = dict(use.late)
+    budgets: dict[UUID, str] = {event: windows for event, windows in use.late.items() if windows}
     for some in use.ended:
         for window in split(some.budgets):
             held[window] += some.amount_pico

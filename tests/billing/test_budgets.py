@@ -6,12 +6,14 @@ import asyncio
 import json
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import literal, select, update
 from sqlalchemy.exc import IntegrityError
 
+from billing.adjustments import adjust
 from billing.audit.checks import check
 from billing.balances import Balances, CurrencyMismatch
 from billing.budgets.setting import Budgets, InvalidBudget, UnknownBudget
+from billing.budgets.use import THRESHOLD
 from billing.holds.decisions import InsufficientFunds
 from billing.holds.records import Hold, HoldRequest
 from billing.holds.reserving import Holds
@@ -21,11 +23,12 @@ from billing.settlement import settle
 from billing.tables.budgets import budget_window
 from billing.tables.money import outbox
 from billing.usage import Release, Usage
-from storage.base import new_id
+from storage.base import Count, new_id
 from storage.database import Database
 from tests.billing.money import Tenant
 
 TOKEN = 400_000
+DAY = 86_400_000_000
 
 
 def _tagged(tenant: Tenant, pico: int, tag: str) -> HoldRequest:
@@ -158,6 +161,39 @@ async def test_bad_budgets_are_refused_and_write_nothing(database: Database) -> 
     balance = await Balances(database).get(tenant.id)
     assert balance is not None
     assert balance.budgets == 0
+
+
+async def test_an_adjustment_counts_where_the_request_that_it_corrects_did(database: Database) -> None:
+    """Also in a window that has ended; and a budget that was set later knows nothing of either."""
+    tenant, budgets = await Tenant.rich(database, 10**12), Budgets(database)
+    book, holds = PriceBook(database), Holds(database)
+    await budgets.set(tenant.id, "project", str(tenant.project_id), "day", limit_pico=100 * TOKEN, currency="USD")
+    await budgets.set(tenant.id, "tenant", "", "total", limit_pico=200 * TOKEN, currency="USD")
+    hold = await holds.reserve(tenant.request(100 * TOKEN))
+    await settle(database, book, [tenant.event(hold, Usage(uncached=100))])
+    await budgets.set(tenant.id, "key", str(tenant.key_id), "total", limit_pico=10**10, currency="USD")
+    with pytest.raises(InsufficientFunds):
+        await holds.reserve(tenant.request(TOKEN))
+    correction = new_id()
+    for _ in range(2):
+        await adjust(
+            database, book, tenant.id, hold.request_id, {"uncached": -30}, reason="r", adjustment_id=correction
+        )
+    assert sorted(await _used(database, tenant)) == [
+        ("key", 0, 0),
+        ("project", 0, 70 * TOKEN),
+        ("tenant", 0, 70 * TOKEN),
+    ]
+    await holds.reserve(tenant.request(30 * TOKEN))
+    database.clock = literal(await database.now() + DAY, Count())
+    await adjust(database, book, tenant.id, hold.request_id, {"uncached": 100}, reason="r")
+    expected = [("key", 30 * TOKEN, 0), ("project", 0, 0), ("tenant", 30 * TOKEN, 170 * TOKEN)]
+    assert sorted(await _used(database, tenant)) == expected
+    async with database.reading() as session:
+        payloads = await session.scalars(select(outbox.c.payload).where(outbox.c.topic == THRESHOLD))
+        told = sorted((json.loads(text)["scope"], json.loads(text)["threshold_percent"]) for text in payloads)
+    assert told == [("project", 100), ("tenant", 50), ("tenant", 80)]
+    assert await check(database) == []
 
 
 async def test_the_audit_finds_a_budget_that_does_not_add_up(database: Database) -> None:

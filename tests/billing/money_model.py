@@ -1,0 +1,141 @@
+"""The model that the money machine is compared with: one tenant's money as a few numbers, so simple that it is plainly
+right. It knows nothing of databases, batches or crashes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from uuid import UUID
+
+import msgspec
+
+from billing.holds.records import Hold
+
+Window = tuple[str, int]
+"""A budget, and the first instant of one of its windows."""
+
+
+class Request(msgspec.Struct):
+    """What is known of one request. Its hold's state is open, settled, released or expired."""
+
+    hold: Hold
+    windows: list[Window]
+    """The budgets' windows that it was admitted under."""
+    state: str = "open"
+    cost: int | None = None
+    """Of its usage and of what was corrected of it; None without usage."""
+    booked: str = ""
+    """The billing period of its event."""
+    tokens: int = 0
+    """What its usage and the corrections of it come to."""
+
+    @property
+    def is_late(self) -> bool:
+        """Whether usage came after the hold had ended."""
+        return self.cost is not None and self.state in ("expired", "released")
+
+
+class Pot(msgspec.Struct):
+    """Money that was put in at once, and what became of it."""
+
+    id: UUID
+    kind: str
+    priority: int
+    expires_at: int | None
+    left: int
+    used: int = 0
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        return self.priority, 2**63 if self.expires_at is None else self.expires_at, self.id.int
+
+
+class Money:
+    """What a tenant has: pots, what is owed beyond them, and how much may be."""
+
+    def __init__(self) -> None:
+        self.pots: list[Pot] = []
+        self.owed = 0
+        self.line = 0
+        self.requests: dict[UUID, Request] = {}
+
+    def put_in(self, pot: Pot) -> None:
+        """What was paid goes to what is owed first."""
+        if pot.kind == "paid":
+            pot.used = min(pot.left, self.owed)
+            pot.left -= pot.used
+            self.owed -= pot.used
+        self.pots = sorted([*self.pots, pot], key=lambda one: one.order)
+
+    def pay(self, cost: int) -> None:
+        """Use the pots in their order; what they do not cover is owed."""
+        for pot in self.pots:
+            part = min(cost, pot.left)
+            pot.left -= part
+            pot.used += part
+            cost -= part
+        self.owed += cost
+
+    def give_back(self, cost: int) -> None:
+        """The other way round."""
+        part = min(cost, self.owed)
+        self.owed -= part
+        cost -= part
+        for pot in reversed(self.pots):
+            part = min(cost, pot.used)
+            pot.used -= part
+            pot.left += part
+            cost -= part
+        assert cost == 0
+
+    def lose(self, pot: Pot, pico: int) -> None:
+        """Some of a pot was paid back or has expired."""
+        pot.left -= pico
+
+    @property
+    def held(self) -> int:
+        return sum(request.hold.amount_pico for request in self.requests.values() if request.state == "open")
+
+    @property
+    def spare(self) -> int:
+        """What is left and not held."""
+        return sum(pot.left for pot in self.pots) - self.owed - self.held
+
+    @property
+    def available(self) -> int:
+        return self.spare + self.line
+
+    def of_kind(self, kind: str) -> int:
+        return sum(pot.left for pot in self.pots if pot.kind == kind)
+
+    @property
+    def refundable(self) -> int:
+        return max(0, min(self.of_kind("paid"), self.spare))
+
+    def refund(self, pico: int) -> None:
+        for pot in reversed(self.pots):
+            part = min(pico, pot.left) if pot.kind == "paid" else 0
+            self.lose(pot, part)
+            pico -= part
+
+    def expire(self, now: int) -> int:
+        """Take what nobody counts on of pots whose time has passed; how much it was."""
+        taken = 0
+        for pot in self.pots:
+            if pot.expires_at is not None and pot.expires_at <= now:
+                part = min(pot.left, max(0, self.spare))
+                self.lose(pot, part)
+                taken += part
+        return taken
+
+    def counted(self, window: Window) -> int:
+        """What was spent and is held in one window of a budget."""
+        some = [request for request in self.requests.values() if window in request.windows]
+        return sum((r.cost or 0) + (r.hold.amount_pico if r.state == "open" else 0) for r in some)
+
+    def room(self, windows: Sequence[Window], limits: dict[str, int]) -> int:
+        """What fits into the balance and into these windows."""
+        return min([self.available, *(limits[window[0]] - self.counted(window) for window in windows)])
+
+    def events(self) -> Iterable[Request]:
+        """The requests that have usage."""
+        return [request for request in self.requests.values() if request.cost is not None]
