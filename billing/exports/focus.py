@@ -2,8 +2,9 @@
 
 A row of usage is one hour of a key's use of one meter at one price, and names the invoice line that bills it. What an
 invoice says beyond usage (tax, minimums, credits, and what rounding a line came to) has rows of its own, so that the
-rows of each invoice line add up to it exactly. Issuer and provider are one: with two, the specification would want
-nothing billed here.
+rows of each invoice line add up to it exactly, and those of an invoice to what it asks to be paid. What was paid in
+advance is a purchase when it is bought (`billing.exports.focus_credit`). Issuer and provider are one: with two, the
+specification would want nothing billed here.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from sqlalchemy import select
 from billing.exports.columns import Column
 from billing.exports.costs import rated_groups
 from billing.exports.datasets import Asked, Dataset, Reading
+from billing.exports.focus_credit import PAID, RETURNED, CreditMoved, covered, credit_moved, returned
 from billing.exports.invoices import documents, in_pico, midnight
 from billing.exports.writers import Row
 from billing.rollups import HOUR
@@ -171,11 +173,13 @@ async def _cost_and_usage(reading: Reading, asked: Asked) -> AsyncIterator[Seque
                 [cells.get(name) for name in _NAMES]
                 for bill in await _bills(reading, asked, document.tenant_id)
                 if bill.document.id == document.id
-                for cells in _beyond_usage(asked, bill)
+                for cells in await _beyond_usage(reading, asked, bill)
             ]
+    async for moves in credit_moved(reading, asked):
+        yield [[cells.get(name) for name in _NAMES] for cells in (_moved(asked, moved) for moved in moves)]
 
 
-def _beyond_usage(asked: Asked, bill: _Bill) -> list[dict[str, Any]]:
+async def _beyond_usage(reading: Reading, asked: Asked, bill: _Bill) -> list[dict[str, Any]]:
     """Rows of what a document says beyond usage; of a void one nothing, since nothing of it is billed."""
     document = bill.document
     if document.state == "void":
@@ -184,11 +188,11 @@ def _beyond_usage(asked: Asked, bill: _Bill) -> list[dict[str, Any]]:
     start, end = period_bounds(document.period)
     rows = []
 
-    def add(n: int | str, category: str, text: str, pico: int) -> None:
+    def add(n: int | str, category: str, text: str, pico: int, **changed: int) -> None:
         rows.append(
             _common(asked, document.tenant_id, document.currency, start, end)
             | {
-                **_costs(-pico if note else pico),
+                **(_costs(-pico if note else pico) | changed),
                 "ChargeCategory": category,
                 "ChargeClass": "Correction" if note else None,
                 "ChargeDescription": text,
@@ -198,6 +202,7 @@ def _beyond_usage(asked: Asked, bill: _Bill) -> list[dict[str, Any]]:
             }
         )
 
+    paid = covered(document, bill.lines)
     for line in bill.lines:
         net = in_pico(line.net, document.currency)
         if line.kind != "usage" or note:
@@ -205,9 +210,27 @@ def _beyond_usage(asked: Asked, bill: _Bill) -> list[dict[str, Any]]:
         elif net != line.exact_pico:
             # Of the line's own category, as the specification wants it of all that a line bills.
             add(line.n, "Usage", "Rounded to the smallest coin", net - line.exact_pico)
+        if line.n in paid:
+            category = _CATEGORIES.get(line.kind, "Adjustment")
+            add(line.n, category, PAID, 0, BilledCost=-in_pico(paid[line.n], document.currency))
     if document.tax:
         add("tax", "Tax", "Tax", in_pico(document.tax, document.currency))
+    if note and (back := await returned(reading, document)):
+        add("balance", "Purchase", RETURNED, 0, BilledCost=in_pico(back, document.currency))
     return rows
+
+
+def _moved(asked: Asked, moved: CreditMoved) -> dict[str, Any]:
+    """The row of credit that was bought, refunded or lost: nothing of an invoice."""
+    hour = moved.at - moved.at % HOUR
+    return _common(asked, moved.tenant_id, moved.currency, hour, hour + HOUR) | {
+        **_costs(moved.billed or moved.effective),
+        "BilledCost": moved.billed,
+        "EffectiveCost": moved.effective,
+        "ChargeCategory": moved.category,
+        "ChargeDescription": moved.text,
+        "ChargeFrequency": "One-Time",
+    }
 
 
 def _costs(pico: int) -> dict[str, int]:
@@ -253,7 +276,7 @@ _INVOICE_DETAIL = (
     Column("PaymentDueDate", "second"),
     Column("PaymentTerms", "text"),
     Column("ReferenceInvoiceId", "text"),
-    Column("x_ExactCost", "money", "the line before rounding; the costs of its usage add up to it"),
+    Column("x_ExactCost", "money", "the line before rounding; the effective costs of its usage add up to it"),
 )
 
 
@@ -273,10 +296,12 @@ async def _invoice_detail(reading: Reading, asked: Asked) -> AsyncIterator[Seque
             ]  # fmt: skip
             if document.tax:
                 lines.append(("tax", "Tax", "Tax", document.tax, in_pico(document.tax, document.currency)))
-            sign = -1 if note else 1
+            if note and (back := await returned(reading, document)):
+                lines.append(("balance", "Purchase", RETURNED, -back, -in_pico(back, document.currency)))
+            sign, paid = -1 if note else 1, covered(document, bill.lines)
             yield [
                 (
-                    sign * in_pico(net, document.currency),
+                    sign * in_pico(net - paid.get(n, 0), document.currency),
                     document.tenant_id,
                     document.currency,
                     after,

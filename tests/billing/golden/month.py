@@ -166,6 +166,7 @@ class _Month(msgspec.Struct):
         set_clock(self.database, "2026-11-07")
         reason = "Answers of 9 October were cut short"
         await credit(self.database, october[POSTPAID], reason, request="golden", amounts={1: 10, 4: None})
+        await credit(self.database, october[PREPAID], "Goodwill", request="golden", amounts={4: 100})
         set_clock(self.database, "2026-11-20")
         await Balances(self.database).refund(PREPAID, 2 * EURO, "EUR", reason="closes its account")
         await self._billed("2026-11")

@@ -46,14 +46,21 @@ def test_the_files_of_a_month_agree(period: str) -> None:
     billed: dict[str, Decimal] = defaultdict(Decimal)
     for row in focus:
         billed[row["InvoiceDetailId"]] += Decimal(row["BilledCost"])
+    billed.pop("", None)  # credit that was bought or refunded
     assert billed == {row["InvoiceDetailId"]: Decimal(row["BilledCost"]) for row in details}
 
 
-def test_the_exports_bill_what_the_documents_say() -> None:
+def test_focus_bills_what_is_to_be_paid_and_what_was_bought() -> None:
+    """By the specification what is billed by an invoice is what it asks to be paid, and in all it is what was spent."""
     documents = [json.loads(content) for name, content in month.kept().items() if name.endswith(".json")]
+    rows = [row for period in month.MONTHS for row in _rows(f"{period}/focus.csv")]
     billed: dict[str, Decimal] = defaultdict(Decimal)
-    for period in month.MONTHS:
-        for row in _rows(f"{period}/focus.csv"):
-            billed[row["InvoiceId"]] += Decimal(row["BilledCost"])
+    for row in rows:
+        billed[row["InvoiceId"]] += Decimal(row["BilledCost"])
+    bought = Decimal(10 - 2)  # in these two months; what was bought before is used in them too
+    returned = {"CN-2026-000001": 0, "CN-2026-000002": 1}  # to the balance, from which all was paid
     signs = {"invoice": 1, "credit_note": -1}
-    assert billed == {each["number"]: Decimal(signs[each["kind"]] * each["gross"]) / 100 for each in documents}
+    payable = {each["number"]: Decimal(signs[each["kind"]] * each["payable"]) / 100 for each in documents}
+    assert billed == {number: pay + returned.get(number, 0) for number, pay in payable.items()} | {"": bought}
+    prepaid = sum((Decimal(each["prepaid"]) / 100 for each in documents), Decimal())
+    assert _sum(rows, "EffectiveCost") == _sum(rows, "BilledCost") + prepaid - bought - sum(returned.values()) > 0
