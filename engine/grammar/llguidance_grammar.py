@@ -67,13 +67,19 @@ class LlguidanceGuide:
     """A matcher, and the shortest end that is known from where it stands once the limit is near."""
 
     def __init__(
-        self, matcher: llguidance.LLMatcher, closer: Closer, ends: Sequence[int], ending: list[int] | None
+        self,
+        matcher: llguidance.LLMatcher,
+        closer: Closer,
+        ends: Sequence[int],
+        ending: list[int] | None,
+        words: int,
     ) -> None:
         self.ended = matcher.is_stopped()
         self.failure: str | None = None
         self._matcher = matcher
         self._closer = closer
         self._ends = ends
+        self._words = words
         self._distance = MOST_TOKENS if ending is None else len(ending)
         self._plan = ending
         self._taken = 0
@@ -81,7 +87,9 @@ class LlguidanceGuide:
 
     def allow(self, row: torch.Tensor) -> None:
         """Write which tokens may come next, a bit each, into an int32 row on the host."""
-        self._matcher.unsafe_compute_mask_ptr(row.data_ptr(), row.numel() * row.element_size())
+        # The library takes a row of its vocabulary's very size; logits are padded beyond it.
+        self._matcher.unsafe_compute_mask_ptr(row.data_ptr(), self._words * row.element_size())
+        row[self._words :] = 0
         if self._matcher.is_error() or not bool(row.any()):
             self.failure = f"grammar: {self._matcher.get_error() or 'nothing can follow'}"[:_LONGEST_MESSAGE]
             row.fill_(-1)
@@ -130,17 +138,18 @@ class LlguidanceGuide:
 
 
 class LlguidanceGrammar:
-    """A matcher at its beginning, to be copied, and an end from there."""
+    """A matcher at its beginning, to be copied, and an end from there. `words`: of 32 tokens each, the vocabulary."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, closer: Closer, ends: Sequence[int]) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, closer: Closer, ends: Sequence[int], words: int) -> None:
         self._matcher = matcher
         self._closer = closer
         self._ends = ends
+        self._words = words
         self._ending = closer.end(LlguidancePlace(matcher), MOST_TOKENS)
 
     def guide(self) -> LlguidanceGuide:
         """A guide at the beginning."""
-        return LlguidanceGuide(self._matcher.deep_copy(), self._closer, self._ends, self._ending)
+        return LlguidanceGuide(self._matcher.deep_copy(), self._closer, self._ends, self._ending, self._words)
 
 
 class LlguidanceGrammars:
@@ -183,7 +192,7 @@ class LlguidanceGrammars:
         matcher.compute_bitmask()  # which finds out that nothing can come
         if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()):
             raise InvalidGrammar("no text fulfils it")
-        return LlguidanceGrammar(matcher, closer, self._ends)
+        return LlguidanceGrammar(matcher, closer, self._ends, -(-self._vocabulary // 32))
 
     def _vocabulary_of_model(self) -> tuple[llguidance.LLTokenizer, Closer]:
         with self._guard:

@@ -1,4 +1,7 @@
-"""E1 and C2: a request's tokens and logits depend on nothing but the request, to the bit (fp32, CPU)."""
+"""E1 and C2: a request's tokens and logits depend on nothing but the request, to the bit (fp32, CPU).
+
+One thing at a time; all of them together: `test_company`.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.assembly import assemble
 from engine.invariance import ensure_invariance
 from engine.options import KvDtype, ReplicaOptions
 from engine.protocol import Generate
 from engine.scheduling.costs import FixedCosts, Rates
-from engine.scheduling.lanes import LANES
 from tests.engine.conftest import VOCABULARY, Bench, Families, Run, generate, make_bench
 
 # Long enough for three splits of keys, short enough to be quick.
@@ -87,68 +87,6 @@ def test_with_kv_in_fp8_too(family_folders: Families, family: str):
     check(bench.one(request("chunked", length, True)), expected)
     check(bench.one(request("warm", length, True)), expected)
     assert bench.counts("warm").read_hbm == (length - 1) // 64 * 64
-
-
-@pytest.mark.slow
-@settings(max_examples=15, deadline=None)
-@given(data=st.data())
-@pytest.mark.parametrize("family", DIFFERENT)
-def test_every_family_in_any_company(family_folders: Families, family: str, data: st.DataObject):
-    check_any_company(family_folders(family), data)
-
-
-@settings(max_examples=25, deadline=None)
-@given(data=st.data())
-def test_any_company(tiny_model: Path, data: st.DataObject):
-    check_any_company(tiny_model, data)
-
-
-@settings(max_examples=10, deadline=None)
-@given(data=st.data())
-def test_any_company_with_kv_in_fp8(tiny_model: Path, data: st.DataObject):
-    check_any_company(tiny_model, data, "fp8")
-
-
-def check_any_company(tiny_model: Path, data: st.DataObject, kv_dtype: KvDtype = "auto") -> None:
-    """Several requests arrive at several times, in little memory, some are aborted: all others come out the same."""
-    budget = data.draw(st.sampled_from([70, 100, 192, 400]), "budget")
-    blocks = data.draw(st.sampled_from([6, 9, 14, 40]), "blocks")
-    swap = data.draw(st.sampled_from([0, 3, 30]), "swap")
-    running = data.draw(st.sampled_from([2, 6]))
-    bench = make_bench(tiny_model, blocks=blocks, budget=budget, running=running, swap=swap, kv_dtype=kv_dtype)
-    wanted: dict[str, tuple[int, bool]] = {}
-    aborted: set[str] = set()
-    for index in range(data.draw(st.integers(2, 7), "requests")):
-        length, seeded = data.draw(st.sampled_from(LENGTHS)), data.draw(st.booleans())
-        id = str(index)
-        wanted[id] = (length, seeded)
-        options = {"read": data.draw(st.booleans()), "store": data.draw(st.sampled_from(["all", "none"]))}
-        credit = data.draw(st.sampled_from([1 << 20, 0, 2]))
-        lane = data.draw(st.sampled_from(LANES))
-        bench.add(request(id, length, seeded, credit=credit, lane=lane, **options))
-        for _ in range(data.draw(st.integers(0, 4))):
-            bench.step()
-        if data.draw(st.integers(0, 5)) == 0:
-            victim = data.draw(st.sampled_from(sorted(wanted)))
-            if bench.engine.abort(victim):
-                aborted.add(victim)
-        for other in data.draw(st.sets(st.sampled_from(sorted(wanted)))):
-            bench.engine.credit(other, 0, data.draw(st.integers(0, OUTPUT)))
-    for id in wanted:
-        bench.engine.credit(id, 0, 1 << 20)
-    bench.finish()
-    assert bench.engine.pool.referenced_blocks == 0
-    for id, (length, seeded) in wanted.items():
-        run = bench.runs[id]
-        assert run.done is not None
-        run.done.counts.check()
-        if id in aborted:
-            assert run.done.reason == "abort"
-            assert run.tokens == alone(tiny_model, length, seeded, kv_dtype).tokens[: len(run.tokens)]
-        else:
-            assert run.done.reason == "length"
-            assert run.done.counts.prompt == length
-            check_tokens_and_last_logits(run, alone(tiny_model, length, seeded, kv_dtype))
 
 
 def check_tokens_and_last_logits(run: Run, expected: Run) -> None:

@@ -38,7 +38,8 @@ from engine.protocol import (
 from engine.replica import serve
 from prompt_cache.model_digest import model_digest, text_digest
 from tests.engine.client import LINK_KEY, Client, ReplicaProcess
-from tests.engine.conftest import SCOPES, VOCABULARY, generate, make_bench
+from tests.engine.conftest import SCOPES, VOCABULARY, generate, make_bench, write_model
+from tests.engine.tiny_tokenizer import text_of, write_tokenizer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 ALL = tuple(SCOPES.values())
@@ -237,6 +238,41 @@ async def test_it_ends_with_its_parent(tmp_path: Path, tiny_model: Path):
     replica = await ReplicaProcess.start(tmp_path, tiny_model, parent_pid=os.getpid() + 1)
     assert "parent is gone" in await replica.output()
     assert replica.process.returncode == 0
+
+
+SLOW_COMPILER = """
+import time
+from engine.grammar.llguidance_grammar import LlguidanceGrammars
+quick = LlguidanceGrammars.compiled
+def slow(self, text):
+    time.sleep(0.5)
+    return quick(self, text)
+LlguidanceGrammars.compiled = slow
+"""
+
+
+async def test_abort_while_a_grammar_is_compiled(tmp_path: Path):
+    """It ends at once and once, nobody waits for it, and what others asked for with the same grammar comes."""
+    model = write_tokenizer(write_model(tmp_path / "model"))
+    process = await ReplicaProcess.start(tmp_path, model, fault=SLOW_COMPILER)
+    client = await Client.dial(process.path)
+    grammar = '{"choice": ["yes", "no"]}'
+    client.generate(generate("left", LONG, 8, grammar=grammar), ALL)
+    client.send(generate("stays", LONG, 8, grammar=grammar), generate("plain", LONG, 8), Abort("left", "left"))
+    await client.finished("left", "plain")
+    assert "stays" not in client.done, "it was compiled sooner than the test thinks"
+    assert (client.done["left"].reason, client.done["left"].counts) == ("rejected", Counts())
+    assert "left" not in client.began
+    await client.finished("stays")
+    assert client.done["stays"].reason == "stop"
+    assert text_of(model, client.tokens["stays"]) in {"yes", "no"}
+    # The same id may be used again; the end was told once.
+    del client.done["left"]
+    client.send(generate("left", LONG, 8, grammar=grammar))
+    await client.finished("left")
+    assert client.done["left"].reason == "stop"
+    await client.close()
+    assert await process.stop() == 0
 
 
 # ------------------------------------------------------------ starting
