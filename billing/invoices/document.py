@@ -8,6 +8,7 @@ its savings statement are computed from.
 from __future__ import annotations
 
 from typing import Literal
+from uuid import UUID
 
 import msgspec
 
@@ -65,10 +66,40 @@ class ModelSavings(msgspec.Struct, frozen=True, kw_only=True):
     uncached: str
 
 
-class Savings(msgspec.Struct, frozen=True, kw_only=True):
-    """The cache savings statement: the period's own usage by model, without corrections."""
+class ClassSavings(msgspec.Struct, frozen=True, kw_only=True):
+    """What one class of lease did for one project and model. Tokens and pico-units as text.
+
+    `unread` is how many of the written tokens were certainly never read; writing those cost `unread_cost`, which is
+    `unread_extra` more than plain input, at the average price. `read_saved` is what all reads saved against plain
+    input, `write_extra` what all writes cost beyond it, and `once_read` what it would save to read all that was
+    written once. `shorter_cost` is what the writes would have cost in the shortest class, and `again` what it would
+    cost beyond reads to write all of it once more there.
+    """
+
+    project_id: str
+    project: str
+    model: str
+    name: str
+    read: str
+    written: str
+    unread: str
+    unread_cost: str
+    unread_extra: str
+    read_saved: str
+    write_cost: str
+    write_extra: str
+    once_read: str
+    shorter_cost: str
+    again: str
+
+
+class Savings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The cache savings statement: the period's own usage, without corrections. Documents that are older than
+    `classes` and `advice` have none, and keep their hash."""
 
     models: list[ModelSavings]
+    classes: list[ClassSavings] = []
+    advice: list[str] = []
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,3 +141,13 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     savings: Savings | Literal[""] = ""
     previous: str = ""
+
+
+def project_names(document: Document) -> dict[UUID, str]:
+    """What the projects are called that the document names, in its lines or its savings statement."""
+    classes = [] if document.savings == "" else document.savings.classes
+    named = [
+        *((line.project_id, line.project) for line in document.lines),
+        *((c.project_id, c.project) for c in classes),
+    ]
+    return {UUID(project): name for project, name in named if project}

@@ -10,6 +10,7 @@ from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.balances import CurrencyMismatch
+from billing.invoices.advice import advice
 from billing.invoices.composing import compose
 from billing.invoices.document import Document
 from billing.invoices.failures import WrongState
@@ -21,26 +22,30 @@ from billing.invoices.posting import tell
 from billing.invoices.records import Record, of_period, write_draft
 from billing.invoices.savings import savings
 from billing.prices import PriceBook, PriceVersion
+from billing.rating.cache_use import CacheHour, cache_use
 from billing.rating.lines import RatedLine
 from billing.rating.period import rated_lines
+from billing.rollups import HOUR
 from billing.tables.invoices import invoice, invoice_line
-from billing.usage import check_period
+from billing.usage import check_period, period_bounds
 from storage.base import new_id
 from storage.database import Database
 
 
 class Rated(msgspec.Struct, frozen=True):
-    """A period's lines, with the price versions that they name."""
+    """A period's lines, with the price versions that they name, and what it did with the prompt cache."""
 
     lines: list[RatedLine]
     versions: dict[int, PriceVersion]
+    cache: list[CacheHour]
 
 
 async def rate(database: Database, book: PriceBook, tenant_id: UUID, period: str) -> Rated:
     """What a tenant owes for a period, exactly. Raises InvalidPeriod, CostMismatch, DatabaseUnavailable."""
     lines = await rated_lines(database, book, tenant_id, check_period(period))
     numbers = {line.price_version for line in lines if line.price_version is not None}
-    return Rated(lines, {number: await book.version(number) for number in numbers})
+    versions = {number: await book.version(number) for number in numbers}
+    return Rated(lines, versions, await cache_use(database, tenant_id, period))
 
 
 async def draft(
@@ -100,7 +105,9 @@ async def written_up(
             raise CurrencyMismatch(version.currency, currency)
     if not rated.lines and not stands.carry:
         return None
-    saved = savings(rated.lines, rated.versions)
+    start, end = period_bounds(period)
+    saved = savings(rated.lines, rated.versions, rated.cache, (end - start) // HOUR - 1, projects)
+    saved = msgspec.structs.replace(saved, advice=advice(saved.classes, currency))
     return compose(
         seller,
         buyer,

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.invoices.canonical import canonical, sha256
-from billing.invoices.document import Document
+from billing.invoices.document import Document, project_names
 from billing.invoices.drafting import rate, written_up
 from billing.invoices.failures import DraftOutdated, NumberRefused, PeriodNotClosed, UnknownInvoice
 from billing.invoices.notices import CREDITED, notice, topic_of
@@ -55,8 +55,7 @@ async def finalize(
             return record
         await _check_order(session, tenant_id, period)
         draft = await read_document(session, record.id)
-        names = {UUID(line.project_id): line.project for line in draft.lines if line.project_id}
-        if await written_up(session, buyer, tenant_id, period, rated=rated, projects=names) != draft:
+        if await written_up(session, buyer, tenant_id, period, rated=rated, projects=project_names(draft)) != draft:
             raise DraftOutdated(f"the books have changed since {record.name} was made: draft it again and look at it")
         if draft.service_until >= (issued or await today(database, session)).isoformat():
             raise NumberRefused(f"the issue date is not after the period's last day, {draft.service_until}")

@@ -7,8 +7,9 @@ from datetime import date
 from itertools import groupby
 from typing import Any
 
+from billing.invoices.advice import length
 from billing.invoices.currencies import format_minor, minor_unit
-from billing.invoices.document import Document, Line, ModelSavings, Savings
+from billing.invoices.document import ClassSavings, Document, Line, ModelSavings, Savings
 from billing.invoices.parties import Party, format_rate
 from billing.invoices.rounding import rounded
 from billing.invoices.tax import TaxTotal
@@ -44,7 +45,7 @@ _BANNERS = {"draft": "Draft", "void": "Void", "paid": "Paid"}
 
 def shown(document: Document, state: str, digest: str) -> dict[str, Any]:
     """The words and figures of a document in a state; `digest` is its SHA-256, empty for a draft."""
-    due = "" if document.kind == "credit_note" else _day(document.due)
+    due = _day(document.due) if document.kind == "invoice" and document.payable else ""
     return {
         "title": _TITLES[document.kind],
         "banner": _BANNERS.get(state, ""),
@@ -124,10 +125,14 @@ def _headline(document: Document) -> list[str]:
 
 
 def _grouped(lines: list[Line]) -> list[tuple[str, list[tuple[int, Line]]]]:
-    """Neighbouring lines of one project and model, each with its number on the document."""
+    """Neighbouring lines of one project and model, and of one month, each with its number on the document."""
     numbered = enumerate(lines, 1)
-    groups = groupby(numbered, key=lambda each: (each[1].project, each[1].model))
+    groups = groupby(numbered, key=lambda each: (each[1].project, each[1].model, _correction(each[1])))
     return [(" · ".join(part for part in key if part), list(group)) for key, group in groups]
+
+
+def _correction(line: Line) -> str:
+    return f"correction of {date.fromisoformat(line.corrects + '-01'):%B %Y}" if line.corrects else ""
 
 
 def _group(document: Document, heading: str, lines: list[tuple[int, Line]]) -> dict[str, Any]:
@@ -143,18 +148,21 @@ def _line(document: Document, n: int, line: Line) -> dict[str, Any]:
     other = [
         f"{line.lane} lane" if line.lane not in ("", "standard") else "",
         f"context from {line.context_from:,} tokens" if line.context_from else "",
-        f"usage of {line.corrects}, recorded after its invoice" if line.corrects else "",
         f"line {line.of} of {document.corrects}" if line.of else "",
     ]
     return {
         "n": str(n),
         "text": meter_name(line.meter) if line.meter in METERS else line.text,
         "detail": " · ".join(text for text in other if text),
-        "units": f"{int(line.units):,} {line.unit}".strip() if line.unit else "",
+        "units": f"{_signed(int(line.units))} {line.unit}".strip() if line.unit else "",
         "price": _price(line.price) if line.unit else "",
         "net": amount(line.net, document.currency),
         "rate": f"{format_rate(line.rate)} %" if line.category == "S" else line.category,
     }
+
+
+def _signed(number: int) -> str:
+    return f"{'−' if number < 0 else ''}{abs(number):,}"
 
 
 def _price(micro: int) -> str:
@@ -192,8 +200,11 @@ def _carry(document: Document) -> str:
     carry = int(document.carry_out)
     if document.kind == "credit_note" or not carry:
         return ""
-    left = f"{_exact(carry, document.currency)} {document.currency}"
-    return f"Each line is rounded once. The {left} that rounding leaves is carried to the next invoice."
+    left = f"{_exact(abs(carry), document.currency)} {document.currency}"
+    if carry <= -minor_unit(document.currency):
+        return f"What the corrections come to beyond this period's usage, {left}, is deducted from the next invoice."
+    sign = "−" if carry < 0 else ""
+    return f"Each line is rounded once. The {sign}{left} that rounding leaves is carried to the next invoice."
 
 
 def _exact(pico: int, currency: str) -> str:
@@ -204,7 +215,7 @@ def _exact(pico: int, currency: str) -> str:
 
 
 def _savings(document: Document, savings: Savings) -> dict[str, Any]:
-    """Figures of the cache savings statement: totals, and a row for each model."""
+    """Figures of the cache savings statement: totals, a row for each model, one for each class, and advice."""
     total = ModelSavings(
         model="Total",
         **{
@@ -216,7 +227,15 @@ def _savings(document: Document, savings: Savings) -> dict[str, Any]:
     prompt, read, written = (int(getattr(total, name)) for name in ("prompt", "read", "written"))
     return {
         "total": _saved(document, total),
-        "rows": rows if len(rows) > 1 else [],
+        "rows": rows,
+        "used": bool(read or written),
+        "classes": [_class(document, one) for one in savings.classes],
+        "unread": f"{sum(int(one.unread) for one in savings.classes):,}" if savings.classes else "",
+        "unread_cost": amount(
+            rounded(sum(int(one.unread_cost) for one in savings.classes), minor_unit(document.currency)),
+            document.currency,
+        ),
+        "advice": savings.advice,
         "share_permille": rounded(read * 1000, prompt) if prompt else 0,
         "read": f"{read:,}",
         "written": f"{written:,}",
@@ -228,7 +247,7 @@ def _savings(document: Document, savings: Savings) -> dict[str, Any]:
 def _saved(document: Document, model: ModelSavings) -> dict[str, str]:
     unit = minor_unit(document.currency)
     cost, uncached = (rounded(int(value), unit) for value in (model.cost, model.uncached))
-    saved = rounded(int(model.uncached) - int(model.cost), unit)
+    saved = uncached - cost  # of what is shown, so that a reader who subtracts finds the same
     prompt, read = int(model.prompt), int(model.read)
     return {
         "model": model.model,
@@ -242,6 +261,24 @@ def _saved(document: Document, model: ModelSavings) -> dict[str, str]:
         "saved_share": f"{_tenths(rounded((int(model.uncached) - int(model.cost)) * 1000, int(model.uncached)))} %"
         if int(model.uncached)
         else "–",
+    }
+
+
+def _class(document: Document, one: ClassSavings) -> dict[str, str]:
+    def money(pico: str) -> str:
+        return amount(rounded(int(pico), minor_unit(document.currency)), document.currency)
+
+    read, written = int(one.read), int(one.written)
+    return {
+        "project": one.project,
+        "model": one.model,
+        "name": length(one.name),
+        "written": f"{written:,}",
+        "read": f"{read:,}",
+        "ratio": _ratio(read, written) if written > 0 else "–",
+        "unread": f"{int(one.unread):,}",
+        "unread_cost": money(one.unread_cost),
+        "net": money(str(int(one.read_saved) - int(one.write_extra))),
     }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from uuid import UUID
 
 from billing.invoices import drill_down
+from billing.invoices.advice import summary
 from billing.invoices.crediting import credit
 from billing.invoices.currencies import format_minor, minor_digits
 from billing.invoices.document import Document
@@ -319,6 +320,9 @@ def _show(record: Record, document: Document) -> None:
     if rows:
         table(("#", "line", "project", "corrects", "units", "per million", document.currency), rows)
     print(_totals(document))
+    if document.savings != "":
+        for line in summary(document.savings, document.currency):
+            print(line)
     if record.sha256:
         print(f"SHA-256 {record.sha256}")
 

@@ -92,9 +92,10 @@ USED = {
     "2026-10-01T00:00": (CHAT, "sage-70b", "standard", Usage(uncached=1_500_000, write={"1h": 250_000}, output=80_000)),
     "2026-10-02T10:05": (NOTES, "sage-70b", "standard", Usage(write={"5m": 2_000_000}, output=3_000_000)),
     "2026-10-02T10:07": (NOTES, "sage-70b", "standard", Usage(uncached=11, read={"5m": 4_000_000}, output=900_001)),
+    "2026-10-09T07:40": (CHAT, "sage-70b", "standard", Usage(write={"1h": 500_000}, output=1)),
     "2026-10-09T08:15": (
         CHAT, "sage-70b", "standard",
-        Usage(uncached=12_345, read={"1h": 6_250_000, "automatic": 64}, output=1_234_567),
+        Usage(uncached=12_345, read={"1h": 16_250_000, "automatic": 64}, output=1_234_567),
     ),
     "2026-10-09T08:58": (SEARCH, "sage-70b", "standard", Usage(uncached=7, write={"5m": 333_333}, output=1)),
     "2026-10-09T08:59": (SEARCH, "sage-70b", "standard", Usage(uncached=9, read={"5m": 999_999}, output=12)),
@@ -103,7 +104,7 @@ USED = {
     # Clocks in Europe go back at 01:00 UTC: both hours have the name 02:00 there, and none is lost or doubled.
     "2026-10-25T00:30": (SEARCH, "sage-70b", "batch", Usage(uncached=2_000_001, output=3_000_003)),
     "2026-10-25T01:30": (SEARCH, "sage-70b", "batch", Usage(uncached=2_000_001, write={"1h": 80_000}, output=1_000)),
-    "2026-10-31T23:59": (CHAT, "sage-70b", "standard", Usage(read={"1h": 12_500_000}, output=42)),
+    "2026-10-31T23:59": (CHAT, "sage-70b", "standard", Usage(write={"1h": 40_000}, output=42)),
     "2026-11-03T09:00": (SEARCH, "sage-8b", "standard", Usage(uncached=900_000, output=100_000)),
     "2026-11-03T09:01": (SEARCH, "sage-70b", "standard", Usage(uncached=1_234, output=1_000_000)),
     "2026-11-04T09:00": (NOTES, "sage-8b", "standard", Usage(uncached=40_000_000, output=2_000_000)),
