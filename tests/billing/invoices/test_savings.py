@@ -84,7 +84,8 @@ MILLION = 10**6
         (
             "5m", {}, {3: 2 * MILLION},
             ["chat, sage: at least 2,000,000 of the 2,000,000 tokens written for 5 min (100 %) were never read. "
-             "Writing them cost EUR 1.00, EUR 0.20 more than plain input: mark for caching only what is sent again in time."],
+             "Writing them cost EUR 1.00, EUR 0.20 more than plain input: mark for caching only what is sent again "
+             "in time."],
         ),
         (
             "1h", {3: MILLION}, {3: MILLION},
