@@ -6,6 +6,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
 from turnpike import failures, logs, settings
@@ -120,6 +121,11 @@ def _number(parser: argparse.ArgumentParser, *, drafts: bool = False) -> None:
         parser.add_argument("--period", help="such as 2026-11")
 
 
+def _last_month() -> str:
+    """The month before this one, in UTC."""
+    return (datetime.now(UTC).replace(day=1) - timedelta(days=1)).strftime("%Y-%m")
+
+
 def _dry_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="do and check all, and write nothing")
 
@@ -133,7 +139,7 @@ def _add_invoice_runs(tree: _Parser, invoices: Actions) -> None:
         who = parser.add_mutually_exclusive_group(required=True)
         who.add_argument("--tenant", help="one tenant")
         who.add_argument("--all", action="store_true", help="everybody who has something to be billed")
-        parser.add_argument("--period", required=True, help="month, such as 2026-11")
+        parser.add_argument("--period", default=_last_month(), help="month, such as 2026-11; default: last month (UTC)")
         _dry_run(parser)
     parser.add_argument("--issued", metavar="DATE", help="issue date such as 2026-12-01; default: today (UTC)")
 

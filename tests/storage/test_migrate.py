@@ -10,6 +10,7 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Integer, MetaData, Numeric, Text, inspect, select, text
 
 import billing.tables.chain
@@ -91,15 +92,21 @@ async def test_the_schema_of_a_newer_program_is_left_alone(tmp_path: Path) -> No
 
 
 async def test_the_ledger_is_made_of_what_was_there(tmp_path: Path, empty_postgres_url: str) -> None:
-    """A database of the first schema, with grants, holds and events, comes out with books that agree."""
+    """A database of the first schema, with grants, holds and events, comes out with books that agree: each revision
+    is applied by itself, to what the one before it made of the data."""
     for url in (f"sqlite:///{tmp_path}/old.sqlite", empty_postgres_url):
         old = await Database.open(url)
         async with old.transaction() as session:
             connection = await session.connection()
-            await connection.run_sync(_upgrade_to_first)
+            await connection.run_sync(_upgrade_to, "r0001")
             await connection.run_sync(_fill_first)
+            before = (await session.execute(_EVENTS)).all()
+        for revision in _revisions()[1:]:
+            async with old.transaction() as session:
+                await (await session.connection()).run_sync(_upgrade_to, revision)
+            async with old.reading() as session:
+                assert (await session.execute(_EVENTS)).all() == before, revision
         await old.close()
-        await migrate.upgrade(url)
         database = await Database.open(url)
         assert await audit.check(database) == []
         async with database.reading() as session:
@@ -117,10 +124,19 @@ async def test_the_ledger_is_made_of_what_was_there(tmp_path: Path, empty_postgr
         await database.close()
 
 
-def _upgrade_to_first(connection: Connection) -> None:
+_EVENTS = text("SELECT id, tenant_id, period, model, uncached, output, cost_pico FROM usage_event ORDER BY id")
+
+
+def _revisions() -> list[str]:
+    """All revisions, the first first."""
+    script = ScriptDirectory.from_config(migrate.configuration())
+    return [each.revision for each in script.walk_revisions()][::-1]
+
+
+def _upgrade_to(connection: Connection, revision: str) -> None:
     config = migrate.configuration()
     config.attributes["connection"] = connection
-    command.upgrade(config, "r0001")
+    command.upgrade(config, revision)
 
 
 def _fill_first(connection: Connection) -> None:
