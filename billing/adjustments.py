@@ -16,6 +16,7 @@ from sqlalchemy import select
 from billing import months, traits
 from billing.budgets.use import BudgetUse, use_budgets
 from billing.chain import batches
+from billing.event_columns import EventColumns
 from billing.event_rows import EventRows
 from billing.ledger import Transaction
 from billing.open_books import opened
@@ -93,10 +94,11 @@ async def adjust(
         if await books.events_there([identity]):
             return event
         (event,) = await book_late(books, [event])
-        rows = EventRows([event], numbers)
-        await books.write_events(rows)
-        await books.roll_up(roll_up([event]))
-        await books.chain(batches(rows))
+        columns = EventColumns([event])
+        rows = EventRows(columns, numbers)
+        rolled, chained = await books.write_events(rows, lambda: (roll_up(columns), batches(rows)))
+        await books.roll_up(rolled)
+        await books.chain(chained)
         found = (await books.lock([tenant_id]))[tenant_id]
         _refuse_negative(await books.units_left(event_id))
         wallet = Wallet(found, await books.grants([tenant_id], spent=True))

@@ -12,8 +12,8 @@ hold that is not there yet.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -25,6 +25,8 @@ from billing.holds.books import HoldBooks
 from billing.ledger import Balance, Transaction
 from billing.rollups import Rolled
 from billing.wallet import OpenGrant
+
+Made = TypeVar("Made")
 
 
 class EventsThere(Exception):
@@ -93,8 +95,9 @@ class Books(Protocol):
     async def units_left(self, event: UUID) -> dict[str, int]:
         """What an event and its adjustments come to, in units by meter."""
 
-    async def write_events(self, rows: EventRows) -> None:
-        """Insert new events. Raises EventsThere if one is not new."""
+    async def write_events(self, rows: EventRows, meanwhile: Callable[[], Made]) -> Made:
+        """Insert new events; return what `meanwhile` returns, which is called while the database is busy with them.
+        Raises EventsThere if one is not new."""
 
     async def roll_up(self, rolled: Sequence[Rolled]) -> None:
         """Add to the hourly rollups."""

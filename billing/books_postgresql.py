@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from functools import cache
 from operator import attrgetter
@@ -18,7 +19,7 @@ import msgspec
 from sqlalchemy import Dialect, Table
 from sqlalchemy.dialects import postgresql
 
-from billing.books import EventsThere, Grant, Notice, Refusal
+from billing.books import EventsThere, Grant, Made, Notice, Refusal
 from billing.budgets.books_postgresql import PostgresBudgetBooks
 from billing.chain import Batch, start
 from billing.event_rows import NAMES, EventRows
@@ -52,6 +53,8 @@ def _roll_up(sums: tuple[str, ...]) -> str:
     """  # noqa: S608  # names of columns
 
 
+_CHUNK = 256 * 1024
+"""Bytes of a COPY that are handed over at once: the driver waits between them for as long as the socket is full."""
 _KEY_KINDS = tuple(_type(tables.rollup_hour, name) for name in KEYS)
 _keys = attrgetter(*KEYS)
 _NOTICE = ("uuid", "uuid", "text", "text")
@@ -183,14 +186,23 @@ class PostgresBooks:
         row = await self._connection.fetchrow(_UNITS_LEFT, event)
         return dict(zip(METERS, row, strict=True))
 
-    async def write_events(self, rows: EventRows) -> None:
-        if not rows.events:
-            return
-        source = _once(rows.binary())
+    async def write_events(self, rows: EventRows, meanwhile: Callable[[], Made]) -> Made:
+        if not rows.columns.events:
+            return meanwhile()
+        made: list[Made] = []
+
+        async def source() -> AsyncIterator[bytes]:
+            copied = rows.binary()
+            for at in range(0, len(copied), _CHUNK):
+                yield copied[at : at + _CHUNK]
+            await asyncio.sleep(0)  # all of it is on its way before we keep the event loop to ourselves
+            made.append(meanwhile())
+
         try:
-            await self._connection.copy_to_table("usage_fact", source=source, columns=NAMES, format="binary")
+            await self._connection.copy_to_table("usage_fact", source=source(), columns=NAMES, format="binary")
         except asyncpg.UniqueViolationError as error:
             raise EventsThere from error
+        return made[0]
 
     async def roll_up(self, rolled: Sequence[Rolled]) -> None:
         if not rolled:
@@ -249,7 +261,3 @@ class PostgresBooks:
         rows = [(r.id, r.request_id, r.cause, r.body) for r in refusals]
         if rows:
             await self._connection.execute(_REFUSE.format(clock=self._clock), *_arrays(_REFUSAL, rows))
-
-
-async def _once(rows: bytes) -> AsyncIterator[bytes]:
-    yield rows

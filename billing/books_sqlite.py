@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -11,7 +11,7 @@ from sqlalchemy import bindparam, func, insert, select, update
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.books import EventsThere, Grant, Notice, Refusal
+from billing.books import EventsThere, Grant, Made, Notice, Refusal
 from billing.budgets.books_sqlite import SqliteBudgetBooks
 from billing.chain import Batch, following, start
 from billing.event_rows import EventRows
@@ -117,11 +117,12 @@ class SqliteBooks:
         row = (await self._session.execute(query.where((of.id == event) | (of.corrects == event)))).one()
         return dict(zip(METERS, row, strict=True))
 
-    async def write_events(self, rows: EventRows) -> None:
-        if rows.events:
-            if await self.events_there({event.id for event in rows.events}):
+    async def write_events(self, rows: EventRows, meanwhile: Callable[[], Made]) -> Made:
+        if rows.columns.events:
+            if await self.events_there({event.id for event in rows.columns.events}):
                 raise EventsThere
             await self._session.execute(insert(usage_fact), rows.mappings())
+        return meanwhile()
 
     async def roll_up(self, rolled: Sequence[Rolled]) -> None:
         if rolled:

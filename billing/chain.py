@@ -12,14 +12,15 @@ tree in place of the batch, for logs in which they would be too long).
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from hashlib import sha256
 from uuid import UUID
 
 import msgspec
+import numpy as np
 from sqlalchemy import RowMapping
 
+from billing.event_columns import Bytes, groups
 from billing.event_rows import EventRows, record_of
 from billing.usage import TRAITS
 
@@ -40,7 +41,7 @@ LEAF = 32
 ENTRY = 16 + LEAF
 """Bytes of an event in its batch: id and leaf."""
 
-_BEFORE_TRAITS, _NUMBER, _AFTER_TRAITS = slice(22), slice(26, 30), slice(30, None)
+_BEFORE_TRAITS, _AFTER_TRAITS = slice(22), slice(30, None)
 """Where a record has the number of its traits, after the number of columns and the id: it means nothing elsewhere."""
 
 _encode = msgspec.msgpack.encode
@@ -83,15 +84,34 @@ def leaf_of(row: RowMapping) -> bytes:
 
 def batches(rows: EventRows) -> list[Batch]:
     """The batches that these new events make, in the order of tenant and period."""
-    texts = {number.to_bytes(4, "big"): _encode(traits) for traits, number in rows.traits.items()}
-    groups: dict[tuple[int, str], list[bytes]] = defaultdict(list)
-    for event, record in zip(rows.events, rows.records, strict=True):
-        leaf = sha256(texts[record[_NUMBER]] + record[_BEFORE_TRAITS] + record[_AFTER_TRAITS]).digest()
-        groups[event.tenant_id.int, event.period].append(event.id.bytes + leaf)
+    of = rows.columns
+    if not of.events:
+        return []
+    entries = np.empty((len(of), ENTRY), np.uint8)
+    entries[:, :16] = of.ids
+    entries[:, 16:] = _leaves(rows)
+    whose = [(owner[0], owner[3]) for owner in of.owners]
+    places = {one: place for place, one in enumerate(sorted(set(whose)))}
+    order, starts = groups([np.array([places[one] for one in whose], np.int64)[of.owner]])
     return [
-        Batch(UUID(int=tenant), period, len(entries), b"".join(entries))
-        for (tenant, period), entries in sorted(groups.items())
+        Batch(UUID(int=tenant), period, len(some), entries[some].tobytes())
+        for (tenant, period), some in zip(places, np.split(order, starts[1:]), strict=True)
     ]
+
+
+def _leaves(rows: EventRows) -> Bytes:
+    """The leaves of all events (n × LEAF)."""
+    texts = {number: _encode(traits) for number, traits in rows.kinds().items()}
+    leaves = np.empty((len(rows.columns), LEAF), np.uint8)
+    for places, records in rows.records:
+        told = np.concatenate((records[:, _BEFORE_TRAITS], records[:, _AFTER_TRAITS]), axis=1)
+        size, data = told.shape[1], told.tobytes()
+        digests = [
+            sha256(texts[number] + data[at : at + size]).digest()
+            for number, at in zip(rows.numbers[places].tolist(), range(0, len(data), size), strict=True)
+        ]
+        leaves[places] = np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), LEAF)
+    return leaves
 
 
 def entries_of(entries: bytes) -> list[tuple[UUID, bytes]]:

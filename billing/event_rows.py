@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
-from operator import attrgetter
+from collections.abc import Mapping
+from functools import cached_property
 from struct import Struct
 from typing import Any
 
 import msgspec
+import numpy as np
 from sqlalchemy import Column, Integer, RowMapping, Text
 
+from billing.event_columns import Bytes, EventColumns, Numbers, as_bytes
 from billing.tables.money import usage_fact
-from billing.traits import Traits, traits_of
-from billing.usage import CLASSES, COUNTS, METERS, UsageEvent
+from billing.traits import Traits
+from billing.usage import METERS
 from storage.base import Id
 
 NAMES = tuple(column.name for column in usage_fact.columns)
@@ -23,39 +24,73 @@ _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
 _PERIOD_BYTES = len("2026-11")
 _NULL = -1
-_number = attrgetter("id.int")
+
+
+_OWNER = np.dtype([(name, "V16") for name in ("tenant_id", "project_id", "key_id")] + [("period", f"S{_PERIOD_BYTES}")])
 
 
 class EventRows:
-    """Events in the order of their ids, with the numbers of their traits.
+    """Events with the numbers of their traits.
 
     `records` are the rows of a binary COPY of all columns of `usage_fact`, in the order of NAMES. Every value has a
     fixed size, so that a row is one record; that of an event which corrects another is of another shape.
     """
 
-    def __init__(self, events: Iterable[UsageEvent], traits: Mapping[Traits, int]) -> None:
-        self.events = sorted(events, key=_number)
+    def __init__(self, columns: EventColumns, traits: Mapping[Traits, int]) -> None:
+        self.columns = columns
         self.traits = traits
-        plain = [event for event in self.events if event.corrects is None]
-        self.records = list(_records(plain, traits))
-        if len(plain) < len(self.events):
-            correcting = _records([event for event in self.events if event.corrects is not None], traits)
-            rest = iter(self.records)
-            self.records = [next(rest if event.corrects is None else correcting) for event in self.events]
+        self.numbers: Numbers = np.array([traits[kind] for kind in columns.kinds], np.int64)[columns.kind]
+
+    @cached_property
+    def records(self) -> list[tuple[Numbers, Bytes]]:
+        """The records by shape (n × size), each with the places of its events."""
+        correcting = self.columns.correcting
+        if not correcting.any():
+            return [(np.arange(len(self.columns)), self._records(correcting=False))]
+        places = np.flatnonzero(~correcting), np.flatnonzero(correcting)
+        return [
+            (some, self._records(correcting=shape)[some]) for some, shape in zip(places, (False, True), strict=True)
+        ]
 
     def binary(self) -> bytes:
         """All rows as one binary COPY."""
-        return b"".join((_SIGNATURE, *self.records, _TRAILER))
+        return b"".join((_SIGNATURE, *(records.tobytes() for _, records in self.records), _TRAILER))
+
+    def kinds(self) -> dict[int, Traits]:
+        """The traits by their numbers."""
+        return {self.traits[kind]: kind for kind in self.columns.kinds}
 
     def mappings(self) -> list[dict[str, Any]]:
         """All rows by name."""
-        return [self._mapping(event) for event in self.events]
+        return [
+            {name: getattr(event, name) for name in _PLAIN}
+            | {"traits": number}
+            | {f"count_{name}": tokens for name, tokens in msgspec.structs.asdict(event.counts).items()}
+            | event.usage.meters()
+            for event, number in zip(self.columns.events, self.numbers.tolist(), strict=True)
+        ]
 
-    def _mapping(self, event: UsageEvent) -> dict[str, Any]:
-        row = {name: getattr(event, name) for name in _PLAIN}
-        row["traits"] = self.traits[traits_of(event)]
-        row |= {f"count_{name}": tokens for name, tokens in msgspec.structs.asdict(event.counts).items()}
-        return row | event.usage.meters()
+    def _records(self, *, correcting: bool) -> Bytes:
+        """All events in one shape; for those of the other, the id that they correct is 0 or left out."""
+        of, shape = self.columns, _SHAPES[correcting]
+        rows = np.zeros(len(of), shape)
+        rows["columns"] = len(NAMES)
+        for name in NAMES:
+            rows[f"size of {name}"] = _NULL if name == "corrects" and not correcting else _SIZES[name][0]
+        for name, numbers in of.numbers.items():
+            rows[name] = numbers
+        rows["traits"] = self.numbers
+        rows["id"] = of.ids.view("V16")[:, 0]
+        owners = np.array([_owner(*owner) for owner in of.owners], _OWNER)[of.owner]
+        for name in _OWNER.names or ():
+            rows[name] = owners[name]
+        if correcting:
+            rows["corrects"] = as_bytes([event.corrects or event.id for event in of.events]).view("V16")[:, 0]
+        return rows.view(np.uint8).reshape(len(of), shape.itemsize)
+
+
+def _owner(tenant: int, project: int, key: int, period: str) -> tuple[bytes, ...]:
+    return *(one.to_bytes(16, "big") for one in (tenant, project, key)), period.encode()
 
 
 def record_of(row: RowMapping) -> bytes:
@@ -86,43 +121,17 @@ def _size(column: Column[Any]) -> tuple[int, str]:
 _SIZES = {column.name: _size(column) for column in usage_fact.columns}
 _PLAIN_RECORD = Struct(">h" + "".join("i" + ("" if name == "corrects" else _SIZES[name][1]) for name in NAMES))
 _CORRECTING_RECORD = Struct(">h" + "".join("i" + _SIZES[name][1] for name in NAMES))
+_KINDS = {"16s": "V16", f"{_PERIOD_BYTES}s": f"S{_PERIOD_BYTES}", "i": ">i4", "q": ">i8"}
 
 
-def _records(events: Sequence[UsageEvent], traits: Mapping[Traits, int]) -> Iterator[bytes]:
-    if not events:
-        return iter(())
-    columns = _columns(events, traits)
-    correcting = "corrects" in columns
-    values: list[Iterable[Any]] = [repeat(len(NAMES))]
+def _shape(*, correcting: bool) -> np.dtype[Any]:
+    """A record as numpy has it."""
+    fields = [("columns", ">i2")]
     for name in NAMES:
-        if name == "corrects" and not correcting:
-            values.append(repeat(_NULL))
-        else:
-            values += [repeat(_SIZES[name][0]), columns[name]]
-    return map((_CORRECTING_RECORD if correcting else _PLAIN_RECORD).pack, *values)
+        fields.append((f"size of {name}", ">i4"))
+        if correcting or name != "corrects":
+            fields.append((name, _KINDS[_SIZES[name][1]]))
+    return np.dtype(fields)
 
 
-_NUMBERS = ("price_version", "context_from", "admitted_at", "finished_at", "sequence", "attempt", "cost_pico")
-_numbers = attrgetter(*_NUMBERS, *(f"counts.{name}" for name in COUNTS), "usage.uncached", "usage.output")
-
-
-def _columns(events: Sequence[UsageEvent], traits: Mapping[Traits, int]) -> dict[str, Iterable[Any]]:
-    """The columns, each as long as there are events or for ever the same."""
-    columns: dict[str, Iterable[Any]] = dict(
-        zip(
-            (*_NUMBERS, *(f"count_{name}" for name in COUNTS), "uncached", "output"),
-            zip(*map(_numbers, events), strict=True),
-            strict=True,
-        )
-    )
-    for name, column in _SIZES.items():
-        if column == (16, "16s") and not (name == "corrects" and events[0].corrects is None):
-            columns[name] = map(attrgetter(f"{name}.bytes"), events)
-    columns["traits"] = map(traits.__getitem__, map(traits_of, events))
-    columns["period"] = [event.period.encode() for event in events]
-    for kind, by_class in (("read", [e.usage.read for e in events]), ("write", [e.usage.write for e in events])):
-        used = {name for tokens in by_class for name in tokens}
-        for name in ("automatic", *CLASSES):
-            meter = f"{kind}_{name}"
-            columns[meter] = [tokens.get(name, 0) for tokens in by_class] if name in used else repeat(0)
-    return columns
+_SHAPES = (_shape(correcting=False), _shape(correcting=True))

@@ -12,6 +12,9 @@ from typing import TypeAlias
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
+import numpy as np
+from numpy.typing import NDArray
+
 from storage.base import to_instant
 from storage.database import Database
 
@@ -26,6 +29,15 @@ Month: TypeAlias = tuple[int, int]
 def is_ordered_by_time(identity: UUID) -> bool:
     """Whether this is a UUIDv7 of our time: any other has no month."""
     return identity.int >> 76 & 15 == 7 and _FIRST <= identity.int < _LAST
+
+
+def are_ordered_by_time(ids: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Whether each of these ids (n × 16 bytes) is a UUIDv7 of our time."""
+    first = ids[:, :8].copy().view(">u8")[:, 0]
+    milliseconds = first >> 16
+    first_ms, last_ms = (number >> _MILLISECONDS for number in (_FIRST, _LAST))
+    true: NDArray[np.bool_] = (first >> 12 & 15 == 7) & (milliseconds >= first_ms) & (milliseconds < last_ms)
+    return true
 
 
 def month_of(identity: UUID) -> Month:

@@ -89,11 +89,12 @@ def _start(month: months.Month) -> int:
     return to_instant(datetime(*month, 1, tzinfo=UTC))
 
 
-async def book_late(books: Books, events: Sequence[UsageEvent]) -> list[UsageEvent]:
-    """The events, those of closed periods moved to the one that is open now. None of them closes under these books."""
+async def book_late(books: Books, events: list[UsageEvent]) -> list[UsageEvent]:
+    """The events, those of closed periods moved to the one that is open now. None of them closes under these books.
+    The same list, if there is none to move."""
     closed = await books.closed_periods({event.period for event in events})
     if not closed:
-        return list(events)
+        return events
     period = period_of(await books.now())
     while await books.closed_periods({period}):  # a clock that was set back
         period = following(period)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
+from operator import attrgetter, itemgetter
 from typing import Any
 from uuid import UUID
 
 import msgspec
+import numpy as np
 from sqlalchemy import ColumnElement, Label, Subquery, func, select
 
+from billing.event_columns import EventColumns, Numbers, groups
 from billing.tables.money import rollup_hour, usage_event, usage_fact, usage_traits
-from billing.usage import METERS, TRAITS, UsageEvent
+from billing.usage import METERS, TRAITS
 
 HOUR = 3_600_000_000
 LIMB = 10**9
@@ -42,12 +44,11 @@ class Rolled(msgspec.Struct, frozen=True):
 
 
 _AT = {name: at for at, name in enumerate(SUMS)}
-_UNCACHED, _OUTPUT, _HIGH, _LOW = _AT["uncached"], _AT["output"], _AT["cost_high"], _AT["cost_low"]
-_READ = {name.removeprefix("read_"): at for name, at in _AT.items() if name.startswith("read_")}
-_WRITE = {name.removeprefix("write_"): at for name, at in _AT.items() if name.startswith("write_")}
+_HIGH, _LOW = _AT["cost_high"], _AT["cost_low"]
 
 # UUIDs by their numbers, which compare and hash at a fraction of the cost
-_key = attrgetter(*(name + ".int" if name.endswith("_id") else name for name in KEYS if name != "hour"))
+_key = attrgetter(*(name + ".int" if name.endswith("_id") else name for name in KEYS))
+_named = itemgetter(TRAITS.index("model"), TRAITS.index("lane"))
 
 
 def event_groups(by: Sequence[str], *where: ColumnElement[bool], also: Sequence[Label[Any]] = ()) -> Subquery:
@@ -77,28 +78,29 @@ def event_sums(of: Any = usage_event.c) -> dict[str, ColumnElement[Any]]:
     }
 
 
-def roll_up(events: Iterable[UsageEvent]) -> list[Rolled]:
+def roll_up(columns: EventColumns) -> list[Rolled]:
     """What these events add to the rollups, in an order that is the same for all who write them."""
-    found: dict[tuple[Any, ...], tuple[UsageEvent, list[int]]] = {}
-    for event in events:
-        key = (*_key(event), event.admitted_at // HOUR)
-        group = found.get(key)
-        if group is None:
-            group = found[key] = (event, [0] * len(SUMS))
-        sums, usage, cost = group[1], event.usage, event.cost_pico
-        sums[0] += event.corrects is None
-        sums[_UNCACHED] += usage.uncached
-        if usage.read:
-            for name, tokens in usage.read.items():
-                sums[_READ[name]] += tokens
-        if usage.write:
-            for name, tokens in usage.write.items():
-                sums[_WRITE[name]] += tokens
-        sums[_OUTPUT] += usage.output
-        high, low = divmod(cost, LIMB) if cost >= 0 else (-(-cost // LIMB), -(-cost % LIMB))
-        sums[_HIGH] += high
-        sums[_LOW] += low
-    return [
+    if not columns.events:
+        return []
+    numbers = columns.numbers
+    places = {name: place for place, name in enumerate(dict.fromkeys(map(_named, columns.kinds)))}
+    named = np.array([places[_named(kind)] for kind in columns.kinds], np.int64)[columns.kind]
+    hours = numbers["admitted_at"] // HOUR
+    order, starts = groups([columns.owner, named, numbers["price_version"], numbers["context_from"], hours])
+    sums = np.zeros((len(starts), len(SUMS)), np.int64)
+
+    def add(name: str, values: Numbers) -> None:
+        sums[:, _AT[name]] = np.add.reduceat(values[order], starts)
+
+    add("requests", (~columns.correcting).astype(np.int64))
+    for meter in columns.meters:
+        add(meter, numbers[meter])
+    cost = numbers["cost_pico"]
+    sign, size = np.sign(cost), np.abs(cost)
+    add("cost_high", sign * (size // LIMB))
+    add("cost_low", sign * (size % LIMB))
+    firsts = [columns.events[place] for place in order[starts]]
+    rolled = [
         Rolled(
             event.tenant_id,
             event.period,
@@ -109,7 +111,8 @@ def roll_up(events: Iterable[UsageEvent]) -> list[Rolled]:
             event.lane,
             event.price_version,
             event.context_from,
-            sums,
+            some,
         )
-        for _, (event, sums) in sorted(found.items(), key=lambda group: group[0])
+        for event, some in zip(firsts, sums.tolist(), strict=True)
     ]
+    return sorted(rolled, key=_key)

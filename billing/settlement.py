@@ -3,7 +3,6 @@ transaction a batch."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
@@ -13,14 +12,16 @@ import msgspec
 from billing import months, traits
 from billing.books import Books, EventsThere, Notice, Refusal
 from billing.budgets.use import BudgetUse, use_budgets
-from billing.chain import Batch, batches
+from billing.chain import batches
+from billing.event_columns import EventColumns
 from billing.event_rows import EventRows
 from billing.ledger import Balance, Transaction
 from billing.money import format_pico
 from billing.months import is_ordered_by_time
 from billing.open_books import opened
 from billing.periods import book_late
-from billing.prices import PriceBook, PriceMissing, PriceVersion, UnknownPriceVersion
+from billing.prices import PriceBook, PriceVersion, UnknownPriceVersion
+from billing.recomputation import untrue
 from billing.rollups import Rolled, roll_up
 from billing.traits import Traits
 from billing.usage import Release, Settlement, UsageEvent
@@ -90,10 +91,15 @@ async def _settle(
 ) -> Settled:
     """Settle events that are not there yet. Raises EventsThere if one is."""
     currencies = await books.currencies({event.tenant_id.int: event.tenant_id for event in events}.values())
-    true, refused = _sorted_out(events, versions, currencies)
+    columns = EventColumns(events)
+    causes = untrue(columns, versions, currencies)
+    refused = [(columns.events[place], cause) for place, cause in causes.items()]
+    true = [event for place, event in enumerate(columns.events) if place not in causes] if causes else columns.events
     new = await book_late(books, true)
-    rows = EventRows(new, numbers)
-    _, (rolled, chained) = await asyncio.gather(books.write_events(rows), _summed(rows))
+    if new is not columns.events:
+        columns = EventColumns(new)
+    rows = EventRows(columns, numbers)
+    rolled, chained = await books.write_events(rows, lambda: (roll_up(columns), batches(rows)))
     await books.roll_up(rolled)
     await books.chain(chained)
     ids = [event.id for event in new]
@@ -104,12 +110,6 @@ async def _settle(
     await _post(books, rolled, BudgetUse([*settled, *released], new, late, currencies))
     await refuse(books, refused)
     return Settled(written=len(new), released=sum(ended.requests for ended in released), refused=len(refused))
-
-
-async def _summed(rows: EventRows) -> tuple[list[Rolled], list[Batch]]:
-    """What the events add to the rollups and the chains, made while the database writes them."""
-    await asyncio.sleep(0)
-    return roll_up(rows.events), batches(rows)
 
 
 async def refuse(books: Books, records: Iterable[tuple[Settlement, str]]) -> None:
@@ -173,48 +173,3 @@ async def _versions(book: PriceBook, ids: set[int]) -> dict[int, PriceVersion]:
         except UnknownPriceVersion:
             continue
     return found
-
-
-def _sorted_out(
-    events: Sequence[UsageEvent], versions: dict[int, PriceVersion], currencies: dict[UUID, str]
-) -> tuple[list[UsageEvent], list[tuple[UsageEvent, str]]]:
-    """The events that can be true, and those that cannot, each with the cause."""
-    true: list[UsageEvent] = []
-    refused: list[tuple[UsageEvent, str]] = []
-    of_pair: dict[tuple[int, int], PriceVersion | str] = {}
-    for event in events:
-        pair = (event.price_version, event.tenant_id.int)
-        version = of_pair.get(pair)
-        if version is None:
-            version = of_pair[pair] = _version(event, versions, currencies)
-        cause = version if isinstance(version, str) else _untrue(event, version)
-        if cause is None:
-            true.append(event)
-        else:
-            refused.append((event, cause))
-    return true, refused
-
-
-def _version(event: UsageEvent, versions: dict[int, PriceVersion], currencies: dict[UUID, str]) -> PriceVersion | str:
-    """The version that priced an event; if it cannot be what the tenant pays, why not."""
-    version, currency = versions.get(event.price_version), currencies.get(event.tenant_id)
-    if version is None:
-        return f"price version {event.price_version} does not exist"
-    if currency is None:
-        return "the tenant has no balance"
-    if currency != version.currency:
-        return f"the price is in {version.currency}, the balance in {currency}"
-    return version
-
-
-def _untrue(event: UsageEvent, version: PriceVersion) -> str | None:
-    if not is_ordered_by_time(event.id):
-        return "its id is not a UUIDv7 of our time"
-    try:
-        tier, cost = version.rate(event.usage, event.lane)
-    except PriceMissing as error:
-        return str(error)
-    if cost == event.cost_pico and tier == event.context_from:
-        return None
-    recorded = f"the cost is {event.cost_pico} in the context tier from {event.context_from}"
-    return f"{recorded}, and recomputes to {cost} from {tier}"

@@ -6,12 +6,14 @@ floating-point number.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-import uuid_utils.compat
+import uuid_utils
+from asyncpg.pgproto import pgproto  # type: ignore[import-untyped]
 from sqlalchemy import BigInteger, Dialect, Integer, LargeBinary, MetaData, Numeric
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import DeclarativeBase
@@ -20,6 +22,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 STRICT: dict[str, Any] = {"sqlite_strict": True}
 """The table option that all tables carry."""
 
+_Id: Callable[[bytes], UUID] = pgproto.UUID
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -39,8 +42,9 @@ class Base(DeclarativeBase):
 
 
 def new_id() -> UUID:
-    """A fresh UUIDv7: unique, and ordered by time."""
-    return uuid_utils.compat.uuid7()
+    """A fresh UUIDv7: unique, and ordered by time. It is of the driver's class, which hashes, compares and shows itself
+    many times faster than its base class in the standard library does."""
+    return _Id(uuid_utils.uuid7().bytes)
 
 
 def to_instant(moment: datetime) -> int:
@@ -68,9 +72,7 @@ class Id(TypeDecorator[UUID]):
         return value if value is None or dialect.name == "postgresql" else value.bytes
 
     def process_result_value(self, value: Any, dialect: Dialect) -> UUID | None:
-        if value is None or dialect.name == "postgresql":
-            return None if value is None else UUID(int=value.int)
-        return UUID(bytes=value)
+        return value if value is None or dialect.name == "postgresql" else _Id(value)
 
 
 class Count(TypeDecorator[int]):

@@ -34,7 +34,7 @@ ROOMS = {
         "gateway.tenancy.tables",
     },
 }
-HEAVY = {"torch", "triton", "transformers", "numpy"}
+HEAVY = {"torch", "triton", "transformers"}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 # Where a query may be written. Elsewhere in the gateway, rows come from a repository or from billing.
 QUERY_MODULES = ("storage/", "billing/", "migrations/", "gateway/tenancy/repositories.py")

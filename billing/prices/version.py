@@ -51,7 +51,7 @@ class PriceVersion(msgspec.Struct, frozen=True):
     currency: str
     rows: Rows
     effective_at: int = 0
-    _tiers: dict[str, list[tuple[int, dict[str, int]]]] = {}  # by lane, from the highest tier down to 0
+    _tiers: dict[str, list[tuple[int, Mapping[str, int]]]] = {}  # by lane, from the highest tier down to 0
 
     def __post_init__(self) -> None:
         grid: dict[str, dict[int, dict[str, int]]] = {}
@@ -85,7 +85,7 @@ class PriceVersion(msgspec.Struct, frozen=True):
     def price(self, meter: str, lane: str, context_from: int) -> int:
         """The price of a meter in a lane and tier. Raises PriceMissing."""
         try:
-            return dict(self._of(lane))[context_from][meter]
+            return dict(self.tiers(lane))[context_from][meter]
         except KeyError:
             raise PriceMissing(self.model, meter) from None
 
@@ -107,7 +107,7 @@ class PriceVersion(msgspec.Struct, frozen=True):
             if name not in CLASSES:
                 raise InvalidUsage(f"unknown class {name}")
             meters += [f"write_{name}", f"read_{name}"]
-        tiers = [prices for context_from, prices in self._of(lane) if context_from <= prompt_tokens]
+        tiers = [prices for context_from, prices in self.tiers(lane) if context_from <= prompt_tokens]
         if not tiers:
             raise PriceMissing(self.model)
         try:
@@ -117,11 +117,12 @@ class PriceVersion(msgspec.Struct, frozen=True):
             raise PriceMissing(self.model, error.args[0]) from None
         return prompt_tokens * prompt + max_output * output
 
-    def _of(self, lane: str) -> list[tuple[int, dict[str, int]]]:
+    def tiers(self, lane: str) -> list[tuple[int, Mapping[str, int]]]:
+        """The context tiers of a lane, from the highest down, each with its prices by meter; none without prices."""
         return self._tiers.get(lane) or self._tiers.get(EVERY_LANE, [])
 
-    def _tier(self, prompt_tokens: int, lane: str) -> tuple[int, dict[str, int]]:
-        for tier in self._of(lane):
+    def _tier(self, prompt_tokens: int, lane: str) -> tuple[int, Mapping[str, int]]:
+        for tier in self.tiers(lane):
             if tier[0] <= prompt_tokens:
                 return tier
         raise PriceMissing(self.model)

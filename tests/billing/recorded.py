@@ -8,6 +8,7 @@ from uuid import UUID
 import msgspec
 
 from billing import months, traits
+from billing.event_columns import EventColumns
 from billing.event_rows import EventRows
 from billing.open_books import opened
 from billing.prices import PriceBook
@@ -28,8 +29,8 @@ async def store(database: Database, *events: UsageEvent) -> None:
     await months.ensure_for(database, [event.id for event in events])
     numbers = await traits.numbers(database, events)
     async with opened(database) as books:
-        await books.write_events(EventRows(events, numbers))
-        await books.roll_up(roll_up(events))
+        columns = EventColumns(events)
+        await books.roll_up(await books.write_events(EventRows(columns, numbers), lambda: roll_up(columns)))
 
 
 class Past(msgspec.Struct):
