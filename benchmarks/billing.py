@@ -16,6 +16,7 @@ event gets, through `billing.settlement.settle` itself (the events' making is no
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import sys
@@ -35,18 +36,18 @@ _SERVER = {"shared_buffers": "1GB", "max_wal_size": "8GB"}
 """What a database with two cores and some gigabytes is given; all else is PostgreSQL's default, fsync included."""
 
 
-async def settle_and_invoice(url: str, what: str, events: int, batch: int, settlers: int) -> dict[str, Any]:
+def settle_and_invoice(url: str, what: str, events: int, batch: int, settlers: int, server: int) -> dict[str, Any]:
     """Fill an empty database, and measure that; or, for the invoice, what one that is full takes."""
-    filled = await migrate.current(url) is not None
+    filled = asyncio.run(migrate.current(url)) is not None
     if filled and what == "settle":
         raise SystemExit("this database is full already: measure `invoice` on it, or settle into another folder")
     figures: dict[str, Any] = {}
     if filled:
-        await migrate.upgrade(url)
+        asyncio.run(migrate.upgrade(url))
     else:
-        figures = await settle_month(url, events, batch, settlers)
-        await analyze(url)
-    return figures | (await invoice_month(url) if what == "invoice" else {})
+        figures = settle_month(url, events, batch, settlers, server)
+        asyncio.run(analyze(url))
+    return figures | (uvloop.run(invoice_month(url)) if what == "invoice" else {})
 
 
 def main() -> int:
@@ -59,14 +60,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--events", type=int, default=10_000_000)
     parser.add_argument("--batch", type=int, default=10_000)
-    parser.add_argument("--settlers", type=int, default=2, help="how many settle at once")
+    parser.add_argument("--settlers", type=int, default=2, help="processes that settle at once")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep PostgreSQL's data here, and use what is there")
     options = parser.parse_args()
 
     def measure(url: str, server: int) -> dict[str, Any]:
         if options.what == "hot-tenant":
             return hot_tenant(url, options.clients or 256, options.seconds, options.workers, server)
-        return uvloop.run(settle_and_invoice(url, options.what, options.events, options.batch, options.settlers))
+        return settle_and_invoice(url, options.what, options.events, options.batch, options.settlers, server)
 
     if options.what == "kill":
         figures = kill(options.seconds, options.clients or 32, progress=lambda text: print(text, file=sys.stderr))

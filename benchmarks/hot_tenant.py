@@ -10,8 +10,6 @@ Beside the rate stand the CPU seconds that a request cost, which other load on t
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import os
 import tempfile
 import time
 from multiprocessing.connection import Connection
@@ -22,6 +20,7 @@ from uuid import UUID
 import msgspec
 import uvloop
 
+from benchmarks.processes import Processes, server_cpu_s
 from billing.audit.checks import check
 from billing.balances import Balances
 from billing.holds.decisions import InsufficientFunds
@@ -139,38 +138,6 @@ def _process(pipe: Connection) -> None:
     pipe.send(uvloop.run(_work(share)))
 
 
-class Workers:
-    """Processes that have imported everything and wait for their shares."""
-
-    def __init__(self, count: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipes = []
-        for _ in range(count):
-            ours, theirs = context.Pipe()
-            context.Process(target=_process, args=(theirs,), daemon=True).start()
-            self._pipes.append(ours)
-
-    def run(self, shares: list[Share]) -> list[Done]:
-        for pipe, share in zip(self._pipes, shares, strict=True):
-            pipe.send(share)
-        return [pipe.recv() for pipe in self._pipes]
-
-
-def _cpu_s(parent: int) -> float:
-    """CPU seconds of a process and its children, those that ended included; 0 for none."""
-    total = 0
-    for stat in Path("/proc").glob("[0-9]*/stat") if parent else ():
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if stat.parent.name == str(parent):
-            total += sum(map(int, fields[11:15]))
-        elif fields[1] == str(parent):
-            total += sum(map(int, fields[11:13]))
-    return total / os.sysconf("SC_CLK_TCK")
-
-
 def hot_tenant(url: str, clients: int, seconds: float, workers: int, server: int = 0) -> dict[str, Any]:
     """The figures; `server` is the database server's process."""
     rich, scarce = new_id(), new_id()
@@ -179,11 +146,11 @@ def hot_tenant(url: str, clients: int, seconds: float, workers: int, server: int
     def shares(tenant: UUID, **until: Any) -> list[Share]:
         return [Share(url, f"g{n}", tenant, version, clients // workers, **until) for n in range(workers)]
 
-    busy, short = Workers(workers), Workers(workers)
-    cpu_s, began = _cpu_s(server), time.perf_counter()
-    done = busy.run(shares(rich, seconds=seconds))
-    elapsed, cpu_s = time.perf_counter() - began, _cpu_s(server) - cpu_s
-    exhausted = short.run(shares(scarce, requests=2 * _SCARCE // workers))
+    busy, short = Processes(workers, _process), Processes(workers, _process)
+    cpu_s, began = server_cpu_s(server), time.perf_counter()
+    done = busy.ask(shares(rich, seconds=seconds))
+    elapsed, cpu_s = time.perf_counter() - began, server_cpu_s(server) - cpu_s
+    exhausted = short.ask(shares(scarce, requests=2 * _SCARCE // workers))
     findings = asyncio.run(_findings(url))
     reserve_ns = sorted(ns for one in done for ns in one.reserve_ns)
     requests = len(reserve_ns)

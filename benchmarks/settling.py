@@ -6,13 +6,16 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 from itertools import islice
+from multiprocessing.connection import Connection
 from typing import Any
 from uuid import UUID
 
+import msgspec
+import uvloop
 from sqlalchemy import func, select, text
 
+from benchmarks.processes import Processes, server_cpu_s
 from benchmarks.traffic import PERIOD, Traffic
 from billing.audit.checks import check
 from billing.balances import Balances
@@ -25,54 +28,99 @@ from billing.usage import UsageEvent
 from storage import migrate
 from storage.database import Database
 
-_MADE_AHEAD = 20  # batches; making events is not counted
+_MADE_AHEAD = 10  # batches of each settler; making events is not counted
+_MAKE, _SETTLE = "make", "settle"
 _REPEATED = 50  # of so many batches one comes twice, as after a crash
 _NO_HOLDS = "a tenant's holds did not each end once"  # these events never had any
 _AUDITED = 1_000_000  # up to so many events are audited one by one, more by their sums
 
 
-async def settle_month(url: str, count: int, batch: int, settlers: int) -> dict[str, Any]:
-    """Events per second through `billing.settlement.settle`, by so many settlers at once, each as a gateway has one."""
-    await migrate.upgrade(url)
-    database = await Database.open(url)
-    book = PriceBook(database)
-    traffic = await Traffic.of(book, count)
-    for tenant in traffic.tenants:
-        await Balances(database).grant(tenant, 10**18, "USD")
-    batches = traffic.batches(batch)
-    done, spent, number = Settled(), 0, 0
-    while made := list(islice(batches, _MADE_AHEAD)):
-        given = []
-        for events in made:
-            given += [events, events] if number % _REPEATED == 0 else [events]
-            number += 1
-        began = time.perf_counter_ns()
-        results = await asyncio.gather(*(_settler(database, book, iter(given), n, settlers) for n in range(settlers)))
+class Share(msgspec.Struct, frozen=True):
+    """What one settler does: of the traffic, in batches of this size, every so manyth."""
+
+    url: str
+    traffic: Traffic
+    batch: int
+    number: int
+    settlers: int
+
+
+class Done(msgspec.Struct, frozen=True):
+    """What came of the batches that a settler was given last."""
+
+    settled: Settled
+    cpu_s: float
+
+
+def settle_month(url: str, count: int, batch: int, settlers: int, server: int) -> dict[str, Any]:
+    """Events per second through `billing.settlement.settle`, by so many processes at once, as gateway workers do.
+
+    `server` is the database server's process. Beside the rate stand the CPU seconds that an event cost, which other
+    load on the machine changes less.
+    """
+    traffic = asyncio.run(_prepare(url, count))
+    crew = Processes(settlers, _process)
+    crew.ask([Share(url, traffic, batch, number, settlers) for number in range(settlers)])
+    done, spent, cpu_s, server_s = Settled(), 0, 0.0, 0.0
+    while made := sum(crew.ask([_MAKE] * settlers)):
+        began, before = time.perf_counter_ns(), server_cpu_s(server)
+        answers = crew.ask([_SETTLE] * settlers)
         took = time.perf_counter_ns() - began
+        server_s += server_cpu_s(server) - before
+        cpu_s += sum(answer.cpu_s for answer in answers)
+        done = sum((answer.settled for answer in answers), done)
         spent += took
-        done = sum(results, done)
-        events_here = sum(map(len, made))
-        _progress(f"{done.written:,} of {count:,} events, {events_here * 10**9 // took:,}/s")
-    findings = await _findings(database, count)
-    await database.close()
+        _progress(f"{done.written:,} of {count:,} events, {made * 10**9 // took:,}/s")
     return {
         "events": done.written,
         "repeated": done.repeated,
         "batch": batch,
         "settlers": settlers,
         "settled_per_s": done.written * 10**9 // spent,
-        "findings": findings,
+        "cpu_us_per_event": {
+            "settlers": round(cpu_s / done.written * 1e6, 1),
+            "database": round(server_s / done.written * 1e6, 1),
+        },
+        "findings": asyncio.run(_findings(url, count)),
         "drained": done.written == count,
     }
 
 
-async def _settler(
-    database: Database, book: PriceBook, batches: Iterator[list[UsageEvent]], number: int, settlers: int
-) -> Settled:
-    done = Settled()
-    for events in islice(batches, number, None, settlers):
-        done += await settle(database, book, events)
-    return done
+async def _prepare(url: str, count: int) -> Traffic:
+    await migrate.upgrade(url)
+    database = await Database.open(url)
+    traffic = await Traffic.of(PriceBook(database), count)
+    for tenant in traffic.tenants:
+        await Balances(database).grant(tenant, 10**18, "USD")
+    await database.close()
+    return traffic
+
+
+def _process(pipe: Connection) -> None:
+    uvloop.run(_settler(pipe))
+
+
+async def _settler(pipe: Connection) -> None:
+    """Make events when asked to, then settle them."""
+    share: Share = pipe.recv()
+    database = await Database.open(share.url)
+    book = PriceBook(database)
+    batches = share.traffic.batches(share.batch, share.number, share.settlers)
+    pipe.send(None)
+    given: list[list[UsageEvent]] = []
+    number = 0
+    while True:
+        if pipe.recv() == _MAKE:
+            made = list(islice(batches, _MADE_AHEAD))
+            given = []
+            for events in made:
+                given += [events, events] if number % _REPEATED == 0 else [events]
+                number += 1
+            pipe.send(sum(map(len, made)))
+        else:
+            before = time.process_time()
+            settled = sum([await settle(database, book, events) for events in given], Settled())
+            pipe.send(Done(settled, time.process_time() - before))
 
 
 async def invoice_month(url: str) -> dict[str, Any]:
@@ -113,9 +161,18 @@ async def _largest(database: Database) -> tuple[UUID, int]:
     return row[0], int(row[1])
 
 
-async def _findings(database: Database, count: int) -> int:
-    if count <= _AUDITED:
-        return sum(finding.what != _NO_HOLDS for finding in await check(database))
+async def _findings(url: str, count: int) -> int:
+    database = await Database.open(url)
+    found = await _checked(database) if count <= _AUDITED else await _summed(database)
+    await database.close()
+    return found
+
+
+async def _checked(database: Database) -> int:
+    return sum(finding.what != _NO_HOLDS for finding in await check(database))
+
+
+async def _summed(database: Database) -> int:
     cost = rollup_hour.c.cost_high, rollup_hour.c.cost_low
     async with database.reading() as session:
         events = (await session.execute(select(func.count(), func.sum(usage_event.c.cost_pico)))).one()

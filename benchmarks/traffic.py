@@ -27,7 +27,7 @@ class Traffic:
 
     def __init__(self, versions: list[PriceVersion], count: int) -> None:
         self.tenants = [new_id() for _ in range(TENANTS)]
-        self._rng = random.Random(7)
+        self._rng = random.Random()
         self._count = count
         self._kinds = []
         for version in versions:
@@ -48,9 +48,10 @@ class Traffic:
         """Traffic at prices that are made for it."""
         return cls([await book.set(model, "USD", PRICES) for model in _MODELS], count)
 
-    def batches(self, size: int) -> Iterator[list[UsageEvent]]:
-        """All events, so many at a time."""
-        for start in range(0, self._count, size):
+    def batches(self, size: int, share: int = 0, of: int = 1) -> Iterator[list[UsageEvent]]:
+        """The events, so many at a time: every so manyth batch, so that each share is another's beside it."""
+        self._rng.seed(share)
+        for start in range(share * size, self._count, size * of):
             yield [self._event(n) for n in range(start, min(start + size, self._count))]
 
     def _event(self, n: int) -> UsageEvent:
