@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from uuid import UUID
 
 import msgspec
 import structlog
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 SUFFIX = ".spool"
 _MAX_BATCH = 1000
-_MAX_RECENT = 5000
+_MAX_KEPT = 10_000
 _ROTATE_BYTES = 8 * 1024 * 1024
 _OWNER = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
@@ -35,12 +35,29 @@ class SpoolUnavailable(Exception):
 
 
 class SpoolBatch(msgspec.Struct, frozen=True):
-    """Durable records that were read in order from one segment, and what was damaged between them."""
+    """Durable records of one segment, in order, up to `position`: `frames` whole ones, `corrupt` damaged stretches, and
+    `torn` bytes at the end that are no whole one."""
 
     segment: Segment
     records: list[Settlement]
-    read: Read
-    corrupt: int
+    position: int
+    frames: int
+    corrupt: int = 0
+    torn: int = 0
+
+
+class _Group(msgspec.Struct):
+    """What became durable together: between `start` and `end` of a segment, frames of these sizes.
+
+    `records` is empty if too much was waiting to be kept in memory too. `oldest` is the first admission of the events.
+    """
+
+    segment: Segment
+    start: int
+    end: int
+    sizes: list[int]
+    records: list[Settlement]
+    oldest: int | None
 
 
 def files_of(folder: Path, owner: str) -> list[Path]:
@@ -69,28 +86,22 @@ class Spool:
         """How long the last group of appends took to become durable."""
         self._rotate_bytes = rotate_bytes
         self._segments: list[Segment] = []
-        self._admitted: dict[UUID, int] = {}
-        """When the requests of our waiting events were admitted."""
+        self._groups: deque[_Group] = deque()
+        """What waits of what we appended, in order: it need not be read back."""
+        self._kept = 0
+        """How many records these have."""
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Settlement)
-        self._recent: dict[bytes, Settlement] = {}
-        """Records that were not read yet, by what is in the file: only the others have to be decoded."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
         self._batcher: MicroBatcher[tuple[bytes, Settlement], None] = MicroBatcher(self._flush, _MAX_BATCH)
 
     async def append(self, record: Settlement) -> None:
         """Returns once the record is durable. Raises SpoolUnavailable, and then the record does not count."""
-        payload = self._encoder.encode(record)
-        framed = frame(payload)
-        if len(self._recent) < _MAX_RECENT:
-            self._recent[payload] = record
         try:
-            await self._batcher.submit((framed, record))
+            await self._batcher.submit((frame(self._encoder.encode(record)), record))
         except OSError as error:
-            self._recent.pop(payload, None)
             raise SpoolUnavailable(f"cannot write to the spool: {error.strerror or type(error).__name__}") from error
         except BatcherClosed as error:
-            self._recent.pop(payload, None)
             raise SpoolUnavailable("the spool is closed") from error
 
     @staticmethod
@@ -114,25 +125,24 @@ class Spool:
         self.appended.clear()
         for segment in self._segments:
             if not segment.drained:
-                return self._decode(segment, await asyncio.to_thread(segment.read, limit))
+                kept = self._remembered(segment, limit)
+                return kept or self._decode(segment, await asyncio.to_thread(segment.read, limit))
         self._discard_drained()
         return None
 
     def done(self, batch: SpoolBatch) -> None:
         """The batch is dealt with for good; a file that is drained by it is deleted."""
         segment = batch.segment
-        segment.position = batch.read.position
+        segment.position = batch.position
         segment.corrupt += batch.corrupt
         self.corrupt += batch.corrupt
         if not segment.adopted:
-            self.waiting -= len(batch.read.payloads)
-            for record in batch.records:
-                if isinstance(record, UsageEvent):
-                    self._admitted.pop(record.id, None)
+            self.waiting -= batch.frames
+            self._forget(segment)
         if batch.corrupt:
             log.error("damaged records in the spool; the file is kept", file=segment.path.name, stretches=batch.corrupt)
-        if batch.read.torn:
-            log.warning("cut an unfinished record off the spool", file=segment.path.name, bytes=batch.read.torn)
+        if batch.torn:
+            log.warning("cut an unfinished record off the spool", file=segment.path.name, bytes=batch.torn)
         self._discard_drained()
 
     @property
@@ -148,9 +158,7 @@ class Spool:
     @property
     def oldest(self) -> int | None:
         """When the first admitted request was admitted whose event we appended and is not dealt with; None if none."""
-        if self.drained:
-            self._admitted.clear()  # what was damaged on the disk was never read
-        return min(self._admitted.values(), default=None)
+        return min((group.oldest for group in self._groups if group.oldest is not None), default=None)
 
     async def close(self) -> None:
         """Finish appends, delete what is drained, let go of the rest: the next start adopts it."""
@@ -163,17 +171,45 @@ class Spool:
             segment.release()
         self._segments.clear()
 
+    def _remembered(self, segment: Segment, limit: int) -> SpoolBatch | None:
+        """The next records, if we have them in memory as they are in the file."""
+        records: list[Settlement] = []
+        position = segment.position
+        for group in self._groups:
+            if group.segment is not segment or group.start != position or not group.records:
+                break
+            some = group.records[: limit - len(records)]
+            records += some
+            position += sum(group.sizes[: len(some)])
+            if position < group.end or len(records) == limit:
+                break
+        return SpoolBatch(segment, records, position, len(records)) if records else None
+
+    def _forget(self, segment: Segment) -> None:
+        """Forget what lies before the segment's position."""
+        groups, position = self._groups, segment.position
+        while groups and groups[0].segment is segment and groups[0].start < position:
+            group = groups.popleft()
+            passed = 0
+            while passed < len(group.records) and group.start < position:
+                group.start += group.sizes[passed]
+                passed += 1
+            self._kept -= passed
+            if position < group.end:
+                group.sizes, group.records = group.sizes[passed:], group.records[passed:]
+                groups.appendleft(group)
+                return
+
     def _decode(self, segment: Segment, read: Read) -> SpoolBatch:
         records: list[Settlement] = []
         corrupt = read.corrupt
         for payload in read.payloads:
             try:
-                record = self._recent.pop(payload, None)
-                records.append(self._decoder.decode(payload) if record is None else record)
+                records.append(self._decoder.decode(payload))
             except msgspec.MsgspecError as error:
                 corrupt += 1
                 log.error("a record in the spool is whole and makes no sense", file=segment.path.name, error=str(error))
-        return SpoolBatch(segment, records, read, corrupt)
+        return SpoolBatch(segment, records, read.position, len(read.payloads), corrupt, read.torn)
 
     def _discard_drained(self) -> None:
         for segment in [s for s in self._segments if s.closed and s.drained]:
@@ -187,12 +223,17 @@ class Spool:
         if segment is None:
             segment = await loop.run_in_executor(self._thread, Segment.create, self._new_path())
             self._segments.append(segment)
-        await loop.run_in_executor(self._thread, segment.append, b"".join(framed for framed, _ in items))
+        start = segment.durable
+        await loop.run_in_executor(self._thread, segment.append, b"".join([framed for framed, _ in items]))
+        records = [record for _, record in items] if self._kept < _MAX_KEPT else []
+        oldest = min((record.admitted_at for _, record in items if isinstance(record, UsageEvent)), default=None)
+        sizes = [len(framed) for framed, _ in items]
+        self._groups.append(_Group(segment, start, segment.durable, sizes, records, oldest))
+        self._kept += len(records)
         if segment.durable >= self._rotate_bytes:
             segment.closed = True
         self.synced_ns = time.monotonic_ns() - began
         self.waiting += len(items)
-        self._admitted |= {record.id: record.admitted_at for _, record in items if isinstance(record, UsageEvent)}
         self.appended.set()
         return [None] * len(items)
 

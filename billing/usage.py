@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from functools import lru_cache
-from operator import attrgetter
-from typing import ClassVar, Literal, Self, TypeAlias, get_args
+from itertools import product
+from typing import Literal, Self, TypeAlias, get_args
 from uuid import UUID
 
 import msgspec
@@ -73,12 +73,9 @@ def period_bounds(period: str) -> tuple[int, int]:
 MAX_TOKENS = 2**31 - 1
 """The most tokens that one request may count of anything: each count is stored in 32 bits."""
 
-_INT = {int}
-
-
-def _are_numbers(values: tuple[int, ...], most: int) -> bool:
-    """Whether all are numbers up to `most`, at a fraction of the cost of checking each by name."""
-    return set(map(type, values)) == _INT and min(values) >= 0 and max(values) <= most
+_TOKEN_BITS, _WIDE_BITS = 31, 63
+"""Whether many numbers are all from 0 up to so many bits is seen from their union: a fraction of what it costs to look
+at each. Requests wait for these checks."""
 
 
 def _check_number(name: str, number: int, most: int) -> None:
@@ -104,12 +101,18 @@ class Counts(msgspec.Struct, frozen=True):
     accepted: int = 0
 
     def __post_init__(self) -> None:
-        if not _are_numbers(msgspec.structs.astuple(self), MAX_TOKENS):
+        prompt, computed, hbm, dram, nvme, output, recomputed, drafted, accepted = msgspec.structs.astuple(self)
+        are_numbers = (
+            int is type(prompt) is type(computed) is type(hbm) is type(dram) is type(nvme)
+            is type(output) is type(recomputed) is type(drafted) is type(accepted)
+        )  # fmt: skip
+        union = are_numbers and prompt | computed | hbm | dram | nvme | output | recomputed | drafted | accepted
+        if not are_numbers or union >> _TOKEN_BITS:
             for name in self.__struct_fields__:
                 _check_number(name, getattr(self, name), MAX_TOKENS)
-        if self.prompt != self.computed + self.read_hbm + self.read_dram + self.read_nvme:
+        if prompt != computed + hbm + dram + nvme:
             raise InvalidUsage(f"prompt is not computed + read in {self}")
-        if self.accepted > self.drafted:
+        if accepted > drafted:
             raise InvalidUsage(f"more drafted tokens accepted than drafted in {self}")
 
 
@@ -129,13 +132,16 @@ class Usage(msgspec.Struct, frozen=True):
     output: int = 0
 
     def __post_init__(self) -> None:
-        for name in self.read:
-            if f"read_{name}" not in _NO_TOKENS:
-                raise InvalidUsage(f"unknown meter read_{name}")
-        for name in self.write:
-            if f"write_{name}" not in _NO_TOKENS:
-                raise InvalidUsage(f"unknown meter write_{name}")
-        if not _are_numbers((self.uncached, self.output, *self.read.values(), *self.write.values()), MAX_TOKENS):
+        if not (self.read.keys() <= _READ and self.write.keys() <= _WRITE):
+            unknown = next(meter for meter, _ in self._given() if meter not in _NO_TOKENS)
+            raise InvalidUsage(f"unknown meter {unknown}")
+        union = 0
+        for tokens in (self.uncached, self.output, *self.read.values(), *self.write.values()):
+            if type(tokens) is not int:
+                union = -1
+                break
+            union |= tokens
+        if union >> _TOKEN_BITS:
             for meter, tokens in self._given():
                 _check_number(meter, tokens, MAX_TOKENS)
 
@@ -179,6 +185,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 _NO_TOKENS = dict.fromkeys(METERS, 0)
+_READ, _WRITE = {AUTOMATIC, *CLASSES}, set(CLASSES)
 
 
 class SignedUsage(Usage, frozen=True):
@@ -193,7 +200,9 @@ class SignedUsage(Usage, frozen=True):
 
 _NARROW = ("price_version", "attempt", "context_from")
 _WIDE = ("admitted_at", "finished_at", "sequence", "cost_pico")
-_narrow, _wide = attrgetter(*_NARROW), attrgetter(*_WIDE)
+_TOLD = ("status", "delivery", "source")
+_ALLOWED = dict(zip(_TOLD, map(get_args, (Status, Delivery, Source)), strict=True))
+_MAY_TELL = set(product(*_ALLOWED.values()))
 
 
 class UsageEvent(msgspec.Struct, frozen=True, tag="event"):
@@ -229,22 +238,25 @@ class UsageEvent(msgspec.Struct, frozen=True, tag="event"):
     context_from: int = 0
     corrects: UUID | None = None
 
-    _allowed: ClassVar[dict[str, tuple[str, ...]]] = {
-        "status": get_args(Status),
-        "delivery": get_args(Delivery),
-        "source": get_args(Source),
-    }
-
     def __post_init__(self) -> None:
         check_period(self.period)
-        told = (self.status, self.delivery, self.source)
-        for value, (name, allowed) in zip(told, self._allowed.items(), strict=True):
-            if value not in allowed:
-                raise InvalidUsage(f"{name} is {value!r}, not one of {', '.join(allowed)}")
+        if (self.status, self.delivery, self.source) not in _MAY_TELL:
+            name = next(name for name in _TOLD if getattr(self, name) not in _ALLOWED[name])
+            raise InvalidUsage(f"{name} is {getattr(self, name)!r}, not one of {', '.join(_ALLOWED[name])}")
         if self.corrects is not None:
             _check_number("cost_pico", abs(self.cost_pico), MAX_PICO)
             return
-        if not (_are_numbers(_narrow(self), MAX_TOKENS) and _are_numbers(_wide(self), MAX_PICO)):
+        version, attempt, tier = self.price_version, self.attempt, self.context_from
+        began, ended, sequence, cost = self.admitted_at, self.finished_at, self.sequence, self.cost_pico
+        are_numbers = (
+            int is type(version) is type(attempt) is type(tier)
+            is type(began) is type(ended) is type(sequence) is type(cost)
+        )  # fmt: skip
+        if (
+            not are_numbers
+            or (version | attempt | tier) >> _TOKEN_BITS
+            or (began | ended | sequence | cost) >> _WIDE_BITS
+        ):
             for name in (*_NARROW, *_WIDE):
                 _check_number(name, getattr(self, name), MAX_TOKENS if name in _NARROW else MAX_PICO)
         counts, usage, prompt = self.counts, self.usage, self.usage.prompt
