@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from engine.scheduling.costs import StepCosts
 from engine.scheduling.fair_share import FairShare
-from engine.scheduling.flows import FlowShares
+from engine.scheduling.flows import Flow, FlowShares
 from engine.scheduling.lanes import RANK
 from engine.scheduling.policy import FirstComeFirstServed, Matched, Policy
 from engine.scheduling.request import Request
@@ -46,8 +46,8 @@ class StrictPriority(FirstComeFirstServed):
     def prefill(self, pending: Sequence[Request]) -> Request:
         return min(pending, key=lambda request: (RANK[request.lane], request.placed))
 
-    def overtakes(self, request: Request, other: Request) -> bool:
-        return RANK[request.lane] < RANK[other.lane]
+    def before(self, request: Request, pending: Sequence[Request]) -> Iterable[Request]:
+        return [other for other in pending if RANK[other.lane] <= RANK[request.lane]]
 
     def victim(self, candidates: Iterable[Request]) -> Request | None:
         return max(candidates, key=lambda r: (r.paused, RANK[r.lane], r.arrival), default=None)
@@ -125,12 +125,20 @@ class DeficitByPrefill(RoundRobin):
             self._deficit[request.flow] = 0
 
 
+class PlainShares(FlowShares):
+    """VTC's own lift: to the least counter of those that wait."""
+
+    def _level(self, flow: Flow) -> float:
+        least = self._least()
+        return self._floor if least is None else least.counter
+
+
 class PlainVtc(FairShare):
     """VTC (OSDI '24): the flows of all lanes in one, no locality, output charged as it is made and not ahead."""
 
     def __init__(self, costs: StepCosts) -> None:
         super().__init__(costs, quantum=0.0)
-        self._all = FlowShares(0.0)
+        self._all: FlowShares = PlainShares(0.0)
         self.flows = dict.fromkeys(self.flows, self._all)
 
     def peek(self, matched: Matched) -> Request | None:
@@ -145,8 +153,8 @@ class PlainVtc(FairShare):
     def prefill(self, pending: Sequence[Request]) -> Request:
         return pending[0]
 
-    def overtakes(self, request: Request, other: Request) -> bool:
-        return False
+    def before(self, request: Request, pending: Sequence[Request]) -> Iterable[Request]:
+        return pending
 
     def outranks(self, request: Request, other: Request) -> bool:
         return False

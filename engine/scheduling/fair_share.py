@@ -160,10 +160,29 @@ class FairShare:
     # ------------------------------------------------------------ the step
 
     def prefill(self, pending: Sequence[Request]) -> Request:
+        """By lanes' shares; in a lane the first placed, but for flows that are more than Q ahead of another."""
         if len(pending) == 1:
             return pending[0]
         lane = self._prefills.choose({request.lane for request in pending})
-        return next(request for request in pending if request.lane == lane)
+        prompts = [request for request in pending if request.lane == lane]
+        ranks = self._ranks(prompts)
+        limit = min(ranks.values()) + self.flows[prompts[0].lane].quantum
+        return next(request for request in prompts if ranks[request.flow] <= limit)
+
+    def before(self, request: Request, pending: Sequence[Request]) -> Iterable[Request]:
+        prompts = [other for other in pending if other.lane == request.lane]
+        ranks, flows = self._ranks(prompts), self.flows[request.lane]
+        limit = ranks.get(request.flow, flows.flow(request.flow).counter) + flows.quantum
+        higher = [other for other in pending if RANK[other.lane] < RANK[request.lane]]
+        return higher + [other for other in prompts if ranks[other.flow] <= limit]
+
+    def _ranks(self, prompts: Sequence[Request]) -> dict[str, float]:
+        """The counters of the flows of a lane's prompts, without what these were charged: a long one is no worse."""
+        ranks: dict[str, float] = {}
+        for request in prompts:
+            flow = self.flows[request.lane].flow(request.flow)
+            ranks[flow.name] = ranks.get(flow.name, flow.counter) - request.charged / flow.weight
+        return ranks
 
     def prefilled(self, request: Request, tokens: int) -> None:
         self._prefills.charge(request.lane, request.rates.cost(tokens, 0, 0))
@@ -171,9 +190,6 @@ class FairShare:
     def victim(self, candidates: Iterable[Request]) -> Request | None:
         """Who is out of credit; else the lowest lane, there the one with the least work to lose."""
         return max(candidates, key=lambda r: (r.paused, RANK[r.lane], -r.kv, r.arrival), default=None)
-
-    def overtakes(self, request: Request, other: Request) -> bool:
-        return RANK[request.lane] < RANK[other.lane]
 
     def outranks(self, request: Request, other: Request) -> bool:
         """A higher lane whose turn it is takes what a lower one holds."""

@@ -1,10 +1,10 @@
 """Shares between the flows of one lane: a virtual counter each, after VTC (Sheng et al., OSDI '24) and DLPM (2025).
 
 A flow's counter grows by what it is charged, divided by its weight; the flow with the least is served next. A flow that
-wakes up is lifted to the least of those that wait, so that silence earns nothing. Among flows within the quantum Q of
-the least, the one whose next request finds most of its prefix in memory goes first: Q bounds what fairness gives up
-for cache hits. Inside a flow its sub-flows take turns; inside a sub-flow it is first come, first served, but for those
-whose prefix is in memory: they may pass the others, each of whom lets at most `PATIENCE` pass.
+wakes up is lifted to what the least of those that wait has got, so that silence earns nothing. Among flows within the
+quantum Q of the least, the one whose next request finds most of its prefix in memory goes first: Q bounds what fairness
+gives up for cache hits. Inside a flow its sub-flows take turns; inside a sub-flow it is first come, first served, but
+for those whose prefix is in memory: they may pass the others, each of whom lets at most `PATIENCE` pass.
 """
 
 from __future__ import annotations
@@ -98,8 +98,15 @@ class Flow:
             self._turns.rotate(-1)
 
     def outstanding(self) -> float:
-        """µs that running requests were charged and have not yet got."""
-        return sum(request.charged - request.spent for request in self.running.values())
+        """µs that running requests were charged for output that they have not yet put out."""
+        return sum(
+            request.charged - request.rates.cost(request.prompt - request.read_hbm, request.read_hbm, request.output)
+            for request in self.running.values()
+        )
+
+    def got(self) -> float:
+        """The counter without what was charged ahead, as VTC has it: prompts when admitted, output when it is there."""
+        return self.counter - self.outstanding() / self.weight
 
     def learn(self, output: int) -> None:
         """A request ended after so many output tokens."""
@@ -118,7 +125,7 @@ class FlowShares:
         """Backlogged flows by counter; an entry counts only while it says the flow's counter."""
         self._serial = 0
         self._floor = 0.0
-        """The largest least counter so far."""
+        """The most that the least of those that waited had got so far."""
         self._most = 0.0
         """The largest counter so far."""
         self._waiting = 0
@@ -140,12 +147,11 @@ class FlowShares:
         return flow
 
     def push(self, request: Request, now: float = 0.0) -> None:
-        """Queue a request. A flow that did not wait is lifted; what it has in flight stays on top."""
+        """Queue a request. A flow that did not wait is lifted."""
         flow = self.flow(request.flow)
         flow.weight = request.weight
         if not flow.waiting:
-            least = self._least()
-            level = (self._floor if least is None else least.counter) + flow.outstanding() / flow.weight
+            level = self._level(flow)
             flow.counter = min(max(flow.counter, level), level + DEBT)
             flow.since = max(now, request.arrived_at)
             self._enter(flow)
@@ -160,7 +166,6 @@ class FlowShares:
         least = self._least()
         if least is None:
             return None
-        self._floor = max(self._floor, least.counter)
         if self.quantum <= 0:
             return least.head()
         nearest = [flow.nearest(matched) for flow in self._within(least.counter + self.quantum)]
@@ -176,9 +181,10 @@ class FlowShares:
     def take(self, request: Request, now: float | None = None) -> None:
         """Take a waiting request out: served at `now`, or gone."""
         flow = self.flows[request.flow]
-        flow.take(request, self._urgency(request), served=now is not None)
-        if now is not None:
+        if now is not None and (least := self._least()) is not None:
+            self._floor = max(self._floor, least.got())
             flow.since = now
+        flow.take(request, self._urgency(request), served=now is not None)
         self._waiting -= 1
         self.queued = self.queued - request.estimate if self._waiting else 0.0
 
@@ -209,6 +215,15 @@ class FlowShares:
                 return deadline
             heapq.heappop(deadlines)
         return None
+
+    def _level(self, flow: Flow) -> float:
+        """What a flow that wakes up is lifted to: where it has got as much as the least of those that wait.
+
+        Counters are ahead by the output to come, and by different amounts: a flow with many answers in flight must not
+        put them on the bill of one that has none. So without them they are compared, and its own are put on top.
+        """
+        least = self._least()
+        return (self._floor if least is None else least.got()) + flow.outstanding() / flow.weight
 
     def _urgency(self, request: Request) -> float:
         if not self.by_deadline:

@@ -54,8 +54,8 @@ class Policy(Protocol):
     def victim(self, candidates: Iterable[Request]) -> Request | None:
         """Who of these gives its memory back first; None if there are none."""
 
-    def overtakes(self, request: Request, other: Request) -> bool:
-        """Whether the prefill of a request that is admitted now may come before that of a running one."""
+    def before(self, request: Request, pending: Sequence[Request]) -> Iterable[Request]:
+        """Whose prefills, of these in the order of their placing, would come before that of a request admitted now."""
 
     def outranks(self, request: Request, other: Request) -> bool:
         """Whether a waiting request may take the slot and the memory of a running one that has recovered."""
@@ -111,8 +111,8 @@ class FirstComeFirstServed:
     def victim(self, candidates: Iterable[Request]) -> Request | None:
         return max(candidates, key=lambda request: (request.paused, request.arrival), default=None)
 
-    def overtakes(self, request: Request, other: Request) -> bool:
-        return False
+    def before(self, request: Request, pending: Sequence[Request]) -> Iterable[Request]:
+        return pending
 
     def outranks(self, request: Request, other: Request) -> bool:
         return False

@@ -312,11 +312,8 @@ class Scheduler:
 
     def _prefill_before(self, request: Request) -> int:
         """Tokens to prefill of running requests that this one would not overtake."""
-        return sum(
-            len(other.tokens) - other.kv
-            for other in self._prefills.values()
-            if not self.queue.overtakes(request, other)
-        )
+        pending = list(self._prefills.values())
+        return sum(len(other.tokens) - other.kv for other in self.queue.before(request, pending)) if pending else 0
 
     def _make_room(self, request: Request, step: Step) -> bool:
         """Whether the request fits, after those gave way who must: out of credit, or outranked."""

@@ -13,6 +13,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.work import Step
 from prompt_cache.block_groups import GroupedPool
 
+SMALL_POOL = 512
 RATES = Rates(step=1000.0, uncached=10.0, cached=0.1, row=20.0, batch=16)
 
 
@@ -53,6 +54,7 @@ class Replica:
     finished: list[Request] = field(default_factory=list)
     seen: Callable[[Step], None] | None = None
     windows: Sequence[tuple[int, int]] = ()
+    steps: int = 0
 
     def __post_init__(self) -> None:
         self.pool = GroupedPool([(self.blocks, 0), *self.windows])
@@ -76,7 +78,10 @@ class Replica:
                     self.scheduler.remove(work.request)
                     self.finished.append(work.request)
         self.scheduler.check()
-        self.pool.check()
+        self.steps += 1
+        # A look at every block of a large pool would be most of a long run's time.
+        if self.blocks <= SMALL_POOL or self.steps % 64 == 0:
+            self.pool.check()
         return step
 
     def finish(self, steps: int = 100_000) -> None:

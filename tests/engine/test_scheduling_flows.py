@@ -75,6 +75,24 @@ def test_the_least_served_flow_is_next_and_who_wakes_is_lifted(data: st.DataObje
         assert shares.choose(nothing) is None
 
 
+def test_who_wakes_is_not_billed_for_what_others_have_in_flight():
+    policy = FairShare(quantum=0.0)
+    long = [request(number, 64, 500, flow="long") for number in range(3)]
+    for each in long:
+        policy.push(each)
+    for each in long[:2]:
+        policy.take(each)
+        policy.placed(each)
+    shares, rates = policy.flows["standard"], long[0].rates
+    assert shares.flow("long").counter == sum(each.charged for each in long[:2])
+    policy.push(woken := request(9, flow="woken"))
+    assert shares.flow("woken").counter == pytest.approx(rates.cost(2 * 64, 0, 0)), "prompts, and no output yet"
+    policy.take(woken)
+    long[0].tokens += [0] * 10
+    policy.push(request(10, flow="later"))
+    assert shares.flow("later").counter == pytest.approx(rates.cost(2 * 64, 0, 10))
+
+
 def test_a_prefix_in_memory_goes_first_within_the_quantum_and_not_beyond():
     shares = FlowShares(100.0)
     cold, warm = request(1, flow="cold"), request(2, flow="warm")

@@ -92,6 +92,40 @@ def test_g2_backlogged_flows_stay_within_the_constant(data: st.DataObject, slots
         assert max(gap) - min(gap) <= constant, pair
 
 
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), slots=SLOTS, quantum=st.sampled_from([0.0, 50_000.0]))
+def test_g2_holds_from_the_moment_at_which_a_flow_wakes(data: st.DataObject, slots: int, quantum: float):
+    """Flows come and go, some with long answers in flight; only intervals in which two waited throughout count."""
+    names = ["a", "b", "c"]
+    meter = Meter()
+    source = Source(data, meter, dict.fromkeys(names, ("standard", 1)))
+    flows = source.flows
+    replica = Replica(FairShare(quantum=quantum), running=slots, blocks=400)
+    backlogged: set[str] = set()
+    extremes: dict[tuple[str, str], tuple[float, float]] = {}
+    worst = 0.0
+    for _ in range(12):
+        backlogged = data.draw(st.sets(st.sampled_from(names), min_size=1))
+        source.flows = {name: flows[name] for name in sorted(backlogged)}
+        for _ in range(data.draw(st.integers(1, 60))):
+            source.fill(replica)
+            waited = {each.flow for each in replica.policy.waiting()}
+            replica.step()
+            waited &= {each.flow for each in replica.policy.waiting()}
+            meter.look()
+            service = meter.service("flow")
+            for one in names:
+                for other in names:
+                    if {one, other} <= waited:
+                        gap = service[one] - service[other]
+                        least, most = extremes.get((one, other), (gap, gap))
+                        extremes[one, other] = min(least, gap), max(most, gap)
+                        worst = max(worst, max(most, gap) - min(least, gap))
+                    else:
+                        extremes.pop((one, other), None)
+    assert worst <= 2 * (slots * meter.most + quantum)
+
+
 @settings(max_examples=15, deadline=None)
 @given(data=st.data(), every=st.sampled_from([1, 7, 30]))
 def test_g2_holds_over_replicas_that_hear_of_each_other(data: st.DataObject, every: int):

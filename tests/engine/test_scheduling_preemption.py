@@ -103,6 +103,31 @@ def test_interactive_prefill_overtakes_a_long_batch_prompt_which_still_goes_on()
         assert replica.now < 20e6, "a flood of interactive prompts starves an admitted batch prompt"
 
 
+@pytest.mark.parametrize("quantum", [0.0, 1e9])
+def test_the_prefill_of_a_flow_that_got_less_overtakes_a_long_prompt_of_its_lane_beyond_the_quantum(quantum: float):
+    policy = FairShare(quantum=quantum)
+    replica = Replica(policy, budget=128, running=8)
+    long = private(1, 6400, 2, flow="wide")
+    replica.add(long)  # type: ignore[arg-type]
+    replica.step()
+    small = private(3, 100, 2, flow="narrow")
+    replica.add(small)  # type: ignore[arg-type]
+    for _ in range(3):
+        replica.step()
+    assert not small.began, "what a flow is charged for the prompt itself does not count"  # type: ignore[attr-defined]
+    policy.elsewhere("another", 1, {"standard/wide": 1_000_000})
+    for _ in range(3):
+        replica.step()
+    assert (small in replica.finished) == (quantum == 0.0)
+    number = 3
+    while long not in replica.finished:
+        number += 1
+        if not any(each.flow == "narrow" for each in replica.policy.waiting()):
+            replica.add(private(number, 100, 2, flow="narrow"))  # type: ignore[arg-type]
+        replica.step()
+        assert replica.now < 3e6, "small prompts starve a long one that was admitted"
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_everything_ends_and_no_block_leaks_under_any_pressure(data: st.DataObject):
