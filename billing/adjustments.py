@@ -102,8 +102,8 @@ async def adjust(
         found = (await books.lock([tenant_id]))[tenant_id]
         _refuse_negative(await books.units_left(event_id))
         wallet = Wallet(found, await books.grants([tenant_id], spent=True))
-        use = [Cost(event.project_id, event.model, cost)]
-        entries = wallet.use(use) if cost >= 0 else wallet.give_back(-cost)
+        used = Cost(event.project_id, event.model, abs(cost))
+        entries = wallet.use([used]) if cost >= 0 else wallet.give_back(used)
         posted = [Transaction(identity, tenant_id, found.currency, "adjustment", event.period, entries, reason)]
         counted = {identity: await books.budgets.charged(event_id)}
         notices = await use_budgets(books, BudgetUse((), [event], counted, {tenant_id: found.currency}))

@@ -60,7 +60,7 @@ class Balances:
     async def grants(self, tenant_id: UUID) -> list[OpenGrant]:
         """The tenant's grants with what became of each, in the order in which they are used."""
         given = (grant.c[name] for name in ("id", "tenant_id", "kind", "priority", "expires_at", "model", "project_id"))
-        left = (grant_balance.c[name] for name in ("remaining", "used", "gone"))
+        left = (grant_balance.c[name] for name in ("remaining", "used", "gone", "held"))
         query = select(*given, *left).join(grant_balance, grant_balance.c.grant_id == grant.c.id)
         async with self._database.reading() as session:
             rows = await session.execute(query.where(grant.c.tenant_id == tenant_id))

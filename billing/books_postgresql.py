@@ -112,15 +112,16 @@ _GRANT = """
     SELECT id, tenant_id, amount_pico, 0, 0 FROM made RETURNING grant_id
 """
 _OPEN_GRANTS = """
-    SELECT g.id, g.tenant_id, g.kind, g.priority, g.expires_at, g.model, g.project_id, b.remaining, b.used, b.gone
+    SELECT g.id, g.tenant_id, g.kind, g.priority, g.expires_at, g.model, g.project_id, b.remaining, b.used, b.gone,
+        b.held
     FROM unnest($1::text::uuid[]) AS t (id) JOIN grant_balance b ON b.tenant_id = t.id JOIN "grant" g
         ON g.id = b.grant_id
     WHERE $2 OR b.remaining > 0
 """
 _SAVE_GRANTS = """
-    UPDATE grant_balance AS b SET remaining = t.remaining, used = t.used, gone = t.gone
-    FROM unnest($1::text::uuid[], $2::text::numeric[], $3::text::numeric[], $4::text::numeric[])
-        AS t (id, remaining, used, gone)
+    UPDATE grant_balance AS b SET remaining = t.remaining, used = t.used, gone = t.gone, held = t.held
+    FROM unnest($1::text::uuid[], $2::text::numeric[], $3::text::numeric[], $4::text::numeric[], $5::text::numeric[])
+        AS t (id, remaining, used, gone, held)
     WHERE b.grant_id = t.id
 """
 _UNITS_LEFT = (
@@ -242,8 +243,8 @@ class PostgresBooks:
             rows = [(b.tenant_id, *(getattr(b, name) for name in _MONEY)) for b in balances]
             await self._connection.execute(_SAVE, *_arrays(("uuid", *["numeric"] * len(_MONEY)), rows))
         if grants:
-            rows = [(grant.id, grant.remaining, grant.used, grant.gone) for grant in grants]
-            await self._connection.execute(_SAVE_GRANTS, *_arrays(("uuid", *["numeric"] * 3), rows))
+            rows = [(grant.id, grant.remaining, grant.used, grant.gone, grant.held) for grant in grants]
+            await self._connection.execute(_SAVE_GRANTS, *_arrays(("uuid", *["numeric"] * 4), rows))
         if transactions:
             heads = [(t.id, t.tenant_id, t.kind, t.period, t.memo) for t in transactions]
             entries = [

@@ -50,7 +50,7 @@ _SAVE = (
 
 _OPEN_GRANTS = select(
     *(tables.grant.c[name] for name in ("id", "tenant_id", "kind", "priority", "expires_at", "model", "project_id")),
-    *(grant_balance.c[name] for name in ("remaining", "used", "gone")),
+    *(grant_balance.c[name] for name in ("remaining", "used", "gone", "held")),
 ).join(grant_balance, grant_balance.c.grant_id == tables.grant.c.id)
 _SAVE_GRANTS = (
     update(grant_balance)
@@ -58,7 +58,7 @@ _SAVE_GRANTS = (
     .values(
         {
             name: bindparam(new, type_=Pico())
-            for name, new in (("remaining", "left"), ("used", "spent"), ("gone", "lost"))
+            for name, new in (("remaining", "left"), ("used", "spent"), ("gone", "lost"), ("held", "kept"))
         }
     )
 )
@@ -161,7 +161,7 @@ class SqliteBooks:
             rows = [{"tenant": b.tenant_id, **{f"new_{name}": getattr(b, name) for name in _MONEY}} for b in balances]
             await self._session.execute(_SAVE, rows)
         if grants:
-            left = [{"one": g.id, "left": g.remaining, "spent": g.used, "lost": g.gone} for g in grants]
+            left = [{"one": g.id, "left": g.remaining, "spent": g.used, "lost": g.gone, "kept": g.held} for g in grants]
             await self._session.execute(_SAVE_GRANTS, left)
         if transactions:
             heads = [

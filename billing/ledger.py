@@ -65,7 +65,8 @@ class Balance(msgspec.Struct, frozen=True):
     """A tenant's money in pico-units: put in, used, reserved by open holds; `overdraft` is what is missing, if so.
 
     `promo` is what is left of what was given, `receivable` what was used and not paid, `credit_line` how much that may
-    become. `holds` is how many holds there ever were, `budgets` how many budgets are in force.
+    become. `holds` is how many holds there ever were, `budgets` how many budgets are in force. `restricted` is what is
+    left for one model or project only; it is not in `credit`, and what is held of it is not in `held`.
     """
 
     tenant_id: UUID
@@ -79,6 +80,7 @@ class Balance(msgspec.Struct, frozen=True):
     credit_line: int = 0
     holds: int = 0
     budgets: int = 0
+    restricted: int = 0
 
     @property
     def available(self) -> int:

@@ -15,6 +15,8 @@ from billing.budgets.use import BudgetUse, use_budgets
 from billing.chain import batches
 from billing.event_columns import EventColumns
 from billing.event_rows import EventRows
+from billing.holds.books import Ended
+from billing.holds.ending import end_holds
 from billing.ledger import Balance, Transaction
 from billing.money import format_pico
 from billing.months import is_ordered_by_time
@@ -129,9 +131,12 @@ async def refuse(books: Books, records: Iterable[tuple[Settlement, str]]) -> Non
 
 async def _post(books: Books, rolled: Sequence[Rolled], use: BudgetUse) -> None:
     """Give back what was held, debit what was used, and write the entries: all that needs the balances."""
-    given_back: dict[UUID, int] = defaultdict(int)
+    ended: dict[UUID, list[Ended]] = defaultdict(list)
+    counted_on: set[UUID] = set()
     for some in use.ended:
-        given_back[some.tenant_id] += some.amount_pico
+        ended[some.tenant_id].append(some)
+        if some.counts_on_grants:
+            counted_on.update(some.ids)
     used: dict[UUID, dict[str, dict[tuple[UUID, str], int]]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(int))
     )
@@ -140,15 +145,18 @@ async def _post(books: Books, rolled: Sequence[Rolled], use: BudgetUse) -> None:
     balances: list[Balance] = []
     transactions: list[Transaction] = []
     notices: list[Notice] = []
-    owners = await books.lock(sorted(given_back.keys() | used.keys()))
+    owners = await books.lock(sorted(ended.keys() | used.keys()))
     grants: dict[UUID, list[OpenGrant]] = defaultdict(list)
-    for grant in await books.grants(used.keys() & owners.keys()):
+    with_grants = used.keys() | {some.tenant_id for some in use.ended if some.counts_on_grants}
+    for grant in await books.grants(with_grants & owners.keys()):
         grants[grant.tenant_id].append(grant)
+    events = {event.id: event for event in use.spent if event.id in counted_on} if counted_on else {}
     changed: list[OpenGrant] = []
     for tenant, before in owners.items():
-        wallet = Wallet(before.holding(-given_back[tenant]), grants[tenant])
+        wallet = Wallet(before, grants[tenant])
+        paid = end_holds(wallet, ended[tenant], events, used[tenant])
         for period, costs in sorted(used[tenant].items()):
-            entries = wallet.use([Cost(*of, pico) for of, pico in costs.items()])
+            entries = wallet.use([Cost(*of, pico) for of, pico in costs.items()], paid.get(period, {}))
             if entries:
                 transactions.append(Transaction(new_id(), tenant, use.currencies[tenant], "usage", period, entries))
         after = wallet.balance

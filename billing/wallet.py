@@ -4,13 +4,15 @@ Money is used in this order: what may be used for one model or project only, the
 lowest first), then what expires first, then what was there first. Given money has the lower priority unless it is said
 otherwise. What no grant covers is owed (`receivable`).
 
-What was given for one model or project stands in `restricted` and counts for `credit` only when it is used: a request
-is never admitted on it, since it could not pay for any other, but it pays first for what it is for.
+What was given for one model or project stands in `restricted` and counts for `credit` only when it is used. A request
+that it is for is admitted on it first: its hold counts on so much of these grants (`held`) and on the balance for the
+rest. What it counts on is its own until it ends: other usage takes only what is free, so that the money of one never
+has to come from where another's is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
 import msgspec
@@ -34,6 +36,13 @@ class OpenGrant(msgspec.Struct, frozen=True):
     remaining: int
     used: int
     gone: int
+    held: int = 0
+    """What open holds count on: 0 unless it is restricted."""
+
+    @property
+    def free(self) -> int:
+        """What is left and nobody counts on."""
+        return self.remaining - self.held
 
     @property
     def restricted(self) -> bool:
@@ -48,6 +57,10 @@ class OpenGrant(msgspec.Struct, frozen=True):
     def covers(self, project_id: UUID, model: str) -> bool:
         """Whether it may be used for this."""
         return self.model in (None, model) and self.project_id in (None, project_id)
+
+    def expired(self, now: int) -> bool:
+        """Whether its time has passed."""
+        return self.expires_at is not None and self.expires_at <= now
 
     @property
     def order(self) -> tuple[bool, int, int, int]:
@@ -78,48 +91,77 @@ class Wallet:
         owed = min(pico, self.balance.receivable) if grant.account == "prepaid" else 0
         self._arrange((*self._grants.values(), grant))
         self._change(grant, remaining=pico - owed, used=owed)
-        if not grant.restricted:
+        if grant.restricted:
+            self.balance = self.balance.changed(restricted=pico)
+        else:
             promo = pico if grant.account == "promo" else 0
             self.balance = self.balance.changed(credit=pico, promo=promo, receivable=-owed)
         source: Account = "goodwill" if grant.kind == "promo" else "clearing"
         entries = [Entry(source, "receivable", owed)] if owed else []
         return entries + ([Entry(source, grant.account, pico - owed, grant.id)] if pico > owed else [])
 
-    def use(self, costs: Sequence[Cost]) -> list[Entry]:
-        """Pay for usage; return the entries."""
-        taken: dict[UUID, int] = {}
+    def end_hold(self, counted_on: Mapping[UUID, int], pico: int) -> dict[UUID, int]:
+        """End a hold that counted on so much of these grants: they pay for its usage as far as that goes, and are free
+        again of the rest. Returns what each pays, which `use` is told to book."""
+        paid = {}
+        for grant in list(self._grants.values()):
+            if held := counted_on.get(grant.id, 0):
+                part = min(pico, held)
+                left, used = grant.remaining - part, grant.used + part
+                self._change(grant, remaining=left, used=used, held=grant.held - held)
+                pico -= part
+                if part:
+                    paid[grant.id] = part
+        return paid
+
+    def use(self, costs: Sequence[Cost], paid: Mapping[UUID, int] = {}) -> list[Entry]:
+        """Pay for usage by what nobody counts on; return the entries. `paid` is what grants of holds that ended pay
+        beside it."""
+        taken: dict[UUID, int] = dict(paid)
         owed = 0
         for cost in sorted(costs, key=lambda cost: (cost.project_id.int, cost.model)):
             left = cost.pico
             for grant in self._grants.values():
                 if not left:
                     break
-                if grant.remaining and grant.covers(cost.project_id, cost.model):
-                    part = min(left, grant.remaining)
+                if grant.free and grant.covers(cost.project_id, cost.model):
+                    part = min(left, grant.free)
                     self._change(grant, remaining=grant.remaining - part, used=grant.used + part)
                     taken[grant.id] = taken.get(grant.id, 0) + part
                     left -= part
             owed += left
-        self._book(taken, sum(cost.pico for cost in costs), owed)
+        self._book(taken, sum(cost.pico for cost in costs) + sum(paid.values()), owed)
         entries = [Entry(self._grants[one].account, "revenue", pico, one) for one, pico in taken.items()]
         return entries + ([Entry("receivable", "revenue", owed)] if owed else [])
 
-    def give_back(self, pico: int) -> list[Entry]:
-        """Take back what was paid for usage that is corrected: what is owed goes first, then what was used last."""
-        owed = min(pico, self.balance.receivable)
-        left = pico - owed
+    def give_back(self, cost: Cost) -> list[Entry]:
+        """Take back what was paid for usage that is corrected.
+
+        First comes what is for such usage only, the narrowest first: it must not have paid for more than there is.
+        Then what is owed, then what was used last.
+        """
+        grants = list(reversed(self._grants.values()))
+        covering = [one for one in grants if one.restricted and one.covers(cost.project_id, cost.model)]
+        narrowest = sorted(covering, key=lambda one: (one.model is None) + (one.project_id is None))
         returned: dict[UUID, int] = {}
-        for grant in reversed(list(self._grants.values())):
-            part = min(left, grant.used)
-            if part:
-                self._change(grant, remaining=grant.remaining + part, used=grant.used - part)
-                returned[grant.id] = part
-                left -= part
+        left = self._return(narrowest, cost.pico, returned)
+        owed = min(left, self.balance.receivable)
+        left = self._return(sorted(grants, key=lambda one: one.restricted), left - owed, returned)
         if left:
-            raise ValueError(f"{pico} pico-units cannot be given back: only {pico - left} were ever used")
-        self._book({one: -part for one, part in returned.items()}, -pico, -owed)
+            raise ValueError(f"{cost.pico} pico-units cannot be given back: only {cost.pico - left} were ever used")
+        self._book({one: -part for one, part in returned.items()}, -cost.pico, -owed)
         entries = [Entry("revenue", self._grants[one].account, part, one) for one, part in returned.items()]
         return ([Entry("revenue", "receivable", owed)] if owed else []) + entries
+
+    def _return(self, grants: Iterable[OpenGrant], pico: int, returned: dict[UUID, int]) -> int:
+        """Return so much to these grants as was used of them; what is left."""
+        for one in grants:
+            grant = self._grants[one.id]
+            if part := min(pico, grant.used):
+                self._change(grant, remaining=grant.remaining + part, used=grant.used - part)
+                returned[grant.id] = returned.get(grant.id, 0) + part
+                pico -= part
+        return pico
 
     def refundable(self) -> int:
         """What was paid and is neither used nor reserved."""
@@ -140,9 +182,9 @@ class Wallet:
         """Take what is left of grants whose time has passed, but for what open holds still count on."""
         entries = []
         for grant in list(self._grants.values()):
-            if grant.remaining and grant.expires_at is not None and grant.expires_at <= now:
+            if grant.remaining and grant.expired(now):
                 free = max(0, self.balance.credit - self.balance.debit - self.balance.held)
-                part = grant.remaining if grant.restricted else min(grant.remaining, free)
+                part = grant.free if grant.restricted else min(grant.remaining, free)
                 if part:
                     entries.append(self._lose(grant, part, "goodwill" if grant.kind == "promo" else "breakage"))
         return entries
@@ -152,7 +194,9 @@ class Wallet:
 
     def _lose(self, grant: OpenGrant, pico: int, to: Account) -> Entry:
         self._change(grant, remaining=grant.remaining - pico, gone=grant.gone + pico)
-        if not grant.restricted:
+        if grant.restricted:
+            self.balance = self.balance.changed(restricted=-pico)
+        else:
             promo = pico if grant.account == "promo" else 0
             self.balance = self.balance.changed(credit=-pico, promo=-promo)
         return Entry(grant.account, to, pico, grant.id)
@@ -161,8 +205,9 @@ class Wallet:
         by_account = {"promo": 0, "prepaid": 0, "restricted": 0}
         for one, pico in taken.items():
             by_account[self._grants[one].account] += pico
+        restricted = by_account["restricted"]
         self.balance = self.balance.changed(
-            debit=debit, promo=-by_account["promo"], credit=by_account["restricted"], receivable=owed
+            debit=debit, promo=-by_account["promo"], credit=restricted, restricted=-restricted, receivable=owed
         )
 
     def _change(self, grant: OpenGrant, **changes: int) -> None:

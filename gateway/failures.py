@@ -82,6 +82,8 @@ class Shortage(Struct, frozen=True):
     currency: str
     affordable_max_tokens: int
     resets_at: str | None
+    elsewhere: str
+    """What the tenant has beside that, for other models or projects only."""
 
 
 class Unaffordable(Failure):

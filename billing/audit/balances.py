@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import func, select
 
 from billing.audit.scope import Scope
+from billing.holds.records import grants_in
 from billing.rollups import LIMB
 from billing.tables.money import balance, ended_hold, grant, grant_balance, hold, ledger_entry, usage_event
 
 HELD_IN = ("prepaid", "promo", "restricted")
 """Where what is left of grants stands."""
-LEFT = tuple(grant_balance.c[name] for name in ("remaining", "used", "gone"))
+LEFT = tuple(grant_balance.c[name] for name in ("remaining", "used", "gone", "held"))
 
 
 async def check_balances(scope: Scope) -> None:
@@ -27,8 +29,8 @@ async def check_balances(scope: Scope) -> None:
             select(usage_event.c.tenant_id, high, low).group_by(usage_event.c.tenant_id)
         )
     }
-    credits_ = await _check_grants(scope)
-    held = await _sums(scope, select(hold.c.tenant_id, hold.c.amount_pico))
+    held, counted_on = await _held(scope)
+    credits_ = await _check_grants(scope, counted_on)
     rows = {row.tenant_id: row for row in await scope.session.execute(select(balance))}
     for tenant in sorted(rows.keys() | credits_.keys() | debits.keys() | held.keys()):
         row = rows.get(tenant)
@@ -42,8 +44,9 @@ async def check_balances(scope: Scope) -> None:
             scope.found("a balance's overdraft is wrong", tenant, f"it is {row.overdraft}")
 
 
-async def _check_grants(scope: Scope) -> dict[UUID, int]:
-    """What became of each grant is its amount, and what the ledger's entries say; return what counts for `credit`."""
+async def _check_grants(scope: Scope, counted_on: Mapping[UUID, int]) -> dict[UUID, int]:
+    """What became of each grant is its amount, and what the ledger's entries say; holds count on what it says that they
+    do; and it paid only for what it is for. Returns what counts for `credit`."""
     entry = ledger_entry.c
     moved: dict[UUID, int] = defaultdict(int)
     begun = set()
@@ -54,18 +57,24 @@ async def _check_grants(scope: Scope) -> dict[UUID, int]:
             begun.add(one)
     credits_: dict[UUID, int] = defaultdict(int)
     left: dict[tuple[UUID, str], int] = defaultdict(int)
+    restricted: dict[UUID, int] = defaultdict(int)
     of = grant.c
     rows = select(of.id, of.tenant_id, of.amount_pico, of.kind, of.model, of.project_id, *LEFT)
     joined = rows.outerjoin_from(grant, grant_balance, grant_balance.c.grant_id == of.id)
-    async for row in await scope.session.stream(joined):
+    for row in await scope.session.execute(joined):
         if row.remaining is None or row.remaining + row.used + row.gone != row.amount_pico:
             scope.found("what became of a grant is not its amount", row.id, f"{row.amount_pico} were put in")
             continue
         if row.id in begun and moved[row.id] != row.remaining:
             detail = f"{row.remaining} are left, the entries say {moved[row.id]}"
             scope.found("what is left of a grant is not what its entries say", row.id, detail)
+        if row.held != counted_on.get(row.id, 0):
+            detail = f"{row.held} of it are held, open holds count on {counted_on.get(row.id, 0)}"
+            scope.found("a grant is not what holds count on", row.id, detail)
         if row.model is not None or row.project_id is not None:
             credits_[row.tenant_id] += row.used
+            restricted[row.tenant_id] += row.remaining
+            await _check_purpose(scope, row)
         else:
             credits_[row.tenant_id] += row.amount_pico - row.gone
             left[row.tenant_id, row.kind] += row.remaining
@@ -74,15 +83,39 @@ async def _check_grants(scope: Scope) -> dict[UUID, int]:
         paid = sum(pico for (tenant, kind), pico in left.items() if tenant == row.tenant_id and kind != "promo")
         if (promo, paid) != (row.promo, row.credit - row.debit - row.promo + row.receivable):
             scope.found("a balance is not what is left of its grants", row.tenant_id, f"{promo} given, {paid} paid")
+        if row.restricted != restricted[row.tenant_id]:
+            detail = f"{restricted[row.tenant_id]} are for one model or project, it says {row.restricted}"
+            scope.found("a balance is not what is left of its grants", row.tenant_id, detail)
     return credits_
 
 
-async def _sums(scope: Scope, amounts: Select[Any]) -> dict[UUID, int]:
-    """Amounts by tenant, summed here: on SQLite a sum of them may be more than it can count."""
-    sums: dict[UUID, int] = defaultdict(int)
-    async for tenant, amount in await scope.session.stream(amounts):
-        sums[tenant] += amount
-    return sums
+async def _check_purpose(scope: Scope, row: Any) -> None:
+    """A grant cannot have paid for more than was used of its model and project."""
+    if not row.used:
+        return
+    of = usage_event.c
+    mine = [of.tenant_id == row.tenant_id]
+    mine += [of.model == row.model] if row.model is not None else []
+    mine += [of.project_id == row.project_id] if row.project_id is not None else []
+    high, low = func.sum(of.cost_pico.op("/")(LIMB)), func.sum(of.cost_pico.op("%")(LIMB))
+    quotients, rest = (await scope.session.execute(select(high, low).where(*mine))).one()
+    cost = int(quotients or 0) * LIMB + int(rest or 0)
+    if row.used > cost:
+        scope.found("a grant paid for what it is not for", row.id, f"{row.used} of it were used, for usage of {cost}")
+
+
+async def _held(scope: Scope) -> tuple[dict[UUID, int], dict[UUID, int]]:
+    """What open holds are reserved from: balances by tenant, and grants. Summed here: on SQLite a sum of them may be
+    more than it can count."""
+    balances: dict[UUID, int] = defaultdict(int)
+    grants: dict[UUID, int] = defaultdict(int)
+    query = select(hold.c.tenant_id, hold.c.amount_pico, hold.c.budgets)  # all tenants: an audit is of the whole house
+    async for tenant, amount, sources in await scope.session.stream(query):
+        counted_on = grants_in(sources)
+        balances[tenant] += amount - sum(counted_on.values())
+        for one, pico in counted_on.items():
+            grants[one] += pico
+    return balances, grants
 
 
 async def check_holds(scope: Scope) -> None:

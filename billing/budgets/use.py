@@ -11,7 +11,7 @@ import msgspec
 from billing.books import Books, Notice
 from billing.budgets.windows import BudgetWindow, describe, resets
 from billing.holds.books import Ended
-from billing.holds.records import split
+from billing.holds.records import join, split
 from billing.money import format_pico
 from billing.usage import UsageEvent
 from storage.base import new_id
@@ -33,11 +33,12 @@ class BudgetUse(msgspec.Struct, frozen=True):
 async def use_budgets(books: Books, use: BudgetUse) -> list[Notice]:
     """Settle budgets; return who is to be told what. The balances of all tenants are locked."""
     held: dict[UUID, int] = defaultdict(int)
-    budgets: dict[UUID, str] = {event: windows for event, windows in use.late.items() if windows}
+    budgets: dict[UUID, str] = {event: join(windows) for event, of in use.late.items() if (windows := split(of))}
     for some in use.ended:
-        for window in split(some.budgets):
+        if windows := split(some.budgets):
+            budgets |= dict.fromkeys(some.ids, join(windows))
+        for window in windows:
             held[window] += some.amount_pico
-        budgets |= dict.fromkeys(some.ids, some.budgets) if some.budgets else {}
     if not budgets:
         return []
     costs: dict[UUID, int] = defaultdict(int)

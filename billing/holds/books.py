@@ -8,18 +8,33 @@ from uuid import UUID
 
 import msgspec
 
-from billing.holds.records import Hold, HoldRequest
+from billing.holds.records import Hold, HoldRequest, grants_in
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """Holds of one tenant that ended now: how many, and what they held together, of the balance and of the same
-    budgets. Which those were is said where there are budgets."""
+    """Holds of one tenant that ended now and were reserved from the same (`billing.holds.records.join`): how many, and
+    of what amount together. Which those were is said where that is more than the balance."""
 
     tenant_id: UUID
     requests: int
     amount_pico: int
     budgets: str = ""
     ids: Collection[UUID] = ()
+
+    @property
+    def of_balance(self) -> int:
+        """What they held together of the balance."""
+        return self.amount_pico - self.requests * sum(self.grants.values())
+
+    @property
+    def counts_on_grants(self) -> bool:
+        """Whether each was reserved from grants for one model or project too."""
+        return "=" in self.budgets
+
+    @property
+    def grants(self) -> dict[UUID, int]:
+        """How much each counted on of which grants."""
+        return grants_in(self.budgets)
 
 
 class HoldBooks(Protocol):
@@ -37,8 +52,8 @@ class HoldBooks(Protocol):
     async def take(self, made: Sequence[tuple[HoldRequest, Hold]], held: Mapping[UUID, int]) -> None:
         """Insert new holds, and add to what is held of locked balances. The database refuses what is not covered."""
 
-    async def amend(self, amounts: Mapping[UUID, int]) -> None:
-        """Let locked holds be of these amounts; the balances are saved apart."""
+    async def amend(self, changed: Collection[Hold]) -> None:
+        """Let locked holds be of these amounts, from these sources; balances and grants are saved apart."""
 
     async def budgets_of_ended(self, requests: Collection[UUID]) -> dict[UUID, str]:
         """The budgets of those of the requests that were released or expired and had any."""

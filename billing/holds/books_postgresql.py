@@ -11,7 +11,7 @@ from uuid import UUID
 import asyncpg  # type: ignore[import-untyped]
 
 from billing.holds.books import Ended
-from billing.holds.records import Hold, HoldRequest, join, pack, split, unpack
+from billing.holds.records import Hold, HoldRequest, grants_in, join, pack, split, unpack
 from storage.array_literals import array_literal
 from storage.direct import Connection
 
@@ -50,6 +50,7 @@ _TAKE_AT_ONCE = """
             AS t (tenant_id, held, holds, currency)
         JOIN locked ON locked.tenant_id = t.tenant_id
         WHERE balance.tenant_id = t.tenant_id AND balance.currency = t.currency AND balance.budgets = 0
+            AND balance.restricted = 0
         RETURNING balance.tenant_id
     ), moment AS MATERIALIZED (SELECT {clock} AS now)
     {taken}
@@ -75,7 +76,8 @@ _LOCKED = """
     FROM unnest($1::text::uuid[]) AS t (id) JOIN hold ON request_id = t.id ORDER BY request_id FOR UPDATE OF hold
 """
 _AMEND = """
-    UPDATE hold SET amount_pico = t.amount FROM unnest($1::text::uuid[], $2::text::bigint[]) AS t (id, amount)
+    UPDATE hold SET amount_pico = t.amount, budgets = t.budgets
+    FROM unnest($1::text::uuid[], $2::text::bigint[], $3::text::text[]) AS t (id, amount, budgets)
     WHERE request_id = t.id
 """
 _ENDED = """
@@ -126,7 +128,8 @@ async def take_at_once(
     connection: Connection, clock: str, requests: Sequence[HoldRequest], currencies: Mapping[int, str]
 ) -> int | None:
     """Take all the holds in one statement, and return the instant; None, and nothing written, if anything is in the
-    way of any: a request that was admitted before, a tenant without enough money or with budgets to be asked.
+    way of any: a request that was admitted before, a tenant without enough money, or with budgets, or with
+    grants for one model or project, which are asked one by one.
 
     `connection` is in no transaction; `currencies` are those of the requests' price versions.
     """
@@ -166,11 +169,17 @@ class PostgresHoldBooks:
 
     async def _found(self, query: str, requests: Collection[UUID]) -> list[Hold]:
         rows = await self._connection.fetch(query, _ids(requests))
-        return [Hold.of(unpack(asked), at, amount, budgets=split(budgets)) for asked, at, amount, budgets in rows]
+        return [
+            Hold.of(unpack(asked), at, amount, budgets=split(of), grants=grants_in(of))
+            for asked, at, amount, of in rows
+        ]
 
-    async def amend(self, amounts: Mapping[UUID, int]) -> None:
-        if amounts:
-            await self._connection.execute(_AMEND, _ids(amounts), array_literal("bigint", list(amounts.values())))
+    async def amend(self, changed: Collection[Hold]) -> None:
+        if changed:
+            ids = _ids([hold.request_id for hold in changed])
+            amounts = array_literal("bigint", [hold.amount_pico for hold in changed])
+            sources = array_literal("text", [join(hold.budgets, hold.grants) for hold in changed])
+            await self._connection.execute(_AMEND, ids, amounts, sources)
 
     async def ended(self, requests: Collection[UUID]) -> set[UUID]:
         return {row[0] for row in await self._connection.fetch(_ENDED, _ids(requests))}
@@ -184,7 +193,7 @@ class PostgresHoldBooks:
         count = Counter(asked.tenant_id for asked, _ in made)
         more = (array_literal("numeric", list(held.values())), array_literal("bigint", [count[t] for t in held]))
         columns = _columns([asked for asked, _ in made])
-        budgets = array_literal("text", [join(new.budgets) for _, new in made])
+        budgets = array_literal("text", [join(new.budgets, new.grants) for _, new in made])
         await self._connection.execute(_TAKE, *columns, made[0][1].admitted_at, _ids(held), *more, budgets)
 
     async def end(self, requests: Collection[UUID], state: str) -> list[Ended]:

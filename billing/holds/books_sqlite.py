@@ -11,7 +11,7 @@ from sqlalchemy import bindparam, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.holds.books import Ended
-from billing.holds.records import Hold, HoldRequest, join, pack, split, unpack
+from billing.holds.records import Hold, HoldRequest, grants_in, join, pack, split, unpack
 from billing.tables.money import balance, ended_hold, hold, usage_fact
 from storage.base import Pico
 from storage.bulk import one_of
@@ -22,7 +22,11 @@ _HOLD_BACK = (
     .where(balance.c.tenant_id == bindparam("tenant"))
     .values(held=balance.c.held + bindparam("more", type_=Pico()), holds=balance.c.holds + bindparam("count"))
 )
-_AMEND = update(hold).where(hold.c.request_id == bindparam("request_")).values(amount_pico=bindparam("amount"))
+_AMEND = (
+    update(hold)
+    .where(hold.c.request_id == bindparam("request_"))
+    .values(amount_pico=bindparam("amount"), budgets=bindparam("sources"))
+)
 
 
 class SqliteHoldBooks:
@@ -36,14 +40,20 @@ class SqliteHoldBooks:
         # all tenants: an id is repeated whoever sent it
         query = select(hold.c.request, hold.c.admitted_at, hold.c.amount_pico, hold.c.budgets)
         rows = await self._session.execute(query.where(one_of(self._database, hold.c.request_id, requests)))
-        return [Hold.of(unpack(asked), at, amount, budgets=split(budgets)) for asked, at, amount, budgets in rows]
+        return [
+            Hold.of(unpack(asked), at, amount, budgets=split(of), grants=grants_in(of))
+            for asked, at, amount, of in rows
+        ]
 
     async def locked(self, requests: Collection[UUID]) -> list[Hold]:
         return await self.open_now(requests)  # the whole database is locked
 
-    async def amend(self, amounts: Mapping[UUID, int]) -> None:
-        if amounts:
-            rows = [{"request_": request, "amount": pico} for request, pico in amounts.items()]
+    async def amend(self, changed: Collection[Hold]) -> None:
+        rows = [
+            {"request_": one.request_id, "amount": one.amount_pico, "sources": join(one.budgets, one.grants)}
+            for one in changed
+        ]
+        if rows:
             await self._session.execute(_AMEND, rows)
 
     async def budgets_of_ended(self, requests: Collection[UUID]) -> dict[UUID, str]:
@@ -83,7 +93,7 @@ class SqliteHoldBooks:
 
 def _row(asked: HoldRequest, new: Hold) -> dict[str, Any]:
     row = {name: getattr(new, name) for name in ("request_id", "tenant_id", "amount_pico", "gateway", "admitted_at")}
-    return row | {"expires_at": new.expires_at, "budgets": join(new.budgets), "request": pack(asked)}
+    return row | {"expires_at": new.expires_at, "budgets": join(new.budgets, new.grants), "request": pack(asked)}
 
 
 def _by_tenant(rows: Sequence[Any]) -> list[Ended]:

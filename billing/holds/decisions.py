@@ -1,5 +1,9 @@
-"""Who gets a hold: what is asked for, in order, against what there is in balances and budgets. Nothing here touches the
-database."""
+"""Who gets a hold: what is asked for, in order, against what there is in balances, grants and budgets. Nothing here
+touches the database.
+
+A hold counts on grants for its model or project first, in the order in which they are used, and on the balance for the
+rest (`billing.wallet`).
+"""
 
 from __future__ import annotations
 
@@ -16,20 +20,33 @@ from billing.holds.records import Hold, HoldRequest, TopUp
 from billing.ledger import Balance
 from billing.money import format_pico
 from billing.prices import UnknownPriceVersion
+from billing.wallet import OpenGrant
 
 
 class InsufficientFunds(Exception):
     """The hold does not fit. `scope` says whose money is short: the tenant's, if there is no `window`, else that of a
-    budget. `affordable_pico` would fit, in all that is asked; a budget's window ends at `resets_at`."""
+    budget. `affordable_pico` would fit, in all that is asked; a budget's window ends at `resets_at`.
+
+    `elsewhere_pico` is what the tenant has for other models or projects only.
+    """
 
     def __init__(
-        self, scope: str, needed_pico: int, affordable_pico: int, currency: str, window: BudgetWindow | None = None
+        self,
+        scope: str,
+        needed_pico: int,
+        affordable_pico: int,
+        currency: str,
+        window: BudgetWindow | None = None,
+        *,
+        elsewhere_pico: int = 0,
     ) -> None:
         whose = f"the {scope}" if window is None else describe(window)
+        elsewhere = f", beside {format_pico(elsewhere_pico)} for other models or projects" if elsewhere_pico else ""
         super().__init__(
             f"the request may cost {format_pico(needed_pico)} {currency}, "
-            f"and {whose} has {format_pico(affordable_pico)} {currency} left"
+            f"and {whose} has {format_pico(affordable_pico)} {currency} left{elsewhere}"
         )
+        self.elsewhere_pico = elsewhere_pico
         self.scope = scope
         self.needed_pico = needed_pico
         self.affordable_pico = affordable_pico
@@ -55,6 +72,14 @@ class HoldEnded(ValueError):
         self.request_id = request_id
 
 
+class Purpose(msgspec.Struct, frozen=True):
+    """What money is held for: a tenant's requests to a model in a project."""
+
+    tenant_id: UUID
+    project_id: UUID
+    model: str
+
+
 class Decisions:
     """Decides a queue of requests, and adds up what the database is to be told: new holds, those that were raised, and
     what they hold."""
@@ -66,11 +91,15 @@ class Decisions:
         terms: Sequence[BudgetTerms],
         windows: Sequence[BudgetWindow],
         currencies: Mapping[int, str],
+        *,
+        grants: Sequence[OpenGrant] = (),
     ) -> None:
+        """`grants`: those of the tenants that are for one model or project."""
         self.made: list[tuple[HoldRequest, Hold]] = []
-        self.raised: dict[UUID, int] = {}
-        """What topped up holds are of now."""
+        self.raised: dict[UUID, Hold] = {}
+        """Topped up holds as they are now."""
         self.held: dict[UUID, int] = defaultdict(int)
+        """What is held of each balance."""
         self.short: set[UUID] = set()
         """Tenants of whom something was refused for money."""
         self._now = now
@@ -82,12 +111,19 @@ class Decisions:
         self._windows = {(window.budget_id, window.starts_at): window for window in windows}
         self._keys = {window.id: key for key, window in self._windows.items()}
         self._used: set[tuple[UUID, int]] = set()
+        self._grants = {one.id: one for one in sorted(grants, key=lambda one: one.order) if not one.expired(now)}
+        self._counted_on: set[UUID] = set()
         self._currencies = currencies
 
     @property
     def windows(self) -> list[BudgetWindow]:
         """The windows from which something is held now."""
         return [self._windows[key] for key in self._used]
+
+    @property
+    def grants(self) -> list[OpenGrant]:
+        """The grants on which holds count now."""
+        return [self._grants[one] for one in self._counted_on]
 
     def decide(self, request: HoldRequest, earlier: Hold | None, *, ended: bool) -> Hold | Exception:
         """A hold, or why there is none. `earlier` is the open hold of this id, `ended` whether one was before."""
@@ -104,10 +140,11 @@ class Decisions:
         if owner.currency != currency:
             return CurrencyMismatch(owner.currency, currency)
         keys = self._budgets(request)
-        refusal = self._take(tenant, amount, keys, currency)
-        if refusal is not None:
-            return refusal
-        hold = Hold.of(request, self._now, budgets=tuple(self._windows[key].id for key in keys))
+        taken = self._take(Purpose(tenant, request.project_id, request.model), amount, keys, currency)
+        if isinstance(taken, InsufficientFunds):
+            return taken
+        windows = tuple(self._windows[key].id for key in keys)
+        hold = Hold.of(request, self._now, budgets=windows, grants=taken)
         self.made.append((request, hold))
         return hold
 
@@ -120,40 +157,67 @@ class Decisions:
         if more <= 0:
             return earlier
         tenant, keys = earlier.tenant_id, [self._keys[window] for window in earlier.budgets]
-        refusal = self._take(tenant, more, keys, self._owners[tenant].currency)
-        if refusal is not None:
-            return refusal
-        self.raised[asked.request_id] = asked.amount_pico
-        return msgspec.structs.replace(earlier, amount_pico=asked.amount_pico)
+        of = Purpose(tenant, earlier.project_id, earlier.model)
+        taken = self._take(of, more, keys, self._owners[tenant].currency)
+        if isinstance(taken, InsufficientFunds):
+            return taken
+        grants = {one: earlier.grants.get(one, 0) + taken.get(one, 0) for one in {**earlier.grants, **taken}}
+        raised = msgspec.structs.replace(earlier, amount_pico=asked.amount_pico, grants=grants)
+        self.raised[asked.request_id] = raised
+        return raised
 
     def _take(
-        self, tenant: UUID, amount: int, keys: Sequence[tuple[UUID, int]], currency: str
-    ) -> InsufficientFunds | None:
-        """Take the amount from the balance and from all of these windows, or from none."""
-        refusal = self._shortage(tenant, amount, [self._windows[key] for key in keys], currency)
+        self, of: Purpose, amount: int, keys: Sequence[tuple[UUID, int]], currency: str
+    ) -> dict[UUID, int] | InsufficientFunds:
+        """Take the amount from grants and the balance, and from all of these windows; or nothing. Returns how much is
+        from which grants."""
+        grants = [one for one in self._grants.values() if one.tenant_id == of.tenant_id]
+        covering = [one for one in grants if one.covers(of.project_id, of.model)]
+        free = sum(one.free for one in covering)
+        elsewhere = sum(one.free for one in grants) - free
+        windows = [self._windows[key] for key in keys]
+        refusal = self._shortage(of.tenant_id, amount, windows, currency, granted=free, elsewhere=elsewhere)
         if refusal is not None:
-            self.short.add(tenant)
+            self.short.add(of.tenant_id)
             return refusal
-        self._left[tenant] -= amount
-        self.held[tenant] += amount
+        taken: dict[UUID, int] = {}
+        for one in covering:
+            if part := min(amount - sum(taken.values()), one.free):
+                self._grants[one.id] = msgspec.structs.replace(one, held=one.held + part)
+                self._counted_on.add(one.id)
+                taken[one.id] = part
+        rest = amount - sum(taken.values())
+        self._left[of.tenant_id] -= rest
+        self.held[of.tenant_id] += rest
         for key in keys:
             self._windows[key] = self._windows[key].holding(amount)
             self._used.add(key)
-        return None
+        return taken
 
     def _budgets(self, request: HoldRequest) -> list[tuple[UUID, int]]:
         mine = self._terms.get(request.tenant_id, ())
         return [(terms.budget_id, terms.starts_at(self._now)) for terms in mine if terms.is_for(request)]
 
     def _shortage(
-        self, tenant: UUID, amount: int, windows: Sequence[BudgetWindow], currency: str
+        self,
+        tenant: UUID,
+        amount: int,
+        windows: Sequence[BudgetWindow],
+        currency: str,
+        *,
+        granted: int,
+        elsewhere: int,
     ) -> InsufficientFunds | None:
-        """The refusal by whatever has least left, if that is too little: what it has would fit everywhere."""
-        least, tightest = self._left[tenant], None
+        """The refusal by whatever has least left, if that is too little: what it has would fit everywhere, and what may
+        cost nothing always does. `granted` is for such usage only, `elsewhere` for other usage only."""
+        least, tightest = max(0, self._left[tenant]) + granted, None
         for window in windows:
             available = window.available
             if available is not None and available < least:
                 least, tightest = available, window
-        if amount <= least:
+        if amount <= max(0, least):
             return None
-        return InsufficientFunds(tightest.scope if tightest else "tenant", amount, max(0, least), currency, tightest)
+        scope = tightest.scope if tightest else "tenant"
+        return InsufficientFunds(
+            scope, amount, max(0, least), currency, tightest, elsewhere_pico=0 if tightest else elsewhere
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 from uuid import UUID
 
@@ -74,6 +74,8 @@ class Hold(msgspec.Struct, frozen=True):
     state: State = "open"
     budgets: tuple[UUID, ...] = ()
     """The windows of budgets that it is reserved from too."""
+    grants: Mapping[UUID, int] = {}
+    """How much of the amount is reserved from which grants for one model or project, and not from the balance."""
 
     @classmethod
     def of(
@@ -82,7 +84,9 @@ class Hold(msgspec.Struct, frozen=True):
         admitted_at: int,
         amount_pico: int | None = None,
         state: State = "open",
+        *,
         budgets: tuple[UUID, ...] = (),
+        grants: Mapping[UUID, int] = {},
     ) -> Hold:
         """The hold that a request gets at this instant; of another amount, if it was raised since."""
         return cls(
@@ -101,17 +105,26 @@ class Hold(msgspec.Struct, frozen=True):
             admitted_at + asked.lifetime_s * 1_000_000,
             state,
             budgets,
+            grants,
         )
 
 
-def join(budgets: Sequence[UUID]) -> str:
-    """Windows of budgets as one text."""
-    return ",".join(budget.hex for budget in budgets)
+def join(budgets: Sequence[UUID], grants: Mapping[UUID, int] = {}) -> str:
+    """What a hold is reserved from beside the balance, as one text: windows of budgets, and grants with how much."""
+    return ",".join([*(budget.hex for budget in budgets), *(f"{grant.hex}={pico}" for grant, pico in grants.items())])
 
 
-def split(budgets: str) -> tuple[UUID, ...]:
-    """The inverse of `join`."""
-    return tuple(UUID(budget) for budget in budgets.split(",")) if budgets else ()
+def split(sources: str) -> tuple[UUID, ...]:
+    """The windows of budgets that `join` was given."""
+    return tuple(UUID(one) for one in sources.split(",") if "=" not in one) if sources else ()
+
+
+def grants_in(sources: str) -> dict[UUID, int]:
+    """The grants that `join` was given."""
+    if "=" not in sources:
+        return {}
+    pairs = (one.split("=") for one in sources.split(",") if "=" in one)
+    return {UUID(grant): int(pico) for grant, pico in pairs}
 
 
 _encoder = msgspec.msgpack.Encoder(uuid_format="bytes")

@@ -11,12 +11,15 @@ from sqlalchemy import literal, select
 from billing.books import Books
 from billing.budgets.use import BudgetUse, use_budgets
 from billing.budgets.windows import BudgetTerms, BudgetWindow
+from billing.holds.books import Ended
 from billing.holds.books_postgresql import take_at_once
 from billing.holds.decisions import Decisions, HoldEnded
+from billing.holds.ending import end_holds
 from billing.holds.records import Hold, HoldRequest, TopUp, unpack
 from billing.ledger import Balance
 from billing.open_books import opened
 from billing.tables.money import ended_hold, hold, price_version
+from billing.wallet import OpenGrant, Wallet
 from storage.batcher import MicroBatcher
 from storage.bulk import one_of
 from storage.database import Database
@@ -84,7 +87,7 @@ class Holds:
     async def _reserve(self, requests: list[HoldRequest]) -> list[Hold | Exception]:
         """All at once where the database can do that and has no objection; else one by one, with everything locked.
 
-        Who was refused lately, or has budgets, does not keep the others from the faster way.
+        Who was refused lately, or has budgets or restricted grants, does not keep the others from the faster way.
         """
         await self._learn_currencies({request.price_version for request in requests})
         if self._database.dialect != "postgresql":
@@ -121,7 +124,8 @@ class Holds:
             if decisions.made:
                 await books.holds.take(decisions.made, decisions.held)
                 await books.budgets.save(decisions.windows)
-        self._careful = (self._careful - owners.keys()) | decisions.short | _with_budgets(owners)
+                await books.save((), grants=decisions.grants)
+        self._careful = (self._careful - owners.keys()) | decisions.short | _with_conditions(owners)
         return answers
 
     async def _raise(self, asked: list[TopUp]) -> list[Hold | Exception]:
@@ -133,7 +137,9 @@ class Holds:
             owners = await books.lock({found.tenant_id for found in known.values()})
             windows = {window for found in known.values() for window in found.budgets}
             budgets = await books.budgets.windows(windows) if windows else []
-            decisions = Decisions(0, owners, (), budgets, self._currencies)
+            grants = await _restricted(books, owners)
+            now = await books.now() if grants else 0
+            decisions = Decisions(now, owners, (), budgets, self._currencies, grants=grants)
             answers: list[Hold | Exception] = []
             for one in asked:
                 answer = decisions.top_up(one, known.get(one.request_id))
@@ -141,15 +147,16 @@ class Holds:
                     known[one.request_id] = answer
                 answers.append(answer)
             if decisions.raised:
-                await books.holds.amend(decisions.raised)
+                await books.holds.amend(decisions.raised.values())
                 await books.budgets.save(decisions.windows)
-                await books.save([owners[tenant].holding(more) for tenant, more in decisions.held.items()])
+                balances = [owners[tenant].holding(more) for tenant, more in decisions.held.items()]
+                await books.save(balances, grants=decisions.grants)
         return answers
 
     async def _decisions(
         self, books: Books, owners: Mapping[UUID, Balance], requests: Sequence[HoldRequest]
     ) -> Decisions:
-        """The database's clock and what there is, budgets included, of tenants that are locked."""
+        """The database's clock and what there is, budgets and grants included, of tenants that are locked."""
         now = await books.now()
         terms: list[BudgetTerms] = []
         windows: list[BudgetWindow] = []
@@ -157,7 +164,7 @@ class Holds:
             terms = [one for one in await books.budgets.in_force(tenants) if any(map(one.is_for, requests))]
             if terms:
                 windows = await books.budgets.opened([(one, one.starts_at(now)) for one in terms])
-        return Decisions(now, owners, terms, windows, self._currencies)
+        return Decisions(now, owners, terms, windows, self._currencies, grants=await _restricted(books, owners))
 
     async def _learn_currencies(self, versions: set[int]) -> None:
         unknown = versions - self._currencies.keys()
@@ -170,14 +177,34 @@ class Holds:
     async def _sweep_some(self, now: int) -> int:
         async with opened(self._database) as books:
             ended = await books.holds.end(await books.holds.overdue(now, _SWEEP), "expired")
-            given_back: dict[UUID, int] = defaultdict(int)
+            found = await books.lock({some.tenant_id for some in ended})
+            by_tenant: dict[UUID, list[Ended]] = defaultdict(list)
             for some in ended:
-                given_back[some.tenant_id] += some.amount_pico
-            found = await books.lock(given_back.keys())
+                if some.tenant_id in found:
+                    by_tenant[some.tenant_id].append(some)
+            grants = await books.grants({some.tenant_id for some in ended if some.counts_on_grants})
+            balances: list[Balance] = []
+            freed: list[OpenGrant] = []
+            for tenant, some_ended in by_tenant.items():
+                wallet = Wallet(found[tenant], [one for one in grants if one.tenant_id == tenant])
+                end_holds(wallet, some_ended)
+                balances.append(wallet.balance)
+                freed += wallet.changed.values()
             await use_budgets(books, BudgetUse(ended))
-            await books.save([found[tenant].holding(-pico) for tenant, pico in given_back.items() if tenant in found])
+            await books.save(balances, grants=freed)
         return sum(some.requests for some in ended)
 
 
 def _with_budgets(owners: Mapping[UUID, Balance]) -> set[UUID]:
     return {tenant for tenant, owner in owners.items() if owner.budgets}
+
+
+def _with_conditions(owners: Mapping[UUID, Balance]) -> set[UUID]:
+    """Those of whom the balance alone does not say what is affordable."""
+    return {tenant for tenant, owner in owners.items() if owner.budgets or owner.restricted}
+
+
+async def _restricted(books: Books, owners: Mapping[UUID, Balance]) -> list[OpenGrant]:
+    """What tenants that are locked have for one model or project only."""
+    tenants = {tenant for tenant, owner in owners.items() if owner.restricted}
+    return [one for one in await books.grants(tenants) if one.restricted] if tenants else []

@@ -58,10 +58,13 @@ grant_balance = Table(
     Column("grant_id", Id, ForeignKey("grant.id"), primary_key=True),
     Column("tenant_id", Id, nullable=False, index=True),
     *(Column(name, Pico, nullable=False) for name in ("remaining", "used", "gone")),
+    Column("held", Pico, nullable=False, server_default=text("0")),
     *(CheckConstraint(f"{name} >= 0", name=f"{name}_not_negative") for name in ("remaining", "used", "gone")),
+    CheckConstraint("held >= 0 AND held <= remaining", name="covered"),
     **STRICT,
 )
-"""What became of each grant: together its amount. Changed only by who has locked the tenant's balance."""
+"""What became of each grant: `remaining`, `used` and `gone` are together its amount; of one for one model or project,
+open holds count on `held`. Changed only by who has locked the tenant's balance."""
 
 balance = Table(
     "balance",
@@ -77,12 +80,14 @@ balance = Table(
     Column("credit_line", Pico, nullable=False, server_default=text("0")),
     Column("holds", Count, nullable=False, server_default=text("0")),
     Column("budgets", Count, nullable=False, server_default=text("0")),
+    Column("restricted", Pico, nullable=False, server_default=text("0")),
     CheckConstraint("credit - debit - held + overdraft + credit_line >= 0", name="covered"),
     CheckConstraint("held >= 0", name="held_not_negative"),
     CheckConstraint("overdraft >= 0", name="overdraft_not_negative"),
     CheckConstraint("promo >= 0", name="promo_not_negative"),
     CheckConstraint("receivable >= 0", name="receivable_not_negative"),
     CheckConstraint("credit_line >= 0", name="credit_line_not_negative"),
+    CheckConstraint("restricted >= 0", name="restricted_not_negative"),
     **STRICT,
 )
 """What a tenant has: `credit` was put in, `debit` was used, `held` is reserved by open holds.
@@ -93,6 +98,7 @@ ledger's entries.
 `overdraft` is 0 but for usage that arrived after its hold had expired and the money was promised to others: then it is
 what is missing. Only settling raises it, so reserving can never bring what is available below zero.
 `holds` is how many holds there ever were: each is open, or has ended once. `budgets` is how many are in force.
+`restricted` is what grants for one model or project have left, beside all that: holds count on those grants themselves.
 """
 
 HOLD: tuple[tuple[str, type[Any], dict[str, Any]], ...] = (
@@ -120,8 +126,9 @@ hold = Table(
 )
 """Open holds: as many as requests run. One that ends is deleted; what it was is in its usage event, or in `ended_hold`.
 
-`request` is the whole `HoldRequest`, so that a row is short. There is no index but the key: each would cost every
-request, and only sweeping looks for anything else, through few rows.
+`request` is the whole `HoldRequest`, so that a row is short. `budgets` is what it is reserved from beside the balance
+(`billing.holds.records.join`): windows of budgets, and grants for one model or project. There is no index but the key:
+each would cost every request, and only sweeping looks for anything else, through few rows.
 """
 
 ended_hold = Table(

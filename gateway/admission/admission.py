@@ -248,6 +248,9 @@ def _unaffordable(error: InsufficientFunds, prepared: Prepared, fits: int) -> Un
     )
     limit = "" if error.budget_id is None else f" under {error.whose}"
     until = f" It begins anew at {resets_at}." if resets_at else ""
+    elsewhere = format_pico(error.elsewhere_pico)
+    if error.elsewhere_pico:
+        until = f" {elsewhere} {error.currency} more can be used for other models or projects only."
     return Unaffordable(
         f"This request of {prompt_tokens} prompt and at most {max_output} output tokens may cost {needed} "
         f"{error.currency}; {left} {error.currency} can be spent{limit}. {advice}{until}",
@@ -259,5 +262,6 @@ def _unaffordable(error: InsufficientFunds, prepared: Prepared, fits: int) -> Un
             currency=error.currency,
             affordable_max_tokens=fits,
             resets_at=resets_at,
+            elsewhere=elsewhere,
         ),
     )

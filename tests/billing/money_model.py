@@ -27,6 +27,8 @@ class Request(msgspec.Struct):
     """The billing period of its event."""
     tokens: int = 0
     """What its usage and the corrections of it come to."""
+    granted: int = 0
+    """How much of its hold, while it is open, is of the pots for its model."""
 
     @property
     def is_late(self) -> bool:
@@ -43,14 +45,19 @@ class Pot(msgspec.Struct):
     expires_at: int | None
     left: int
     used: int = 0
+    model: str | None = None
+    """The one model that it is for, if it is; then it never expires."""
 
     @property
-    def order(self) -> tuple[int, int, int]:
-        return self.priority, 2**63 if self.expires_at is None else self.expires_at, self.id.int
+    def order(self) -> tuple[bool, int, int, int]:
+        return self.model is None, self.priority, 2**63 if self.expires_at is None else self.expires_at, self.id.int
 
 
 class Money:
-    """What a tenant has: pots, what is owed beyond them, and how much may be."""
+    """What a tenant has: pots, what is owed beyond them, and how much may be.
+
+    The pots for a model are one heap: holds for it count on what is in there, no matter in which pot.
+    """
 
     def __init__(self) -> None:
         self.pots: list[Pot] = []
@@ -66,26 +73,35 @@ class Money:
             self.owed -= pot.used
         self.pots = sorted([*self.pots, pot], key=lambda one: one.order)
 
-    def pay(self, cost: int) -> None:
-        """Use the pots in their order; what they do not cover is owed."""
+    def pay(self, model: str, cost: int) -> None:
+        """Use the pots in their order, those for the model as far as open holds do not count on them; what they do not
+        cover is owed."""
         for pot in self.pots:
-            part = min(cost, pot.left)
+            if pot.model not in (None, model):
+                continue
+            part = min(cost, pot.left if pot.model is None else self.free(model))
+            part = min(part, pot.left)
             pot.left -= part
             pot.used += part
             cost -= part
         self.owed += cost
 
-    def give_back(self, cost: int) -> None:
-        """The other way round."""
+    def give_back(self, model: str, cost: int) -> None:
+        """To the pots for the model, then what is owed, then the other way round."""
+        for pot in reversed([pot for pot in self.pots if pot.model == model]):
+            cost -= self._back(pot, cost)
         part = min(cost, self.owed)
         self.owed -= part
         cost -= part
-        for pot in reversed(self.pots):
-            part = min(cost, pot.used)
-            pot.used -= part
-            pot.left += part
-            cost -= part
+        for pot in reversed([pot for pot in self.pots if pot.model is None]):
+            cost -= self._back(pot, cost)
         assert cost == 0
+
+    def _back(self, pot: Pot, most: int) -> int:
+        part = min(most, pot.used)
+        pot.used -= part
+        pot.left += part
+        return part
 
     def lose(self, pot: Pot, pico: int) -> None:
         """Some of a pot was paid back or has expired."""
@@ -93,19 +109,31 @@ class Money:
 
     @property
     def held(self) -> int:
-        return sum(request.hold.amount_pico for request in self.requests.values() if request.state == "open")
+        """Of what is for everything."""
+        some = [request for request in self.requests.values() if request.state == "open"]
+        return sum(request.hold.amount_pico - request.granted for request in some)
+
+    def free(self, model: str) -> int:
+        """What is left for the model only, and no open hold counts on."""
+        left = sum(pot.left for pot in self.pots if pot.model == model)
+        some = [request for request in self.requests.values() if request.state == "open"]
+        return left - sum(request.granted for request in some if request.hold.model == model)
 
     @property
     def spare(self) -> int:
-        """What is left and not held."""
-        return sum(pot.left for pot in self.pots) - self.owed - self.held
+        """What is left for everything and not held."""
+        return sum(pot.left for pot in self.pots if pot.model is None) - self.owed - self.held
 
     @property
     def available(self) -> int:
         return self.spare + self.line
 
     def of_kind(self, kind: str) -> int:
-        return sum(pot.left for pot in self.pots if pot.kind == kind)
+        return sum(pot.left for pot in self.pots if pot.kind == kind and pot.model is None)
+
+    @property
+    def restricted(self) -> int:
+        return sum(pot.left for pot in self.pots if pot.model is not None)
 
     @property
     def refundable(self) -> int:
@@ -132,9 +160,13 @@ class Money:
         some = [request for request in self.requests.values() if window in request.windows]
         return sum((r.cost or 0) + (r.hold.amount_pico if r.state == "open" else 0) for r in some)
 
-    def room(self, windows: Sequence[Window], limits: dict[str, int]) -> int:
-        """What fits into the balance and into these windows."""
-        return min([self.available, *(limits[window[0]] - self.counted(window) for window in windows)])
+    def for_model(self, model: str) -> int:
+        """What a hold for the model may be of."""
+        return max(0, self.available) + self.free(model)
+
+    def left_in(self, windows: Sequence[Window], limits: dict[str, int]) -> int:
+        """What fits into these windows; less than nothing if one is passed."""
+        return min((limits[window[0]] - self.counted(window) for window in windows), default=2**70)
 
     def events(self) -> Iterable[Request]:
         """The requests that have usage."""

@@ -77,7 +77,10 @@ ROUND = 30
 AUDIT = 6
 """After so many tenants each."""
 
+MODELS = ("stdlib-qa", "other")
+
 amounts = st.integers(0, 12).map(lambda tokens: tokens * TOKEN)
+models = st.sampled_from(MODELS)
 crashes = st.none() | st.integers(0, 12)
 """At which of the books' calls the process ends first, if it does."""
 
@@ -150,7 +153,10 @@ class MoneyMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = NEW_YEAR - HOUR
         self.tick(0)
-        self.tenant = self.run(Tenant.rich(self.database, 0))
+        self.tenant = self.run(Tenant.rich(self.database, 0, MODELS[0]))
+        other = self.run(Tenant.rich(self.database, 0, MODELS[1]))
+        self.of = {MODELS[0]: self.tenant, MODELS[1]: msgspec.structs.replace(self.tenant, version=other.version)}
+        """The tenant with the prices of each model."""
         self.holds = Holds(self.database)
         self.book = PriceBook(self.database)
         self.balances = Balances(self.database)
@@ -196,27 +202,24 @@ class MoneyMachine(RuleBasedStateMachine):
         return [(name, starts[name]) for name in self.limits]
 
     @property
-    def affordable(self) -> int:
-        """What fits into the balance and every budget."""
-        return self.money.room(self.windows, self.limits)
-
-    @property
     def all(self) -> list[Request]:
         return list(self.money.requests.values())
 
     # ------------------------------------------------------------ money in and out
 
-    def put_in(self, amount: int, kind: str, expires_at: int | None, calls: int | None = None) -> None:
+    def put_in(
+        self, amount: int, kind: str, expires_at: int | None, calls: int | None = None, model: str | None = None
+    ) -> None:
         identity = new_id()
 
         async def grant() -> None:
             await self.balances.grant(
-                self.tenant.id, amount, "USD", kind=kind, grant_id=identity, expires_at=expires_at
+                self.tenant.id, amount, "USD", kind=kind, grant_id=identity, expires_at=expires_at, model=model
             )
 
         self.crashing_first(balances, grant, calls)
         priority = PAID_PRIORITY if kind == "paid" else PROMO_PRIORITY
-        self.money.put_in(Pot(identity, kind, priority, expires_at, amount))
+        self.money.put_in(Pot(identity, kind, priority, expires_at, amount, model=model))
 
     @action(
         1,
@@ -227,6 +230,10 @@ class MoneyMachine(RuleBasedStateMachine):
     )
     def put_money_in(self, amount: int, kind: str, days: int | None, calls: int | None) -> None:
         self.put_in(amount, kind, None if days is None else self.now + days * DAY, calls)
+
+    @action(1, amount=amounts.filter(bool), model=models, calls=crashes)
+    def give_for_a_model(self, amount: int, model: str, calls: int | None) -> None:
+        self.put_in(amount, "promo", None, calls, model)
 
     @action(1, amount=amounts.filter(bool), calls=crashes)
     def pay_back(self, amount: int, calls: int | None) -> None:
@@ -277,23 +284,29 @@ class MoneyMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ requests
 
-    @action(5, asked=st.lists(amounts, min_size=1, max_size=6), lifetime=st.integers(1, 100))
-    def reserve(self, asked: list[int], lifetime: int) -> None:
+    @action(5, asked=st.lists(st.tuples(amounts, models), min_size=1, max_size=6), lifetime=st.integers(1, 100))
+    def reserve(self, asked: list[tuple[int, str]], lifetime: int) -> None:
         async def together() -> list[Hold | BaseException]:
-            requests = [self.tenant.request(amount, lifetime_s=lifetime) for amount in asked]
+            requests = [self.of[model].request(amount, lifetime_s=lifetime) for amount, model in asked]
             return await asyncio.gather(*map(self.holds.reserve, requests), return_exceptions=True)
 
-        for amount, answer in zip(asked, self.run(together()), strict=True):
+        for (amount, model), answer in zip(asked, self.run(together()), strict=True):
+            money, budgets = self.money.for_model(model), self.money.left_in(self.windows, self.limits)
+            fits = max(0, min(money, budgets))
             if isinstance(answer, Hold):
-                assert amount <= self.affordable
+                assert amount <= fits
                 assert (answer.amount_pico, answer.admitted_at) == (amount, self.now)
                 assert answer.period == period_of(self.now)
-                self.money.requests[answer.request_id] = Request(answer, self.windows)
+                granted = min(amount, self.money.free(model))
+                assert sum(answer.grants.values()) == granted
+                self.money.requests[answer.request_id] = Request(answer, self.windows, granted=granted)
             else:
                 assert isinstance(answer, InsufficientFunds)
-                assert amount > self.affordable
-                assert answer.affordable_pico == max(0, self.affordable)
-                assert (answer.budget_id is None) == (self.affordable == self.money.available)
+                assert amount > fits
+                assert answer.affordable_pico == fits
+                assert (answer.budget_id is None) == (money <= budgets)
+                elsewhere = sum(self.money.free(other) for other in MODELS if other != model)
+                assert answer.elsewhere_pico == (elsewhere if money <= budgets else 0)
 
     @action(2, lambda self: self.all)
     def top_up_some(self) -> None:
@@ -306,7 +319,8 @@ class MoneyMachine(RuleBasedStateMachine):
             return await asyncio.gather(*wanted, return_exceptions=True)
 
         for (request, amount), answer in zip(asked, self.run(together()), strict=True):
-            room = self.money.room(request.windows, self.latest)
+            model = request.hold.model
+            room = max(0, min(self.money.for_model(model), self.money.left_in(request.windows, self.latest)))
             more = amount - request.hold.amount_pico
             if request.state != "open":
                 assert isinstance(answer, HoldEnded)
@@ -314,9 +328,11 @@ class MoneyMachine(RuleBasedStateMachine):
                 assert answer.amount_pico == request.hold.amount_pico  # type: ignore[union-attr]
             elif more > room:
                 assert isinstance(answer, InsufficientFunds)
-                assert answer.affordable_pico == max(0, room)
+                assert answer.affordable_pico == room
             else:
                 assert isinstance(answer, Hold)
+                request.granted += min(more, self.money.free(model))
+                assert sum(answer.grants.values()) == request.granted
                 request.hold = msgspec.structs.replace(request.hold, amount_pico=amount)
                 assert answer.amount_pico == amount
 
@@ -331,7 +347,7 @@ class MoneyMachine(RuleBasedStateMachine):
             limit = request.hold.amount_pico // TOKEN
             if self.data.draw(st.booleans()):
                 tokens = self.data.draw(st.integers(0, limit))
-                batch.append(self.tenant.event(request.hold, Usage(uncached=tokens)))
+                batch.append(self.of[request.hold.model].event(request.hold, Usage(uncached=tokens)))
             else:
                 batch.append(Release(request.hold.request_id, "rejected"))
         batch = self.data.draw(st.permutations(batch))
@@ -341,7 +357,7 @@ class MoneyMachine(RuleBasedStateMachine):
 
         self.crashing_first(settlement, finish, calls)
         self.records += batch
-        paid = 0
+        costs = dict.fromkeys(MODELS, 0)
         for record in batch:
             if isinstance(record, UsageEvent):
                 request = self.money.requests[record.id]
@@ -349,14 +365,15 @@ class MoneyMachine(RuleBasedStateMachine):
                     request.cost = record.cost_pico
                     request.tokens = record.usage.uncached
                     request.booked = self.booked_in(request.hold.period)
-                    paid += record.cost_pico
+                    costs[record.model] += record.cost_pico
                     if request.state == "open":
                         request.state = "settled"
                     self.bounded &= not request.is_late
-        self.money.pay(paid)
         for record in batch:  # an event outweighs a release in the same batch
             if isinstance(record, Release) and self.money.requests[record.request_id].state == "open":
                 self.money.requests[record.request_id].state = "released"
+        for model, cost in costs.items():
+            self.money.pay(model, cost)
 
     @action(1, seconds=st.integers(0, 100))
     def expire(self, seconds: int) -> None:
@@ -385,10 +402,10 @@ class MoneyMachine(RuleBasedStateMachine):
         request.tokens += tokens
         request.cost = (request.cost or 0) + tokens * TOKEN
         if tokens > 0:
-            self.money.pay(tokens * TOKEN)
+            self.money.pay(request.hold.model, tokens * TOKEN)
             self.bounded = False
         else:
-            self.money.give_back(-tokens * TOKEN)
+            self.money.give_back(request.hold.model, -tokens * TOKEN)
 
     def crashing_first(self, module: ModuleType, work: Callable[[], Awaitable[None]], calls: int | None) -> None:
         """Do it; unless `calls` is None, fail before that at one of the books' calls, after which nothing is written
@@ -455,6 +472,7 @@ class MoneyMachine(RuleBasedStateMachine):
         assert (balance.available, balance.held, balance.credit_line) == (money.available, money.held, money.line)
         assert (balance.promo, balance.prepaid) == (money.of_kind("promo"), money.of_kind("paid"))
         assert (balance.receivable, balance.overdraft) == (money.owed, max(0, -money.available))
+        assert balance.restricted == money.restricted
         assert balance.available >= 0 or not self.bounded
         if not self.latest:
             return
@@ -467,8 +485,11 @@ class MoneyMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.compare()
-        left = {g.id: (g.remaining, g.used) for g in self.run(self.balances.grants(self.tenant.id))}
-        assert left == {pot.id: (pot.left, pot.used) for pot in self.money.pots}
+        grants = self.run(self.balances.grants(self.tenant.id))
+        left = {one.id: (one.remaining, one.used) for one in grants if one.model is None}
+        assert left == {pot.id: (pot.left, pot.used) for pot in self.money.pots if pot.model is None}
+        for model in MODELS:
+            assert sum(one.free for one in grants if one.model == model) == self.money.free(model)
         for request in self.all:
             hold = self.run(self.holds.get(request.hold.request_id))
             assert (hold.state if hold else "settled") == request.state

@@ -362,6 +362,7 @@ async def test_what_cannot_be_paid(fresh_sqlite_url: str, tmp_path: Path, model_
             "currency": "USD",
             "affordable_max_tokens": fits,
             "resets_at": None,
+            "elsewhere": "0.000000000000",
         }
         stack.say("ok")
         assert (await stack.post({**OK, "max_tokens": fits + 1})).status_code == 402

@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from billing.balances import Balances
 from billing.budgets.setting import Budgets
 from gateway.endpoints.generating import SHORTENED
 from tests.gateway.stack import running_stack
@@ -37,6 +38,25 @@ async def test_a_budget_refuses_with_its_name_and_its_end(
         assert shortage["resets_at"].endswith("-01T00:00:00Z")
         assert "monthly budget of the tag nightly" in error.message
         assert (window.held, window.spent) == (0, 0)
+
+
+async def test_a_grant_for_a_model_admits_it_alone(fresh_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
+    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, grant=0) as stack:
+        balances = Balances(stack.database)
+        await balances.grant(stack.tenant.id, 10**9, "USD", kind="promo", model="another")
+        refused = await stack.post({**OK, "max_tokens": 5})
+        assert refused.status_code == 402
+        error = refused.json()["error"]
+        shortage = error["insufficient_funds"]
+        assert (shortage["scope"], shortage["affordable"]) == ("tenant", "0.000000000000")
+        assert shortage["elsewhere"] == "0.001000000000"
+        assert "0.001000000000 USD more can be used for other models or projects only" in error["message"]
+        await balances.grant(stack.tenant.id, 10**9, "USD", kind="promo", model="tiny")
+        stack.say("ok")
+        assert (await stack.post({**OK, "max_tokens": 5})).status_code == 200
+        (event,) = await stack.settled(1)
+        left = {grant.model: grant.remaining for grant in await balances.grants(stack.tenant.id)}
+        assert left == {"another": 10**9, "tiny": 10**9 - event.cost_pico}
 
 
 @pytest.mark.parametrize("stream", [False, True])

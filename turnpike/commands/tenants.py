@@ -50,11 +50,11 @@ def list_tenants(settings: Settings, arguments: argparse.Namespace) -> int:
         rows = []
         for tenant in await office.tenancy.list_tenants():
             balance = await office.balances.get(tenant.id)
-            columns = (balance.available, balance.held, balance.credit_line) if balance else (0, 0, 0)
-            money = [format_pico(pico) for pico in columns]
+            names = ("available", "held", "restricted", "credit_line")
+            money = [format_pico(getattr(balance, name) if balance else 0) for name in names]
             projects = ", ".join(project.name for project in await office.tenancy.list_projects(tenant.id))
             rows.append((tenant.name, *money, balance.currency if balance else CURRENCY, projects))
-        table(("tenant", "available", "held", "credit line", "currency", "projects"), rows)
+        table(("tenant", "available", "held", "restricted", "credit line", "currency", "projects"), rows)
         return 0
 
     return with_office(settings, work)
