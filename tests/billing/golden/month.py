@@ -126,7 +126,7 @@ def own_ids(database: Database) -> Iterator[None]:
         count = next(counts.setdefault(milliseconds, itertools.count(1)))
         return UUID(int=milliseconds << 80 | 7 << 76 | 2 << 62 | count)
 
-    with patch("uuid_utils.compat.uuid7", made):
+    with patch("uuid_utils.uuid7", made):
         yield
 
 
