@@ -2,22 +2,27 @@
 
 The real policy classes drive the real scheduler and block pool; only the model is missing: a step takes what fixed
 rates say. Engine time is the unit of service. max_gap is the largest difference in service, over any interval, between
-two flows of one lane that both had requests waiting throughout; jain is Jain's index of what such flows got.
+two flows of one lane that both had requests waiting throughout; jain is Jain's index of what such flows got, p99_ttft
+the seconds to the first token by lane, hit_share the share of prompt tokens that were read from memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.fairness_policies import POLICIES
-from benchmarks.fairness_scenarios import GENERATED, Scenario, read_trace
+from benchmarks.fairness_scenarios import GENERATED, Scenario
 from benchmarks.fairness_simulator import Outcome, simulate
+from benchmarks.fairness_traces import TraceError, read_trace
 from engine.scheduling.fair_share import LOCALITY
 from engine.scheduling.lanes import LANES
 
@@ -53,12 +58,29 @@ def judge(scenario: Scenario, outcomes: dict[str, Outcome], policies: dict[str, 
     first = ours["p99_ttft"].get("interactive", 0.0)
     best_first = min(found["p99_ttft"].get("interactive", 0.0) for found in others.values())
     best_hits = max(found["hit_share"] for found in others.values())
-    return {
+    bars = {
         "gap_beside_vtc": _bar(ours["max_gap"], others["vtc"]["max_gap"] + 2 * quantum, at_most=True),
         "gap_below_constant": _bar(ours["max_gap"], constant, at_most=True),
         "interactive_p99": _bar(first, best_first, at_most=True),
         "hit_share": _bar(ours["hit_share"], best_hits * 0.97, at_most=False),
     }
+    if not bars["interactive_p99"]["met"]:
+        bars["interactive_p99"]["note"] = "; ".join(
+            _price(name, found, ours)
+            for name, found in others.items()
+            if found["p99_ttft"].get("interactive", 0.0) < first
+        )
+    return bars
+
+
+def _price(name: str, found: dict[str, Any], ours: dict[str, Any]) -> str:
+    """By how much a policy is better for interactive requests, and what the others pay for it."""
+    theirs, own = found["p99_ttft"], ours["p99_ttft"]
+    lanes = [f"{lane} p99 {theirs[lane]} s against {own[lane]} s" for lane in LANES[1:] if lane in theirs]
+    return (
+        f"{name} is {own['interactive'] - theirs['interactive']:.3f} s better, at a largest gap between tenants of"
+        f" {found['max_gap']} s against {ours['max_gap']} s" + "".join(f", {lane}" for lane in lanes)
+    )
 
 
 def _bar(value: float, bar: float, *, at_most: bool) -> dict[str, Any]:
@@ -74,37 +96,87 @@ def table(name: str, policies: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def seeds(text: str) -> list[int]:
+    """`3`, `1,5` or `1-10`, or several of these with commas."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m benchmarks.fairness", description=__doc__)
+    made.add_argument("--trace", type=Path, help="a recorded trace: JSON lines or CSV (benchmarks/fairness_traces.py)")
+    made.add_argument("--requests", type=int, default=1500, help="how many of the trace's first requests to take")
+    made.add_argument("--speed", type=float, default=1.0, help="how much faster the trace's requests come")
+    made.add_argument("--seconds", type=float, default=120, help="how long the generated scenarios are")
+    made.add_argument("--seeds", type=seeds, help="make each generated scenario with each of these, such as 1-10")
+    made.add_argument("--only", default="", help="only the scenarios whose name contains this")
+    made.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="simulations at a time")
+    made.add_argument("--json", type=Path, help="write the figures here too")
+    return made
+
+
+def wanted(options: argparse.Namespace) -> list[Scenario]:
+    """The scenarios that were asked for. Raises TraceError."""
+    made = [read_trace(options.trace, options.requests, options.speed)] if options.trace else []
+    # A trace takes the place of the conversations that stand in for it.
+    for make in GENERATED[:-1] if options.trace else GENERATED:
+        if options.seeds is None:
+            made.append(make(options.seconds))
+        else:
+            of_seeds = [(seed, make(options.seconds, seed)) for seed in options.seeds]
+            made += [replace(scenario, name=f"{scenario.name} seed {seed}") for seed, scenario in of_seeds]
+    return [scenario for scenario in made if options.only in scenario.name]
+
+
+def run(scenario: Scenario, policy: str) -> tuple[Outcome, float]:
+    """One simulation, and how many seconds it took."""
+    began = time.perf_counter()
+    return simulate(scenario, POLICIES[policy]), time.perf_counter() - began
+
+
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fairness", description=__doc__)
-    parser.add_argument("--trace", type=Path, help="a trace in Mooncake's format, beside the generated scenarios")
-    parser.add_argument("--requests", type=int, default=1500, help="how many of the trace's first requests to take")
-    parser.add_argument("--speed", type=float, default=1.0, help="how much faster the trace's requests come")
-    parser.add_argument("--seconds", type=float, default=120, help="how long the generated scenarios are")
-    parser.add_argument("--only", help="only the scenarios whose name contains this")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
-    options = parser.parse_args(arguments)
-    scenarios = [make(options.seconds) for make in GENERATED]
-    if options.trace:
-        scenarios[-1] = read_trace(options.trace, options.requests, options.speed)
-    scenarios = [scenario for scenario in scenarios if (options.only or "") in scenario.name]
+    options = parser().parse_args(arguments)
+    began = time.perf_counter()
+    try:
+        scenarios = wanted(options)
+    except TraceError as error:
+        print(f"fairness: {error}", file=sys.stderr)
+        return 2
+    if not scenarios:
+        print(f"fairness: only: no scenario's name contains {options.only!r}", file=sys.stderr)
+        return 2
     every: dict[str, list[Outcome]] = {name: [] for name in POLICIES}
     report: dict[str, Any] = {"benchmark": "fairness", "scenarios": {}}
-    for scenario in scenarios:
-        outcomes = {}
-        for name, make in POLICIES.items():
-            began = time.perf_counter()
-            outcomes[name] = simulate(scenario, make)
-            every[name].append(outcomes[name])
-            took = time.perf_counter() - began
-            print(f"{scenario.name}: {name}: {len(scenario.arrivals)} requests in {took:.1f} s", file=sys.stderr)
-        policies = {name: figures([outcome]) for name, outcome in outcomes.items()}
-        bars = judge(scenario, outcomes, policies)
-        report["scenarios"][scenario.name] = {"policies": policies, "bars": bars}
-        print(table(f"{scenario.name} ({len(scenario.arrivals)} requests)", policies))
-        for bar, found in bars.items():
-            print(f"  {'met ' if found['met'] else 'MISSED'} {bar}: {found['value']} against {found['bar']}")
+    missed, done, count = [], 0, len(scenarios) * len(POLICIES)
+    with ProcessPoolExecutor(options.jobs) as pool:
+        running = [{name: pool.submit(run, scenario, name) for name in POLICIES} for scenario in scenarios]
+        for scenario, futures in zip(scenarios, running, strict=True):
+            outcomes = {}
+            for name, future in futures.items():
+                outcomes[name], took = future.result()
+                every[name].append(outcomes[name])
+                done += 1
+                what = f"{scenario.name}: {name}: {len(scenario.arrivals)} requests in {took:.1f} s"
+                print(f"[{done}/{count}, {time.perf_counter() - began:.0f} s] {what}", file=sys.stderr, flush=True)
+            policies = {name: figures([outcome]) for name, outcome in outcomes.items()}
+            bars = judge(scenario, outcomes, policies)
+            report["scenarios"][scenario.name] = {"policies": policies, "bars": bars}
+            print(table(f"{scenario.name} ({len(scenario.arrivals)} requests)", policies))
+            for bar, found in bars.items():
+                print(f"  {'met ' if found['met'] else 'MISSED'} {bar}: {found['value']} against {found['bar']}")
+                if "note" in found:
+                    print(f"         ({found['note']})")
+                if not found["met"]:
+                    missed.append(f"{scenario.name}: {bar}")
     report["policies"] = {name: figures(outcomes_) for name, outcomes_ in every.items()}
+    report["verdict"] = {"met": not missed, "missed": missed}
+    report["seconds"] = round(time.perf_counter() - began, 1)
     print(table("all", report["policies"]))
+    bar_count = 4 * len(scenarios)
+    print(f"\n{bar_count - len(missed)} of {bar_count} bars met, in {report['seconds']:.0f} s")
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
     return 0

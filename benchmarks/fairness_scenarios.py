@@ -1,12 +1,10 @@
-"""What the simulated tenants do: a recorded trace, and made-up ones that each bring out one kind of unfairness."""
+"""What the simulated tenants do, made up: each scenario brings out one kind of unfairness."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from engine.protocol import Lane
 
@@ -154,31 +152,7 @@ def _conversation(maker: Maker, at: float, flow: str, lane: Lane, first: int) ->
         hashes = hashes + maker.fresh(prompt - len(hashes) * TRACE_BLOCK)
 
 
-def read_trace(path: Path, requests: int, speed: float = 1.0) -> Scenario:
-    """A trace in the format of Mooncake's. It names no tenants: a conversation's first own block decides its tenant
-    (a few large ones, many small), and the tenant its lane: half interactive, a quarter standard, a quarter batch."""
-    lanes: tuple[Lane, ...] = ("interactive", "standard", "interactive", "batch")
-    arrivals = []
-    with path.open() as lines:
-        for _, line in zip(range(requests), lines, strict=False):
-            record = json.loads(line)
-            hashes = tuple(record["hash_ids"])
-            own = hashes[1] if len(hashes) > 1 else hashes[0]
-            tenant = min(int(random.Random(own).paretovariate(0.6)), 40)
-            arrivals.append(
-                Arrival(
-                    record["timestamp"] / 1000 / speed,
-                    f"t{tenant}",
-                    lanes[tenant % 4],
-                    max(1, record["input_length"]),
-                    max(1, record["output_length"]),
-                    hashes,
-                )
-            )
-    return Scenario("trace", tuple(arrivals), running=64, blocks=32_768)
-
-
-GENERATED: tuple[Callable[[float], Scenario], ...] = (
+GENERATED: tuple[Callable[..., Scenario], ...] = (
     on_off,
     one_against_100,
     prompt_against_output,
