@@ -62,7 +62,14 @@ def assemble(options: ReplicaOptions) -> Assembled:
     like = prototype(options)
     tiling = best_tiling(like)
     model = load_model(
-        options.model, config, like, tiling, context, quantize=options.quantize, kv_dtype=options.kv_dtype
+        options.model,
+        config,
+        like,
+        tiling,
+        context,
+        quantize=options.quantize,
+        kv_dtype=options.kv_dtype,
+        weights=options.weights,
     )
     blocks = block_counts(options, model.groups, like.device, context)
     memories = [KvMemory(group, count, like) for group, count in zip(model.groups, blocks, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 # Threads that wait for each other in a matrix product spin by default. On a machine whose cores are shared (with the
 # gateway, say) they then spin while the one they wait for is not running: twenty times slower. Read when torch loads.
@@ -13,7 +13,7 @@ import structlog
 import torch
 
 from engine.errors import StartError
-from engine.options import ReplicaOptions
+from engine.options import ReplicaOptions, Weights
 from engine.protocol import LayerGroup
 from engine.threads import all_threads
 from prompt_cache.keys import BLOCK_TOKENS
@@ -23,6 +23,8 @@ logger = structlog.get_logger("engine.device")
 _CPU_MEMORY = 1 << 30
 _SHARE_OF_RAM = 4
 _SHARE_OF_GPU = 0.85
+_SHARE_FOR_WEIGHTS = 0.5
+"""Weights are decoded on loading if they take no more of the memory than this."""
 _CACHED_BLOCKS = 32
 """Cached sequences are taken to be so long on average (2,048 tokens): a group keeps what its window reaches."""
 
@@ -46,6 +48,20 @@ def _device(options: ReplicaOptions) -> torch.device:
     if options.device == "cuda":
         raise StartError("device: cuda was asked for, and no GPU is available")
     return torch.device("cpu")
+
+
+def keep_packed(weights: Weights, decoded_bytes: Callable[[], int], device: torch.device) -> bool:
+    """Whether weights in few bits are kept like that; `decoded_bytes`: what they would take otherwise."""
+    if weights != "auto":
+        return weights == "packed"
+    if device.type == "cuda":
+        room = torch.cuda.mem_get_info(device)[0]
+    else:
+        room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    packed = decoded_bytes() > room * _SHARE_FOR_WEIGHTS
+    if packed:
+        logger.info("weights in few bits are kept so", decoded_bytes=decoded_bytes(), room=room)
+    return packed
 
 
 def block_counts(

@@ -14,6 +14,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Quantize = Literal["none", "fp8", "mxfp4"]
 KvDtype = Literal["auto", "fp8"]
+Weights = Literal["auto", "decoded", "packed"]
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,10 @@ class ReplicaOptions:
     `kv_memory` is bytes for KV blocks, 0 for what is free; `swap_share` how much host memory may hold the KV of
     preempted requests, as a share of that; `context` tokens, 0 for the model's own; `served` the served
     model's name, empty for the one in the model folder.
-    `quantize`: what linear weights are rounded to on loading. `kv_dtype`: what KV is stored in, `auto` for the model's
-    own type. `drain_s`: how long running requests may go on after
-    SIGTERM. `stall_s`: how long a step may last, beyond ten times what the fullest should, before the replica ends.
+    `quantize`: what linear weights are rounded to on loading. `weights`: whether weights in few bits are decoded on
+    loading (faster) or kept like that (smaller); `auto` decodes what fits well into memory. `kv_dtype`: what KV is
+    stored in, `auto` for the model's own type. `drain_s`: how long running requests may go on after SIGTERM.
+    `stall_s`: how long a step may last, beyond ten times what the fullest should, before the replica ends.
     `patience`: how many seconds a request may wait in its lane before it is refused; 0 for ever.
     """
 
@@ -39,6 +41,7 @@ class ReplicaOptions:
     dtype: Dtype = "auto"
     quantize: Quantize = "none"
     kv_dtype: KvDtype = "auto"
+    weights: Weights = "auto"
     kv_memory: int = 0
     swap_share: float = 0.25
     max_running: int = 64

@@ -85,6 +85,7 @@ def engine(settings: Settings, parent: int | None = None) -> int:
         dtype=settings.dtype,
         quantize=settings.quantize,
         kv_dtype=settings.kv_dtype,
+        weights=settings.weights,
         kv_memory=settings.kv_memory,
         swap_share=settings.swap_share,
         max_running=settings.max_running,

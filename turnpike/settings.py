@@ -115,6 +115,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["none", "fp8", "mxfp4"],
         _about("what linear weights are rounded to while they are loaded", SERVE, ENGINE),
     ] = "none"
+    weights: Annotated[
+        Literal["auto", "decoded", "packed"],
+        _about(
+            "whether weights of a quantized model are decoded while they are loaded (faster) or kept as they are and"
+            " decoded at each use (smaller, the same answers); auto: decoded if they take less than half of the memory",
+            SERVE,
+            ENGINE,
+        ),
+    ] = "auto"
     kv_dtype: Annotated[
         Literal["auto", "fp8"],
         _about(

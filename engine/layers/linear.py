@@ -6,16 +6,24 @@ it meets and keeps it (0.6 MB and some milliseconds each), so rows are padded to
 run once at start (`warm_up`). Where that is not there the plain product is used: its kernels take other paths for 1, 2
 and 3 rows, but not from multiples of 8, so rows are padded to those. The self-test at start checks either at the
 model's shapes; where it fails, `row_tile` makes every product one of exactly that many rows, which is slow and right.
+
+A weight in few bits can be kept like that, and is decoded a few outputs at a time whenever it is used: less memory and
+more work. oneDNN gives a tile's outputs the bits that they have in the whole product, so both say the same in fp32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch.nn.functional import linear as product
 
+from engine.quantization.packed import Packed
+
 ROW_MULTIPLE = 8
+_TILE_OUTPUTS, _TILE_ELEMENTS = 128, 1 << 19
+"""Decoded at a time: at least so many outputs, and about so many elements, which a core's cache holds."""
 
 
 @dataclass
@@ -27,7 +35,7 @@ class Tiling:
 
     row_multiple: int = ROW_MULTIPLE
     row_tile: int | None = None
-    products: dict[tuple[int, int, bool], Linear] = field(default_factory=dict)
+    products: dict[tuple[object, ...], Linear] = field(default_factory=dict)
 
     def padding(self, rows: int) -> int:
         """How many rows to add to this many."""
@@ -61,12 +69,17 @@ class Linear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, tiling: Tiling) -> None:
         packed = _packed(weight)
-        self._packed = packed is not None
+        self._onednn = packed is not None
         self._weight = weight if packed is None else packed
         self._bias = bias
         self.tiling = tiling
         self.inputs = weight.shape[1]
-        tiling.products.setdefault((*weight.shape, bias is not None), self)
+        tiling.products.setdefault((Linear, *weight.shape, bias is not None), self)
+
+    @property
+    def nbytes(self) -> int:
+        """What its weight takes in memory."""
+        return self._weight.numel() * self._weight.itemsize
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, inputs] → [rows, outputs]; rows padded as the tiling says."""
@@ -76,7 +89,42 @@ class Linear:
         return torch.cat([self._product(rows) for rows in torch.split(x, tile)])
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
-        if not self._packed:
-            return product(x, self._weight, self._bias)
-        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-        return y
+        return _by_onednn(x, self._weight, self._bias) if self._onednn else product(x, self._weight, self._bias)
+
+
+class PackedLinear(Linear):
+    """The same with weights kept in few bits: `pieces`, whose outputs follow each other. `like` as the model's type."""
+
+    def __init__(self, pieces: Sequence[Packed], bias: torch.Tensor | None, tiling: Tiling, like: torch.Tensor) -> None:
+        self._pieces = list(pieces)
+        self._bias = bias
+        self._onednn = _packed(like.new_zeros(1, 1)) is not None
+        self.tiling = tiling
+        self.inputs = pieces[0].shape[1]
+        outputs = [piece.shape[0] for piece in pieces]
+        tiling.products.setdefault((PackedLinear, *outputs, self.inputs, bias is not None), self)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.nbytes for piece in self._pieces)
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        # Of a weight that is not in its own order, oneDNN takes another path for a single row.
+        rows = torch.cat([x, x]) if self._onednn and len(x) == 1 else x
+        parts = []
+        offset = 0
+        for piece in self._pieces:
+            outputs = piece.shape[0]
+            tile = -(-max(_TILE_OUTPUTS, _TILE_ELEMENTS // self.inputs) // piece.step) * piece.step
+            for start in range(0, outputs, tile):
+                stop = min(start + tile, outputs)
+                weight = piece.rows(start, stop).to(x.dtype)
+                bias = None if self._bias is None else self._bias[offset + start : offset + stop]
+                parts.append((_by_onednn if self._onednn else product)(rows, weight, bias))
+            offset += outputs
+        return torch.cat(parts, 1)[: len(x)]
+
+
+def _by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return y

@@ -37,17 +37,17 @@ class GptOssExpert:
 def _experts(load: Loader, name: str, count: int) -> list[GptOssExpert]:
     config, fields = load.config, load.config.fields
     hidden, inner = config.hidden, config.intermediate
-    gate_up = load.experts(f"{name}.gate_up_proj", count, 2 * inner, hidden)
+    # Even outputs are the gate's, odd ones up's: brought one after the other.
+    order = torch.cat([torch.arange(0, 2 * inner, 2), torch.arange(1, 2 * inner, 2)])
+    gate_up = load.experts(f"{name}.gate_up_proj", count, 2 * inner, hidden, order)
     gate_up_bias = load.tensor(f"{name}.gate_up_proj_bias", count, 2 * inner)
     down = load.experts(f"{name}.down_proj", count, hidden, inner)
     down_bias = load.tensor(f"{name}.down_proj_bias", count, hidden)
-    # Even outputs are the gate's, odd ones up's: brought one after the other.
-    order = torch.cat([torch.arange(0, 2 * inner, 2), torch.arange(1, 2 * inner, 2)])
     alpha, limit = fields.number("swiglu_alpha", 1.702), fields.number("swiglu_limit", 7.0)
     return [
         GptOssExpert(
-            load.product(f"{name}.gate_up_proj", gate_up[expert][order], gate_up_bias[expert][order]),
-            load.product(f"{name}.down_proj", down[expert].contiguous(), down_bias[expert].contiguous()),
+            load.product(f"{name}.gate_up_proj", gate_up[expert], gate_up_bias[expert][order]),
+            load.product(f"{name}.down_proj", down[expert], down_bias[expert].contiguous()),
             alpha,
             limit,
         )

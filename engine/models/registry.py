@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from engine.device import keep_packed
 from engine.errors import ModelError
 from engine.layers.linear import Tiling
 from engine.models.config import ModelConfig
@@ -21,7 +22,7 @@ from engine.models.phi3 import phi3
 from engine.models.qwen2 import qwen2
 from engine.models.qwen3 import qwen3
 from engine.models.qwen3_moe import qwen3_moe
-from engine.options import KvDtype, Quantize
+from engine.options import KvDtype, Quantize, Weights
 from engine.weights.checkpoint import Checkpoint
 from engine.weights.loader import Loader
 
@@ -50,6 +51,7 @@ def load_model(
     *,
     quantize: Quantize = "none",
     kv_dtype: KvDtype = "auto",
+    weights: Weights = "decoded",
 ) -> Decoder:
     """Load the folder's weights as `like`'s type on its device. Raises ModelError naming what is unsupported."""
     architecture = ARCHITECTURES.get(config.model_type)
@@ -59,4 +61,9 @@ def load_model(
             f" (supported: {', '.join(sorted(ARCHITECTURES))})"
         )
     with Checkpoint(folder, config.fields.inner("quantization_config")) as checkpoint, torch.inference_mode():
-        return architecture(Loader(checkpoint, config, like, tiling, context_tokens, quantize=quantize, kv_dtype=kv_dtype))
+        packed = keep_packed(weights, lambda: checkpoint.decoded_bytes(like.itemsize), like.device)
+        return architecture(
+            Loader(
+                checkpoint, config, like, tiling, context_tokens, quantize=quantize, kv_dtype=kv_dtype, packed=packed
+            )
+        )

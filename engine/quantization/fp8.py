@@ -5,28 +5,75 @@ Read: a weight times its scales. Made: a scale for each output; the largest valu
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+
+from engine.quantization.packed import byte_values, decoded, numbers
 
 LARGEST = 448.0
 """The largest finite e4m3 value."""
 
 
-def decode(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] = (128, 128)) -> torch.Tensor:
-    """[outputs, inputs] in fp32 of e4m3 (or int8) values and their scales.
+@dataclass(frozen=True)
+class Fp8Weight:
+    """8-bit values [outputs, inputs], and fp32 scales for blocks of `block` = (outputs, inputs)."""
 
-    `scales` has one element (per tensor), [outputs] or [outputs, 1] (per channel), or one for each block of `block`
-    outputs and inputs, those at the end cut short. Raises ValueError for scales of any other shape.
+    values: torch.Tensor
+    scales: torch.Tensor
+    block: tuple[int, int]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.values.shape[0], self.values.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scales.nbytes
+
+    @property
+    def step(self) -> int:
+        # One scale for all outputs is found by the first block, wherever rows begin.
+        return 1 if len(self.scales) == 1 else self.block[0]
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        rows, columns = self.block
+        values = numbers(self.values[start:stop].view(torch.uint8), byte_values(self.values.dtype, self.values.device))
+        scales = self.scales
+        if len(scales) > 1:
+            scales = scales[start // rows : -(-stop // rows)].repeat_interleave(rows, 0)[: stop - start]
+        if scales.shape[1] * columns == values.shape[1]:
+            values.view(len(values), -1, columns).mul_(scales[..., None])
+            return values
+        return values.mul_(scales.repeat_interleave(columns, 1)[:, : values.shape[1]])
+
+    def to(self, device: torch.device) -> Fp8Weight:
+        return Fp8Weight(self.values.to(device, copy=True), self.scales.to(device, copy=True), self.block)
+
+
+def stored(values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] = (128, 128)) -> Fp8Weight:
+    """Of e4m3, e5m2 or int8 values [outputs, inputs] and their scales.
+
+    `scales` has one element (per tensor), [outputs] or [outputs, 1] (per channel), one for each block of `block`
+    outputs and inputs, those at the end cut short, or [outputs, groups of inputs]. Raises ValueError for any other.
     """
-    outputs, inputs = weight.shape
+    outputs, inputs = values.shape
     scales = scales.float()
     if scales.numel() == 1:
-        return weight.float() * scales.reshape(())
+        return Fp8Weight(values, scales.reshape(1, 1), (outputs, inputs))
     if scales.shape in {(outputs,), (outputs, 1)}:
-        return weight.float() * scales.reshape(outputs, 1)
+        return Fp8Weight(values, scales.reshape(outputs, 1), (1, inputs))
     rows, columns = block
-    if scales.shape != (-(-outputs // rows), -(-inputs // columns)):
-        raise ValueError(f"scales of shape {list(scales.shape)} do not fit a weight of {outputs} x {inputs}")
-    return weight.float() * scales.repeat_interleave(rows, 0)[:outputs].repeat_interleave(columns, 1)[:, :inputs]
+    if scales.shape == (-(-outputs // rows), -(-inputs // columns)):
+        return Fp8Weight(values, scales, block)
+    if scales.dim() == 2 and scales.shape[0] == outputs and inputs % scales.shape[1] == 0:
+        return Fp8Weight(values, scales, (1, inputs // scales.shape[1]))
+    raise ValueError(f"scales of shape {list(scales.shape)} do not fit a weight of {outputs} x {inputs}")
+
+
+def decode(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] = (128, 128)) -> torch.Tensor:
+    """[outputs, inputs] in fp32 of values and scales as `stored` takes them."""
+    return decoded(stored(weight, scales, block))
 
 
 def encode(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

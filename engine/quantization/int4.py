@@ -2,14 +2,74 @@
 
 All are (value − zero) · scale by groups of inputs, and pack values into 32-bit words: AWQ 8 neighbouring outputs in a
 shuffled order, the others neighbouring inputs in order; compressed-tensors beside each other in an output's own words.
+Kept is one form of all three: an output's values beside each other, the low bits first.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+
+from engine.quantization.packed import numbers, part_values
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of 8 outputs the i-th half byte of a word holds."""
+
+
+@dataclass(frozen=True)
+class IntWeight:
+    """Bytes [outputs, inputs · bits / 8, rounded up], scales [1 or outputs, groups], zeros [outputs, groups].
+
+    Without zeros the middle of the range is 0.
+
+    `group` [inputs] is each input's group, in order if None.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    inputs: int
+    bits: int
+    group: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.inputs
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in (self.codes, self.scales, self.zeros, self.group) if part is not None)
+
+    @property
+    def step(self) -> int:
+        return 1
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        table = part_values(tuple(map(float, range(1 << self.bits))), self.codes.device)
+        values = numbers(self.codes[start:stop], table)[:, : self.inputs].contiguous()
+        scales = (self.scales if len(self.scales) == 1 else self.scales[start:stop]).float()
+        groups = scales.shape[1]
+        zeros: torch.Tensor | None = None if self.zeros is None else self.zeros[start:stop].float()
+        grouped = values
+        if self.group is None and self.inputs % groups == 0:
+            grouped = values.view(len(values), groups, -1)
+            scales, zeros = scales[..., None], None if zeros is None else zeros[..., None]
+        else:
+            group = torch.arange(self.inputs, device=values.device) // -(-self.inputs // groups)
+            group = group if self.group is None else self.group
+            scales, zeros = scales[:, group], None if zeros is None else zeros[:, group]
+        grouped.sub_(float(1 << (self.bits - 1)) if zeros is None else zeros).mul_(scales)
+        return values
+
+    def to(self, device: torch.device) -> IntWeight:
+        codes, scales, zeros, group = (
+            None if part is None else part.to(device, copy=True)
+            for part in (self.codes, self.scales, self.zeros, self.group)
+        )
+        assert codes is not None
+        assert scales is not None
+        return IntWeight(codes, scales, zeros, self.inputs, self.bits, group)
 
 
 def _unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
@@ -18,8 +78,17 @@ def _unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     return (words.int()[..., None] >> shifts) & ((1 << bits) - 1)
 
 
-def decode_awq(words: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """[outputs, inputs] in fp32 of words [inputs, outputs / 8], zeros [groups, outputs / 8], scales [groups, outputs].
+def _pack(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """[outputs, inputs] values → bytes [outputs, inputs · bits / 8, rounded up], those of the low bits first."""
+    per_byte = 8 // bits
+    padded = torch.nn.functional.pad(values.to(torch.uint8), (0, -values.shape[1] % per_byte))
+    parts = padded.view(len(values), -1, per_byte) << torch.arange(0, 8, bits, dtype=torch.uint8)
+    codes: torch.Tensor = parts.sum(-1, dtype=torch.uint8)
+    return codes
+
+
+def stored_awq(words: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> IntWeight:
+    """Of words [inputs, outputs / 8], zeros [groups, outputs / 8] and scales [groups, outputs].
 
     Raises ValueError where the shapes contradict each other.
     """
@@ -29,11 +98,10 @@ def decode_awq(words: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -
     order = torch.tensor(_AWQ_ORDER).argsort()
     values = _unpack(words, 4)[..., order].reshape(inputs, outputs)
     zero = _unpack(zeros, 4)[..., order].reshape(groups, outputs)
-    group = torch.arange(inputs) // (inputs // groups)
-    return ((values - zero[group]).float() * scales.float()[group]).t()
+    return IntWeight(_pack(values.t(), 4), scales.t().contiguous(), zero.t().to(torch.int16), inputs, 4)
 
 
-def decode_gptq(
+def stored_gptq(
     words: torch.Tensor,
     zeros: torch.Tensor,
     scales: torch.Tensor,
@@ -41,10 +109,10 @@ def decode_gptq(
     *,
     bits: int,
     zero_offset: int,
-) -> torch.Tensor:
-    """[outputs, inputs] in fp32 of words [inputs · bits / 32, outputs] and zeros [groups, outputs · bits / 32].
+) -> IntWeight:
+    """Of words [inputs · bits / 32, outputs], zeros [groups, outputs · bits / 32] and scales [groups, outputs].
 
-    `scales` [groups, outputs]; `group` [inputs] is each input's group, in order if None; `zero_offset` is what the
+    `group` [inputs] is each input's group, in order if None; `zero_offset` is what the
     file format took from zeros (1 in its first version). Raises ValueError for 3 bits and for contradictory shapes.
     """
     if bits not in {2, 4, 8}:
@@ -53,16 +121,15 @@ def decode_gptq(
     inputs, groups, outputs = words.shape[0] * per_word, *scales.shape
     if words.shape[1] != outputs or zeros.shape != (groups, outputs // per_word):
         raise ValueError(f"shapes {list(words.shape)}, {list(zeros.shape)} and {list(scales.shape)} do not fit")
-    if group is None:
-        group = torch.arange(inputs) // -(-inputs // groups)
-    elif group.shape != (inputs,) or not 0 <= int(group.min()) <= int(group.max()) < groups:
+    if group is not None and (group.shape != (inputs,) or not 0 <= int(group.min()) <= int(group.max()) < groups):
         raise ValueError(f"g_idx does not give one of {groups} groups for each of {inputs} inputs")
     values = _unpack(words, bits).transpose(1, 2).reshape(inputs, outputs)
     zero = _unpack(zeros, bits).reshape(groups, outputs) + zero_offset
-    return ((values - zero[group.long()]).float() * scales.float()[group.long()]).t()
+    codes, kept = _pack(values.t(), bits), zero.t().to(torch.int16)
+    return IntWeight(codes, scales.t().contiguous(), kept, inputs, bits, _out_of_order(group, inputs, groups))
 
 
-def decode_packed(
+def stored_packed(
     words: torch.Tensor,
     scales: torch.Tensor,
     zeros: torch.Tensor | None,
@@ -70,8 +137,8 @@ def decode_packed(
     *,
     bits: int,
     group: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """[outputs, inputs] = `shape` in fp32 of words [outputs, inputs · bits / 32, rounded up], values less 2^(bits − 1).
+) -> IntWeight:
+    """Of words [outputs, inputs · bits / 32, rounded up] for outputs and inputs = `shape`, values plus 2^(bits − 1).
 
     `scales` is [1] (per tensor), [outputs, 1] (per channel) or [outputs, groups]; `zeros` [outputs · bits / 32, rounded
     up; groups], packed along the outputs, or None if symmetric; `group` [inputs] is each input's group, in order if
@@ -80,21 +147,29 @@ def decode_packed(
     if bits not in {2, 4, 8}:
         raise ValueError(f"{bits} bits are not supported (2, 4 and 8 are)")
     (outputs, inputs), per_word = shape, 32 // bits
-    scales = scales.float().reshape(1, 1) if scales.numel() == 1 else scales.float()
+    scales = scales.reshape(1, 1) if scales.numel() == 1 else scales
     if words.shape != (outputs, -(-inputs // per_word)):
         raise ValueError(f"words of shape {list(words.shape)} do not fit a weight of {outputs} x {inputs}")
     if scales.dim() != 2 or scales.shape[0] not in {1, outputs} or scales.shape[1] > inputs:
         raise ValueError(f"scales of shape {list(scales.shape)} do not fit a weight of {outputs} x {inputs}")
     groups = scales.shape[1]
-    if group is None or bool((group == -1).all()):
-        group = torch.arange(inputs) // -(-inputs // groups)
-    elif group.shape != (inputs,) or not 0 <= int(group.min()) <= int(group.max()) < groups:
+    if group is not None and bool((group == -1).all()):
+        group = None
+    if group is not None and (group.shape != (inputs,) or not 0 <= int(group.min()) <= int(group.max()) < groups):
         raise ValueError(f"weight_g_idx does not give one of {groups} groups for each of {inputs} inputs")
-    values = _unpack(words, bits).flatten(1)[:, :inputs]
-    if zeros is None:
-        zero = torch.full((1, groups), 1 << (bits - 1))
-    elif zeros.shape != (-(-outputs // per_word), groups):
-        raise ValueError(f"zero points of shape {list(zeros.shape)} do not fit {outputs} outputs in {groups} groups")
-    else:
-        zero = _unpack(zeros.t(), bits).flatten(1)[:, :outputs].t()
-    return (values - zero[:, group.long()]).float() * scales[:, group.long()]
+    zero = None
+    if zeros is not None:
+        if zeros.shape != (-(-outputs // per_word), groups):
+            raise ValueError(
+                f"zero points of shape {list(zeros.shape)} do not fit {outputs} outputs in {groups} groups"
+            )
+        zero = _unpack(zeros.t(), bits).flatten(1)[:, :outputs].t().to(torch.int16)
+    codes = _pack(_unpack(words, bits).flatten(1)[:, :inputs], bits)
+    return IntWeight(codes, scales, zero, inputs, bits, _out_of_order(group, inputs, groups))
+
+
+def _out_of_order(group: torch.Tensor | None, inputs: int, groups: int) -> torch.Tensor | None:
+    """None where inputs are in order of their groups, as they mostly are: that is faster to decode."""
+    if group is None or torch.equal(group.long(), torch.arange(inputs) // -(-inputs // groups)):
+        return None
+    return group.long()

@@ -5,7 +5,11 @@ A byte holds two values, the first in its low half. A scale byte is the exponent
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+
+from engine.quantization.packed import numbers, part_values
 
 GROUP = 32
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -20,10 +24,34 @@ def decode(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """
     if blocks.shape[:-1] != scales.shape or blocks.shape[-1] * 2 != GROUP:
         raise ValueError(f"scales of shape {list(scales.shape)} do not fit blocks of {list(blocks.shape)}")
-    table = torch.tensor([*_VALUES, *(-value for value in _VALUES)])
-    halves = torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2)
-    values = torch.ldexp(table[halves.int()], (scales.int() - 127)[..., None])
-    return values.flatten(-2)
+    values = numbers(blocks, part_values((*_VALUES, *(-value for value in _VALUES)), blocks.device))
+    return values.mul_(torch.pow(2.0, scales.int() - 127)[..., None]).flatten(-2)
+
+
+@dataclass(frozen=True)
+class Mxfp4Weight:
+    """Bytes [outputs, groups, 16] and scale bytes [outputs, groups]."""
+
+    blocks: torch.Tensor
+    scales: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.blocks.shape[0], self.blocks.shape[1] * GROUP
+
+    @property
+    def nbytes(self) -> int:
+        return self.blocks.nbytes + self.scales.nbytes
+
+    @property
+    def step(self) -> int:
+        return 1
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        return decode(self.blocks[start:stop], self.scales[start:stop])
+
+    def to(self, device: torch.device) -> Mxfp4Weight:
+        return Mxfp4Weight(self.blocks.to(device, copy=True), self.scales.to(device, copy=True))
 
 
 def encode(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,16 +6,20 @@ import torch
 
 from engine.options import Quantize
 from engine.quantization import fp8, mxfp4
+from engine.quantization.packed import Packed, decoded
+
+
+def encoded(weight: torch.Tensor, into: Quantize) -> Packed | None:
+    """[outputs, inputs] in the format; None for none. Raises ValueError for a shape that the format cannot hold."""
+    match into:
+        case "fp8":
+            return fp8.stored(*fp8.encode(weight))
+        case "mxfp4":
+            return mxfp4.Mxfp4Weight(*mxfp4.encode(weight))
+    return None
 
 
 def quantized(weight: torch.Tensor, into: Quantize) -> torch.Tensor:
-    """[outputs, inputs] rounded to the format, in the type it had.
-
-    Raises ValueError for a shape that the format cannot hold.
-    """
-    match into:
-        case "fp8":
-            return fp8.decode(*fp8.encode(weight)).to(weight)
-        case "mxfp4":
-            return mxfp4.decode(*mxfp4.encode(weight)).to(weight)
-    return weight
+    """[outputs, inputs] rounded to the format, in the type it had. Raises ValueError as `encoded` does."""
+    packed = encoded(weight, into)
+    return weight if packed is None else decoded(packed).to(weight)

@@ -1,4 +1,4 @@
-"""Finds out how a weight is stored and reads it: plain, FP8, MXFP4, AWQ, GPTQ or integers packed by compressed-tensors.
+"""Finds out how a weight is stored: plain, FP8, MXFP4, AWQ, GPTQ or integers packed by compressed-tensors.
 
 Which it is shows in the tensors that there are; `quantization_config` says only what cannot be seen (bits, block size).
 """
@@ -11,6 +11,7 @@ import torch
 
 from engine.models.fields import Fields
 from engine.quantization import fp8, int4, mxfp4
+from engine.quantization.packed import Packed, decoded
 
 _SCALES = ("weight_scale_inv", "weight_scale", "scale")
 
@@ -27,6 +28,14 @@ class Tensors(Protocol):
 
 def read_weight(tensors: Tensors, name: str, quantization: Fields) -> torch.Tensor:
     """The tensor `name` decoded to floating point. Raises ModelError if one is missing, ValueError if one is wrong."""
+    if name not in tensors and f"{name}_blocks" in tensors:  # those of all experts, stacked
+        return mxfp4.decode(tensors.read(f"{name}_blocks"), tensors.read(f"{name}_scales"))
+    weight = find_weight(tensors, name, quantization)
+    return weight if isinstance(weight, torch.Tensor) else decoded(weight)
+
+
+def find_weight(tensors: Tensors, name: str, quantization: Fields) -> torch.Tensor | Packed:
+    """The tensor `name` as it is stored, plain or packed. Raises ModelError if one is missing, ValueError if wrong."""
     layer, _, last = name.rpartition(".")
     if name in tensors or last != "weight":
         return _plain(tensors, name, layer, quantization)
@@ -40,16 +49,16 @@ def read_weight(tensors: Tensors, name: str, quantization: Fields) -> torch.Tens
         bits = quantization.integer("bits", 4)
         if bits != 4 or quantization.text("version", "gemm").lower() != "gemm":
             raise ValueError("AWQ is supported with 4 bits and version gemm only")
-        return int4.decode_awq(words, zeros, scales)
+        return int4.stored_awq(words, zeros, scales)
     if method == "gptq":
         offset = 0 if quantization.text("checkpoint_format", "gptq") == "gptq_v2" else 1
         group = tensors.read(f"{layer}.g_idx") if f"{layer}.g_idx" in tensors else None
         bits = quantization.integer("bits", 4)
-        return int4.decode_gptq(words, zeros, scales, group, bits=bits, zero_offset=offset)
+        return int4.stored_gptq(words, zeros, scales, group, bits=bits, zero_offset=offset)
     raise ValueError(f"quant_method {method!r} is not supported for packed integers (awq and gptq are)")
 
 
-def _packed(tensors: Tensors, layer: str, quantization: Fields) -> torch.Tensor:
+def _packed(tensors: Tensors, layer: str, quantization: Fields) -> Packed:
     words, scales, sizes = (tensors.read(f"{layer}.weight_{part}") for part in ("packed", "scale", "shape"))
     if sizes.numel() != 2:
         raise ValueError(f"weight_shape has {sizes.numel()} elements instead of 2")
@@ -63,12 +72,10 @@ def _packed(tensors: Tensors, layer: str, quantization: Fields) -> torch.Tensor:
         tensors.read(f"{layer}.weight_{part}") if f"{layer}.weight_{part}" in tensors else None
         for part in ("zero_point", "g_idx")
     )
-    return int4.decode_packed(words, scales, zeros, (outputs, inputs), bits=fitting[0], group=group)
+    return int4.stored_packed(words, scales, zeros, (outputs, inputs), bits=fitting[0], group=group)
 
 
-def _plain(tensors: Tensors, name: str, layer: str, quantization: Fields) -> torch.Tensor:
-    if name not in tensors and f"{name}_blocks" in tensors:
-        return mxfp4.decode(tensors.read(f"{name}_blocks"), tensors.read(f"{name}_scales"))
+def _plain(tensors: Tensors, name: str, layer: str, quantization: Fields) -> torch.Tensor | Packed:
     weight = tensors.read(name)
     if weight.dtype not in {torch.float8_e4m3fn, torch.float8_e5m2, torch.int8}:
         return weight
@@ -76,7 +83,7 @@ def _plain(tensors: Tensors, name: str, layer: str, quantization: Fields) -> tor
         if f"{layer}.{scale}" in tensors:
             if f"{layer}.weight_zero_point" in tensors:
                 raise ValueError(f"it is {weight.dtype} with zero points, which only packed integers may have")
-            return fp8.decode(weight, tensors.read(f"{layer}.{scale}"), _block(quantization))
+            return fp8.stored(weight, tensors.read(f"{layer}.{scale}"), _block(quantization))
     raise ValueError(f"it is {weight.dtype} and has no scales ({', '.join(_SCALES)})")
 
 

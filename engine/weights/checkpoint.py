@@ -6,6 +6,8 @@ Every tensor that a model asks for must be there with the expected shape; an err
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +18,8 @@ from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelError
 from engine.models.fields import Fields
-from engine.quantization.stored import read_weight
+from engine.quantization.packed import Packed
+from engine.quantization.stored import find_weight, read_weight
 
 PARTS = ("weight", "weight_packed", "qweight")
 """What the main tensor of a linear layer is called in the formats that there are."""
@@ -99,8 +102,41 @@ class Checkpoint:
             raise ModelError(f"{path}: tensor {name}: {error}") from error
         if not tensor.is_floating_point():
             raise ModelError(f"{path}: tensor {name} is {tensor.dtype}, which is not supported")
-        if tensor.shape != into.shape:
-            raise ModelError(
-                f"{path}: tensor {name} has shape {list(tensor.shape)}, the configuration says {list(into.shape)}"
-            )
+        self._check_shape(name, tensor.shape, into.shape)
         into.copy_(tensor)
+
+    def packed(self, name: str, shape: tuple[int, int]) -> Packed | None:
+        """The tensor `name` as it is stored in few bits; None if it is plain. Raises ModelError as `load` does."""
+        try:
+            weight = find_weight(self, name, self.quantization)
+        except ValueError as error:
+            raise ModelError(f"{self._where.get(name, self.folder)}: tensor {name}: {error}") from error
+        if isinstance(weight, torch.Tensor):
+            return None
+        self._check_shape(name, weight.shape, shape)
+        return weight
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor `name` of this shape as it is stored. Raises ModelError as `load` does."""
+        tensor = self.read(name)
+        self._check_shape(name, tensor.shape, shape)
+        return tensor
+
+    def decoded_bytes(self, itemsize: int) -> int:
+        """About how many bytes the weights take when all are decoded to elements of `itemsize` bytes."""
+        elements = 0
+        words = 32 // self.quantization.integer("bits", 4)
+        for name, path in self._where.items():
+            part = self._open(path).get_slice(name)
+            count = math.prod(part.get_shape())
+            if name.endswith(("qweight", "weight_packed")):
+                count *= words
+            elif name.endswith("_blocks"):
+                count *= 2
+            elements += count
+        return elements * itemsize
+
+    def _check_shape(self, name: str, stored: Sequence[int], wanted: Sequence[int]) -> None:
+        if tuple(stored) != tuple(wanted):
+            path = self._where.get(name, self.folder)
+            raise ModelError(f"{path}: tensor {name} has shape {list(stored)}, the configuration says {list(wanted)}")

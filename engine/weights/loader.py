@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
 
 from engine.errors import ModelError
 from engine.kv_memory import FP8, KvLayout
 from engine.layers.embedding import Embedding, load_embedding
-from engine.layers.linear import Linear, Tiling
+from engine.layers.linear import Linear, PackedLinear, Tiling
 from engine.layers.norm import RmsNorm, load_norm
 from engine.layers.rotary import Rotary
 from engine.models.config import ModelConfig
 from engine.models.rope import RopeConfig
 from engine.options import KvDtype, Quantize
-from engine.quantization.on_load import quantized
+from engine.quantization.mxfp4 import GROUP, Mxfp4Weight
+from engine.quantization.on_load import encoded, quantized
+from engine.quantization.packed import Packed
 from engine.weights.checkpoint import Checkpoint
 
 _GATE_MULTIPLE = 16
@@ -23,8 +28,8 @@ class Loader:
     """The layers of one model. Every method raises ModelError naming a missing or mismatched tensor.
 
     `like` gives type and device; `context_tokens` how long the tables of positions are; `quantize` what linear layers
-    are rounded to (not embeddings, heads, norms and routers). `kv` collects the layer groups, whose
-    KV is stored as `kv_dtype`.
+    are rounded to (not embeddings, heads, norms and routers); `packed`: weights in few bits are kept like that. `kv`
+    collects the layer groups, whose KV is stored as `kv_dtype`.
     """
 
     def __init__(
@@ -37,6 +42,7 @@ class Loader:
         *,
         quantize: Quantize = "none",
         kv_dtype: KvDtype = "auto",
+        packed: bool = False,
     ) -> None:
         self.checkpoint = checkpoint
         self.config = config
@@ -44,28 +50,48 @@ class Loader:
         self.tiling = tiling
         self.context_tokens = context_tokens
         self.quantize: Quantize = quantize
+        self.packed = packed
         self.kv = KvLayout(FP8 if kv_dtype == "fp8" else like.dtype)
         self._rotaries: dict[tuple[RopeConfig, int], Rotary] = {}
 
     def linear(self, names: list[str], outputs: list[int], inputs: int, *, bias: bool = False) -> Linear:
         """The projections `names` (without `.weight`) with these output sizes as one product."""
-        weight = self.like.new_empty(sum(outputs), inputs)
-        for name, rows in zip(names, torch.split(weight, outputs), strict=True):
-            self.checkpoint.load(f"{name}.weight", rows)
         biases = self.like.new_empty(sum(outputs)) if bias else None
         if biases is not None:
             for name, part in zip(names, torch.split(biases, outputs), strict=True):
                 self.checkpoint.load(f"{name}.bias", part)
+        if self.packed and self.quantize == "none":
+            pieces = [
+                self.checkpoint.packed(f"{name}.weight", (size, inputs))
+                for name, size in zip(names, outputs, strict=True)
+            ]
+            kept = [piece.to(self.like.device) for piece in pieces if piece is not None]
+            if len(kept) == len(pieces):
+                return PackedLinear(kept, biases, self.tiling, self.like)
+        weight = self.like.new_empty(sum(outputs), inputs)
+        for name, rows in zip(names, torch.split(weight, outputs), strict=True):
+            self.checkpoint.load(f"{name}.weight", rows)
         return self.product(names[0], weight, biases)
 
-    def product(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    def product(self, name: str, weight: torch.Tensor | Packed, bias: torch.Tensor | None = None) -> Linear:
         """The layer `name` with this weight [outputs, inputs], quantized if that is asked for."""
-        return Linear(self.rounded(name, weight), bias, self.tiling)
+        if isinstance(weight, torch.Tensor):
+            with self._naming(name):
+                small = encoded(weight, self.quantize) if self.packed else None
+            if small is None:
+                return Linear(self.rounded(name, weight), bias, self.tiling)
+            weight = small
+        return PackedLinear([weight], bias, self.tiling, self.like)
 
     def rounded(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         """The weight [outputs, inputs] of the layer `name`, quantized if that is asked for."""
-        try:
+        with self._naming(name):
             return quantized(weight, self.quantize)
+
+    @contextmanager
+    def _naming(self, name: str) -> Iterator[None]:
+        try:
+            yield
         except ValueError as error:
             raise ModelError(f"{self.checkpoint.folder}: {name} cannot become {self.quantize}: {error}") from error
 
@@ -98,11 +124,24 @@ class Loader:
         self.checkpoint.load(name, into)
         return into
 
-    def experts(self, name: str, count: int, outputs: int, inputs: int) -> torch.Tensor:
-        """[count, outputs, inputs]: stacked weights, as MXFP4 blocks or, the other way round, plain."""
-        if f"{name}_blocks" in self.checkpoint:
-            return self.tensor(name, count, outputs, inputs)
-        return self.tensor(name, count, inputs, outputs).transpose(1, 2).contiguous()
+    def experts(
+        self, name: str, count: int, outputs: int, inputs: int, order: torch.Tensor | None = None
+    ) -> Sequence[torch.Tensor | Packed]:
+        """For each expert [outputs, inputs] of stacked weights, its outputs brought into `order`.
+
+        They are stored as MXFP4 blocks or, the other way round, plain.
+        """
+        rows = torch.arange(outputs) if order is None else order
+        if f"{name}_blocks" not in self.checkpoint:
+            weight = self.tensor(name, count, inputs, outputs).transpose(1, 2)
+            return [weight[expert][rows].contiguous() for expert in range(count)]
+        if not (self.packed and self.quantize == "none"):
+            weight = self.tensor(name, count, outputs, inputs)
+            return [weight[expert][rows] for expert in range(count)]
+        blocks = self.checkpoint.stored(f"{name}_blocks", (count, outputs, inputs // GROUP, GROUP // 2))
+        scales = self.checkpoint.stored(f"{name}_scales", (count, outputs, inputs // GROUP))
+        device = self.like.device
+        return [Mxfp4Weight(blocks[one][rows], scales[one][rows]).to(device) for one in range(count)]
 
     def norm(self, name: str, size: int | None = None, *, plus_one: bool = False) -> RmsNorm:
         """The norm `name` of `size` elements, the hidden size if None; `plus_one` where it is stored as w − 1."""

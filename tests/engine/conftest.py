@@ -18,7 +18,7 @@ from engine.kv_memory import KvMemory, swap_memories
 from engine.layers.linear import best_tiling
 from engine.models.config import read_config
 from engine.models.registry import load_model
-from engine.options import KvDtype, Quantize
+from engine.options import KvDtype, Quantize, Weights
 from engine.protocol import (
     Began,
     Counts,
@@ -238,6 +238,7 @@ def make_bench(
     swap: int = 0,
     dtype: torch.dtype = torch.float32,
     kv_dtype: KvDtype = "auto",
+    weights: Weights = "decoded",
     window_blocks: int | None = None,
     **limits: int,
 ) -> Bench:
@@ -248,7 +249,9 @@ def make_bench(
     config = read_config(folder)
     like = torch.zeros((), dtype=dtype)
     tiling = best_tiling(like)
-    model = load_model(folder, config, like, tiling, config.context_tokens, quantize=quantize, kv_dtype=kv_dtype)
+    model = load_model(
+        folder, config, like, tiling, config.context_tokens, quantize=quantize, kv_dtype=kv_dtype, weights=weights
+    )
     counts = [blocks if window_blocks is None or not group.window else window_blocks for group in model.groups]
     memories = [KvMemory(group, count, like) for group, count in zip(model.groups, counts, strict=True)]
     kept = swap_memories(model.groups, [swap] * len(model.groups), like) if swap else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.assembly import assemble
+from engine.device import keep_packed
 from engine.errors import ModelError
-from engine.layers.linear import Tiling
+from engine.layers import linear
+from engine.layers.linear import PackedLinear, Tiling
 from engine.models.config import read_config
 from engine.models.fields import Fields
 from engine.models.registry import load_model
-from engine.options import ReplicaOptions
+from engine.options import Quantize, ReplicaOptions
 from engine.quantization import fp8, int4, mxfp4
 from engine.quantization.on_load import quantized
+from engine.quantization.packed import Packed, decoded
 from engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import generate, make_bench, write_model
 from tests.engine.families import by_transformers
@@ -108,7 +112,7 @@ def test_awq_by_hand():
     words = torch.tensor([[pack([0, 2, 4, 6, 1, 3, 5, 7])], [pack([15] * 8)]], dtype=torch.int32)
     zeros = torch.tensor([[pack([8, 8, 8, 8, 7, 7, 7, 7])]], dtype=torch.int32)
     scales = torch.full((1, 8), 0.5).half()
-    weight = int4.decode_awq(words, zeros, scales)
+    weight = decoded(int4.stored_awq(words, zeros, scales))
     zero = [8, 7, 8, 7, 8, 7, 8, 7]
     assert weight.tolist() == [[(output - zero[output]) / 2, (15 - zero[output]) / 2] for output in range(8)]
 
@@ -121,7 +125,7 @@ def test_gptq_by_hand(offset: int, bits: int):
     zeros = torch.tensor([[pack([7] * per_word, bits)], [pack([2] * per_word, bits)]], dtype=torch.int32)
     scales = torch.stack([torch.full((per_word,), 0.5), torch.full((per_word,), 2.0)])
     group = torch.tensor([row % 2 for row in range(per_word)])
-    weight = int4.decode_gptq(words, zeros, scales, group, bits=bits, zero_offset=offset)
+    weight = decoded(int4.stored_gptq(words, zeros, scales, group, bits=bits, zero_offset=offset))
     for output in range(per_word):
         for row in range(per_word):
             zero, scale = ((7, 0.5), (2, 2.0))[row % 2]
@@ -130,7 +134,7 @@ def test_gptq_by_hand(offset: int, bits: int):
 
 def test_three_bits_are_an_error():
     with pytest.raises(ValueError, match="3 bits are not supported"):
-        int4.decode_gptq(torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1, 1), None, bits=3, zero_offset=1)
+        int4.stored_gptq(torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1, 1), None, bits=3, zero_offset=1)
 
 
 # ---------------------------------------------------------------- compressed-tensors
@@ -201,7 +205,7 @@ def test_packed_integers_in_an_order_of_their_own():
     words = torch.tensor([[pack(row[at : at + 8]) for at in (0, 8)] for row in values.tolist()], dtype=torch.int32)
     group = torch.arange(16) % 2
     expected = (values - 8) * scales[:, group]
-    assert torch.equal(int4.decode_packed(words, scales, None, (3, 16), bits=4, group=group), expected)
+    assert torch.equal(decoded(int4.stored_packed(words, scales, None, (3, 16), bits=4, group=group)), expected)
 
 
 @pytest.mark.parametrize(
@@ -256,12 +260,11 @@ def stored(folder: Path, quantization: dict[str, object], fmt: str) -> tuple[Pat
                 scales = (torch.rand(2, outputs) / 20).half()
                 packed |= {f"{layer}.qweight": words, f"{layer}.qzeros": zeros, f"{layer}.scales": scales}
                 if fmt == "awq":
-                    tensors[name] = int4.decode_awq(words, zeros, scales).contiguous()
+                    tensors[name] = decoded(int4.stored_awq(words, zeros, scales))
                 else:
                     group = torch.arange(inputs).flip(0) // (inputs // 2)
                     packed[f"{layer}.g_idx"] = group.int()
-                    decoded = int4.decode_gptq(words, zeros, scales, group, bits=4, zero_offset=1)
-                    tensors[name] = decoded.contiguous()
+                    tensors[name] = decoded(int4.stored_gptq(words, zeros, scales, group, bits=4, zero_offset=1))
     save_file(tensors, plain / "model.safetensors")
     config = json.loads((plain / "config.json").read_text())
     other = folder / fmt
@@ -287,6 +290,86 @@ def test_a_quantized_checkpoint_is_the_model_that_it_holds(fmt: str, tmp_path: P
     logits = by_transformers(plain, PROMPT + run.tokens)[len(PROMPT) - 1 : -1]
     assert (torch.stack(run.logits) - logits).abs().max() < 1e-4 * max(1.0, float(logits.abs().max()))
     assert run.tokens == logits.argmax(-1).tolist()
+
+
+def same_when_kept_packed(folder: Path, quantize: Quantize = "none") -> None:
+    """Chunks, decodes alone and together, fp32 and bf16: the logits of weights that were decoded on loading."""
+    for dtype in (torch.float32, torch.bfloat16):
+        runs = []
+        for weights in ("decoded", "packed"):
+            bench = make_bench(folder, dtype=dtype, weights=weights, quantize=quantize, budget=100, running=8)
+            kept = any(isinstance(one, PackedLinear) for one in bench.engine.runner.tiling.products.values())
+            assert kept == (weights == "packed")
+            beside = [bench.add(generate(str(length), PROMPT[:length], 6)) for length in (3, 64, 90)]
+            bench.finish()
+            runs.append([*beside, bench.one(generate("a", PROMPT, 8, read=False))])
+        for ours, theirs in zip(*runs, strict=True):
+            assert ours.tokens == theirs.tokens
+            assert torch.equal(torch.stack(ours.logits), torch.stack(theirs.logits))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_kept_packed_it_says_the_same(fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, _ = stored(tmp_path, FORMATS[fmt], fmt)
+    # Small tiles, so that these small weights have several: of 48 outputs where scales are for as many.
+    monkeypatch.setattr(linear, "_TILE_OUTPUTS", 16)
+    monkeypatch.setattr(linear, "_TILE_ELEMENTS", 16)
+    same_when_kept_packed(folder)
+
+
+@pytest.mark.parametrize("quantize", ["fp8", "mxfp4"])
+def test_kept_packed_when_quantized_on_load(quantize: Quantize, tmp_path: Path):
+    folder = write_model(tmp_path / "model", hidden_size=64, intermediate_size=128, num_attention_heads=8)
+    same_when_kept_packed(folder, quantize)
+
+
+@pytest.mark.parametrize("case", [*COMPRESSED, "fp8 e5m2", "mxfp4", "gptq 2 bits"])
+def test_a_piece_of_a_packed_weight_is_that_piece_of_it_all(case: str, tmp_path: Path):
+    torch.manual_seed(0)
+    weight: Packed | None
+    if case in COMPRESSED:
+        shape, fmt, arguments = COMPRESSED[case]
+        tensors, config, _ = compressed(shape, torch.float32, fmt, **arguments)
+        save_file({f"l.{part}": each.contiguous() for part, each in tensors.items()}, tmp_path / "model.safetensors")
+        with Checkpoint(tmp_path, Fields(tmp_path, config)) as checkpoint:
+            weight = checkpoint.packed("l.weight", shape)
+            assert checkpoint.packed("l.weight_scale", shape) is None
+    elif case == "fp8 e5m2":
+        weight = fp8.stored(torch.randn(60, 96).to(torch.float8_e5m2), torch.rand(60, 3))
+    elif case == "mxfp4":
+        weight = mxfp4.Mxfp4Weight(*mxfp4.encode(torch.randn(60, 96)))
+    else:
+        words = torch.randint(-(2**31), 2**31, (6, 64), dtype=torch.int64).int()
+        zeros = torch.randint(-(2**31), 2**31, (2, 4), dtype=torch.int64).int()
+        weight = int4.stored_gptq(words, zeros, torch.rand(2, 64), None, bits=2, zero_offset=0)
+    assert weight is not None
+    outputs, inputs = weight.shape
+    whole = decoded(weight.to(torch.device("cpu")))
+    assert whole.shape == (outputs, inputs)
+    assert whole.is_contiguous()
+    assert whole.unique().numel() > 3
+    for start in range(0, outputs, weight.step):
+        for stop in {min(start + weight.step, outputs), outputs}:
+            assert torch.equal(weight.rows(start, stop), whole[start:stop])
+    bits = {"fp8": 8, "int8": 8, "int4": 4, "mxfp4": 4, "gptq": 2}[case.split(maxsplit=1)[0]]
+    assert weight.nbytes <= outputs * inputs * (bits / 8 + 0.35)
+
+
+def test_what_fits_well_into_memory_is_decoded():
+    ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    cpu = torch.device("cpu")
+    assert not keep_packed("auto", lambda: ram // 3, cpu)
+    assert keep_packed("auto", lambda: ram, cpu)
+    assert keep_packed("packed", lambda: 1, cpu)
+    assert not keep_packed("decoded", lambda: ram * 2, cpu)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_what_decoding_would_take_is_known_beforehand(fmt: str, tmp_path: Path):
+    folder, plain = stored(tmp_path, FORMATS[fmt], fmt)
+    with Checkpoint(folder, Fields(folder, FORMATS[fmt])) as small, Checkpoint(plain) as large:
+        assert 1 <= small.decoded_bytes(4) / large.decoded_bytes(4) < 1.1
+        assert large.decoded_bytes(4) == sum(t.nbytes for t in load_file(plain / "model.safetensors").values())
 
 
 def load(folder: Path, quantize: str = "none") -> None:
@@ -339,8 +422,8 @@ def test_gpt_oss_in_mxfp4(tmp_path: Path):
         experts = packed.pop(name).transpose(1, 2).contiguous()
         parts = [mxfp4.encode(expert) for expert in experts]
         packed[f"{name}_blocks"], packed[f"{name}_scales"] = (torch.stack(part) for part in zip(*parts, strict=True))
-        decoded = mxfp4.decode(packed[f"{name}_blocks"], packed[f"{name}_scales"])
-        tensors[name] = decoded.transpose(1, 2).contiguous()
+        values = mxfp4.decode(packed[f"{name}_blocks"], packed[f"{name}_scales"])
+        tensors[name] = values.transpose(1, 2).contiguous()
     for file in [*files, plain / "model.safetensors.index.json"]:
         file.unlink()
     save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
@@ -353,6 +436,14 @@ def test_gpt_oss_in_mxfp4(tmp_path: Path):
     logits = by_transformers(plain, PROMPT + run.tokens)[len(PROMPT) - 1 : -1]
     assert (torch.stack(run.logits) - logits).abs().max() < 1e-4
     assert run.tokens == logits.argmax(-1).tolist()
+    same_when_kept_packed(other)
+    for part in ("blocks", "scales"):
+        name = f"model.layers.0.mlp.experts.down_proj_{part}"
+        packed[name] = packed[name][:, :-1].contiguous()
+    save_file(packed, other / "model.safetensors")
+    for weights in ("decoded", "packed"):
+        with pytest.raises(ModelError, match=r"experts\.\w+.* shape"):
+            make_bench(other, weights=weights)
 
 
 def test_a_quantized_replica_is_another_model(tmp_path: Path):

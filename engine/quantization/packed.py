@@ -1,0 +1,68 @@
+"""Weights kept as they are stored, a quarter to an eighth of their size, and decoded a few outputs at a time.
+
+Every format has codes (one byte holds one or several), scales, and perhaps zeros; its module says how a row is decoded.
+Codes become numbers by a table of all bytes, which is several times faster than converting types or shifting bits.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Protocol
+
+import torch
+
+
+class Packed(Protocol):
+    """[outputs, inputs] in few bits. `step`: `rows` begins and ends at multiples of it, or at the last output."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """How many outputs share what is not stored for each."""
+        ...
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        """The outputs `start`..`stop` decoded, [stop − start, inputs] in fp32, contiguous and the caller's own."""
+        ...
+
+    def to(self, device: torch.device) -> Packed:
+        """The same on a device, in memory of its own."""
+        ...
+
+
+def decoded(weight: Packed) -> torch.Tensor:
+    """All of it, [outputs, inputs] in fp32."""
+    return weight.rows(0, weight.shape[0])
+
+
+def numbers(codes: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """[..., n] bytes → [..., n · k] fp32 by a `table` [256, k] of what each byte stands for; k is 1, 2 or 4."""
+    flat = codes.reshape(-1).int()
+    if table.shape[1] == 2:  # two numbers are moved as one word
+        words = table.view(torch.int64).view(-1).index_select(0, flat)
+        return words.view(torch.float32).view(*codes.shape[:-1], -1)
+    found = table.index_select(0, flat) if table.shape[1] > 1 else table.view(-1).index_select(0, flat)
+    return found.view(*codes.shape[:-1], -1)
+
+
+@cache
+def byte_values(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[256, 1]: every byte read as an 8-bit type."""
+    return torch.arange(256, dtype=torch.uint8).view(dtype).float().view(256, 1).to(device)
+
+
+@cache
+def part_values(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """[256, k]: every byte as k codes, those of the low bits first, each standing for one of 2^(8/k) `values`."""
+    bits = (len(values) - 1).bit_length()
+    codes = (torch.arange(256)[:, None] >> torch.arange(0, 8, bits)) & (len(values) - 1)
+    return torch.tensor(values)[codes].to(device)
