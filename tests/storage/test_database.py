@@ -48,6 +48,7 @@ def _row() -> dict[str, object]:
         "credit_line": 0,
         "holds": 0,
         "budgets": 0,
+        "restricted": 0,
     }
 
 
