@@ -86,7 +86,14 @@ def assemble(options: ReplicaOptions) -> Assembled:
     digest = model_digest(options.model, run_in)
     name = options.served or served_name(options.model)
     limits = EngineLimits(
-        context, options.max_running, options.max_waiting, options.token_budget, patience=options.patience
+        context,
+        options.max_running,
+        options.max_waiting,
+        options.token_budget,
+        bounds=options.bounds,
+        patience=options.patience,
+        lane_weights=options.lane_weights,
+        token_targets=options.token_targets,
     )
     costs = MeasuredCosts(options.max_running)
     if swap:

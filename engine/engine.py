@@ -37,9 +37,10 @@ from engine.quarantine import Quarantine
 from engine.runner import NotFinite, Outcome, Runner
 from engine.scheduling.costs import FixedCosts, Rates, StepCosts
 from engine.scheduling.fair_share import FairShare
+from engine.scheduling.lanes import WEIGHTS
 from engine.scheduling.queue_bounds import QueueBounds, expected_wait
 from engine.scheduling.request import Request
-from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.scheduler import TOKEN_TARGETS, Scheduler
 from engine.scheduling.work import Prefill, Step, Work
 from prompt_cache.block_groups import Block, GroupedPool
 from prompt_cache.keys import BLOCK_TOKENS, model_root
@@ -54,7 +55,8 @@ _LONGEST_ERROR = 500
 class EngineLimits:
     """What the engine takes: `budget` tokens a step, requests running and waiting, tokens of context.
 
-    `patience`: how many seconds a request may wait in its lane before it is refused; 0 for ever.
+    `patience`: how many seconds a request may wait in its lane before it is refused; 0 for ever. `lane_weights`: shares
+    of engine time. `token_targets`: µs between two tokens.
     """
 
     context_tokens: int
@@ -63,6 +65,8 @@ class EngineLimits:
     budget: int = 1024
     bounds: QueueBounds = field(default_factory=QueueBounds)
     patience: Mapping[Lane, float] = field(default_factory=dict)
+    lane_weights: Mapping[Lane, float] = field(default_factory=lambda: WEIGHTS)
+    token_targets: Mapping[Lane, float] = field(default_factory=lambda: TOKEN_TARGETS)
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,16 @@ class Engine:
         self.working: Sequence[Work] = ()
         self.quarantine = Quarantine(clock=clock) if quarantine is None else quarantine
         self.costs: StepCosts = FixedCosts(Rates(batch=limits.max_running)) if costs is None else costs
-        self.fairness = FairShare(self.costs)
-        self.scheduler = Scheduler(pool, limits.budget, limits.max_running, self.fairness, costs=self.costs, swap=swap)
+        self.fairness = FairShare(self.costs, weights=limits.lane_weights)
+        self.scheduler = Scheduler(
+            pool,
+            limits.budget,
+            limits.max_running,
+            self.fairness,
+            costs=self.costs,
+            targets=limits.token_targets,
+            swap=swap,
+        )
         self.totals = dict.fromkeys(("computed", "read", "output", "recomputed", "finished", "rejected", "errors"), 0)
         longest = self.scheduler.needs.longest
         room = limits.context_tokens if longest is None else min(limits.context_tokens, longest * BLOCK_TOKENS)

@@ -9,6 +9,9 @@ from typing import Literal
 
 from engine.errors import StartError
 from engine.protocol import Lane
+from engine.scheduling.lanes import WEIGHTS
+from engine.scheduling.queue_bounds import QueueBounds
+from engine.scheduling.scheduler import TOKEN_TARGETS
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -28,7 +31,9 @@ class ReplicaOptions:
     loading (faster) or kept like that (smaller); `auto` decodes what fits well into memory. `kv_dtype`: what KV is
     stored in, `auto` for the model's own type. `drain_s`: how long running requests may go on after SIGTERM.
     `stall_s`: how long a step may last, beyond ten times what the fullest should, before the replica ends.
-    `patience`: how many seconds a request may wait in its lane before it is refused; 0 for ever.
+    `patience`: how many seconds a request may wait in its lane before it is refused; 0 for ever. `lane_weights`: shares
+    of engine time. `token_targets`: µs between two tokens. `bounds`: how much may wait by flow and lane; `max_waiting`:
+    how many requests in all.
     """
 
     model: Path
@@ -51,6 +56,9 @@ class ReplicaOptions:
     drain_s: float = 5.0
     stall_s: float = 120.0
     patience: Mapping[Lane, float] = field(default_factory=dict)
+    lane_weights: Mapping[Lane, float] = field(default_factory=lambda: WEIGHTS)
+    token_targets: Mapping[Lane, float] = field(default_factory=lambda: TOKEN_TARGETS)
+    bounds: QueueBounds = field(default_factory=QueueBounds)
     parent_pid: int | None = None
 
 

@@ -69,6 +69,7 @@ async def _gateway_parent(settings: Settings, listener: socket.socket) -> int:
 def engine(settings: Settings, parent: int | None = None) -> int:
     """`turnpike engine`: one replica."""
     from engine.replica import ReplicaOptions, main  # noqa: PLC0415  # imports torch
+    from engine.scheduling.queue_bounds import QueueBounds, bounds  # noqa: PLC0415  # only a replica needs it
 
     prepare_data_folder(settings)
     if not settings.listen:
@@ -98,6 +99,13 @@ def engine(settings: Settings, parent: int | None = None) -> int:
             "standard": settings.queue_timeout_standard,
             "batch": settings.queue_timeout_batch,
         },
+        max_waiting=settings.queue_requests,
+        lane_weights=settings.by_lane("lane_weights"),
+        token_targets={lane: seconds * 1e6 for lane, seconds in settings.by_lane("inter_token_targets").items()},
+        bounds=QueueBounds(
+            flow=bounds(settings.by_lane("queue_requests_flow"), settings.by_lane("queue_seconds_flow")),
+            lane=bounds(settings.by_lane("queue_requests_lane"), settings.by_lane("queue_seconds_lane")),
+        ),
         parent_pid=parent,
     )
     return main(options)

@@ -16,6 +16,9 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from engine.protocol import Lane
+from turnpike.lane_values import parse_lane_values
+
 ENVIRONMENT_PREFIX = "TURNPIKE_"
 CHECKOUT = Path(__file__).resolve().parent.parent
 DEMO_MODEL = CHECKOUT / "models" / "stdlib-qa"
@@ -151,6 +154,34 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 30.0
     queue_timeout_standard: Annotated[float, _about("… in the standard lane", SERVE, ENGINE, at_least=0)] = 300.0
     queue_timeout_batch: Annotated[float, _about("… in the batch lane", SERVE, ENGINE, at_least=0)] = 0.0
+    lane_weights: Annotated[
+        str, _about("shares of engine time between lanes that have work, as LANE=WEIGHT,…", SERVE, ENGINE)
+    ] = "interactive=8,standard=4,batch=1"
+    inter_token_targets: Annotated[
+        str,
+        _about(
+            "longest time between two tokens of a running request, as LANE=SECONDS,…; prefill beside it is cut so that"
+            " this holds, as far as decoding alone allows",
+            SERVE,
+            ENGINE,
+        ),
+    ] = "interactive=0.1,standard=0.2,batch=1"  # noqa: S105  # no secret
+    queue_requests: Annotated[
+        int, _about("requests that may wait for a replica, in all", SERVE, ENGINE, at_least=1)
+    ] = 4096
+    queue_requests_lane: Annotated[str, _about("… in a lane, as LANE=REQUESTS,…", SERVE, ENGINE)] = (
+        "interactive=1024,standard=4096,batch=16384"
+    )
+    queue_requests_flow: Annotated[str, _about("… of one tenant in a lane, as LANE=REQUESTS,…", SERVE, ENGINE)] = (
+        "interactive=256,standard=1024,batch=4096"
+    )
+    queue_seconds_lane: Annotated[
+        str,
+        _about("seconds of engine time whose requests may wait in a lane, as LANE=SECONDS,…", SERVE, ENGINE),
+    ] = "interactive=300,standard=3600,batch=172800"
+    queue_seconds_flow: Annotated[str, _about("… of one tenant in a lane, as LANE=SECONDS,…", SERVE, ENGINE)] = (
+        "interactive=60,standard=600,batch=86400"
+    )
     stall_timeout: Annotated[
         float,
         _about(
@@ -188,6 +219,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str, _about("codes of the journal's accounts, such as revenue=4400,receivable=1200", SERVE, WORKER, ADMIN)
     ] = ""
 
+    def by_lane(self, name: str) -> dict[Lane, float]:
+        """The numbers of a setting that has one for each lane. Raises ValueError where `load` did not check it."""
+        return parse_lane_values(getattr(self, name), BY_LANE[name])
+
     @property
     def data(self) -> Path:
         """The data folder."""
@@ -224,6 +259,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return f"unix:{(self.data / 'run' / 'replica-0.sock').absolute()}"
 
 
+BY_LANE: Mapping[str, str] = {
+    field.name: str(field.default)
+    for field in msgspec.structs.fields(Settings)
+    if field.name in ("lane_weights", "inter_token_targets") or field.name.endswith(("_lane", "_flow"))
+}
+"""The settings with a value for each lane, and their defaults."""
 _HINTS = get_type_hints(Settings, include_extras=True)
 _NAMES = Settings.__struct_fields__
 
@@ -256,8 +297,11 @@ def add_flags(parser: argparse.ArgumentParser, role: str) -> None:
 
 def _convert(name: str, value: object, source: str) -> object:
     try:
-        return msgspec.convert(value, _HINTS[name], strict=False)
-    except msgspec.ValidationError as error:
+        converted: object = msgspec.convert(value, _HINTS[name], strict=False)
+        if name in BY_LANE:
+            parse_lane_values(str(converted))
+        return converted
+    except (msgspec.ValidationError, ValueError) as error:
         raise SettingError(f"{name} (from {source}): {error}") from error
 
 

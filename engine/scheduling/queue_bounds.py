@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -21,6 +22,11 @@ class Bound:
     def passed(self, requests: int, cost: float) -> bool:
         """Whether one more is too many. One request alone is never too dear: it would fit on no day."""
         return requests > self.requests or (requests > 1 and cost > self.cost)
+
+
+def bounds(requests: Mapping[Lane, float], seconds: Mapping[Lane, float]) -> dict[Lane, Bound]:
+    """Bounds by lane, from requests and seconds of engine time by lane."""
+    return {lane: Bound(math.ceil(requests[lane]), seconds[lane] * 1e6) for lane in LANES}
 
 
 _HOUR = 3600e6

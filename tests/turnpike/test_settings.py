@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from turnpike import settings
+from engine import replica
+from engine.options import ReplicaOptions
+from engine.scheduling.lanes import WEIGHTS
+from engine.scheduling.queue_bounds import Bound, QueueBounds
+from engine.scheduling.scheduler import TOKEN_TARGETS
+from turnpike import roles, secrets, settings
 from turnpike.settings import SettingError, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +36,15 @@ def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path) -> No
         ({"workers": "0"}, {}, ["workers"]),
         ({"request_timeout": "inf"}, {}, ["request_timeout"]),
         ({"drain_timeout": "nan"}, {}, ["drain_timeout"]),
+        ({"lane_weights": "interactive=8;standard=4"}, {}, ["lane_weights", "--lane-weights", "8;standard=4"]),
+        ({}, {"TURNPIKE_LANE_WEIGHTS": "fast=1"}, ["lane_weights", "TURNPIKE_LANE_WEIGHTS", "fast", "interactive"]),
+        ({"inter_token_targets": "batch=0"}, {}, ["inter_token_targets", "batch=0", "above 0"]),
+        ({"inter_token_targets": "batch=nan"}, {}, ["inter_token_targets", "above 0"]),
+        ({"queue_requests_flow": "batch=1,batch=2"}, {}, ["queue_requests_flow", "batch", "twice"]),
+        ({"queue_requests_lane": "standard"}, {}, ["queue_requests_lane", "'standard' is not LANE=VALUE"]),
+        ({"queue_seconds_flow": "standard=soon"}, {}, ["queue_seconds_flow", "soon"]),
+        ({"queue_seconds_lane": "standard=-1"}, {}, ["queue_seconds_lane", "-1"]),
+        ({"queue_requests": "0"}, {}, ["queue_requests"]),
         ({"config": "no-such-file.toml"}, {}, ["config", "no-such-file.toml"]),
     ],
 )
@@ -68,3 +82,27 @@ def test_lists_and_defaults() -> None:
     assert given.replica_addresses == ["unix:/x", "tcp:h:1"]
     assert given.database.startswith("sqlite:////")
     assert given.secrets == Path("d/secrets.json")
+
+
+def test_values_by_lane_are_the_engines_unless_they_are_set() -> None:
+    given = settings.load({"lane_weights": "batch=2"}, {})
+    assert given.by_lane("lane_weights") == {**WEIGHTS, "batch": 2.0}
+    assert settings.load({}, settings.to_environment(given)) == given, "as serve hands them to its replica"
+
+
+def test_a_replica_is_told_what_the_settings_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[ReplicaOptions] = []
+    monkeypatch.setattr(replica, "main", lambda options: told.append(options) or 0)
+    common = {"listen": "unix:/x", "data_dir": str(tmp_path)}
+    secrets.save(secrets.generate(), tmp_path / "secrets.json")
+    known = {"interactive": 1.0, "standard": 2.0, "batch": 3.0}
+    text = ",".join(f"{lane}={value:g}" for lane, value in known.items())
+    for flags in ({}, dict.fromkeys(settings.BY_LANE, text) | {"queue_requests": "7"}):
+        assert roles.engine(settings.load(common | flags, {})) == 0
+    usual, own = told
+    assert (usual.lane_weights, usual.token_targets, usual.bounds) == (WEIGHTS, TOKEN_TARGETS, QueueBounds())
+    assert usual.max_waiting == ReplicaOptions.max_waiting
+    assert own.lane_weights == known
+    assert own.token_targets == {lane: value * 1e6 for lane, value in known.items()}
+    assert own.bounds.flow == own.bounds.lane == {lane: Bound(int(n), n * 1e6) for lane, n in known.items()}
+    assert own.max_waiting == 7
