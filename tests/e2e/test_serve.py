@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from openai import OpenAI
 
 from tests.e2e.processes import free_port, get, process, run, this_month, usage
 
@@ -115,6 +117,34 @@ def test_killing_serve_leaves_no_replica(tmp_path: Path) -> None:
         _, alive = psutil.wait_procs(children, 10)
         assert not alive
     assert get(f"http://127.0.0.1:{port}/healthz")[0] == 0
+
+
+def test_a_small_memory_is_served_with_kv_and_weights_in_few_bits(tmp_path: Path) -> None:
+    port = free_port()
+    small = ("--kv-dtype", "fp8", "--quantize", "fp8", "--weights", "packed", "--kv-memory", str(8 << 20))
+    with process(tmp_path, "serve", "--port", str(port), "--data-dir", str(tmp_path / "data"), *small) as running:
+        key = running.wait_for_output(r"(tp_live_\w+)").group(1)
+        client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0, timeout=60)
+        question = "What does str.split return? " * 40
+        cold, warm = (
+            client.chat.completions.create(
+                model="stdlib-qa", messages=[{"role": "user", "content": question}], temperature=0, max_tokens=24
+            )
+            for _ in range(2)
+        )
+        assert cold.choices[0].message.content
+        assert warm.choices[0].message.content == cold.choices[0].message.content
+        assert warm.usage is not None
+        assert warm.usage.prompt_tokens_details is not None
+        assert (warm.usage.prompt_tokens_details.cached_tokens or 0) >= 64
+        said = [json.loads(line) for line in running.errors.splitlines() if line.startswith("{")]
+        (memory,) = (line for line in said if line["event"] == "memory for KV")
+        assert running.stop() == 0, running.errors
+    # A byte for each element and four for the scale of each head.
+    config = json.loads((Path(__file__).resolve().parents[2] / "models/stdlib-qa/config.json").read_text())
+    heads, layers = config["num_key_value_heads"], config["num_hidden_layers"]
+    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    assert memory["blocks"] == [(8 << 20) // (2 * layers * heads * 64 * (dim + 4))]
 
 
 def test_a_make_target_stands_behind_each_command_of_the_readme() -> None:
