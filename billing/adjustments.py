@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import select
 
 from billing import months, traits
+from billing.balances import IdReused
 from billing.budgets.use import BudgetUse, use_budgets
 from billing.chain import batches
 from billing.event_columns import EventColumns
@@ -23,7 +25,7 @@ from billing.open_books import opened
 from billing.periods import book_late
 from billing.prices import PriceBook
 from billing.rollups import roll_up
-from billing.tables.money import usage_event
+from billing.tables.money import ledger_txn, usage_event
 from billing.usage import METERS, Counts, InvalidUsage, SignedUsage, UsageEvent
 from billing.wallet import Cost, Wallet
 from storage.base import new_id
@@ -56,7 +58,7 @@ async def adjust(
     """Add to what an event of the tenant says, or take away from it: units by meter. Returns the new event.
 
     One that is repeated under the same id (a UUIDv7) counts once. Raises UnknownEvent, InvalidAdjustment, InvalidUsage,
-    PriceMissing, DatabaseUnavailable; then nothing is written.
+    IdReused, PriceMissing, DatabaseUnavailable; then nothing is written.
     """
     original = await _event(database, tenant_id, event_id)
     usage = _usage(units)
@@ -85,14 +87,16 @@ async def adjust(
         cost_pico=cost,
         corrects=event_id,
     )
+    if adjustment_id is not None and (made := await _made(database, event)) is not None:
+        return made
     if dry_run:
         await _check_left(database, event_id, event)
         return event
     await months.ensure_for(database, [identity])
     numbers = await traits.numbers(database, [event])
     async with opened(database) as books:
-        if await books.events_there([identity]):
-            return event
+        if await books.events_there([identity]):  # since a moment ago
+            raise IdReused(identity, "this adjustment alone")
         (event,) = await book_late(books, [event])
         columns = EventColumns([event])
         rows = EventRows(columns, numbers)
@@ -118,6 +122,21 @@ async def _event(database: Database, tenant_id: UUID, event_id: UUID) -> dict[st
     if row is None:
         raise UnknownEvent(event_id)
     return dict(row._mapping)
+
+
+async def _made(database: Database, event: UsageEvent) -> UsageEvent | None:
+    """The very same adjustment, booked already; None if its id is free. Raises IdReused if that is something else's."""
+    # all tenants: an id is one for all of them
+    async with database.reading() as session:
+        row = (await session.execute(select(usage_event).where(usage_event.c.id == event.id))).one_or_none()
+        posted = await session.scalar(select(ledger_txn.c.id).where(ledger_txn.c.id == event.id))
+    if row is None and posted is None:
+        return None
+    wanted = event.usage.meters()
+    same = row is not None and (row.tenant_id, row.corrects) == (event.tenant_id, event.corrects)
+    if row is None or not same or any(row._mapping[meter] != units for meter, units in wanted.items()):
+        raise IdReused(event.id, f"this adjustment of {event.corrects}")
+    return msgspec.structs.replace(event, period=row.period, finished_at=row.finished_at)
 
 
 def _usage(units: Mapping[str, int]) -> SignedUsage:

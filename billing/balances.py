@@ -1,4 +1,8 @@
-"""What each tenant has: putting money in, paying it back, and taking what has expired."""
+"""What each tenant has: putting money in, paying it back, and taking what has expired.
+
+Whoever puts money in or pays it back may give that an id: repeated as it was, it counts once; anything else under the
+same id is refused.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,13 @@ from typing import Literal
 from uuid import UUID
 
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.books import Books, Grant
 from billing.ledger import Balance, Kind, Transaction
 from billing.money import MAX_PICO, InvalidMoney, check_currency, format_pico
-from billing.open_books import opened
-from billing.tables.money import balance, grant, grant_balance
+from billing.open_books import opened, opened_in
+from billing.tables.money import balance, grant, grant_balance, ledger_entry, ledger_txn
 from billing.wallet import PAID_PRIORITY, PROMO_PRIORITY, OpenGrant, Wallet
 from storage.base import new_id
 from storage.database import Database
@@ -43,6 +48,16 @@ class RefundRefused(ValueError):
     def __init__(self, refundable_pico: int, currency: str) -> None:
         super().__init__(f"only {format_pico(refundable_pico)} {currency} are paid, unused and not reserved")
         self.refundable_pico = refundable_pico
+
+
+class IdReused(ValueError):
+    """The id belongs to something else already: another amount, another tenant, another kind of movement."""
+
+    def __init__(self, identity: UUID, what: str) -> None:
+        super().__init__(
+            f"the id {identity} was used before, and not for {what}: repeat that as it was, or choose another"
+        )
+        self.identity = identity
 
 
 class Balances:
@@ -84,8 +99,8 @@ class Balances:
         """Put money in; the first grant decides the balance's currency. Returns the grant's id.
 
         A grant that is repeated under the same id counts once. `billing.wallet` says what is used first; what is given
-        (kind promo) can be for one model or project only. Raises InvalidMoney, InvalidGrant or CurrencyMismatch; then
-        nothing is written.
+        (kind promo) can be for one model or project only. Raises InvalidMoney, InvalidGrant, CurrencyMismatch or
+        IdReused; then nothing is written.
         """
         check_currency(currency)
         if not 0 < amount_pico <= MAX_PICO:
@@ -94,36 +109,41 @@ class Balances:
             raise InvalidGrant(f"kind: {kind!r} is neither paid nor promo")
         if kind == "paid" and (model is not None or project_id is not None):
             raise InvalidGrant("what was paid can be used for everything: only a promo grant has a model or a project")
-        if expires_at is not None and expires_at <= await self._database.now():
-            raise InvalidGrant("expires_at: it lies in the past")
         if priority is None:
             priority = PROMO_PRIORITY if kind == "promo" else PAID_PRIORITY
         made = Grant(grant_id or new_id(), tenant_id, amount_pico, currency, kind, reason, priority, expires_at, model,
                      project_id)  # fmt: skip
+        if grant_id is not None and await self._was_given(made):
+            return made.id
+        if expires_at is not None and expires_at <= await self._database.now():
+            raise InvalidGrant("expires_at: it lies in the past")
         if dry_run:
             found = await self.get(tenant_id)
             if found is not None:
-                self._check(found, made)
+                _check(self._database, found, made)
             return made.id
         async with self._database.transaction() as session:  # one that has no balance has nothing to lock
-            start = new_balance(tenant_id, currency)
-            await session.execute(self._database.insert(balance).values(start).on_conflict_do_nothing())
+            await _begin(self._database, session, tenant_id, currency)
         async with opened(self._database) as books:
-            found = (await books.lock([tenant_id]))[tenant_id]
-            self._check(found, made)
-            if await books.write_grant(made):
-                wallet = Wallet(found, ())
-                new = OpenGrant(made.id, tenant_id, kind, priority, expires_at, model, project_id, amount_pico, 0, 0)
-                entries = wallet.put_in(new)
-                posted = Transaction(made.id, tenant_id, currency, "grant", "", entries, reason)
-                await books.save([wallet.balance], [posted], (), list(wallet.changed.values()))
+            new = await _put_in(self._database, books, made)
+        if not new:  # a moment ago
+            await self._was_given(made)
         return made.id
 
-    def _check(self, found: Balance, made: Grant) -> None:
-        if found.currency != made.currency:
-            raise CurrencyMismatch(found.currency, made.currency)
-        if self._database.dialect == "sqlite" and found.credit + made.amount_pico > MAX_PICO:
-            raise InvalidMoney(f"{found.credit} + {made.amount_pico} pico-units are more than SQLite can count")
+    async def _was_given(self, made: Grant) -> bool:
+        """Whether this very grant is there. Raises IdReused if another thing is under its id."""
+        same = ("id", "tenant_id", "amount_pico", "currency", "kind", "priority", "expires_at", "model", "project_id")
+        async with self._database.reading() as session:
+            # all tenants: an id is one for all of them
+            row = (await session.execute(select(grant).where(grant.c.id == made.id))).one_or_none()
+            posted = await session.scalar(select(ledger_txn.c.id).where(ledger_txn.c.id == made.id))
+        if row is not None and all(getattr(row, name) == getattr(made, name) for name in same):
+            return True
+        if row is not None or posted is not None:
+            raise IdReused(
+                made.id, f"{format_pico(made.amount_pico)} {made.currency} of kind {made.kind} for this tenant"
+            )
+        return False
 
     async def refund(
         self,
@@ -137,8 +157,8 @@ class Balances:
     ) -> UUID:
         """Note that money was paid back: at most what was paid and is neither used nor reserved. Returns its id.
 
-        A refund that is repeated under the same id counts once. Raises InvalidMoney, CurrencyMismatch, RefundRefused;
-        then nothing is written.
+        A refund that is repeated under the same id counts once. Raises InvalidMoney, CurrencyMismatch, RefundRefused,
+        IdReused; then nothing is written.
         """
         check_currency(currency)
         if not 0 < amount_pico <= MAX_PICO:
@@ -150,15 +170,27 @@ class Balances:
                 raise RefundRefused(0, currency)
             if found.currency != currency:
                 raise CurrencyMismatch(found.currency, currency)
-            if await books.posted(identity):
-                return identity
-            wallet = Wallet(found, await books.grants([tenant_id]))
-            if amount_pico > wallet.refundable():
-                raise RefundRefused(wallet.refundable(), currency)
-            if not dry_run:
-                await _post(books, wallet, Transaction(identity, tenant_id, currency, "refund", "",
-                                                       wallet.refund(amount_pico), reason))  # fmt: skip
+            known = await books.posted(identity)
+            if not known:
+                wallet = Wallet(found, await books.grants([tenant_id]))
+                if amount_pico > wallet.refundable():
+                    raise RefundRefused(wallet.refundable(), currency)
+                if not dry_run:
+                    await _post(books, wallet, Transaction(identity, tenant_id, currency, "refund", "",
+                                                           wallet.refund(amount_pico), reason))  # fmt: skip
+        if known:
+            await self._check_refunded(identity, tenant_id, amount_pico, currency)
         return identity
+
+    async def _check_refunded(self, identity: UUID, tenant_id: UUID, amount_pico: int, currency: str) -> None:
+        """Raises IdReused unless what is posted under this id is such a refund."""
+        txn, entry = ledger_txn.c, ledger_entry.c
+        mine = (txn.id == identity, txn.tenant_id == tenant_id, txn.kind == "refund")
+        query = select(entry.amount_pico).join_from(ledger_txn, ledger_entry, entry.txn_id == txn.id).where(*mine)
+        async with self._database.reading() as session:
+            amounts = await session.scalars(query)
+            if sum(int(amount) for amount in amounts) != amount_pico:
+                raise IdReused(identity, f"a refund of {format_pico(amount_pico)} {currency} to this tenant")
 
     async def set_credit_line(self, tenant_id: UUID, pico: int, currency: str) -> Balance:
         """Let the tenant use up to so much before it is paid; 0 for a prepaid tenant. What is used beyond a lower line
@@ -168,8 +200,7 @@ class Balances:
         if not 0 <= pico <= MAX_PICO:
             raise InvalidMoney(f"a credit line of {pico} pico-units")
         async with self._database.transaction() as session:
-            start = new_balance(tenant_id, currency)
-            await session.execute(self._database.insert(balance).values(start).on_conflict_do_nothing())
+            await _begin(self._database, session, tenant_id, currency)
         async with opened(self._database) as books:
             found = (await books.lock([tenant_id]))[tenant_id]
             if found.currency != currency:
@@ -203,6 +234,38 @@ class Balances:
                     posted = Transaction(new_id(), tenant, found.currency, "expiry", "", entries, "expired")
                     await _post(books, wallet, posted)
         return taken
+
+
+async def settle_payment(database: Database, session: AsyncSession, made: Grant) -> None:
+    """Put money in that came in for a document, in the transaction that writes down that it did; once under its id."""
+    await _begin(database, session, made.tenant_id, made.currency)
+    await _put_in(database, await opened_in(database, session), made)
+
+
+async def _begin(database: Database, session: AsyncSession, tenant_id: UUID, currency: str) -> None:
+    """Have a balance to lock."""
+    start = new_balance(tenant_id, currency)
+    await session.execute(database.insert(balance).values(start).on_conflict_do_nothing())
+
+
+async def _put_in(database: Database, books: Books, made: Grant) -> bool:
+    """Write a grant and what follows from it; False, and nothing, if there is one of this id."""
+    found = (await books.lock([made.tenant_id]))[made.tenant_id]
+    _check(database, found, made)
+    if not await books.write_grant(made):
+        return False
+    wallet = Wallet(found, ())
+    scope = (made.priority, made.expires_at, made.model, made.project_id)
+    entries = wallet.put_in(OpenGrant(made.id, made.tenant_id, made.kind, *scope, made.amount_pico, 0, 0))
+    await _post(books, wallet, Transaction(made.id, made.tenant_id, made.currency, "grant", "", entries, made.reason))
+    return True
+
+
+def _check(database: Database, found: Balance, made: Grant) -> None:
+    if found.currency != made.currency:
+        raise CurrencyMismatch(found.currency, made.currency)
+    if database.dialect == "sqlite" and found.credit + made.amount_pico > MAX_PICO:
+        raise InvalidMoney(f"{found.credit} + {made.amount_pico} pico-units are more than SQLite can count")
 
 
 async def _post(books: Books, wallet: Wallet, transaction: Transaction) -> None:

@@ -221,7 +221,8 @@ class PostgresBooks:
     async def lock(self, tenants: Collection[UUID]) -> dict[UUID, Balance]:
         if not tenants:
             return {}
-        return {row[0]: Balance(*row) for row in await self._connection.fetch(_LOCK, _ids(tenants))}
+        rows = await self._connection.fetch(_LOCK, _ids(tenants))
+        return {row[0]: Balance(row[0], row[1], *map(int, row[2:])) for row in rows}
 
     async def grants(self, tenants: Collection[UUID], *, spent: bool = False) -> list[OpenGrant]:
         if not tenants:

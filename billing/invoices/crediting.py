@@ -10,7 +10,8 @@ import msgspec
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.balances import Balances
+from billing.balances import settle_payment
+from billing.books import Grant
 from billing.invoices.currencies import format_minor, minor_unit
 from billing.invoices.document import Document, Line
 from billing.invoices.failures import AmountRefused, WrongState
@@ -45,7 +46,8 @@ async def credit(
     each, all that is left where None. Without `write` the document alone is returned.
 
     What was still to be paid of the invoice is lowered; the rest becomes credit of the tenant's balance. `request`
-    names this wish: repeated, it is done once. Raises WrongState, AmountRefused, NumberRefused, DatabaseUnavailable.
+    names this wish: repeated as it was, it is done once. Raises WrongState, AmountRefused, NumberRefused,
+    DatabaseUnavailable.
     """
     if not reason.strip() or len(reason) > MOST_TEXT:
         raise AmountRefused(f"reason: what the credit note shall state, of at most {MOST_TEXT} characters")
@@ -57,17 +59,30 @@ async def credit(
         await lock_documents(database, session, record.tenant_id)
         now = await locked(database, session, record.id)
         known = await session.scalar(select(invoice.c.id).where(invoice.c.id == identity))
-        if known is None:
+        if known is not None:
+            _refuse_other(await read_document(session, identity), request, reason, amounts)
+        else:
             document = await _written_up(session, now, reason, amounts)
             await write_draft(database, session, identity, document, corrects=now.id)
             note = await seal(database, session, await locked(database, session, identity), document, issued)
             await _settle(database, session, now, note)
         made = await locked(database, session, identity)
         document = await read_document(session, identity)
-    if made.settled_pico:
-        text = f"credit note {made.number}"
-        await Balances(database).grant(made.tenant_id, made.settled_pico, made.currency, reason=text, grant_id=identity)
+        if made.settled_pico:
+            text = f"credit note {made.number}"
+            returned = Grant(identity, made.tenant_id, made.settled_pico, made.currency, "paid", text)
+            await settle_payment(database, session, returned)
     return made, document
+
+
+def _refuse_other(note: Document, request: str, reason: str, amounts: Mapping[int, int | None] | None) -> None:
+    """Raises AmountRefused if the credit note that this request led to is not what is asked for now."""
+    lines = {line.of: line.net for line in note.lines}
+    others = amounts is not None and (
+        amounts.keys() != lines.keys() or any(net not in (None, lines[n]) for n, net in amounts.items())
+    )
+    if others or note.reason != reason:
+        raise AmountRefused(f"request {request!r} led to {note.number}, of other lines or for another reason")
 
 
 async def left_of(session: AsyncSession, record: Record) -> tuple[Document, Left]:

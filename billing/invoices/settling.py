@@ -8,7 +8,8 @@ import msgspec
 from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.balances import Balances
+from billing.balances import settle_payment
+from billing.books import Grant
 from billing.invoices.currencies import format_minor, minor_unit
 from billing.invoices.failures import AmountRefused, WrongState
 from billing.invoices.notices import notice, topic_of
@@ -29,8 +30,8 @@ async def pay(
 ) -> Record:
     """Money came in for an invoice: `amount` in minor units, or all that is left. Returns how it stands then.
 
-    A payment that is told again under the same reference counts once, and what a crash left undone of it is done. What
-    pays for usage goes to the tenant's balance. Without `write` nothing changes.
+    A payment that is told again under the same reference counts once. What pays for usage goes to the tenant's balance,
+    in the same transaction. Without `write` nothing changes.
 
     Raises WrongState, AmountRefused, DatabaseUnavailable.
     """
@@ -50,11 +51,11 @@ async def pay(
             raise AmountRefused(f"payment {reference!r} of {now.name} was {paid} {now.currency}, not another amount")
         else:
             usage = int(known.usage_pico)
-        after = await locked(database, session, record.id)
-    if usage and write:
-        reason = f"payment of {record.name}"
-        await Balances(database).grant(record.tenant_id, usage, record.currency, reason=reason, grant_id=identity)
-    return after
+        if usage:
+            reason = f"payment of {record.name}"
+            paid_in = Grant(identity, record.tenant_id, usage, record.currency, "paid", reason)
+            await settle_payment(database, session, paid_in)
+        return await locked(database, session, record.id)
 
 
 async def _receive(

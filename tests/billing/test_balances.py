@@ -10,7 +10,7 @@ from sqlalchemy import literal, select
 
 from billing.adjustments import InvalidAdjustment, UnknownEvent, adjust
 from billing.audit.checks import check
-from billing.balances import Balances, CurrencyMismatch, InvalidGrant, RefundRefused
+from billing.balances import Balances, CurrencyMismatch, IdReused, InvalidGrant, RefundRefused
 from billing.holds.reserving import Holds
 from billing.money import InvalidMoney
 from billing.periods import Periods
@@ -177,4 +177,45 @@ async def test_a_correction_of_a_closed_period_is_booked_in_the_open_one(databas
     assert made.period > event.period
     (line,) = await usage_lines(database, book, tenant.id, made.period)
     assert (line.corrects_period, line.meter, line.units) == (event.period, "output", -10)
+    assert await check(database) == []
+
+
+async def test_an_id_stands_for_one_movement_of_money(database: Database) -> None:
+    tenant, balances, book = await Tenant.rich(database, 10 * COST), Balances(database), PriceBook(database)
+    other = await Tenant.rich(database, 10 * COST)
+    event = await use(database, tenant)
+    grant, refund, correction = new_id(), new_id(), new_id()
+    soon = await database.now() + 10**6
+
+    async def correct(owner: Tenant, of: UUID, identity: UUID, **units: int) -> UsageEvent:
+        return await adjust(database, book, owner.id, of, units, reason="r", adjustment_id=identity)
+
+    for _ in range(2):
+        await balances.grant(tenant.id, COST, "USD", kind="promo", grant_id=grant, expires_at=soon)
+        await balances.refund(tenant.id, COST, "USD", refund_id=refund)
+        made = await correct(tenant, event.id, correction, output=-1)
+    database.clock = literal(soon + 1, Count())  # what was true when it was done is not checked again
+    await balances.grant(tenant.id, COST, "USD", kind="promo", grant_id=grant, expires_at=soon)
+    assert (await correct(tenant, event.id, correction, output=-1)).finished_at == made.finished_at
+    theirs = await use(database, other)
+    attempts = [
+        balances.grant(tenant.id, COST + 1, "USD", kind="promo", grant_id=grant, expires_at=soon),
+        balances.grant(tenant.id, COST, "USD", grant_id=grant, expires_at=soon),
+        balances.grant(other.id, COST, "USD", kind="promo", grant_id=grant, expires_at=soon),
+        balances.grant(tenant.id, COST, "USD", kind="promo", grant_id=grant, expires_at=soon, model="m"),
+        balances.grant(tenant.id, COST, "USD", grant_id=refund),
+        balances.refund(tenant.id, COST + 1, "USD", refund_id=refund),
+        balances.refund(other.id, COST, "USD", refund_id=refund),
+        balances.refund(tenant.id, COST, "USD", refund_id=grant),
+        correct(tenant, event.id, correction, output=-2),
+        correct(tenant, event.id, correction, output=-1, uncached=1),
+        correct(other, theirs.id, correction, output=-1),
+        correct(tenant, event.id, theirs.id, output=-1),
+        correct(tenant, event.id, grant, output=-1),
+    ]
+    before = await legs(database)
+    for attempt in attempts:
+        with pytest.raises(IdReused):
+            await attempt
+    assert await legs(database) == before
     assert await check(database) == []

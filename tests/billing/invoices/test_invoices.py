@@ -179,6 +179,10 @@ async def test_credit_notes_by_line_and_whole_never_more_than_is_left(database: 
     assert (note.number, note.gross, document.lines[0].of) == ("CN-2026-000001", 595, 4)
     assert msgspec.structs.replace(preview, number="", issued="", previous="") == preview
     assert await credit(database, sent, "An outage", request="1", amounts={4: 500}) == (note, document)
+    assert await credit(database, sent, "An outage", request="1") == (note, document)
+    for reason, others in (("An outage", {4: 499}), ("An outage", {4: 500, 1: 1}), ("Another", {4: 500})):
+        with pytest.raises(AmountRefused):
+            await credit(database, sent, reason, request="1", amounts=others)
     now = await customer.invoices.numbered("INV-2026-000001")
     assert (now.state, now.credited, now.left) == ("partially_paid", 595, 1442 - 595)
     for wrong in ({4: 621}, {4: -1}, {4: 0}, {9: 1}, {0: 1}):
@@ -204,6 +208,27 @@ async def test_credit_notes_by_line_and_whole_never_more_than_is_left(database: 
             await refused
     with pytest.raises(WrongState):
         await credit(database, note, "of a note", request="5")
+    assert await check(database) == []
+
+
+async def test_a_payment_and_its_money_come_together_or_not_at_all(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    customer = await Customer.make(database)
+    await customer.use("2026-10-03", USAGE)
+    sent = await customer.invoice("2026-10")
+    before = await customer.accounts()
+    assert (await pay(database, sent, "bank", write=False)).state == "paid"
+    assert await customer.accounts() == before
+    with monkeypatch.context() as dying:
+        dying.setattr("billing.balances.Wallet", None)  # dies with the payment and the grant written
+        for money_in in (pay(database, sent, "bank"), credit(database, sent, "All of it", request="1")):
+            with pytest.raises(TypeError):
+                await money_in
+    assert (await customer.invoices.numbered(sent.name)).left == sent.payable
+    assert await customer.accounts() == before
+    assert await customer.invoices.credit_notes(sent.id) == []
+    assert (await pay(database, sent, "bank")).left == 0
     assert await check(database) == []
 
 
