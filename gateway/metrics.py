@@ -1,13 +1,22 @@
-"""Prometheus metrics of one gateway worker, and of its replicas as their beats tell. Never a tenant in a label."""
+"""Prometheus metrics of a gateway, and of its replicas as their beats tell. Never a tenant in a label.
+
+Where several workers listen on one socket, any of them may be scraped, and answers for all: their parent names a
+folder in `PROMETHEUS_MULTIPROC_DIR`, where prometheus_client keeps each worker's figures in files mapped into memory
+(1 to 2 µs more for each figure). The files bear the worker's name, not its process id: one that is started again
+counts on where the dead one stopped, so no total ever falls, and what a dead worker had in its spool stays in the sum
+until its next start takes it up.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Literal, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from billing.settler import Settler
@@ -57,10 +66,16 @@ class _ReplicaFigures(Collector):
 
 
 class Metrics:
-    """All metrics, in a registry of their own."""
+    """All metrics of the worker named `worker`; where workers share a folder, one of these per process."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: str = "") -> None:
+        self.shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
+        """Whether other workers answer for this one, so that `refresh` has to be called now and then."""
+        if self.shared:
+            values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
+        self._asked: list[tuple[Gauge, Callable[[], float]]] = []
         self.registry = CollectorRegistry()
+        self._replicas = CollectorRegistry()
         self._requests = Counter("turnpike_requests", "Requests answered", ["model", "status"], registry=self.registry)
         self._first_token = Histogram(
             "turnpike_time_to_first_token_seconds",
@@ -81,13 +96,15 @@ class Metrics:
 
     def watch(self, *, fleet: _HasLinks, spool: Spool, settler: Settler) -> None:
         """Add figures that are asked for when scraped."""
-        self.registry.register(_ReplicaFigures(fleet))
-        for name, text, value in (
-            ("turnpike_spool_waiting", "Records durable and not settled", lambda: float(settler.lag)),
-            ("turnpike_spool_lag_seconds", "How long records have been waiting", lambda: float(settler.lag_s)),
-            ("turnpike_spool_corrupt", "Damaged stretches found in spools", lambda: float(spool.corrupt)),
-        ):
-            Gauge(name, text, registry=self.registry).set_function(value)
+        self._replicas.register(_ReplicaFigures(fleet))
+        figures: tuple[tuple[str, str, Literal["sum", "max"], Callable[[], float]], ...] = (
+            ("turnpike_spool_waiting", "Records durable and not settled", "sum", lambda: settler.lag),
+            ("turnpike_spool_lag_seconds", "How long records have been waiting", "max", lambda: settler.lag_s),
+            ("turnpike_spool_corrupt", "Damaged stretches found in spools", "sum", lambda: spool.corrupt),
+        )
+        for name, text, over_workers, value in figures:
+            gauge = Gauge(name, text, registry=self.registry, multiprocess_mode=over_workers)
+            self._asked.append((gauge, value))
 
     def answered(self, model: str, status: int) -> None:
         """An HTTP answer went out; `model` is empty where there is none."""
@@ -110,6 +127,16 @@ class Metrics:
             if tokens:
                 self._tokens.labels(model, meter).inc(tokens)
 
+    def refresh(self) -> None:
+        """Ask for what has to be asked for, so that whichever worker is scraped can tell it."""
+        for gauge, value in self._asked:
+            gauge.set(value())
+
     def exposition(self) -> bytes:
-        """All of it in Prometheus' text format."""
-        return generate_latest(self.registry)
+        """All of it, of all workers, in Prometheus' text format; replicas as this worker sees them."""
+        self.refresh()
+        registry = self.registry
+        if self.shared:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry) + generate_latest(self._replicas)

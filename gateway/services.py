@@ -28,6 +28,8 @@ from gateway.tenancy.authenticator import Authenticator
 from storage.database import Database
 
 _SETTLE_S = 10
+_REFRESH_S = 1.0
+"""How often a worker among several tells what its siblings are to say of it."""
 
 
 class GatewayOptions(Struct, frozen=True, kw_only=True):
@@ -75,7 +77,7 @@ class Gateway:
 
     def __init__(self, services: GatewayServices) -> None:
         self.services = services
-        self.metrics = Metrics()
+        self.metrics = Metrics(services.name)
         self.metrics.watch(fleet=services.fleet, spool=services.spool, settler=services.settler)
         self.recorder = Recorder(services.spool)
         self.admission = Admission(
@@ -108,6 +110,7 @@ class Gateway:
             patience=services.options.courtesy,
         )
         self._epoch = EpochKeeper(services.database, services.spool, services.name)
+        self._refreshing: asyncio.Task[None] | None = None
         self._drain: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -120,6 +123,13 @@ class Gateway:
         services.fleet.on_stray = self.recovery.stray
         services.fleet.start()
         self.leftovers.start()
+        if self.metrics.shared:
+            self._refreshing = asyncio.create_task(self._refresh_metrics())
+
+    async def _refresh_metrics(self) -> None:
+        while True:
+            self.metrics.refresh()
+            await asyncio.sleep(_REFRESH_S)
 
     def begin_drain(self) -> None:
         """Take nothing new; give what runs its time to end."""
@@ -137,6 +147,8 @@ class Gateway:
         await self.services.fleet.stop()
         await self.services.settler.drain(_SETTLE_S)
         await self.services.settler.stop()
+        if self._refreshing is not None:
+            self._refreshing.cancel()
         await self._epoch.stop()
         await self.services.authenticator.close()
         await self.services.prices.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import socket
 import time
@@ -26,17 +25,12 @@ from turnpike.secrets import Secrets
 from turnpike.settings import Settings
 
 
-def gateway_name(settings: Settings) -> str:
-    """What holds and spools call this gateway: the same after a restart."""
-    return re.sub(r"[^A-Za-z0-9_-]", "-", settings.gateway_name or socket.gethostname())[:40]
-
-
 @asynccontextmanager
 async def services(
     settings: Settings, office: Office, known: Secrets, registry: Registry
 ) -> AsyncIterator[GatewayServices]:
     """Everything that the gateway's application is made of. Raises ModelWithoutPrice, AddressError, OSError."""
-    name = gateway_name(settings)
+    name = settings.own_gateway_name
     await registry.check_prices(office.prices)
     spool = Spool(settings.data / "spool", f"{name}-{time.time_ns():x}")
     try:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import signal
 import socket
 import sys
 from collections.abc import Coroutine
+from pathlib import Path
 
 import structlog
 import uvloop
@@ -19,6 +21,9 @@ from turnpike.office import opened, prepare_data_folder, read_secrets
 from turnpike.probe import Unreachable, probe
 from turnpike.settings import SettingError, Settings, to_environment
 from turnpike.worker import work
+
+_SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
+"""prometheus_client's environment variable: where the workers of one socket keep their figures (`gateway.metrics`)."""
 
 logger = structlog.get_logger(__name__)
 
@@ -45,16 +50,18 @@ async def _gateway(settings: Settings, listener: socket.socket) -> int:
 
 
 async def _gateway_parent(settings: Settings, listener: socket.socket) -> int:
-    base = settings.gateway_name or socket.gethostname()
+    prepare_data_folder(settings)
+    metrics = _empty_folder(settings.data / "metrics" / settings.own_gateway_name)
+    environment = to_environment(settings) | {_SHARED_METRICS: str(metrics)}
     descriptor = listener.fileno()
     children = [
         Child(
-            f"gateway {base}-{index}",
-            ["gateway", "--listen-fd", str(descriptor), "--gateway-name", f"{base}-{index}"],
-            to_environment(settings),
+            f"gateway {name}",
+            ["gateway", "--listen-fd", str(descriptor), "--gateway-name", name],
+            environment,
             pass_fds=[descriptor],
         )
-        for index in range(settings.workers)
+        for name in map(settings.worker_name, range(settings.workers))
     ]
     stop = stop_event()
     running = [asyncio.create_task(child.run()) for child in children]
@@ -64,6 +71,13 @@ async def _gateway_parent(settings: Settings, listener: socket.socket) -> int:
     stopping.cancel()
     await asyncio.gather(*running)
     return 0
+
+
+def _empty_folder(path: Path) -> Path:
+    """A folder without what an earlier parent's workers left: counters begin at zero with the parent."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True, mode=0o700)
+    return path
 
 
 def engine(settings: Settings, parent: int | None = None) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import socket
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +29,7 @@ SERVE, GATEWAY, ENGINE, WORKER, ADMIN = "serve", "gateway", "engine", "worker", 
 ALL = (SERVE, GATEWAY, ENGINE, WORKER, ADMIN)
 ALL_BUT_ENGINE = (SERVE, GATEWAY, WORKER, ADMIN)
 _DAY = 86_400
+_NAME_LENGTH = 40
 
 
 class SettingError(Exception):
@@ -257,6 +260,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def own_replica_address(self) -> str:
         """Where the replica that `serve` starts listens."""
         return f"unix:{(self.data / 'run' / 'replica-0.sock').absolute()}"
+
+    @property
+    def own_gateway_name(self) -> str:
+        """What holds, spools and metrics call this gateway: the same after a restart."""
+        return _gateway_name(self.gateway_name)
+
+    def worker_name(self, index: int) -> str:
+        """The gateway name of one worker among several; no two have the same, however long the gateway's own is."""
+        return _gateway_name(self.gateway_name, f"-{index}")
+
+
+def _gateway_name(wanted: str, suffix: str = "") -> str:
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", wanted or socket.gethostname())
+    return name[: _NAME_LENGTH - len(suffix)] + suffix
 
 
 BY_LANE: Mapping[str, str] = {

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.deployment import Deployment, Streams, assert_alive, assert_books, events, wait_for_text
 from tests.e2e.endless_model import NAME, make_endless_model
-from tests.e2e.processes import free_port, process, run, this_month, usage, wait_ready
+from tests.e2e.processes import Process, free_port, get, process, run, this_month, usage, wait_ready
 from tests.servers import postgres_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -89,27 +90,75 @@ def test_sigterm_ends_streams_that_take_too_long(deployment: Deployment) -> None
     assert events(deployment) == before + STREAMS
 
 
-def test_one_of_two_workers_dies(deployment: Deployment) -> None:
+@pytest.fixture(scope="module")
+def two_workers(deployment: Deployment) -> Iterator[Process]:
     deployment.processes["gateway"].stop()
     gateway = deployment.start("gateway", "--workers", "2")
     deployment.wait_ready()
+    yield gateway
+    workers = gateway.children()
+    assert gateway.stop() == 0
+    _, alive = psutil.wait_procs(workers, 5)
+    assert not alive
+
+
+def wait_for_workers(gateway: Process, count: int = 2) -> list[psutil.Process]:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if len(workers := gateway.children()) == count:
+            return workers
+        time.sleep(0.05)
+    raise AssertionError(gateway.children())
+
+
+def test_one_of_two_workers_dies(deployment: Deployment, two_workers: Process) -> None:
     before = events(deployment)
     streams = Streams(deployment, STREAMS, pause=0.05, max_tokens=500)
     wait_for_text(streams)
-    victim, *_ = workers = gateway.children()
-    assert len(workers) == 2
+    victim, _ = wait_for_workers(two_workers)
     victim.kill()
     streams.join()
     assert_books(deployment)
     assert events(deployment) == before + STREAMS
     assert_alive(deployment)
-    workers = gateway.children()
-    assert len(workers) == 2, "the parent starts another"
-    assert gateway.stop() == 0
-    _, alive = psutil.wait_procs(workers, 5)
-    assert not alive
-    deployment.start("gateway")
-    deployment.wait_ready()
+    assert len(two_workers.children()) == 2, "the parent starts another"
+
+
+def test_whichever_worker_is_scraped_answers_for_both_and_for_the_dead(
+    deployment: Deployment, two_workers: Process
+) -> None:
+    def ask(count: int) -> None:
+        for _ in range(count):
+            assert get(deployment.base + "/v1/models", "wrong")[0] == 401
+
+    def refused() -> float:
+        (sample,) = (
+            sample
+            for family in text_string_to_metric_families(get(deployment.base + "/metrics")[1].decode())
+            for sample in family.samples
+            if sample.name == "turnpike_requests_total" and sample.labels["status"] == "401"
+        )
+        return sample.value
+
+    first, second = wait_for_workers(two_workers)
+    ask(1)
+    before = refused()
+    for working, sleeping, count in ((first, second, 3), (second, first, 5)):
+        sleeping.suspend()
+        ask(count)
+        before += count
+        assert refused() == before, "of both, whoever is asked"
+        sleeping.resume()
+        assert working.is_running()
+    first.kill()
+    psutil.wait_procs([first], 5)
+    assert refused() == before, "of the dead one too"
+    wait_for_workers(two_workers)
+    ask(4)
+    assert refused() == before + 4
+    families = {f.name: f for f in text_string_to_metric_families(get(deployment.base + "/metrics")[1].decode())}
+    assert [sample.labels for sample in families["turnpike_spool_waiting"].samples] == [{}]
+    assert {sample.value for sample in families["turnpike_replica_healthy"].samples} == {1.0}
 
 
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM])
