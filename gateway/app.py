@@ -13,6 +13,7 @@ from litestar.exceptions import HTTPException
 from litestar.types import Message, Scope
 
 from gateway import error_answers
+from gateway.admin.prices import price_routes
 from gateway.authentication import PUBLIC, Authentication
 from gateway.endpoints.chat import chat_completions
 from gateway.endpoints.completions import completions
@@ -57,6 +58,7 @@ def create_app(services: GatewayServices) -> Litestar:
             *usage_routes(gateway),
             *export_routes(gateway),
             list_prices(gateway),
+            *price_routes(gateway),
             *webhook_routes(gateway),
             *operation_routes(gateway),
         ],
@@ -86,16 +88,18 @@ def _note(gateway: Gateway, scope: Scope, status: int) -> None:
         return
     about = of(scope)
     gateway.metrics.answered(about.model, status)
-    principal = about.principal
+    principal, operator = about.principal, about.operator
+    key = principal or operator
     log.info(
         "answered",
         request_id=about.name,
         method=scope.get("method"),
         path=scope["path"],
         status=status,
-        key=principal.public_id if principal else None,
+        key=key.public_id if key else None,
         tenant=principal.tenant if principal else None,
         project=principal.project if principal else None,
+        operator=operator.name if operator else None,
         model=about.model or None,
         seconds=round(time.monotonic() - about.started, 4),
     )

@@ -9,13 +9,15 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from gateway.failures import NotAllowed, NotAuthenticated, Unavailable
 from gateway.request_scope import of
-from gateway.tenancy.authenticator import AuthenticationFailed, Authenticator, Principal
+from gateway.tenancy.authenticator import AuthenticationFailed, Authenticator, Operator, Principal
 from storage.database import DatabaseUnavailable
 
 PUBLIC = "public"
 """The key in a handler's `opt` that exempts it."""
 KEYLESS = "keyless"
 """The key in a handler's `opt` that lets those in who present no key; a wrong one is still refused."""
+OPERATORS = "operators"
+"""The key in a handler's `opt` that lets in operators alone."""
 
 
 class Authentication(ASGIMiddleware):
@@ -33,12 +35,17 @@ class Authentication(ASGIMiddleware):
         if scope["route_handler"].opt.get(KEYLESS) and not {"authorization", "x-api-key"} & set(headers):
             await next_app(scope, receive, send)
             return
+        operators = scope["route_handler"].opt.get(OPERATORS)
         try:
-            of(scope).principal = await self._authenticator.authenticate(presented(headers))
+            if operators:
+                of(scope).operator = await self._authenticator.authenticate_operator(presented(headers))
+            else:
+                of(scope).principal = await self._authenticator.authenticate(presented(headers))
         except AuthenticationFailed as error:
-            raise NotAuthenticated(
-                "Incorrect API key provided. Send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
-            ) from error
+            how = "Send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+            if operators:
+                how = "This needs an operator's: turnpike keys create --operator --name WHO."
+            raise NotAuthenticated(f"Incorrect API key provided. {how}") from error
         except DatabaseUnavailable as error:
             raise Unavailable("The database is away, so keys cannot be checked; try again shortly.") from error
         await next_app(scope, receive, send)
@@ -67,3 +74,10 @@ def admin_principal(scope: Scope) -> Principal:
     if not principal.admin:
         raise NotAllowed("This needs an admin key of the tenant: turnpike keys create --admin.")
     return principal
+
+
+def operator(scope: Scope) -> Operator:
+    """The operator of a request to a route that is for operators."""
+    found = of(scope).operator
+    assert found is not None, "the route is not for operators"
+    return found

@@ -9,7 +9,7 @@ from uuid import UUID
 from litestar.types import Scope
 from uuid_utils.compat import uuid7
 
-from gateway.tenancy.authenticator import Principal
+from gateway.tenancy.authenticator import Operator, Principal
 
 _KEY = "turnpike"
 
@@ -22,12 +22,13 @@ def public_name(request_id: UUID) -> str:
 class RequestScope:
     """Kept in the ASGI scope's state; made when it is first asked for."""
 
-    __slots__ = ("id", "model", "principal", "started")
+    __slots__ = ("id", "model", "operator", "principal", "started")
 
     def __init__(self) -> None:
         self.id: UUID = uuid7()
         self.model = ""
         self.principal: Principal | None = None
+        self.operator: Operator | None = None
         self.started = time.monotonic()
 
     @property

@@ -321,10 +321,11 @@ def build_parser() -> argparse.ArgumentParser:
 
     keys = tree.group("keys", "API keys")
     create = tree.leaf(keys, "create", "make a key; stdout has the key alone", ADMIN, _command("keys", "create_key"))
-    create.add_argument("--tenant", required=True)
+    create.add_argument("--tenant", help="whose key it is")
     create.add_argument("--project", help="the key's project; made if it does not exist")
     create.add_argument("--admin", action="store_true", help="a key for the tenant's reports, not for inference")
-    create.add_argument("--name", default="", help="what the key is for")
+    create.add_argument("--operator", action="store_true", help="a key for who runs Turnpike (/admin/v1), of no tenant")
+    create.add_argument("--name", default="", help="what the key is for; with --operator, who presents it")
     revoke = tree.leaf(keys, "revoke", "stop a key, everywhere within a second", ADMIN, _command("keys", "revoke_key"))
     revoke.add_argument("key", help="its public id, the part after tp_live_ (the whole key works too)")
     listing = tree.leaf(

@@ -46,6 +46,14 @@ class Principal(msgspec.Struct, frozen=True):
     admin: bool
 
 
+class Operator(msgspec.Struct, frozen=True):
+    """Who is asking on behalf of those who run this installation: a person, by `name`."""
+
+    key_id: UUID
+    public_id: str
+    name: str
+
+
 _Remembered: TypeAlias = "OrderedDict[str, tuple[float, _Record]]"
 
 
@@ -54,7 +62,7 @@ class _Record(msgspec.Struct, frozen=True):
 
     mac: bytes
     pepper_version: int
-    principal: Principal | None
+    principal: Principal | Operator | None
     revoked: bool
     expires_at: int | None
     last_used_at: int | None
@@ -93,7 +101,20 @@ class Authenticator:
             await asyncio.wait(running)
 
     async def authenticate(self, presented: str) -> Principal:
-        """Who the key belongs to. Raises AuthenticationFailed; DatabaseUnavailable if the key is not remembered."""
+        """Whose key it is, of a tenant. Raises AuthenticationFailed; DatabaseUnavailable if it is not remembered."""
+        found = await self._authenticate(presented)
+        if not isinstance(found, Principal):
+            raise AuthenticationFailed
+        return found
+
+    async def authenticate_operator(self, presented: str) -> Operator:
+        """Which operator's key it is. Raises as `authenticate` does."""
+        found = await self._authenticate(presented)
+        if not isinstance(found, Operator):
+            raise AuthenticationFailed
+        return found
+
+    async def _authenticate(self, presented: str) -> Principal | Operator:
         key = parse(presented)
         if key is None:
             key, record = Presented("", ""), self._unknown
@@ -142,15 +163,17 @@ class Authenticator:
         if found is None:
             return self._unknown
         key, tenant, project = found
-        principal = Principal(
-            key_id=key.id,
-            public_id=key.public_id,
-            tenant_id=key.tenant_id,
-            tenant=tenant,
-            project_id=key.project_id,
-            project=project,
-            admin=key.kind == "admin",
-        )
+        principal: Principal | Operator = Operator(key.id, key.public_id, key.name)
+        if key.tenant_id is not None and tenant is not None:
+            principal = Principal(
+                key_id=key.id,
+                public_id=key.public_id,
+                tenant_id=key.tenant_id,
+                tenant=tenant,
+                project_id=key.project_id,
+                project=project,
+                admin=key.kind == "admin",
+            )
         return _Record(
             mac=key.mac,
             pepper_version=key.pepper_version,

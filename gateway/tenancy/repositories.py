@@ -67,11 +67,11 @@ class AllKeysRepository(SQLAlchemyAsyncRepository[ApiKey]):
 
     model_type = ApiKey
 
-    async def get_with_owners(self, public_id: str) -> tuple[ApiKey, str, str | None] | None:
-        """The key, and the names of its tenant and project."""
+    async def get_with_owners(self, public_id: str) -> tuple[ApiKey, str | None, str | None] | None:
+        """The key, and the names of its tenant and project. An operator's has neither."""
         query = (
             select(ApiKey, Tenant.name, Project.name)
-            .join(Tenant, Tenant.id == ApiKey.tenant_id)
+            .outerjoin(Tenant, Tenant.id == ApiKey.tenant_id)
             .outerjoin(Project, Project.id == ApiKey.project_id)
             .where(ApiKey.public_id == public_id)
         )
@@ -139,29 +139,51 @@ class Tenancy:
 
         `expires_at` is in microseconds since the Unix epoch. What is returned holds the only copy of the secret.
         """
-        issued, secret = generate()
+        issued, key = self._new_key(name, expires_at)
+        key.kind, key.tenant_id, key.project_id = "admin" if project_id is None else "project", tenant_id, project_id
         async with self._database.transaction() as session:
             if project_id is not None:
                 mine = await ProjectRepository(session, tenant_id).get_one_or_none(id=project_id)
                 _found(mine, "project", str(project_id))
-            key = ApiKey(
-                public_id=issued.public_id,
-                tenant_id=tenant_id,
-                project_id=project_id,
-                kind="admin" if project_id is None else "project",
-                name=name,
-                mac=self._peppers.mac(self._peppers.current, secret),
-                pepper_version=self._peppers.current,
-                created_at=_now(),
-                expires_at=None if expires_at is None else from_instant(expires_at),
-            )
             await KeyRepository(session, tenant_id).add(key)
         return issued
+
+    async def create_operator_key(self, name: str, *, expires_at: int | None = None) -> IssuedKey:
+        """A key for whoever runs this installation, by their name: who changes prices is known by it.
+
+        Keys of one name are one person's. `expires_at` is in microseconds since the Unix epoch.
+        """
+        _check_name(name)
+        issued, key = self._new_key(name.strip(), expires_at)
+        key.kind = "operator"
+        async with self._database.transaction() as session:
+            await AllKeysRepository(session=session).add(key)
+        return issued
+
+    def _new_key(self, name: str, expires_at: int | None) -> tuple[IssuedKey, ApiKey]:
+        issued, secret = generate()
+        return issued, ApiKey(
+            public_id=issued.public_id,
+            name=name,
+            mac=self._peppers.mac(self._peppers.current, secret),
+            pepper_version=self._peppers.current,
+            created_at=_now(),
+            expires_at=None if expires_at is None else from_instant(expires_at),
+        )
 
     async def list_keys(self, tenant_id: UUID) -> list[ApiKey]:
         """The tenant's keys, the oldest first, revoked ones too."""
         async with self._database.reading() as session:
             return list(await KeyRepository(session, tenant_id).get_many(order_by=("created_at", False)))
+
+    async def list_operator_keys(self) -> list[ApiKey]:
+        """The operators' keys, the oldest first, revoked ones too."""
+        async with self._database.reading() as session:
+            return list(
+                await AllKeysRepository(session=session).get_many(
+                    ApiKey.kind == "operator", order_by=("created_at", False)
+                )
+            )
 
     async def revoke(self, public_id: str, tenant_id: UUID | None = None) -> bool:
         """Revoke a key for good: one of this tenant, or any if the operator asks (None). Raises NotFound.

@@ -1,4 +1,4 @@
-"""Tenants, their projects, and the API keys of both."""
+"""Tenants, their projects, the API keys of both, and the keys of operators."""
 
 from __future__ import annotations
 
@@ -35,19 +35,24 @@ class Project(Base):
 
 
 class ApiKey(Base):
-    """What is kept of a key: its public half, and a MAC of its secret half. An admin key has no project."""
+    """What is kept of a key: its public half, and a MAC of its secret half. A tenant's admin key has no project; an
+    operator's has no tenant either, and its name is who presents it.
+    """
 
     __tablename__ = "api_key"
     __table_args__ = (
         CheckConstraint(
-            "(kind = 'project' AND project_id IS NOT NULL) OR (kind = 'admin' AND project_id IS NULL)", name="kind"
+            "(kind = 'project' AND tenant_id IS NOT NULL AND project_id IS NOT NULL) "
+            "OR (kind = 'admin' AND tenant_id IS NOT NULL AND project_id IS NULL) "
+            "OR (kind = 'operator' AND tenant_id IS NULL AND project_id IS NULL)",
+            name="kind",
         ),
         STRICT,
     )
 
     id: Mapped[UUID] = mapped_column(Id, primary_key=True, default=new_id)
     public_id: Mapped[str] = mapped_column(Text, unique=True)
-    tenant_id: Mapped[UUID] = mapped_column(Id, ForeignKey("tenant.id"), index=True)
+    tenant_id: Mapped[UUID | None] = mapped_column(Id, ForeignKey("tenant.id"), index=True)
     project_id: Mapped[UUID | None] = mapped_column(Id, ForeignKey("project.id"))
     kind: Mapped[str] = mapped_column(Text)
     name: Mapped[str] = mapped_column(Text)

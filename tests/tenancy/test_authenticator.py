@@ -54,6 +54,21 @@ async def test_a_key_says_who_is_asking(tenancy: Tenancy, authenticator: Authent
     assert used[issued.public_id] is not None
 
 
+async def test_an_operators_key_is_no_tenants_and_the_other_way_round(
+    tenancy: Tenancy, authenticator: Authenticator
+) -> None:
+    tenant = await tenancy.create_tenant("acme")
+    admin, ann = await tenancy.create_key(tenant.id, None), await tenancy.create_operator_key(" Ann ")
+    assert (await authenticator.authenticate_operator(ann.key)).name == "Ann"
+    with pytest.raises(AuthenticationFailed):
+        await authenticator.authenticate(ann.key)
+    with pytest.raises(AuthenticationFailed):
+        await authenticator.authenticate_operator(admin.key)
+    assert [key.public_id for key in await tenancy.list_keys(tenant.id)] == [admin.public_id]
+    assert [key.public_id for key in await tenancy.list_operator_keys()] == [ann.public_id]
+    await authenticator.close()
+
+
 async def test_a_key_under_an_older_pepper_still_works(database: Database, bus: LocalBus) -> None:
     old = Tenancy(database, Peppers({1: b"p" * 32}, 1), bus)
     tenant = await old.create_tenant("acme")

@@ -6,7 +6,7 @@ import argparse
 
 from gateway.tenancy.keys import PREFIX
 from gateway.tenancy.repositories import NotFound
-from gateway.tenancy.tables import Tenant
+from gateway.tenancy.tables import ApiKey, Tenant
 from turnpike.commands.running import table, with_office
 from turnpike.failures import CommandError
 from turnpike.office import Office
@@ -15,10 +15,18 @@ from turnpike.settings import Settings
 
 def create_key(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike keys create`: the key alone on stdout."""
-    if arguments.admin == bool(arguments.project):
-        raise CommandError("say either --project NAME (for inference) or --admin (for the tenant's reports)")
+    if [bool(arguments.project), arguments.admin, arguments.operator].count(True) != 1:
+        raise CommandError("say one of --project NAME (for inference), --admin (for the tenant's reports), --operator")
+    if arguments.operator == bool(arguments.tenant):
+        needed = "--operator is for a key of no tenant" if arguments.operator else "say --tenant NAME: whose key it is"
+        raise CommandError(needed)
+    if arguments.operator and not arguments.name.strip():
+        raise CommandError("say --name WHO: operators are told apart by it")
 
     async def work(office: Office) -> int:
+        if arguments.operator:
+            print((await office.tenancy.create_operator_key(arguments.name)).key)
+            return 0
         tenant = await office.tenancy.tenant(arguments.tenant)
         project = None
         if arguments.project:
@@ -58,10 +66,16 @@ def list_keys(settings: Settings, arguments: argparse.Namespace) -> int:
             projects = {project.id: project.name for project in await office.tenancy.list_projects(tenant.id)}
             for key in await office.tenancy.list_keys(tenant.id):
                 where = projects[key.project_id] if key.project_id else "(admin)"
-                state = "revoked" if key.revoked_at else "active"
-                used = f"{key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never"
-                rows.append((key.public_id, tenant.name, where, state, f"{key.created_at:%Y-%m-%d}", used, key.name))
+                rows.append(_row(key, tenant.name, where))
+        if not arguments.tenant:
+            rows += [_row(key, "-", "(operator)") for key in await office.tenancy.list_operator_keys()]
         table(("key", "tenant", "project", "state", "made", "last used", "name"), rows)
         return 0
 
     return with_office(settings, work)
+
+
+def _row(key: ApiKey, tenant: str, where: str) -> tuple[str, ...]:
+    state = "revoked" if key.revoked_at else "active"
+    used = f"{key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never"
+    return key.public_id, tenant, where, state, f"{key.created_at:%Y-%m-%d}", used, key.name
