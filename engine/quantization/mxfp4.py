@@ -6,6 +6,7 @@ A byte holds two values, the first in its low half. A scale byte is the exponent
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -17,6 +18,12 @@ _LARGEST_EXPONENT = 2
 """Of e2m1: 6 = 1.5 · 2²."""
 
 
+@cache
+def _powers(device: torch.device) -> torch.Tensor:
+    """[256, 1]: what each scale byte stands for. A table, since a GPU's power function is not exact."""
+    return (2.0 ** (torch.arange(256, dtype=torch.float64) - 127)).float().view(256, 1).to(device)
+
+
 def decode(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """[..., groups · 32] in fp32 of bytes [..., groups, 16] and scale bytes [..., groups].
 
@@ -25,7 +32,7 @@ def decode(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     if blocks.shape[:-1] != scales.shape or blocks.shape[-1] * 2 != GROUP:
         raise ValueError(f"scales of shape {list(scales.shape)} do not fit blocks of {list(blocks.shape)}")
     values = numbers(blocks, part_values((*_VALUES, *(-value for value in _VALUES)), blocks.device))
-    return values.mul_(torch.pow(2.0, scales.int() - 127)[..., None]).flatten(-2)
+    return values.mul_(numbers(scales, _powers(scales.device))[..., None]).flatten(-2)
 
 
 @dataclass(frozen=True)
@@ -67,8 +74,8 @@ def encode(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     groups = weight.float().view(outputs, inputs // GROUP, GROUP)
     exponent = torch.frexp(groups.abs().amax(-1)).exponent - 1 - _LARGEST_EXPONENT
     exponent = exponent.clamp(-127, 127)
-    scaled = torch.ldexp(groups, -exponent[..., None])
-    values = torch.tensor(_VALUES)
+    scaled = groups * numbers((127 - exponent).to(torch.uint8), _powers(weight.device))[..., None]
+    values = torch.tensor(_VALUES, device=weight.device)
     # Half way between neighbours; where that is met exactly, the one with an even number wins.
     middles = (values[1:] + values[:-1]) / 2
     below = torch.bucketize(scaled.abs(), middles)

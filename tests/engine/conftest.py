@@ -36,6 +36,7 @@ from engine.scheduling.work import Work
 from engine.threads import Threads
 from prompt_cache.block_groups import ABSENT, Block, GroupedPool
 from tests.engine.families import write_family
+from tests.engine.tiny_tokenizer import write_tokenizer
 
 VOCABULARY = 131
 
@@ -110,6 +111,12 @@ def family_folders(tmp_path_factory: pytest.TempPathFactory) -> Families:
     return cache(lambda name: write_family(name, base / name.replace(" ", "-")))
 
 
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tiny models' tokenizer, for grammars."""
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
 SCOPES = {name: Scope(name, name.encode() * 8, b"key") for name in ("public", "project", "other")}
 
 
@@ -156,7 +163,7 @@ class Bench:
     def _logits(self, works: list[Work], logits: torch.Tensor) -> None:
         for work, row in zip(works, logits, strict=True):
             if work.request.choice == 0:
-                self.runs[work.request.id].logits.append(row.clone())
+                self.runs[work.request.id].logits.append(row.to("cpu", copy=True))
 
     def add(self, request: Generate) -> Run:
         self.runs.setdefault(request.id, Run())
@@ -240,14 +247,15 @@ def make_bench(
     kv_dtype: KvDtype = "auto",
     weights: Weights = "decoded",
     window_blocks: int | None = None,
+    device: str = "cpu",
     **limits: int,
 ) -> Bench:
-    """A bench on the CPU, in fp32 unless told otherwise; freed blocks are poisoned with NaN.
+    """A bench on the CPU, in fp32, unless told otherwise; freed blocks are poisoned with NaN.
 
     `swap`: blocks of the swap space; `window_blocks`: blocks of layer groups with a window, `blocks` if None.
     """
     config = read_config(folder)
-    like = torch.zeros((), dtype=dtype)
+    like = torch.zeros((), dtype=dtype, device=device)
     tiling = best_tiling(like)
     model = load_model(
         folder, config, like, tiling, config.context_tokens, quantize=quantize, kv_dtype=kv_dtype, weights=weights
@@ -255,7 +263,7 @@ def make_bench(
     counts = [blocks if window_blocks is None or not group.window else window_blocks for group in model.groups]
     memories = [KvMemory(group, count, like) for group, count in zip(model.groups, counts, strict=True)]
     kept = swap_memories(model.groups, [swap] * len(model.groups), like) if swap else []
-    runner = Runner(model, memories, torch.device("cpu"), tiling, kept)
+    runner = Runner(model, memories, like.device, tiling, kept)
     runner.threads = Threads(1, many_threads)
     windows = [group.window for group in model.groups]
     pool = GroupedPool(list(zip(counts, windows, strict=True)), on_free=poisoning(runner))

@@ -292,7 +292,7 @@ def test_a_quantized_checkpoint_is_the_model_that_it_holds(fmt: str, tmp_path: P
     assert run.tokens == logits.argmax(-1).tolist()
 
 
-def same_when_kept_packed(folder: Path, quantize: Quantize = "none") -> None:
+def assert_same_when_kept_packed(folder: Path, quantize: Quantize = "none") -> None:
     """Chunks, decodes alone and together, fp32 and bf16: the logits of weights that were decoded on loading."""
     for dtype in (torch.float32, torch.bfloat16):
         runs = []
@@ -314,13 +314,13 @@ def test_kept_packed_it_says_the_same(fmt: str, tmp_path: Path, monkeypatch: pyt
     # Small tiles, so that these small weights have several: of 48 outputs where scales are for as many.
     monkeypatch.setattr(linear, "_TILE_OUTPUTS", 16)
     monkeypatch.setattr(linear, "_TILE_ELEMENTS", 16)
-    same_when_kept_packed(folder)
+    assert_same_when_kept_packed(folder)
 
 
 @pytest.mark.parametrize("quantize", ["fp8", "mxfp4"])
 def test_kept_packed_when_quantized_on_load(quantize: Quantize, tmp_path: Path):
     folder = write_model(tmp_path / "model", hidden_size=64, intermediate_size=128, num_attention_heads=8)
-    same_when_kept_packed(folder, quantize)
+    assert_same_when_kept_packed(folder, quantize)
 
 
 @pytest.mark.parametrize("case", [*COMPRESSED, "fp8 e5m2", "mxfp4", "gptq 2 bits"])
@@ -436,7 +436,7 @@ def test_gpt_oss_in_mxfp4(tmp_path: Path):
     logits = by_transformers(plain, PROMPT + run.tokens)[len(PROMPT) - 1 : -1]
     assert (torch.stack(run.logits) - logits).abs().max() < 1e-4
     assert run.tokens == logits.argmax(-1).tolist()
-    same_when_kept_packed(other)
+    assert_same_when_kept_packed(other)
     for part in ("blocks", "scales"):
         name = f"model.layers.0.mlp.experts.down_proj_{part}"
         packed[name] = packed[name][:, :-1].contiguous()

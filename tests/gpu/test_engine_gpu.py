@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,10 @@ from engine.assembly import assemble
 from engine.engine import Engine
 from engine.options import Device, Dtype, ReplicaOptions
 from engine.protocol import Done, Generate, Sampling, Scope, Segment, Tokens
+from gateway.conversation.served_model import load_served_model
+from gateway.generation import Text, Turn
+
+pytestmark = pytest.mark.gpu
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "stdlib-qa"
 SCOPES = {"project": Scope("project", b"root" * 8, b"key")}
@@ -22,11 +27,25 @@ PROMPTS = [
 ]
 
 
-def engine(tmp_path: Path, device: Device, dtype: Dtype) -> Engine:
-    options = ReplicaOptions(
-        DEMO_MODEL, "unix:unused", tmp_path, "gpu", b"", device=device, dtype=dtype, kv_memory=1 << 29
+def engine(tmp_path: Path, device: Device, dtype: Dtype, kv_memory: int = 1 << 29, **options: Any) -> Engine:
+    return assemble(
+        ReplicaOptions(
+            DEMO_MODEL, "unix:unused", tmp_path, "gpu", b"", device=device, dtype=dtype, kv_memory=kv_memory, **options
+        )
+    ).engine
+
+
+def questions() -> list[list[int]]:
+    """What the model knows the answers of, so that a rounding does not change them."""
+    model = load_served_model(DEMO_MODEL)
+    asked = (
+        "What does textwrap.dedent do?",
+        "What does os.path.join do?",
+        "What does math.gcd do?",
+        "What is a deque?",
     )
-    return assemble(options).engine
+    system = Turn("system", (Text("You answer questions about Python's standard library. " * 8, "system"),))
+    return [list(model.prompt((system, Turn("user", (Text(text, "user"),)))).tokens) for text in asked]
 
 
 def run(on: Engine, prompts: list[list[int]], max_tokens: int, name: str = "r") -> list[list[int]]:
@@ -66,6 +85,41 @@ def test_a_warm_prefix_is_read_on_the_gpu(tmp_path: Path) -> None:
     read = on.totals["read"]
     assert run(on, PROMPTS, 24, "warm") == cold
     assert on.totals["read"] - read >= 1500 // 64 * 64
+
+
+FEW_BITS: dict[str, Any] = {"kv_dtype": "fp8", "quantize": "fp8", "weights": "packed"}
+
+
+def test_kv_and_weights_in_few_bits(tmp_path: Path) -> None:
+    assert_few_bits_say_the_same(tmp_path, "cuda")
+
+
+def assert_few_bits_say_the_same(tmp_path: Path, device: Device) -> None:
+    prompts = questions()
+    expected = run(engine(tmp_path, "cpu", "float32", 8 << 20, **FEW_BITS), prompts, 12)
+    on = engine(tmp_path, device, "float32", 8 << 20, **FEW_BITS)
+    cold = run(on, prompts, 12, "cold")
+    read = on.totals["read"]
+    warm = run(on, prompts, 12, "warm")
+    assert on.totals["read"] - read >= sum((len(prompt) - 1) // 64 * 64 for prompt in prompts)
+    for got in (cold, warm):
+        same = sum(a == b for want, have in zip(expected, got, strict=True) for a, b in zip(want, have, strict=True))
+        assert same >= 0.75 * 12 * len(prompts), (same, expected, got)
+
+
+def test_what_does_not_fit_is_swapped(tmp_path: Path) -> None:
+    assert_swapped(tmp_path, "cuda")
+
+
+def assert_swapped(tmp_path: Path, device: Device) -> None:
+    expected = run(engine(tmp_path, "cpu", "float32"), PROMPTS[:2] * 4, 200)
+    on = engine(tmp_path, device, "float32", 6 << 20, swap_share=2.0, context=512)
+    assert run(on, PROMPTS[:2] * 4, 200) == expected
+    assert on.scheduler.preemptions > 0
+    assert on.scheduler.swap.kept > 0
+    assert on.scheduler.swap.pool is not None
+    on.scheduler.swap.settle()
+    assert on.scheduler.swap.pool.referenced_blocks == 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

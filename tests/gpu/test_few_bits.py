@@ -1,0 +1,77 @@
+"""Weights in few bits on a device: decoded there as on the CPU, whether on loading or tile by tile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.layers import linear
+from engine.layers.linear import PackedLinear
+from engine.options import Quantize, Weights
+from engine.quantization import fp8, int4, mxfp4
+from engine.quantization.on_load import encoded
+from engine.quantization.packed import Packed
+from tests.engine.conftest import generate, make_bench, write_model
+from tests.engine.test_quantization import FORMATS, stored
+from tests.gpu.test_requests import distance
+
+PROMPT = [(7 * i * i + 3 * i) % 131 for i in range(150)]
+
+
+def weights() -> dict[str, Packed]:
+    torch.manual_seed(0)
+    values, words = torch.randn(96, 128), torch.randint(-(2**31), 2**31, (128, 12), dtype=torch.int64).int()
+    zeros = torch.randint(-(2**31), 2**31, (2, 12), dtype=torch.int64).int()
+    return {
+        "fp8": fp8.stored(*fp8.encode(values)),
+        "fp8 in blocks": fp8.stored(values.to(torch.float8_e4m3fn), torch.rand(2, 3) + 0.1, (48, 48)),
+        "fp8 e5m2": fp8.stored(values.to(torch.float8_e5m2), torch.rand(96, 4)),
+        "mxfp4": mxfp4.Mxfp4Weight(*mxfp4.encode(values)),
+        "int4": int4.stored_awq(words, zeros, torch.rand(2, 96).half()),
+    }
+
+
+@pytest.mark.parametrize("form", weights())
+def test_a_weight_is_decoded_to_the_same_numbers(device: str, form: str):
+    weight = weights()[form]
+    there = weight.to(torch.device(device))
+    for start, stop in ((0, 96), (0, 48), (48, 96)):
+        assert torch.equal(there.rows(start, stop).cpu(), weight.rows(start, stop))
+
+
+@pytest.mark.parametrize("into", ["fp8", "mxfp4"])
+def test_a_weight_is_encoded_there(device: str, into: Quantize):
+    torch.manual_seed(0)
+    weight = torch.randn(96, 128) * torch.logspace(-4, 4, 96)[:, None]
+    here, there = encoded(weight, into), encoded(weight.to(device), into)
+    assert here is not None
+    assert there is not None
+    ours, theirs = there.rows(0, 96).cpu(), here.rows(0, 96)
+    # A scale that is rounded to its neighbour may take a value in the middle of two with it, no more.
+    assert (ours - theirs).norm() < 1e-3 * theirs.norm()
+    assert ((ours - theirs).abs() <= 1e-6 * theirs.abs()).float().mean() > 0.999
+
+
+@pytest.mark.parametrize("kept", ["decoded", "packed"])
+@pytest.mark.parametrize("fmt", [*FORMATS, "on load: fp8", "on load: mxfp4"])
+def test_a_model_in_few_bits(device: str, fmt: str, kept: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    quantize: Quantize = "none"
+    if fmt.startswith("on load"):
+        quantize = "fp8" if fmt.endswith("fp8") else "mxfp4"
+        folder = write_model(tmp_path / "model", hidden_size=64, intermediate_size=128, num_attention_heads=8)
+    else:
+        folder, _ = stored(tmp_path, FORMATS[fmt], fmt)
+    expected = make_bench(folder, quantize=quantize).one(generate("a", PROMPT, 8))
+    monkeypatch.setattr(linear, "_TILE_OUTPUTS", 16)  # so that these small weights have several tiles
+    monkeypatch.setattr(linear, "_TILE_ELEMENTS", 16)
+    bench = make_bench(folder, quantize=quantize, weights=kept, device=device)
+    products = bench.engine.runner.tiling.products.values()
+    assert any(isinstance(product, PackedLinear) for product in products) == (kept == "packed")
+    beside = bench.add(generate("b", PROMPT[:90], 6))
+    run = bench.add(generate("a", PROMPT, 8))
+    bench.finish()
+    assert run.tokens == expected.tokens
+    assert len(beside.tokens) == 6
+    assert distance(run, expected) < (1e-4 if quantize == "none" else 1e-3)

@@ -1,0 +1,122 @@
+"""Requests of tiny models on a device get in fp32 what they get on the CPU: however they draw, in whatever memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.protocol import TokenLogprob
+from engine.sampling.row import SamplingRow
+from engine.sampling.sampler import sample
+from tests.engine import test_sampling
+from tests.engine.conftest import Families, Run, generate, make_bench
+from tests.engine.modes import MODES, bench_of, preempt, request
+from tests.engine.tiny_tokenizer import text_of
+
+# Attention over everything, with windows and soft caps, with windows and sinks, over latents; and mixtures of experts.
+FAMILIES = ["llama", "gemma2", "gemma3", "gpt-oss", "deepseek v3"]
+PROMPT = [(7 * i * i + 3 * i) % 131 for i in range(200)]
+
+
+def distance(run: Run, expected: Run) -> float:
+    """How far the logits are from those expected, as a share of these."""
+    ours, theirs = torch.stack(run.logits), torch.stack(expected.logits)
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+def assert_equal(run: Run, expected: Run) -> None:
+    """The same output; logits and log probabilities but for what two devices round differently."""
+    assert run.done is not None
+    assert expected.done is not None
+    assert (run.done.reason, run.done.reasons) == (expected.done.reason, expected.done.reasons)
+    assert run.choices == expected.choices
+    assert distance(run, expected) < 1e-4
+    for ours, theirs in ((run.logprobs, expected.logprobs), (run.prompt_logprobs, expected.prompt_logprobs)):
+        assert told(ours) == pytest.approx(told(theirs), abs=1e-3)
+
+
+def told(logprobs: Sequence[TokenLogprob]) -> list[float]:
+    """Of each token its own log probability, then those of the likeliest."""
+    return [value for one in logprobs for value in (one.logprob, *(likely for _, likely in one.top))]
+
+
+@pytest.mark.parametrize("mode", test_sampling.MODES)
+def test_the_sampler_draws_the_same(device: str, mode: str):
+    how: dict[str, Any] = {"seed": 3, **test_sampling.MODES[mode]}
+    state = test_sampling.row(0, test_sampling.PROMPT, test_sampling.OUTPUT, **how)
+    rows: list[SamplingRow] = []
+    for position in range(200):
+        rows.append(copy(state))
+        rows[-1].position = position
+    # Beside each other on the device, each alone on the CPU.
+    drawn = sample(test_sampling.LOGITS.to(device).repeat(len(rows), 1), rows)
+    assert drawn == [sample(test_sampling.LOGITS[None], [row])[0] for row in rows]
+    assert len(set(drawn)) > 3
+
+
+def test_every_mode_beside_the_others(tiny_model: Path, tokenizer: Path, device: str):
+    alone = {mode: bench_of(tiny_model, tokenizer).one(request("alone", 129, mode)) for mode in MODES}
+    bench = bench_of(tiny_model, tokenizer, device=device, budget=150, running=20)
+    together = {mode: bench.add(request(mode, 129, mode)) for mode in MODES}
+    bench.finish()
+    assert len({tuple(run.tokens) for run in together.values()}) == len(MODES)
+    for mode, run in together.items():
+        assert_equal(run, alone[mode])
+
+
+@pytest.mark.parametrize("swap", [0, 9], ids=["recomputed", "swapped"])
+@pytest.mark.parametrize("mode", ["grammar", "penalties"])
+def test_preempted_in_the_middle_of_its_output(tiny_model: Path, tokenizer: Path, device: str, mode: str, swap: int):
+    preempted = preempt(tiny_model, tokenizer, mode, swap, device=device)
+    assert_equal(preempted.run, preempted.alone)
+    assert any(output > 10 for output in preempted.written)
+    assert (preempted.recomputed > 0) == (swap == 0)
+    if mode == "grammar":
+        assert len(json.loads(text_of(tokenizer, preempted.run.tokens))) == 25
+
+
+@pytest.mark.parametrize(
+    ("family", "kv_dtype"),
+    [("llama", "fp8"), ("gemma2", "auto"), ("gemma3", "fp8"), ("gpt-oss", "auto"), ("deepseek v3", "fp8")],
+)
+def test_swapped_out_and_back_in_every_kind_of_memory(
+    family_folders: Families, tokenizer: Path, device: str, family: str, kv_dtype: str
+):
+    preempted = preempt(family_folders(family), tokenizer, "top-p", 9, device=device, kv_dtype=kv_dtype)
+    assert_equal(preempted.run, preempted.alone)
+    assert preempted.written
+    assert preempted.recomputed == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_the_same_model(family_folders: Families, device: str, family: str):
+    """Full KV to what rounding leaves; in fp8 an element or two may be rounded to a neighbour, and no more."""
+    for kv_dtype, bound in (("auto", 1e-4), ("fp8", 1e-2)):
+        benches = [make_bench(family_folders(family), kv_dtype=kv_dtype, device=each) for each in ("cpu", device)]
+        expected, run = (bench.one(generate("a", PROMPT, 1)) for bench in benches)
+        assert distance(run, expected) < bound
+        warm = benches[1].one(generate("warm", PROMPT, 1))
+        assert benches[1].counts("warm").read_hbm == 192
+        assert distance(warm, run) < bound
+
+
+def test_a_neighbour_that_is_aborted_while_swapped_out_leaves_nothing(tiny_model: Path, tokenizer: Path, device: str):
+    alone = bench_of(tiny_model, tokenizer).one(request("x", 130, "greedy", output=70))
+    bench = bench_of(tiny_model, tokenizer, blocks=6, budget=200, running=4, swap=9, device=device)
+    old = bench.add(request("old", 130, "greedy", output=70))
+    bench.add(request("young", 129, "penalties", output=100, lane="batch"))
+    while not bench.engine.scheduler.preemptions:
+        bench.step()
+    assert bench.engine.abort("young")
+    bench.finish()
+    assert_equal(old, alone)
+    assert bench.engine.pool.referenced_blocks == 0
+    swap = bench.engine.scheduler.swap.pool
+    assert swap is not None
+    assert swap.referenced_blocks == 0
