@@ -56,9 +56,14 @@ def following(month: Month) -> Month:
     return (year + 1, 1) if number == 12 else (year, number + 1)
 
 
+def least_id(instant: int) -> UUID:
+    """What is not above any UUIDv7 made at this instant (microseconds since the Unix epoch) or later."""
+    return UUID(int=instant // 1000 << _MILLISECONDS)
+
+
 def _start(month: Month) -> UUID:
     """The least id of a month."""
-    return UUID(int=to_instant(datetime(*month, 1, tzinfo=UTC)) // 1000 << _MILLISECONDS)
+    return least_id(to_instant(datetime(*month, 1, tzinfo=UTC)))
 
 
 _FIRST, _LAST = _start((FIRST_YEAR, 1)).int, _start((LAST_YEAR, 1)).int

@@ -205,6 +205,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     export_keep_days: Annotated[
         int, _about("days after which the file of a finished export is removed", SERVE, WORKER, at_least=1)
     ] = 30
+    hold_keep_days: Annotated[
+        int, _about("days after which a hold that ended without usage is forgotten", SERVE, WORKER, at_least=7)
+    ] = 90
+    budget_keep_days: Annotated[
+        int,
+        _about(
+            "days after which it is forgotten which budgets counted a request; what they spent stays",
+            SERVE,
+            WORKER,
+            at_least=62,
+        ),
+    ] = 400
+    webhook_keep_days: Annotated[
+        int, _about("days after which messages and deliveries that ended are forgotten", SERVE, WORKER, at_least=1)
+    ] = 90
     webhook_allow_http: Annotated[
         bool, _about("let webhooks go to http:// too, for development", SERVE, GATEWAY, WORKER, ADMIN)
     ] = False

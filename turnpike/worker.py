@@ -12,6 +12,8 @@ from billing import months
 from billing.exports.jobs import ExportJobs
 from billing.exports.journal import parse_account_codes
 from billing.periods import Periods
+from billing.retention import BATCH, forget_charges, forget_holds
+from billing.webhooks.dispatch import FORGOTTEN
 from turnpike import exporting, webhooks
 from turnpike.office import Office, read_secrets
 from turnpike.settings import Settings
@@ -48,7 +50,8 @@ async def _for_ever(job: Job) -> None:
 
 
 def jobs(office: Office, settings: Settings) -> list[Job]:
-    """Holds and grants expire, months to come get partitions, periods close, exports are made, webhooks are sent."""
+    """Holds and grants expire, months to come get partitions, periods close, exports are made, webhooks are sent, and
+    what nobody needs any more is forgotten."""
     periods = Periods(office.database)
     exports = ExportJobs(office.database, office.prices, settings.exports)
     dispatcher = webhooks.dispatcher(settings, office.database, read_secrets(settings))
@@ -70,9 +73,12 @@ def jobs(office: Office, settings: Settings) -> list[Job]:
     async def clean() -> bool:
         if removed := await exports.remove_old(settings.export_keep_days * _DAY_S):
             logger.info("old exports are removed", exports=removed)
-        if removed := await dispatcher.remove_old():
-            logger.info("old webhook deliveries are removed", deliveries=removed)
-        return False
+        removed = await dispatcher.remove_old(settings.webhook_keep_days * _DAY_S)
+        holds = await forget_holds(office.database, settings.hold_keep_days * _DAY_S)
+        charges = await forget_charges(office.database, settings.budget_keep_days * _DAY_S)
+        if removed or holds or charges:
+            logger.info("old rows are forgotten", webhooks=removed, holds=holds, charges=charges)
+        return removed >= FORGOTTEN or max(holds, charges) >= BATCH
 
     return [
         Job("sweep", 30.0, sweep),

@@ -16,7 +16,8 @@ from billing.tables.money import hold, usage_fact
 
 
 async def check_budgets(scope: Scope) -> None:
-    """What each window holds and has spent must be what open holds and counted events add up to, for every tenant."""
+    """What each window holds and has spent must be what open holds and counted events add up to (with what is
+    forgotten of those), for every tenant."""
     held: dict[UUID, int] = defaultdict(int)
     open_holds = select(hold.c.tenant_id, hold.c.budgets, func.sum(hold.c.amount_pico)).where(hold.c.budgets != "")
     for _, budgets, amount in await scope.session.execute(open_holds.group_by(hold.c.tenant_id, hold.c.budgets)):
@@ -31,7 +32,9 @@ async def check_budgets(scope: Scope) -> None:
         for identity in split(budgets):
             spent[identity] += cost or 0
     columns = [budget_window.c[name] for name in WINDOW]
-    for window in [BudgetWindow(*row) for row in await scope.session.execute(select(*columns))]:
+    for *row, forgotten in await scope.session.execute(select(*columns, budget_window.c.forgotten)):
+        window = BudgetWindow(*row)
+        spent[window.id] += int(forgotten)
         for side, says, sums in (("held", window.held, held), ("spent", window.spent, spent)):
             if says != sums[window.id]:
                 detail = f"{window.scope} {window.subject}: {side} is {says}, and adds up to {sums[window.id]}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Column, Table, Text, UniqueConstraint
+from sqlalchemy import CheckConstraint, Column, Table, Text, UniqueConstraint, text
 
 from storage.base import STRICT, Base, Count, Id, Pico
 
@@ -44,13 +44,15 @@ budget_window = Table(
     Column("spent", Pico, nullable=False),
     Column("over", Pico, nullable=False),
     Column("told", Count, nullable=False),
+    Column("forgotten", Pico, nullable=False, server_default=text("0")),
     CheckConstraint("action <> 'block' OR spent + held <= limit_pico + over", name="covered"),
     CheckConstraint("held >= 0", name="held_not_negative"),
     CheckConstraint("over >= 0", name="over_not_negative"),
     UniqueConstraint("budget_id", "starts_at", name="uq_budget_window_budget_id_starts_at"),
     **STRICT,
 )
-"""What was reserved and used of a budget in one window. Whoever changes it holds the lock of its tenant's balance."""
+"""What was reserved and used of a budget in one window. Whoever changes it holds the lock of its tenant's balance, but
+for `forgotten`: what of `spent` is of requests whose `budget_charge` is forgotten (`billing.retention`)."""
 
 budget_charge = Table(
     "budget_charge",
@@ -60,4 +62,4 @@ budget_charge = Table(
     Column("budgets", Text, nullable=False),
     **STRICT,
 )
-"""Which windows a settled request was counted in: what `spent` is the sum of."""
+"""Which windows a settled request was counted in: what `spent` is the sum of, beside what is `forgotten`."""

@@ -97,7 +97,8 @@ Up to `credit_line` may be used so: 0 for a prepaid tenant. Each column but `hel
 ledger's entries.
 `overdraft` is 0 but for usage that arrived after its hold had expired and the money was promised to others: then it is
 what is missing. Only settling raises it, so reserving can never bring what is available below zero.
-`holds` is how many holds there ever were: each is open, or has ended once. `budgets` is how many are in force.
+`holds` is how many holds there were, but for those that `billing.retention` forgot: each is open, or has ended once.
+`budgets` is how many are in force.
 `restricted` is what grants for one model or project have left, beside all that: holds count on those grants themselves.
 """
 

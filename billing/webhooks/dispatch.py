@@ -14,8 +14,9 @@ from uuid import UUID
 
 import structlog
 from cryptography.exceptions import InvalidTag
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import Column, ColumnElement, Select, delete, func, select, update
 
+from billing.months import least_id
 from billing.tables.money import outbox
 from billing.tables.webhooks import webhook_attempt, webhook_delivery, webhook_endpoint
 from billing.webhooks.endpoints import delivery_row, fail_pending, wants
@@ -30,8 +31,8 @@ PER_ENDPOINT = 4
 GIVE_UP_S = 3 * 86_400
 _FIRST_US, _FACTOR, _LONGEST_US = 5_000_000, 4, 43_200_000_000
 _LEASE_US = 4 * TIMEOUT_S * 1_000_000
-_KEEP_US = 90 * 86_400_000_000
 _FANNED_OUT = 200
+FORGOTTEN = 1000
 _ENDPOINT, _DELIVERY, _OUTBOX = webhook_endpoint.c, webhook_delivery.c, outbox.c
 
 log = structlog.get_logger(__name__)
@@ -66,16 +67,24 @@ class Dispatcher:
                 attempts.create_task(self._attempt(delivery, endpoint, now))
         return fanned_out == _FANNED_OUT or bool(taken)
 
-    async def remove_old(self) -> int:
-        """Forget deliveries that ended 90 days ago; how many."""
+    async def remove_old(self, keep_s: int) -> int:
+        """Forget a batch of deliveries that ended, with their attempts, and of messages that were handed on, so many
+        seconds ago; how many. A full batch (`FORGOTTEN`) of either says that there is more."""
         async with self._database.transaction() as session:  # all tenants: it is the same for everybody
-            old = select(_DELIVERY.id).where(_DELIVERY.finished_at < self._database.clock - _KEEP_US).limit(1000)
-            ids = list(await session.scalars(old))
+            before = (await session.execute(select(self._database.clock))).scalar_one() - keep_s * 1_000_000
+            ended = (_DELIVERY.id < least_id(before)) & (_DELIVERY.finished_at < before)
+            ids = list(await session.scalars(self._oldest(_DELIVERY.id, ended)))
+            told = (_OUTBOX.id < least_id(before)) & (_OUTBOX.sent_at < before)
+            messages = list(await session.scalars(self._oldest(_OUTBOX.id, told)))
             await session.execute(
                 delete(webhook_attempt).where(one_of(self._database, webhook_attempt.c.delivery_id, ids))
             )
             await session.execute(delete(webhook_delivery).where(one_of(self._database, _DELIVERY.id, ids)))
-        return len(ids)
+            await session.execute(delete(outbox).where(one_of(self._database, _OUTBOX.id, messages)))
+        return max(len(ids), len(messages))
+
+    def _oldest(self, key: Column[UUID], which: ColumnElement[bool]) -> Select[Any]:
+        return self._database.locked(select(key).where(which).order_by(key).limit(FORGOTTEN), skip=True)
 
     async def _fan_out(self) -> int:
         """Make deliveries of the outbox's unsent rows; how many rows."""

@@ -227,7 +227,7 @@ async def test_several_workers_tell_each_once(database: Database) -> None:
         await asyncio.gather(work(), work(), work())
         told = [(message.path, message.headers["webhook-id"]) for message in right.received]
         assert sorted(told) == sorted((path, f"evt_{event.hex}") for path in ("/a", "/b") for event in events)
-        assert await _dispatcher(database).remove_old() == 0
+        assert await _dispatcher(database).remove_old(86_400) == 0
 
 
 async def test_what_a_dead_worker_took_is_told_by_another(database: Database) -> None:

@@ -1,0 +1,85 @@
+"""What is forgotten once nothing asks for it any more: holds that ended without usage, and which budgets counted what.
+
+Neither is part of the books: what was used stays in its event, in ledger and rollups for ever, and both sums that the
+audit makes of what is forgotten stay right. Nothing of a period is forgotten that is not closed: until then, usage may
+still be on its way. Each function forgets one batch, of all tenants, and returns how many rows; a full batch
+(`BATCH`) says that there is more. Several workers take different rows. All raise DatabaseUnavailable.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from uuid import UUID
+
+from sqlalchemy import bindparam, delete, func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.holds.records import split
+from billing.months import least_id
+from billing.tables.budgets import budget_charge, budget_window
+from billing.tables.money import balance, ended_hold, usage_fact
+from billing.tables.periods import billing_period
+from storage.bulk import one_of
+from storage.database import Database
+
+BATCH = 1000
+
+
+async def forget_holds(database: Database, keep_s: int) -> int:
+    """Forget holds that were released, or expired, so many seconds ago; `balance.holds` counts them no longer.
+
+    They say on which terms usage that comes after all was admitted, and that a request was here before. Usage that
+    comes later than this is billed by its own event, counts in no budget, and is named by the audit.
+    """
+    async with database.transaction() as session:
+        before = await _before(database, session, keep_s)
+        of = ended_hold.c
+        # all tenants, here and below: time passes for everyone
+        old = select(of.request_id, of.tenant_id).where(of.request_id < least_id(before), of.ended_at < before)
+        rows = (await session.execute(database.locked(old.order_by(of.request_id).limit(BATCH), skip=True))).all()
+        if not rows:
+            return 0
+        ids = [row.request_id for row in rows]
+        used = set(await session.scalars(select(usage_fact.c.id).where(one_of(database, usage_fact.c.id, ids))))
+        gone = Counter(row.tenant_id for row in rows if row.request_id not in used)  # the others' events count
+        await session.execute(delete(ended_hold).where(one_of(database, of.request_id, ids)))
+        fewer = update(balance).where(balance.c.tenant_id == bindparam("tenant"))
+        for tenant in sorted(gone):  # in the order in which all lock balances
+            values = {"tenant": tenant, "gone": gone[tenant]}
+            await session.execute(fewer.values(holds=balance.c.holds - bindparam("gone")), values)
+    return len(ids)
+
+
+async def forget_charges(database: Database, keep_s: int) -> int:
+    """Forget in which budgets requests of so many seconds ago were counted; the windows keep what they cost in all.
+
+    An adjustment of such a request moves no budget any more.
+    """
+    async with database.transaction() as session:
+        before = await _before(database, session, keep_s)
+        of = budget_charge.c
+        old = select(of.request_id, of.budgets).where(of.request_id < least_id(before)).order_by(of.request_id)
+        rows = (await session.execute(database.locked(old.limit(BATCH), skip=True))).all()
+        if not rows:
+            return 0
+        wanted = one_of(database, usage_fact.c.id, [row.request_id for row in rows])
+        found = await session.execute(select(usage_fact.c.id, usage_fact.c.cost_pico).where(wanted))
+        costs = {identity: int(cost) for identity, cost in found}
+        spent: dict[UUID, int] = defaultdict(int)
+        for row in rows:
+            for window in split(row.budgets):
+                spent[window] += costs.get(row.request_id, 0)
+        ids = [row.request_id for row in rows if row.request_id in costs]  # one without an event is the audit's to name
+        await session.execute(delete(budget_charge).where(one_of(database, of.request_id, ids)))
+        more = update(budget_window).where(budget_window.c.id == bindparam("window"))
+        for window in sorted(spent):
+            values = {"window": window, "pico": spent[window]}
+            await session.execute(more.values(forgotten=budget_window.c.forgotten + bindparam("pico")), values)
+    return len(ids)
+
+
+async def _before(database: Database, session: AsyncSession, keep_s: int) -> int:
+    """Before which instant things may be forgotten: so long ago, and in closed periods."""
+    now = (await session.execute(select(database.clock))).scalar_one()
+    first_open = select(func.min(billing_period.c.starts_at)).where(billing_period.c.state != "closed")
+    return min(now - keep_s * 1_000_000, await session.scalar(first_open) or 0)

@@ -1,0 +1,118 @@
+"""What is forgotten after its time, when it may be, and that every sum that the audit makes stays right."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import func, insert, literal, select, update
+
+from billing import retention
+from billing.adjustments import adjust
+from billing.audit.checks import check
+from billing.budgets.setting import Budgets
+from billing.holds.reserving import Holds
+from billing.periods import Periods
+from billing.prices import PriceBook
+from billing.retention import forget_charges, forget_holds
+from billing.settlement import settle
+from billing.tables.budgets import budget_charge, budget_window
+from billing.tables.money import balance, ended_hold, outbox
+from billing.tables.webhooks import webhook_attempt, webhook_delivery, webhook_endpoint
+from billing.usage import Release, Usage, period_of
+from billing.webhooks import dispatch
+from billing.webhooks.addresses import AddressPolicy
+from billing.webhooks.dispatch import Dispatcher
+from billing.webhooks.sending import Sender
+from billing.webhooks.signing import Sealer
+from storage.base import Count, new_id
+from storage.database import Database
+from tests.billing.money import Tenant
+
+DAY_S = 86_400
+COST = Usage(uncached=10)
+
+
+async def _count(database: Database, *tables: object) -> list[int]:
+    async with database.reading() as session:
+        return [await session.scalar(select(func.count()).select_from(table)) or 0 for table in tables]  # type: ignore[arg-type]
+
+
+async def test_holds_and_charges_are_forgotten_once_their_period_is_closed(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "BATCH", 3)
+    one, two = await Tenant.rich(database, 10**10), await Tenant.rich(database, 10**10)
+    budgets, holds, book = Budgets(database), Holds(database), PriceBook(database)
+    events = []
+    for tenant in (one, two):
+        await budgets.set(tenant.id, "tenant", "", "total", limit_pico=10**9, currency="USD")
+        await budgets.set(tenant.id, "key", str(tenant.key_id), "day", limit_pico=10**9, currency="USD")
+        used, late, expired, *rejected = [await holds.reserve(tenant.request(10**7)) for _ in range(5)]
+        events.append(tenant.event(used, COST))
+        await settle(database, book, [events[-1], *(Release(hold.request_id, "rejected") for hold in rejected)])
+        await holds.sweep(expired.expires_at)
+        await settle(database, book, [tenant.event(late, COST)])
+    now = await database.now()
+    period = period_of(now)
+    rows = await _count(database, ended_hold, budget_charge)
+    assert rows == [8, 4]
+    before = sorted((w.scope, w.held, w.spent) for w in await budgets.list(one.id))
+
+    database.clock = literal(now + 500 * DAY_S * 1_000_000, Count())
+    assert (await forget_holds(database, DAY_S), await forget_charges(database, DAY_S)) == (0, 0)  # it is open still
+    await Periods(database).close(period)
+    assert (await forget_holds(database, 600 * DAY_S), await forget_charges(database, 600 * DAY_S)) == (0, 0)
+    assert await check(database) == []
+    assert [await forget_holds(database, 90 * DAY_S) for _ in range(4)] == [3, 3, 2, 0]
+    assert await check(database) == []
+    assert [await forget_charges(database, 400 * DAY_S) for _ in range(3)] == [3, 1, 0]
+    assert await check(database) == []
+    assert await _count(database, ended_hold, budget_charge) == [0, 0]
+    async with database.reading() as session:
+        assert list(await session.scalars(select(balance.c.holds))) == [2, 2]  # those that were used
+        cost = events[0].cost_pico
+        assert {int(w) for w in await session.scalars(select(budget_window.c.forgotten))} == {2 * cost}
+    assert sorted((w.scope, w.held, w.spent) for w in await budgets.list(one.id) if w.scope == "tenant") == [before[1]]
+
+    # what was settled twice, corrected, or is new counts as ever
+    assert (await settle(database, book, [events[0]])).repeated == 1
+    await adjust(database, book, one.id, events[0].id, {"uncached": -5}, reason="r")
+    new = await holds.reserve(one.request(10**7))
+    await settle(database, book, [one.event(new, COST)])
+    assert await _count(database, budget_charge) == [1]
+    assert {w.scope: w.spent for w in await budgets.list(one.id)} == {"tenant": 3 * cost, "key": cost}
+    assert await check(database) == []
+    async with database.transaction() as session:
+        await session.execute(update(budget_window).values(forgotten=budget_window.c.forgotten + 1))
+    assert {finding.what for finding in await check(database)} == {"a budget is not the sum of its requests"}
+
+
+async def test_told_messages_are_forgotten_with_their_deliveries_and_untold_ones_are_not(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "FORGOTTEN", 2)
+    now, tenant, endpoint = await database.now(), new_id(), new_id()
+    empty = {"tenant_id": tenant, "topic": "a.b", "created_at": now}
+    deliveries = [
+        {
+            **empty, "id": new_id(), "endpoint_id": endpoint, "event_id": new_id(), "body": "{}", "state": state,
+            "attempts": 1, "due_since": now, "next_at": now, "leased_until": 0, "error": "",
+            "finished_at": None if state == "pending" else now,
+        }
+        for state in ("delivered", "pending", "failed", "delivered")
+    ]  # fmt: skip
+    async with database.transaction() as session:
+        told = [{**empty, "id": new_id(), "payload": "{}", "sent_at": now} for _ in range(3)]
+        await session.execute(insert(outbox), [*told, {**empty, "id": new_id(), "payload": "{}", "sent_at": None}])
+        one = {"id": endpoint, "tenant_id": tenant, "url": "https://a.b", "topics": "*", "description": ""}
+        await session.execute(insert(webhook_endpoint).values({**one, "state": "enabled", "reason": "", "secret": b"",
+                                                               "created_at": now}))  # fmt: skip
+        await session.execute(insert(webhook_delivery), deliveries)
+        attempts = [
+            {"delivery_id": d["id"], "number": 1, "at": now, "error": "", "milliseconds": 1} for d in deliveries
+        ]
+        await session.execute(insert(webhook_attempt), attempts)
+    dispatcher = Dispatcher(database, Sealer(b"m" * 32), Sender(AddressPolicy()))
+    database.clock = literal(now + 90 * DAY_S * 1_000_000, Count())
+    assert await dispatcher.remove_old(91 * DAY_S) == 0
+    assert [await dispatcher.remove_old(89 * DAY_S) for _ in range(3)] == [2, 1, 0]
+    assert await _count(database, outbox, webhook_delivery, webhook_attempt) == [1, 1, 1]
