@@ -27,6 +27,7 @@ from billing.tables.money import balance, ledger_entry, rollup_hour, usage_event
 from billing.usage import UsageEvent
 from storage import migrate
 from storage.database import Database
+from turnpike import garbage
 
 _MADE_AHEAD = 10  # batches of each settler; making events is not counted
 _MAKE, _SETTLE = "make", "settle"
@@ -106,6 +107,7 @@ async def _settler(pipe: Connection) -> None:
     database = await Database.open(share.url)
     book = PriceBook(database)
     batches = share.traffic.batches(share.batch, share.number, share.settlers)
+    garbage.keep_what_is_there()
     pipe.send(None)
     given: list[list[UsageEvent]] = []
     number = 0

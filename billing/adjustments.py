@@ -18,7 +18,7 @@ from billing import months, traits
 from billing.balances import IdReused
 from billing.budgets.use import BudgetUse, use_budgets
 from billing.chain import batches
-from billing.event_columns import EventColumns
+from billing.event_columns import EventColumns, as_bytes
 from billing.event_rows import EventRows
 from billing.ledger import Transaction
 from billing.open_books import opened
@@ -92,13 +92,13 @@ async def adjust(
     if dry_run:
         await _check_left(database, event_id, event)
         return event
-    await months.ensure_for(database, [identity])
-    numbers = await traits.numbers(database, [event])
+    await months.ensure_for(database, as_bytes([identity]))
+    numbers = await traits.numbers(database, [traits.traits_of(event)])
     async with opened(database) as books:
         if await books.events_there([identity]):  # since a moment ago
             raise IdReused(identity, "this adjustment alone")
-        (event,) = await book_late(books, [event])
-        columns = EventColumns([event])
+        columns = await book_late(books, EventColumns([event]))
+        (event,) = columns.events
         rows = EventRows(columns, numbers)
         rolled, chained = await books.write_events(rows, lambda: (roll_up(columns), batches(rows)))
         await books.roll_up(rolled)

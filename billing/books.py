@@ -4,7 +4,7 @@ On PostgreSQL they go to the driver, with arrays for rows; on SQLite through SQL
 decided once, by those who call this.
 
 So that no two transactions wait for each other, all lock in one order: that periods stay open, then usage events,
-rollups, chains, holds that end, balances; each by its key. Who locked a tenant's balance has locked its budgets. A
+holds that end, rollups, chains, balances; each by its key. Who locked a tenant's balance has locked its budgets. A
 balance is locked as late as possible, since everyone who reserves waits for it; what depends on it is computed in a
 later statement, which sees what the lock waited for. New holds come after their balances: nobody else can wait for a
 hold that is not there yet.

@@ -33,11 +33,17 @@ def is_ordered_by_time(identity: UUID) -> bool:
 
 def are_ordered_by_time(ids: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Whether each of these ids (n × 16 bytes) is a UUIDv7 of our time."""
-    first = ids[:, :8].copy().view(">u8")[:, 0]
-    milliseconds = first >> 16
-    first_ms, last_ms = (number >> _MILLISECONDS for number in (_FIRST, _LAST))
-    true: NDArray[np.bool_] = (first >> 12 & 15 == 7) & (milliseconds >= first_ms) & (milliseconds < last_ms)
+    milliseconds = _milliseconds(ids)
+    first, last = (number >> _MILLISECONDS for number in (_FIRST, _LAST))
+    true: NDArray[np.bool_] = (ids[:, 6] >> 4 == 7) & (milliseconds >= first) & (milliseconds < last)
     return true
+
+
+def _milliseconds(ids: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The first 48 bits of each id."""
+    first = np.zeros((len(ids), 8), np.uint8)
+    first[:, 2:] = ids[:, :6]
+    return first.view(">i8")[:, 0].astype(np.int64)
 
 
 def month_of(identity: UUID) -> Month:
@@ -85,14 +91,16 @@ async def ensure(database: Database, months: Iterable[Month]) -> None:
         known.add(month)
 
 
-async def ensure_for(database: Database, ids: Iterable[UUID]) -> None:
-    """Make the partitions that these ids need. Raises DatabaseUnavailable."""
-    milliseconds = {identity.int >> _MILLISECONDS for identity in ids}
-    if milliseconds:
-        first, last = min(milliseconds), max(milliseconds)
-        months = {_month(first), _month(last)}
+async def ensure_for(database: Database, ids: NDArray[np.uint8]) -> None:
+    """Make the partitions that these ids (n × 16 bytes) need, but for those that have no month.
+
+    Raises DatabaseUnavailable.
+    """
+    milliseconds = _milliseconds(ids[are_ordered_by_time(ids)])
+    if len(milliseconds):
+        months = {_month(int(milliseconds.min())), _month(int(milliseconds.max()))}
         if len(months) > 1:
-            months |= {_month(instant) for instant in milliseconds}
+            months |= {_month(instant) for instant in np.unique(milliseconds).tolist()}
         await ensure(database, months)
 
 

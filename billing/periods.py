@@ -21,10 +21,11 @@ from billing import months
 from billing.books import Books
 from billing.chain import root_of
 from billing.epochs import Epoch, epochs_before
+from billing.event_columns import EventColumns
 from billing.tables.chain import usage_chain
 from billing.tables.money import hold, rollup_hour
 from billing.tables.periods import CLOSING_LOCK, billing_period
-from billing.usage import UsageEvent, check_period, period_of
+from billing.usage import check_period, period_of
 from storage.base import from_instant, to_instant
 from storage.database import Database
 
@@ -89,16 +90,16 @@ def _start(month: months.Month) -> int:
     return to_instant(datetime(*month, 1, tzinfo=UTC))
 
 
-async def book_late(books: Books, events: list[UsageEvent]) -> list[UsageEvent]:
-    """The events, those of closed periods moved to the one that is open now. None of them closes under these books.
-    The same list, if there is none to move."""
-    closed = await books.closed_periods({event.period for event in events})
+async def book_late(books: Books, columns: EventColumns) -> EventColumns:
+    """The events, those of closed periods moved to the one that is open now. None of them closes under these books."""
+    closed = await books.closed_periods({period for *_, period in columns.owners})
     if not closed:
-        return events
+        return columns
     period = period_of(await books.now())
     while await books.closed_periods({period}):  # a clock that was set back
         period = following(period)
-    return [msgspec.structs.replace(e, period=period) if e.period in closed else e for e in events]
+    moved = (msgspec.structs.replace(e, period=period) if e.period in closed else e for e in columns.events)
+    return EventColumns(moved)
 
 
 class Periods:

@@ -19,7 +19,6 @@ from billing.holds.books import Ended
 from billing.holds.ending import end_holds
 from billing.ledger import Balance, Transaction
 from billing.money import format_pico
-from billing.months import is_ordered_by_time
 from billing.open_books import opened
 from billing.periods import book_late
 from billing.prices import PriceBook, PriceVersion, UnknownPriceVersion
@@ -59,59 +58,49 @@ async def settle(database: Database, book: PriceBook, records: Sequence[Settleme
     exist, its currency is another) is kept in `refused_settlement`. Raises DatabaseUnavailable, and then nothing is
     written.
     """
-    events: dict[UUID, UsageEvent] = {}
-    releases = set()
-    for record in records:
-        if isinstance(record, Release):
-            releases.add(record.request_id)
-        else:
-            events.setdefault(record.id, record)
-    repeated = sum(isinstance(record, UsageEvent) for record in records) - len(events)
-    versions = await _versions(book, {event.price_version for event in events.values()})
-    await months.ensure_for(database, filter(is_ordered_by_time, events))
-    numbers = await traits.numbers(database, events.values())
+    given = [record for record in records if isinstance(record, UsageEvent)]
+    releases = {record.request_id for record in records if isinstance(record, Release)}
+    columns = EventColumns({event.id: event for event in reversed(given)}.values())  # the first of each
+    versions = await _versions(book, set(columns.numbers["price_version"].tolist()))
+    await months.ensure_for(database, columns.ids)
+    numbers = await traits.numbers(database, columns.kinds)
     while True:
         try:
             async with opened(database) as books:
-                done = await _settle(books, versions, numbers, list(events.values()), releases)
+                done = await _settle(books, versions, numbers, columns, releases)
         except EventsThere:
             async with opened(database) as books:
-                there = await books.events_there(events.keys())
-            for identity in there:
-                del events[identity]
-            repeated += len(there)
+                there = await books.events_there([event.id for event in columns.events])
+            columns = EventColumns(event for event in columns.events if event.id not in there)
         else:
-            return done + Settled(repeated=repeated)
+            return done + Settled(repeated=len(given) - len(columns))
 
 
 async def _settle(
     books: Books,
     versions: dict[int, PriceVersion],
     numbers: Mapping[Traits, int],
-    events: Sequence[UsageEvent],
+    columns: EventColumns,
     releases: set[UUID],
 ) -> Settled:
     """Settle events that are not there yet. Raises EventsThere if one is."""
-    currencies = await books.currencies({event.tenant_id.int: event.tenant_id for event in events}.values())
-    columns = EventColumns(events)
+    currencies = await books.currencies([UUID(int=tenant) for tenant in {tenant for tenant, *_ in columns.owners}])
     causes = untrue(columns, versions, currencies)
     refused = [(columns.events[place], cause) for place, cause in causes.items()]
-    true = [event for place, event in enumerate(columns.events) if place not in causes] if causes else columns.events
-    new = await book_late(books, true)
-    if new is not columns.events:
-        columns = EventColumns(new)
+    if causes:
+        columns = EventColumns(event for place, event in enumerate(columns.events) if place not in causes)
+    columns = await book_late(books, columns)
     rows = EventRows(columns, numbers)
     rolled, chained = await books.write_events(rows, lambda: (roll_up(columns), batches(rows)))
-    await books.roll_up(rolled)
-    await books.chain(chained)
-    ids = [event.id for event in new]
+    ids = [event.id for event in columns.events]
     settled = await books.holds.end(ids, "settled")
     released = await books.holds.end(releases - set(ids), "released") if releases else []
-    held = sum(ended.requests for ended in settled)
-    late = await books.holds.budgets_of_ended(ids) if held < len(ids) else {}
-    await _post(books, rolled, BudgetUse([*settled, *released], new, late, currencies))
+    await books.roll_up(rolled)
+    await books.chain(chained)
+    unheld = len(ids) > sum(some.requests for some in settled)
+    await _post(books, rolled, [*settled, *released], columns.events, currencies, unheld=unheld)
     await refuse(books, refused)
-    return Settled(written=len(new), released=sum(ended.requests for ended in released), refused=len(refused))
+    return Settled(written=len(columns), released=sum(some.requests for some in released), refused=len(refused))
 
 
 async def refuse(books: Books, records: Iterable[tuple[Settlement, str]]) -> None:
@@ -129,11 +118,22 @@ async def refuse(books: Books, records: Iterable[tuple[Settlement, str]]) -> Non
     )
 
 
-async def _post(books: Books, rolled: Sequence[Rolled], use: BudgetUse) -> None:
-    """Give back what was held, debit what was used, and write the entries: all that needs the balances."""
+async def _post(
+    books: Books,
+    rolled: Sequence[Rolled],
+    holds: Sequence[Ended],
+    new: Sequence[UsageEvent],
+    currencies: Mapping[UUID, str],
+    *,
+    unheld: bool,
+) -> None:
+    """Give back what was held, debit what was used, and write the entries: all that needs the balances.
+
+    `unheld`: some of the new events come after their hold has ended.
+    """
     ended: dict[UUID, list[Ended]] = defaultdict(list)
     counted_on: set[UUID] = set()
-    for some in use.ended:
+    for some in holds:
         ended[some.tenant_id].append(some)
         if some.counts_on_grants:
             counted_on.update(some.ids)
@@ -147,10 +147,10 @@ async def _post(books: Books, rolled: Sequence[Rolled], use: BudgetUse) -> None:
     notices: list[Notice] = []
     owners = await books.lock(sorted(ended.keys() | used.keys()))
     grants: dict[UUID, list[OpenGrant]] = defaultdict(list)
-    with_grants = used.keys() | {some.tenant_id for some in use.ended if some.counts_on_grants}
+    with_grants = used.keys() | {some.tenant_id for some in holds if some.counts_on_grants}
     for grant in await books.grants(with_grants & owners.keys()):
         grants[grant.tenant_id].append(grant)
-    events = {event.id: event for event in use.spent if event.id in counted_on} if counted_on else {}
+    events = {event.id: event for event in new if event.id in counted_on} if counted_on else {}
     changed: list[OpenGrant] = []
     for tenant, before in owners.items():
         wallet = Wallet(before, grants[tenant])
@@ -158,14 +158,22 @@ async def _post(books: Books, rolled: Sequence[Rolled], use: BudgetUse) -> None:
         for period, costs in sorted(used[tenant].items()):
             entries = wallet.use([Cost(*of, pico) for of, pico in costs.items()], paid.get(period, {}))
             if entries:
-                transactions.append(Transaction(new_id(), tenant, use.currencies[tenant], "usage", period, entries))
+                transactions.append(Transaction(new_id(), tenant, currencies[tenant], "usage", period, entries))
         after = wallet.balance
         balances.append(after)
         changed += wallet.changed.values()
         if after.overdraft and not before.overdraft:
             notices.append(Notice(new_id(), tenant, OVERDRAWN, _overdraft(after)))
-    notices += await use_budgets(books, use)
+    late = await _late(books, owners, new) if unheld else {}
+    notices += await use_budgets(books, BudgetUse(holds, new, late, currencies))
     await books.save(balances, transactions, notices, changed)
+
+
+async def _late(books: Books, owners: Mapping[UUID, Balance], new: Sequence[UsageEvent]) -> dict[UUID, str]:
+    """The budgets of those of these events that come after their hold has ended."""
+    limited = {tenant for tenant, owner in owners.items() if owner.budgets}
+    ids = [event.id for event in new if event.tenant_id in limited] if limited else []
+    return await books.holds.budgets_of_ended(ids) if ids else {}
 
 
 def _overdraft(balance: Balance) -> str:

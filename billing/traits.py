@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import select
 
 from billing.tables.money import usage_traits
-from billing.usage import TRAITS, UsageEvent
+from billing.usage import TRAITS
 from storage.database import Database
 
 Traits: TypeAlias = tuple[str, ...]
@@ -27,10 +27,10 @@ _known: WeakKeyDictionary[Database, dict[Traits, int]] = WeakKeyDictionary()
 """The numbers in each database, as far as this process knows."""
 
 
-async def numbers(database: Database, events: Iterable[UsageEvent]) -> dict[Traits, int]:
-    """The numbers of at least these events' traits; those that have none get one. Raises DatabaseUnavailable."""
+async def numbers(database: Database, kinds: Iterable[Traits]) -> dict[Traits, int]:
+    """The numbers of at least these traits; those that have none get one. Raises DatabaseUnavailable."""
     known = _known.setdefault(database, {})
-    missing = set(map(traits_of, events)) - known.keys()
+    missing = set(kinds) - known.keys()
     if missing:
         rows = [dict(zip(TRAITS, traits, strict=True)) for traits in sorted(missing)]
         async with database.transaction() as session:

@@ -19,7 +19,7 @@ from gateway.server import GatewayServer
 from gateway.services import GatewayOptions, GatewayServices
 from gateway.tenancy.authenticator import Authenticator
 from gateway.tenancy.keys import Peppers
-from turnpike import webhooks
+from turnpike import garbage, webhooks
 from turnpike.office import Office
 from turnpike.secrets import Secrets
 from turnpike.settings import Settings
@@ -61,6 +61,7 @@ async def services(
 
 async def serve_until_signal(server: GatewayServer, listener: socket.socket) -> None:
     """Serve until a signal. uvicorn raises it again when it is done; we are cleaning up then, so ignore it."""
+    garbage.keep_what_is_there()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     await server.serve(sockets=[listener])

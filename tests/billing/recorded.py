@@ -26,10 +26,10 @@ NOVEMBER = 1_793_491_200_000_000
 
 async def store(database: Database, *events: UsageEvent) -> None:
     """Write events and their rollups, without holds or balances."""
-    await months.ensure_for(database, [event.id for event in events])
-    numbers = await traits.numbers(database, events)
+    columns = EventColumns(events)
+    await months.ensure_for(database, columns.ids)
+    numbers = await traits.numbers(database, columns.kinds)
     async with opened(database) as books:
-        columns = EventColumns(events)
         await books.roll_up(await books.write_events(EventRows(columns, numbers), lambda: roll_up(columns)))
 
 
