@@ -78,7 +78,9 @@ class Acceptance:
             check_sampling(sampling, vocabulary)
         except InvalidSampling as error:
             raise Rejected(str(error)) from error
-        grammar = None if generate.grammar is None else self._grammar(generate.grammar)
+        # Whose time is over ends before it begins: its grammar may be what took so long to compile.
+        over = generate.deadline is not None and generate.deadline <= self._clock()
+        grammar = None if generate.grammar is None or over else self._grammar(generate.grammar)
         if generate.credit < 0:
             raise Rejected(f"credit: {generate.credit} is negative")
         segments = self._segments(generate, scopes)

@@ -347,7 +347,7 @@ class Engine:
         self._result.events.append(Tokens(request.id, request.attempt, start, [token], request.choice, logprobs))
         guide = None if request.row is None else request.row.guide
         if guide is not None and guide.failure is not None:
-            self._finish(family, "error", guide.failure)
+            self._finish(family, "error", f"grammar: {guide.failure}", invalid="grammar")
         elif guide.ended if guide is not None else token in request.sampling.stop_tokens:
             self._end(family, request, "stop")
         elif request.output >= request.max_output:
@@ -362,12 +362,14 @@ class Engine:
         self._result.events.append(Began(request.id, request.attempt, planned, misses, queued))
         self._result.progress.append(Progress(request.id, request.attempt, request.counts()))
 
-    def _finish(self, family: Family, reason: Reason, error: str | None) -> None:
+    def _finish(self, family: Family, reason: Reason, error: str | None, invalid: str | None = None) -> None:
         """End all that is open of a request."""
         for member in family.open():
-            self._end(family, member, reason, error)
+            self._end(family, member, reason, error, invalid)
 
-    def _end(self, family: Family, member: Request, reason: Reason, error: str | None = None) -> None:
+    def _end(
+        self, family: Family, member: Request, reason: Reason, error: str | None = None, invalid: str | None = None
+    ) -> None:
         """End one choice; with the last one the request has ended."""
         if member in family.waiting:
             family.waiting.remove(member)
@@ -395,6 +397,7 @@ class Engine:
                 delivered=family.delivered,
                 error=error,
                 reasons=family.reasons,
+                invalid=invalid,
             )
         )
 

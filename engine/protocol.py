@@ -377,7 +377,8 @@ class Done(Message, frozen=True, tag="Done"):
     reasons: tuple[Reason, ...] = ()
     """Of a request with several choices: why each ended."""
     invalid: str | None = None
-    """With reason `rejected`: the field of `Generate` in which the client is wrong, as only the replica could tell."""
+    """With reason `rejected` or, once output had begun, `error`: the field of `Generate` in which the client is wrong,
+    as only the replica could tell."""
 
 
 class Ack(Message, frozen=True, tag="Ack"):

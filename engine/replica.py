@@ -56,6 +56,8 @@ ORPHAN_PATIENCE_S = 5.0
 """A `Done` whose gateway is gone waits this long for the next one to connect, then goes to any that is connected."""
 ACK_PATIENCE_S = 2.0
 _PARENT_S = 0.5
+_CLOCKS_S = 0.01
+"""Waiting is by another clock than deadlines are: so much later both say that one is over."""
 
 
 class EngineFailed(EngineError):
@@ -204,11 +206,13 @@ class Replica:
         self.loop.do(lambda: self.loop.engine.add(message, scopes))
 
     async def _compile(self, link: GatewayLink, message: Generate, grammar: str) -> None:
-        """Compile beside the step loop; the engine finds it done, or what is wrong with it."""
+        """Compile beside the step loop; the engine finds it done, what is wrong with it, or its time over."""
         grammars = self.loop.engine.acceptance.grammars
         if grammars is not None:
-            with contextlib.suppress(InvalidGrammar):
-                await self.events.run_in_executor(self._compilers, grammars.compiled, grammar)
+            left = None if message.deadline is None else message.deadline - time.time() + _CLOCKS_S
+            with contextlib.suppress(InvalidGrammar, TimeoutError):
+                async with asyncio.timeout(left):
+                    await self.events.run_in_executor(self._compilers, grammars.compiled, grammar)
         if self._compiling.pop(message.id, None) is not None:
             self._add(link, message)
 

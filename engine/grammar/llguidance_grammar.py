@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import llguidance
 import numpy as np
 import torch
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 from numpy.typing import NDArray
 
 from engine.grammar.closing import MOST_TOKENS, Closer
@@ -91,7 +92,7 @@ class LlguidanceGuide:
         self._matcher.unsafe_compute_mask_ptr(row.data_ptr(), self._words * row.element_size())
         row[self._words :] = 0
         if self._matcher.is_error() or not bool(row.any()):
-            self.failure = f"grammar: {self._matcher.get_error() or 'nothing can follow'}"[:_LONGEST_MESSAGE]
+            self.failure = _first_line(self._matcher.get_error()) or "nothing can follow"
             row.fill_(-1)
 
     def settle(self, token: int, left: int) -> int:
@@ -125,7 +126,7 @@ class LlguidanceGuide:
         """The token was put out."""
         self._taken += 1
         if not self._matcher.consume_token(token):
-            self.failure = self.failure or f"grammar: {self._matcher.get_error()}"[:_LONGEST_MESSAGE]
+            self.failure = self.failure or _first_line(self._matcher.get_error())
             return
         self.ended = self._matcher.is_stopped()
         self._plan = self._plan[1:] if self._plan and self._plan[0] == token else None
@@ -176,6 +177,8 @@ class LlguidanceGrammars:
                 known = self._compile(text)
             except InvalidGrammar as error:
                 known = error
+            except Exception as error:  # the library raises what it likes, down to Exception itself
+                known = InvalidGrammar(_first_line(str(error)) or type(error).__name__)
             with self._guard:
                 self._known[text] = known
                 while len(self._known) > _REMEMBERED:
@@ -228,11 +231,9 @@ def _grammar(text: str) -> str:
     """llguidance's form of our one-key object. Raises InvalidGrammar."""
     try:
         ((kind, body),) = json.loads(text).items()
-        return _by_kind(kind, body)
-    except InvalidGrammar:
-        raise
-    except (ValueError, TypeError, AttributeError, RecursionError, GbnfToLarkError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise InvalidGrammar(_first_line(str(error))) from error
+    return _by_kind(kind, body)
 
 
 def _by_kind(kind: str, body: Any) -> str:
@@ -249,15 +250,13 @@ def _by_kind(kind: str, body: Any) -> str:
         case "choice":
             if not body:
                 raise InvalidGrammar("there is nothing to choose from")
-            return llguidance.LLMatcher.grammar_from_lark("start: " + " | ".join(map(_literal, body)))
+            # One expression, whose size does not matter to the parser as that of a rule with as many branches would.
+            return llguidance.LLMatcher.grammar_from_regex("|".join(map(re.escape, body)))
         case "grammar":
             return llguidance.LLMatcher.grammar_from_lark(any_to_lark(body))
     raise InvalidGrammar(f"there is no kind of grammar named {kind!r}")
 
 
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False) if text else '""'
-
-
 def _first_line(message: str) -> str:
-    return " ".join(message.split())[:_LONGEST_MESSAGE]
+    """What is said before the library describes its own state."""
+    return " ".join(message.partition("<state>")[0].split())[:_LONGEST_MESSAGE]

@@ -71,10 +71,11 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
 def sampling_of(request: SamplingFields) -> dict[str, Any]:
     """The fields of a Generation that these are. Raises InvalidRequest naming the field."""
     stop, grammar = request.stop, grammar_of(request)
-    if grammar is not None and request.stop_token_ids:
+    if grammar is not None and (request.stop_token_ids or stop):
+        path = "$.stop" if stop else "$.stop_token_ids"
         raise InvalidRequest(
-            f"$.stop_token_ids cannot be combined with {grammar.path}: it is the grammar that says where to end.",
-            path="$.stop_token_ids",
+            f"{path} cannot be combined with {grammar.path}: it is the grammar that says where to end.",
+            path=path,
             code="invalid_value",
         )
     return {

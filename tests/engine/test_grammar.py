@@ -145,6 +145,8 @@ RECURSIVE = {"$ref": "#/$defs/tree", "$defs": {"tree": {
         ({"regex": "[0-9]{3}-[a-f]+"}, r"[0-9]{3}-[a-f]+"),
         ({"choice": ["yes", 'no, "never"', "größer\n"]}, r'yes|no, "never"|größer\n'),
         ({"choice": ["a", "ab", "abc"]}, r"a|ab|abc"),
+        ({"choice": ["a.b", "(", "\\d ~-#", "\t\x00"]}, r"a\.b|\(|\\d ~-#|\t\x00"),
+        ({"choice": [f"{number} of many" for number in range(3000)]}, r"\d+ of many"),
         ({"grammar": 'root ::= "a" [0-9]+ ("." [0-9])?'}, r"a[0-9]+(\.[0-9])?"),
         ({"grammar": 'start: "x" /[a-z]{3}/ ("," start)?'}, r"(x[a-z]{3},)*x[a-z]{3}"),
     ],
@@ -190,6 +192,9 @@ def test_recursion_is_closed_and_white_space_is_bounded():
         ('{"choice": []}', "nothing to choose from"),
         ('{"grammar": "start: foo"}', "unknown name"),
         ('{"grammar": "garbage(("}', "Expected"),
+        ('{"grammar": "leaf ::= \\"a\\""}', "No 'root' rule"),
+        ('{"grammar": null}', "expected string"),
+        ('{"regex": 5}', "not an instance of 'str'"),
         ('{"spell": "x"}', "no kind of grammar named 'spell'"),
         ("nonsense", "Expecting value"),
         ('{"a": 1, "b": 2}', "too many values"),
@@ -271,6 +276,30 @@ def test_an_impossible_grammar_is_rejected_alone(demo: Bench):
     assert isinstance(bad.done, Done)
     assert (bad.done.reason, bad.done.invalid) == ("rejected", "grammar")
     assert running.tokens == plain
+
+
+# Compiled in no time, and too much for the library as soon as its first letter is there.
+TOO_WIDE = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(1000)}}
+
+
+def test_a_grammar_that_fails_on_its_way_fails_alone_and_is_named(demo: Bench):
+    plain = demo.one(generate("without", prompt(), 8)).tokens
+    running = demo.add(generate("beside", prompt(), 8))
+    run = demo.add(generate("wide", prompt(), 8, grammar=json.dumps({"json_schema": TOO_WIDE})))
+    demo.finish()
+    assert run.done is not None
+    assert (run.done.reason, run.done.invalid) == ("error", "grammar")
+    assert re.fullmatch(r"grammar: Parser Error: Current row has \d+ items;[^<]*", run.done.error or "")
+    assert running.tokens == plain
+    assert demo.engine.pool.referenced_blocks == 0
+
+
+def test_nothing_is_compiled_for_whom_it_is_too_late(demo: Bench):
+    """Least of all in the step loop, where the replica hands on what took longer to compile than its time."""
+    run = demo.one(generate("late", prompt(), 8, grammar='{"regex": "("}', deadline=demo.now))
+    assert run.done is not None
+    assert run.done.reason == "deadline"
+    assert run.began is None
 
 
 def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import struct
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -271,6 +273,29 @@ async def test_abort_while_a_grammar_is_compiled(tmp_path: Path):
     client.send(generate("left", LONG, 8, grammar=grammar))
     await client.finished("left")
     assert client.done["left"].reason == "stop"
+    await client.close()
+    assert await process.stop() == 0
+
+
+async def test_a_deadline_while_a_grammar_is_compiled(tmp_path: Path):
+    """It ends at its deadline, not when the compiler is done; one that fails in its own way is refused and named."""
+    model = write_tokenizer(write_model(tmp_path / "model"))
+    process = await ReplicaProcess.start(tmp_path, model, fault=SLOW_COMPILER)
+    client = await Client.dial(process.path)
+    began = time.time()
+    slow = generate("late", LONG, 8, grammar='{"choice": ["yes", "no"]}', deadline=began + 0.1)
+    client.generate(slow, ALL)
+    client.send(generate("rootless", LONG, 8, grammar=json.dumps({"grammar": 'leaf ::= "a"'})))
+    await client.finished("late")
+    assert time.time() - began < 0.45, "it waited for the compiler"
+    assert (client.done["late"].reason, client.done["late"].counts) == ("deadline", Counts())
+    assert client.done["late"].sequence > 0
+    assert "late" not in client.began
+    await client.finished("rootless")
+    assert (client.done["rootless"].reason, client.done["rootless"].invalid) == ("rejected", "grammar")
+    client.send(generate("after", LONG, 4))
+    await client.finished("after")
+    assert client.done["after"].reason == "length"
     await client.close()
     assert await process.stop() == 0
 

@@ -85,6 +85,7 @@ BAD: list[tuple[Any, str | None]] = [
     ({**OK, "guided_json": {}, "guided_regex": "a"}, "$.guided_regex"),
     ({**OK, "structured_outputs": {"regex": 3}}, "$.structured_outputs.regex"),
     ({**OK, "guided_regex": "a", "stop_token_ids": [3]}, "$.stop_token_ids"),
+    ({**OK, "guided_regex": "a", "stop": "x"}, "$.stop"),
     ({**OK, "logprobs": 3}, "$.logprobs"),
     ({**OK, "top_logprobs": 3}, "$.top_logprobs"),
     ({**OK, "logprobs": True, "top_logprobs": 21}, "$.top_logprobs"),
@@ -241,6 +242,14 @@ async def test_a_grammar_that_the_replica_refuses_is_the_clients_fault(stack: St
     await stack.settled(0)
     run = next(iter(stack.replica.runs.values()))
     assert json.loads(run.generate.grammar or "") == {"json_schema": {"type": "wizard"}}
+
+
+async def test_a_grammar_that_fails_on_its_way_is_the_clients_fault_too(stack: Stack) -> None:
+    stack.say("x", reason="error", error="grammar: too many items", invalid="grammar")
+    answer = await stack.post({**OK, "guided_grammar": 'root ::= "a"'})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "$.guided_grammar"
+    assert answer.json()["error"]["message"] == "$.guided_grammar: too many items."
 
 
 async def test_an_old_replica_is_not_asked_what_it_would_ignore(stack: Stack) -> None:
