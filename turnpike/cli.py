@@ -7,15 +7,16 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from turnpike import failures, logs, settings
 from turnpike.children import EXIT_TEMPORARY, EXIT_UNUSABLE, stop_with_parent
 from turnpike.commands import budget_arguments, money_arguments, price_arguments
+from turnpike.commands.tenant_argument import CommandParser
 from turnpike.settings import ADMIN, ENGINE, GATEWAY, SERVE, WORKER, SettingError, Settings
 
 Command = Callable[[Settings, argparse.Namespace], int]
-Actions: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Actions: TypeAlias = "argparse._SubParsersAction[CommandParser]"
 
 
 def _serve(given: Settings, arguments: argparse.Namespace) -> int:
@@ -61,6 +62,15 @@ def _settings(given: Settings, arguments: argparse.Namespace) -> int:
     return 0
 
 
+class _Help(argparse.HelpFormatter):
+    """Help whose first line leaves out the settings: they are many, and listed below."""
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        """As argparse does, for what is the command's own."""
+        own = [action for action in actions if action.dest not in Settings.__struct_fields__]
+        super().add_usage(usage, own, groups, prefix)
+
+
 class _Parser:
     """Builds the tree of commands; every leaf has its settings, its help and its function."""
 
@@ -70,21 +80,21 @@ class _Parser:
             description="A multi-tenant inference gateway with prompt caching and exact billing.",
             epilog="Start with `turnpike serve`: it needs nothing set up.",
         )
-        self.commands = self.root.add_subparsers(metavar="COMMAND", required=True)
+        self.commands = self.root.add_subparsers(metavar="COMMAND", required=True, parser_class=CommandParser)
 
-    def group(self, name: str, text: str) -> argparse._SubParsersAction[argparse.ArgumentParser]:
+    def group(self, name: str, text: str) -> Actions:
         parser = self.commands.add_parser(name, help=text, description=text)
         return parser.add_subparsers(metavar="ACTION", required=True)
 
     def leaf(
         self,
-        parent: argparse._SubParsersAction[argparse.ArgumentParser],
+        parent: Actions,
         name: str,
         text: str,
         role: str,
         run: Command,
-    ) -> argparse.ArgumentParser:
-        parser = parent.add_parser(name, help=text, description=text)
+    ) -> CommandParser:
+        parser = parent.add_parser(name, help=text, description=text, formatter_class=_Help)
         parser.set_defaults(run=run, parent_pid=None)
         parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
         settings.add_flags(parser, role)
@@ -229,7 +239,7 @@ def _add_parties(tree: _Parser, invoices: Actions) -> None:
     buyers = party("buyer", "billing profiles of tenants")
     text = "make a tenant's billing profile, or change what is given"
     put = tree.leaf(buyers, "set", text, ADMIN, _command("parties", "set_buyer"))
-    put.add_argument("tenant", metavar="TENANT")
+    put.add_tenant_first()
     put.add_argument("--seller", help="who sells to it; may be left out while there is one seller")
     address(put)
     put.add_argument("--purchase-order", help="the customer's number of its order")
@@ -239,7 +249,7 @@ def _add_parties(tree: _Parser, invoices: Actions) -> None:
     put.add_argument("--exemption", metavar="TEXT", help="the reason that invoices shall state")
     put.add_argument("--detail", choices=["model", "project"], help="what has lines of its own; default model")
     show = tree.leaf(buyers, "show", "billing profiles", ADMIN, _command("parties", "show_buyers"))
-    show.add_argument("tenant", nargs="?", metavar="TENANT", help="one alone")
+    show.add_tenant_first(optional=True)
 
 
 def _add_audits(tree: _Parser) -> None:
@@ -270,20 +280,22 @@ def _add_exports(tree: _Parser) -> None:
     )
     export.add_argument("--period", help="month such as 2026-11; default: this month (UTC)")
     export.add_argument("--tenant", help="one tenant alone")
-    export.add_argument("--format", default="csv", help="csv, jsonl, parquet or xlsx")
+    export.add_argument("--format", default="csv", help="csv, jsonl, parquet or xlsx; default: csv")
     export.add_argument("-o", "--output", metavar="FILE", help="file or folder; default: DATASET-PERIOD.FORMAT here")
 
 
 def _add_webhooks(tree: _Parser) -> None:
     hooks = tree.group("webhooks", "endpoints that are told of budgets, balances and invoices")
     add = tree.leaf(hooks, "add", "add an endpoint; stdout has its secret alone", ADMIN, _command("webhooks", "add"))
-    add.add_argument("url")
-    add.add_argument("--topics", default="*", help="separated by commas, such as invoice.*,budget.threshold; usually *")
+    add.add_argument("url", help="https, of a public address; see --webhook-allow-networks")
+    add.add_argument("--topics", default="*", help="such as invoice.*,budget.threshold; default: %(default)s, all")
     add.add_argument("--description", default="", help="what the endpoint is for")
     listing = tree.leaf(hooks, "list", "the endpoints", ADMIN, _command("webhooks", "list_endpoints"))
     text = "a new secret on stdout; the old one signs too for a while"
     rotate = tree.leaf(hooks, "rotate", text, ADMIN, _command("webhooks", "rotate"))
-    rotate.add_argument("--overlap", type=int, default=24, metavar="HOURS", help="how long the old one signs too")
+    rotate.add_argument(
+        "--overlap", type=int, default=24, metavar="HOURS", help="how long the old one signs too; default: 24"
+    )
     remove = tree.leaf(hooks, "remove", "tell an endpoint nothing more", ADMIN, _command("webhooks", "remove"))
     enable = tree.leaf(hooks, "enable", "tell a disabled endpoint again", ADMIN, _command("webhooks", "enable"))
     text = "queue a test message; the worker sends it"
@@ -293,11 +305,11 @@ def _add_webhooks(tree: _Parser) -> None:
     text = "what was delivered, the newest first"
     deliveries = tree.leaf(hooks, "deliveries", text, ADMIN, _command("webhooks", "deliveries"))
     deliveries.add_argument("--endpoint", help="of one endpoint alone")
-    deliveries.add_argument("--limit", type=int, default=20)
+    deliveries.add_argument("--limit", type=int, default=20, help="how many; default: %(default)s")
     resend = tree.leaf(hooks, "resend", "send a delivery's message again", ADMIN, _command("webhooks", "resend"))
     resend.add_argument("delivery", help="its id, as `turnpike webhooks deliveries` shows it")
     for parser in (add, listing, rotate, remove, enable, test, deliveries, resend):
-        parser.add_argument("--tenant", required=True)
+        parser.add_argument("--tenant", metavar="NAME", required=True, help="whose endpoints they are")
     for parser in (listing, deliveries):
         parser.add_argument("--format", choices=["table", "json"], default="table")
 
@@ -331,16 +343,16 @@ def build_parser() -> argparse.ArgumentParser:
     listing = tree.leaf(
         keys, "list", "keys by tenant and project, without secrets", ADMIN, _command("keys", "list_keys")
     )
-    listing.add_argument("--tenant")
+    listing.add_argument("--tenant", help="of one tenant alone")
 
     tenants = tree.group("tenants", "customers: who has money and projects")
-    tree.leaf(tenants, "create", "make a tenant", ADMIN, _command("tenants", "create_tenant")).add_argument("tenant")
+    tree.leaf(tenants, "create", "make a tenant", ADMIN, _command("tenants", "create_tenant")).add_tenant_first()
     money_arguments.declare(tree, tenants, _command)
     line = tree.leaf(
         tenants, "credit-line", "how much may be used before it is paid; 0: prepaid", ADMIN,
         _command("tenants", "set_credit_line"),
     )  # fmt: skip
-    line.add_argument("tenant")
+    line.add_tenant_first()
     line.add_argument("amount", help="in the currency's units, such as 500.00")
     line.add_argument("--dry-run", action="store_true", help="say what would change, change nothing")
     tree.leaf(tenants, "list", "tenants with their balances", ADMIN, _command("tenants", "list_tenants"))

@@ -8,6 +8,7 @@ inside IPv6, unless an operator allowed its network.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Awaitable, Callable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -22,6 +23,7 @@ Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 """The addresses of a host name. Raises OSError."""
 
 MAX_URL = 2000
+_NUMBERS = re.compile(r"(0x[0-9a-f]*|\d+)(\.(0x[0-9a-f]*|\d+)){0,3}", re.ASCII)
 _NAT64 = IPv6Network("64:ff9b::/96")
 _REFUSED = tuple(
     ip_network(text)
@@ -99,6 +101,8 @@ class AddressPolicy(msgspec.Struct, frozen=True):
         literal = _literal(url.host)
         if literal is not None:
             self._check(literal)
+        elif "." not in url.host.rstrip(".") and not self.networks:
+            raise UrlRefused(f"{url.host} is no name of the public internet")
         return url
 
     async def pin(self, url: httpx.URL) -> str:
@@ -142,7 +146,15 @@ def _effective(address: Address) -> Address:
 
 
 def _literal(host: str) -> Address | None:
+    """The address that a host is without asking anybody, as RFC 6761 (localhost) and inet_aton (127.1) read it."""
+    name = host.rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return IPv4Address("127.0.0.1")
     try:
-        return ip_address(host.partition("%")[0])
+        return ip_address(name.partition("%")[0])
     except ValueError:
+        pass
+    try:
+        return IPv4Address(socket.inet_aton(name)) if _NUMBERS.fullmatch(name) else None
+    except OSError:
         return None

@@ -65,9 +65,17 @@ async def test_one_private_address_among_public_ones_is_enough() -> None:
 
 async def test_odd_spellings_of_loopback() -> None:
     """The resolver makes 127.0.0.1 of them, and that is what is checked."""
-    for host in ("2130706433", "0x7f.1", "127.1", "localhost"):
+    for host in ("2130706433", "0x7f.1", "127.1", "0177.1", "localhost"):
         with pytest.raises((UrlRefused, OSError)):
             await AddressPolicy(resolve=system_resolve).pin(httpx.URL(f"https://{host}/"))
+    odd = ("2130706433", "0x7f.1", "127.1", "0177.1", "localhost", "LOCALHOST.", "a.localhost", "intranet", "10.1")
+    for host in odd:
+        with pytest.raises(UrlRefused, match="public"):  # before anybody is asked
+            AddressPolicy().check_url(f"https://{host}/hook")
+    for host in ("localhost", "127.1", "intranet"):
+        AddressPolicy(networks=LOCAL).check_url(f"https://{host}/hook")
+    for host in ("hook.test", "134744072", "1.1.1.1.hook.test"):
+        AddressPolicy().check_url(f"https://{host}/")
 
 
 @pytest.mark.parametrize(

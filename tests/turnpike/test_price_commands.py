@@ -78,9 +78,13 @@ WRONG = [
     (f"set qwen {PLAIN} --at yesterday", "--at: 'yesterday' is not an instant"),
     (f"set qwen {PLAIN} --currency EUR --book nowhere", "'nowhere' does not exist"),
     ("set qwen", "say NAME and its prices"),
-    ("set qwen --uncached 0.40 --read 0.04", "price of output: missing"),
+    ("set qwen --uncached 0.40 --read 0.04", "--output: price of output: missing"),
+    ("set qwen --uncached 0.40 --read -1 --output 1.60", "--read -1: "),
+    (f"set qwen {PLAIN} --write-5m cheap", "--write-5m cheap: "),
+    (f"set qwen {PLAIN} --price output@batch=x", "--price output@batch=x: "),
+    (f"set qwen {PLAIN} --derive write-5m=0.5x", "--uncached: price of uncached: "),
     ("set qwen --uncached 0.40 --read 0.50 --output 1.60", "--force REASON"),
-    (f"set qwen {PLAIN} --derive write-5m=1.25", "not a multiplier"),
+    (f"set qwen {PLAIN} --derive write-5m=1.25", "--derive write-5m=1.25: '1.25' is not a multiplier"),
     (f"set qwen {PLAIN} --derive batch=0.0000001x", "more than 6 decimal places"),
     (f"set qwen {PLAIN} --derive batch", "write WHAT=FACTORx"),
     (f"set qwen {PLAIN} --price output@batch", "METER[@LANE]"),
@@ -166,3 +170,35 @@ def test_the_models_page_says_when_there_is_no_price(run: Run) -> None:
     out = run("models")[1]
     assert "0.40" in out
     assert "no price" not in out
+
+
+def test_a_tenant_is_named_in_one_way_everywhere(run: Run) -> None:
+    assert run("tenants create --tenant acme")[0] == 0
+    for line in (
+        "tenants credit --tenant acme 20.00",
+        "tenants credit acme --reason bank 20.00",
+        "tenants credit 20.00 --tenant=acme --dry-run",
+        "budgets set 5.00 --window day --tenant acme",
+        "budgets list acme",
+        "terms list --tenant acme",
+        "terms list",
+        "tenants statement --tenant acme --format json",
+        "keys create --tenant acme --admin",
+        "usage --tenant acme",
+    ):
+        status, out = run(line)
+        assert status == 0, out
+    assert "40.00" in run("tenants list")[1]
+    for line in ("tenants credit acme 20.00 --tenant acme", "tenants credit --tenant", "budgets list"):
+        with pytest.raises(SystemExit):
+            run(line)
+
+
+def test_help_tells_a_commands_own_arguments_first(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("budgets set --help")
+    out = capsys.readouterr().out
+    usage, _, rest = out.partition("\n\n")
+    assert "--window" in usage
+    assert "--database-url" not in usage
+    assert "--database-url" in rest

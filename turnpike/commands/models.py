@@ -23,12 +23,13 @@ def models(settings: Settings, arguments: argparse.Namespace) -> int:
         for model in Registry.load(settings.model_folders):
             try:
                 version = await office.prices.current(model.name)
+                currency: str | None = version.currency
                 price = {
                     meter: amount(version.price(meter, "standard", 0))
                     for meter in ("uncached", "read_automatic", "output")
                 }
             except PriceMissing:
-                price = {}
+                currency, price = None, {}
             mine = [found.hello for found in replicas if found.hello.model.name == model.name]
             rows.append(
                 {
@@ -37,7 +38,8 @@ def models(settings: Settings, arguments: argparse.Namespace) -> int:
                     "text_digest": model.text_digest,
                     "context_tokens": min([model.context_tokens, *(hello.capacity.context_tokens for hello in mine)]),
                     "min_cacheable_tokens": model.min_cacheable_tokens,
-                    "usd_per_million": price,
+                    "currency": currency,
+                    "price_per_million": price,
                     "replicas": [f"{hello.replica} (epoch {hello.epoch}, {hello.model.dtype})" for hello in mine],
                 }
             )
@@ -45,13 +47,15 @@ def models(settings: Settings, arguments: argparse.Namespace) -> int:
             print(json.dumps(rows, indent=2))
         else:
             table(
-                ("model", "digest", "context", "uncached / read / output, USD per million", "replicas"),
+                ("model", "digest", "context", "uncached / read / output per million", "replicas"),
                 [
                     (
                         row["name"],
                         str(row["digest"])[:12] or "(no replica)",
                         row["context_tokens"],
-                        " / ".join(row["usd_per_million"].values()) or "no price",  # type: ignore[attr-defined]  # a dict
+                        f"{' / '.join(row['price_per_million'].values())} {row['currency']}"  # type: ignore[attr-defined]
+                        if row["price_per_million"]
+                        else "no price",
                         ", ".join(row["replicas"]) or "none answers",  # type: ignore[arg-type]  # a list of text
                     )
                     for row in rows

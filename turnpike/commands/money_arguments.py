@@ -24,7 +24,7 @@ def declare(tree: Any, tenants: Any, command: Callable[[str, str], Any]) -> None
         command("money", "show_statement"),
     )  # fmt: skip
     for parser in (credit, grant, refund, adjust, statement):
-        parser.add_argument("tenant")
+        parser.add_tenant_first()
     for parser in (credit, grant, refund):
         parser.add_argument("amount", help="in the currency's units, such as 25.00")
         parser.add_argument("--currency", help="such as EUR; default: the balance's, else USD")

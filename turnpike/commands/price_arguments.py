@@ -99,13 +99,13 @@ def _declare_terms(tree: Any, command: Callable[[str, str], Any]) -> None:
         ADMIN,
         command("terms", "set_terms"),
     )
-    put.add_argument("tenant")
+    put.add_tenant_first()
     put.add_argument("file", metavar="FILE", help="TOML with tiers, discounts, minimum, commitment; empty: list prices")
     put.add_argument("--from", dest="from_period", metavar="YYYY-MM", help="the first period; default: this one")
     put.add_argument("--dry-run", action="store_true", help="check, write nothing")
     _who(put)
     listing = tree.leaf(terms, "list", "terms by tenant and period", ADMIN, command("terms", "list_terms"))
-    listing.add_argument("tenant", nargs="?")
+    listing.add_tenant_first(optional=True)
     listing.add_argument("--format", choices=["table", "json"], default="table")
 
 

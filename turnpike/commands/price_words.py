@@ -8,7 +8,8 @@ import os
 import re
 import socket
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -37,24 +38,48 @@ def rows_of(given: Mapping[str, str]) -> dict[Cell, int]:
 
 
 def rows_asked_for(arguments: argparse.Namespace) -> dict[Cell, int]:
-    """The rows that the arguments of `set` and `draft` say. Raises InvalidPrice, CommandError."""
+    """The rows that the arguments of `set` and `draft` say. Raises CommandError naming the flag."""
     words = {word: getattr(arguments, word.replace("-", "_")) for word in METER_WORDS}
-    rows = rows_of({word: price for word, price in words.items() if price is not None})
+    rows: dict[Cell, int] = {}
+    for word, price in words.items():
+        if price is not None:
+            with _typed(f"--{word} {price}"):
+                rows |= rows_of({word: price})
     factors: dict[str, Fraction] = {}
     for text in arguments.derive:
         what, factor = _pair(text, "--derive", "WHAT=FACTORx")
         place, colon, word = what.rpartition(":")
         names = meters_of(word) if colon or word in METER_WORDS else [word]
-        factors |= {f"{place}{colon}{name}": parse_factor(factor, what) for name in names}
-    rows = derived(rows, factors)
+        with _typed(f"--derive {text}"):
+            factors |= {f"{place}{colon}{name}": parse_factor(factor, what) for name in names}
+    try:
+        rows = derived(rows, factors)
+    except InvalidPrice as error:
+        raise CommandError(f"--derive: {error}") from error
     for text in arguments.price:
         what, price = _pair(text, "--price", "METER[@LANE][:FROM]=PRICE")
         match = _CELL.fullmatch(what)
         if match is None:
             raise CommandError(f"--price {text}: {what!r} is not METER[@LANE][:FROM]")
         word, lane, context_from = match.group(1), match.group(2) or EVERY_LANE, int(match.group(3) or 0)
-        rows |= parse_rows({(meter, lane, context_from): price for meter in meters_of(word)})
+        with _typed(f"--price {text}"):
+            rows |= parse_rows({(meter, lane, context_from): price for meter in meters_of(word)})
     return rows
+
+
+@contextmanager
+def _typed(what: str) -> Iterator[None]:
+    """A price that is refused is named as it was typed."""
+    try:
+        yield
+    except InvalidPrice as error:
+        raise CommandError(f"{what}: {error.problem}") from error
+
+
+def flag_of(meter: str) -> str:
+    """The flag that sets a meter's price."""
+    word = "read" if meter.startswith("read_") else meter.replace("_", "-")
+    return f"--{word}" if word in METER_WORDS else "--price"
 
 
 def folder_prices(folder: Path) -> tuple[str, str, dict[Cell, int]] | None:

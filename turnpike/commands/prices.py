@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from billing.instants import format_instant
+from billing.money import InvalidPrice
 from billing.prices import PriceMissing
 from billing.prices.books import BASE, Book
 from billing.prices.errors import UnknownBook
@@ -19,6 +20,7 @@ from billing.prices.version import Cell, Rows
 from turnpike.commands.price_words import (
     actor,
     difference_table,
+    flag_of,
     folder_prices,
     instant,
     price_table,
@@ -260,7 +262,12 @@ def _propose(settings: Settings, arguments: argparse.Namespace, *, draft: bool) 
         book = await _book(office, arguments, writing=True)
         for model, currency, rows in chosen:
             proposal = _proposal(arguments, book, model, rows, currency)
-            await _write(office, arguments, proposal, draft=draft)
+            try:
+                await _write(office, arguments, proposal, draft=draft)
+            except InvalidPrice as error:
+                if from_folder:
+                    raise
+                raise CommandError(f"{flag_of(error.meter)}: {error}") from error
         return 0
 
     return with_office(settings, work)
