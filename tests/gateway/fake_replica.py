@@ -151,7 +151,7 @@ class FakeReplica:
         for writer in list(self._writers):
             writer.transport.abort()
 
-    def _journal(self, run: Run, reason: str, error: str | None = None) -> Done:
+    def _journal(self, run: Run, reason: str, error: str | None = None, invalid: str | None = None) -> Done:
         self.sequence += 1
         generate = run.generate
         done = Done(
@@ -162,6 +162,7 @@ class FakeReplica:
             self.sequence,
             run.delivered,
             error,  # type: ignore[arg-type]
+            invalid=invalid,
         )
         self.journal[generate.id] = done
         self.done.append(done)
@@ -319,4 +320,4 @@ class FakeReplica:
             reason = "abort"
         if not run.aborted.is_set() and script.reason:
             reason = script.reason
-        say(self._journal(run, reason, script.error))
+        say(self._journal(run, reason, script.error, script.invalid))
