@@ -1,10 +1,11 @@
 """The policy: lanes by deficit round robin, flows in a lane by virtual counters, charged in engine time.
 
-A request is charged when it is admitted: what of its prompt must be computed and read, and the output that its flow's
-requests usually have. When it puts out more, each further block is charged ahead; when it ends, what it did not use is
-given back. So what a flow was charged is never less than what it got, and the guarantees follow (µs; E the most that
-one request costs or is thought to cost, C = running requests × E, both per weight; Q the quantum, L what the rounds pay
-that a lane may keep or borrow):
+A request is charged when it is admitted: what of its prompt must be computed and read, and a block of output. Each
+further block is charged when it gets it; when it ends, what it did not use is given back. So what a flow was charged is
+never less than what it got, and more by a block for each running request at most. Output that is only expected is not
+charged: who writes much would wait until the others had got as much as it has yet to get. The guarantees follow (µs; E
+the most that one request costs, with that block; C = running requests × E; both per weight; Q the quantum; L what the
+rounds pay that a lane may keep or borrow):
 
 G1  Whoever waits is admitted as soon as slots, memory and the step's budget allow: no share is held back for nobody.
 G2  Two flows that wait in one lane throughout any interval get service within 2 (C + Q) of each other, per weight; on R
@@ -106,7 +107,7 @@ class FairShare:
 
     def placed(self, request: Request) -> None:
         self.flows[request.lane].flow(request.flow).running[request.arrival] = request
-        self._charge(request, request.spent + self.estimate(request) - request.charged)
+        self._charge(request, request.spent + self._ahead(request, BLOCK_TOKENS) - request.charged)
 
     def grown(self, request: Request) -> None:
         ahead = request.spent + BLOCK_TOKENS * request.rates.decoded - request.charged

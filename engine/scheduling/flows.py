@@ -3,13 +3,15 @@
 A flow's counter grows by what it is charged, divided by its weight; the flow with the least is served next. A flow that
 wakes up is lifted to what the least of those that wait has got, so that silence earns nothing. Among flows within the
 quantum Q of the least, the one whose next request finds most of its prefix in memory goes first: Q bounds what fairness
-gives up for cache hits. Inside a flow its sub-flows take turns; inside a sub-flow it is first come, first served, but
-for those whose prefix is in memory: they may pass the others, each of whom lets at most `PATIENCE` pass.
+gives up for cache hits. Inside a flow its sub-flows take turns; inside a sub-flow whoever has the least left to compute
+goes first, being short or having its prefix in memory, and else who came first: so a tenant's long prompts do not hold
+up its short ones, which costs the others nothing. Each request lets at most `PATIENCE` others pass.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -22,7 +24,7 @@ Matched = Callable[[Request], int]
 CANDIDATES = 8
 """How many flows within Q are looked at for the longest prefix."""
 AHEAD = 16
-"""How many requests of a sub-flow are looked at for the longest prefix."""
+"""How many requests of a sub-flow are looked at for the least to compute."""
 PATIENCE = 8
 """How many later requests of its sub-flow may be served before a request."""
 DEBT = 30_000_000.0
@@ -80,17 +82,19 @@ class Flow:
         return self._queues[self._turns[0]][0][2]
 
     def nearest(self, matched: Matched) -> tuple[Request, int]:
-        """The one of the sub-flow's first that finds the longest prefix in memory, if all before it can wait."""
+        """The one of the sub-flow's first with the least to compute, if all before it can wait; what it finds."""
         queue = self._queues[self._turns[0]]
-        most, best = -1, queue[0][2]
+        best, prefix, least = queue[0][2], 0, math.inf
         for urgency, _, request in queue[:AHEAD]:
             if urgency != queue[0][0]:
                 break
-            if (found := matched(request)) > most:
-                most, best = found, request
+            found = matched(request)
+            left = len(request.tokens) - max(found, request.kept)
+            if left < least:
+                best, prefix, least = request, found, left
             if request.passed >= PATIENCE:
                 break
-        return best, most
+        return best, prefix
 
     def turn(self, sub_flow: str) -> None:
         """The sub-flow was served: the others come first."""
@@ -98,7 +102,7 @@ class Flow:
             self._turns.rotate(-1)
 
     def outstanding(self) -> float:
-        """µs that running requests were charged for output that they have not yet put out."""
+        """µs that running requests were charged for output that they have not yet put out: a block each at most."""
         return sum(
             request.charged - request.rates.cost(request.prompt - request.read_hbm, request.read_hbm, request.output)
             for request in self.running.values()

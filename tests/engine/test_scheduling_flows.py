@@ -120,6 +120,49 @@ def test_inside_a_flow_a_prefix_in_memory_goes_first_and_nobody_is_passed_for_ev
     assert order[PATIENCE + 2 :] == sorted(order[PATIENCE + 2 :])
 
 
+def test_inside_a_flow_a_short_prompt_goes_before_long_ones_and_nobody_is_passed_for_ever():
+    shares = FlowShares(100.0)
+    for each in (request(0, 5000), request(1, 5000), *(request(number, 64) for number in range(2, 40))):
+        shares.push(each)
+    other = request(99, 5000, flow="other")
+    shares.push(other)
+    shares.charge(shares.flow("other"), 1.0)
+    order = []
+    while (chosen := shares.choose(nothing)) is not None:
+        shares.take(chosen, 0.0)
+        order.append(chosen.arrival)
+    assert order[: PATIENCE + 2] == [*range(2, 2 + PATIENCE), 0, 1]
+    assert order[-1] == 99, "a short prompt buys its flow nothing against another"
+
+
+def test_a_preempted_request_whose_kv_is_kept_is_short():
+    shares = FlowShares(100.0)
+    kept = request(1, 5000, kept=4992)
+    shares.push(request(0, 640))
+    shares.push(kept)
+    assert shares.choose(nothing) is kept
+
+
+def test_output_is_charged_block_by_block_and_not_before():
+    policy = FairShare()
+    for number in range(20):  # a flow whose answers are known to be long
+        policy.push(done := request(number, 64, 2000))
+        policy.take(done)
+        policy.placed(done)
+        done.computed = 64
+        done.tokens += [0] * 2000
+        policy.released(done)
+    policy.push(made := request(99, 100, 2000))
+    policy.take(made)
+    policy.placed(made)
+    assert made.charged == made.rates.cost(100, 0, 64)
+    made.computed = 100
+    for output in (1, 28, 64, 92):
+        made.tokens = [0] * (100 + output)
+        policy.grown(made)
+        assert made.charged == pytest.approx(made.rates.cost(100, 0, output + 64))
+
+
 def test_a_lane_borrows_for_a_flow_that_waits_while_another_got_more():
     policy = FairShare(quantum=100.0, lane_quantum=1_000.0, first_token=dict.fromkeys(LANES, 1.0))
     policy.push(request(1, flow="greedy", lane="standard", arrived_at=10.0))

@@ -126,6 +126,27 @@ def test_g2_holds_from_the_moment_at_which_a_flow_wakes(data: st.DataObject, slo
     assert worst <= 2 * (slots * meter.most + quantum)
 
 
+def test_g2_who_writes_much_does_not_wait_until_others_got_what_it_has_yet_to_get():
+    """Long prompts against long outputs: as close as what can be in flight once, half of what G2 allows."""
+    shapes, slots = {"prompts": (1500, 4), "outputs": (64, 600)}, 5
+    meter = Meter()
+    replica = Replica(FairShare(quantum=0.0), running=slots)
+    number, gaps = 0, []
+    for step in range(4_000):
+        waiting = [each.flow for each in replica.policy.waiting()]
+        for flow, shape in shapes.items():
+            for _ in range(slots + 1 - waiting.count(flow)):
+                number += 1
+                replica.add(made := request(number, *shape, flow=flow))
+                meter.requests.append(made)
+        replica.step()
+        if step % 20 == 0:
+            meter.look()
+            service = meter.service("flow")
+            gaps.append(service["prompts"] - service["outputs"])
+    assert max(gaps) - min(gaps) <= (slots + 1) * meter.most
+
+
 @settings(max_examples=15, deadline=None)
 @given(data=st.data(), every=st.sampled_from([1, 7, 30]))
 def test_g2_holds_over_replicas_that_hear_of_each_other(data: st.DataObject, every: int):
