@@ -15,6 +15,7 @@ from engine.grammar.guide import Guide
 from engine.sampling.row import SamplingRow
 
 _WORD = 32
+_LARGEST = 1e300
 
 
 def shape(values: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
@@ -55,7 +56,8 @@ def _penalize(values: torch.Tensor, rows: Sequence[tuple[int, SamplingRow]]) -> 
     frequency = spread([sampling.frequency_penalty for _, sampling, _ in tables], torch.float64)
     presence = spread([sampling.presence_penalty for _, sampling, _ in tables], torch.float64)
     seen = values[places]
-    seen = torch.where(seen > 0, seen / repetition, seen * repetition)
+    # A tiny penalty would make logits infinite, whose differences are none.
+    seen = torch.where(seen > 0, seen / repetition, seen * repetition).clamp_(-_LARGEST, _LARGEST)
     values[places] = seen - drawn * frequency - (drawn > 0) * presence
 
 

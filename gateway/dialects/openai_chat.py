@@ -109,7 +109,7 @@ def parse(body: bytes) -> ChatCall:
     stream = bool(request.stream)
     if request.stream_options is not None and not stream:
         raise InvalidRequest("$.stream_options is only for streamed answers.", path="$.stream_options")
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise InvalidRequest(
             "$.top_logprobs is only for answers with logprobs.", path="$.top_logprobs", code="invalid_value"
         )

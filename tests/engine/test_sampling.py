@@ -191,6 +191,24 @@ def test_a_tiny_nucleus_and_a_tiny_temperature_are_greedy():
     assert sample(LOGITS[None], [row(temperature=0.0, logit_bias={best: -100.0, 2: 50.0})]) == [2]
 
 
+@pytest.mark.parametrize("heat", [0.0, 1e-300, 1.0, 2.0])
+def test_parameters_at_the_ends_of_their_ranges_still_draw_a_token(heat: float):
+    ends: list[dict[str, Any]] = [
+        {"repetition_penalty": 5e-324},
+        {"repetition_penalty": 1e308},
+        {"repetition_penalty": 5e-324, "logit_bias": {5: 1e300, 17: -1e300}, "frequency_penalty": -2.0},
+        {"top_p": 5e-324, "min_p": 5e-324},
+        {"logit_bias": dict.fromkeys(range(VOCABULARY), -100.0), "top_k": VOCABULARY},
+        {"min_tokens": 9, "stop_tokens": tuple(range(VOCABULARY - 1))},
+    ]
+    for how in ends:
+        tokens = draws(50, temperature=heat, **how)
+        assert 0 <= min(tokens) <= max(tokens) < VOCABULARY
+    assert set(draws(50, temperature=heat, repetition_penalty=5e-324)) <= {*PROMPT, *OUTPUT}, (
+        "they are as likely as can be"
+    )
+
+
 def test_a_nucleus_wider_than_the_first_try():
     flat = torch.zeros(1, 1024)
     seen = {sample(flat, [row(position, top_p=0.9, seed=1)])[0] for position in range(300)}
