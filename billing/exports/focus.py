@@ -10,7 +10,7 @@ specification would want nothing billed here.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import msgspec
@@ -19,9 +19,10 @@ from sqlalchemy import select
 from billing.exports.columns import Column
 from billing.exports.costs import rated_groups
 from billing.exports.datasets import Asked, Dataset, Reading
-from billing.exports.focus_credit import PAID, RETURNED, CreditMoved, covered, credit_moved, returned
+from billing.exports.focus_credit import RETURNED, Cover, CreditMoved, covered, credit_moved, returned
 from billing.exports.invoices import documents, in_pico, midnight
 from billing.exports.writers import Row
+from billing.invoices.funding import of_uninvoiced
 from billing.rollups import HOUR
 from billing.tables.invoices import invoice, invoice_line
 from billing.tables.periods import billing_period
@@ -63,13 +64,21 @@ class _Bill(msgspec.Struct, frozen=True):
 
 
 async def _bills(reading: Reading, asked: Asked, tenant_id: UUID) -> list[_Bill]:
-    """The tenant's documents of the period, the invoice that is not void first."""
+    """The tenant's documents of the period."""
     found = []
     query = documents(asked).where(_OF.tenant_id == tenant_id)
     for document in (await reading.session.execute(query)).all():
         lines = select(invoice_line).where(_LINE.tenant_id == tenant_id, _LINE.invoice_id == document.id)
         found.append(_Bill(document, (await reading.session.execute(lines.order_by(_LINE.n))).all()))
-    return sorted(found, key=lambda bill: (bill.document.kind != "invoice", bill.document.state == "void"))
+    return found
+
+
+async def _invoice(reading: Reading, asked: Asked, tenant_id: UUID) -> _Bill | None:
+    """The invoice that bills the tenant's usage of the period, if there is one."""
+    for bill in await _bills(reading, asked, tenant_id):
+        if bill.document.kind == "invoice" and bill.document.state != "void":
+            return bill
+    return None
 
 
 def _detail_id(document: Any, n: int | str) -> str:
@@ -127,17 +136,24 @@ _NAMES = [column.name for column in _COST_AND_USAGE]
 
 async def _cost_and_usage(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
     first, _ = period_bounds(asked.period)
-    tenant_id, bills = None, list[_Bill]()
+    tenant_id, bill, cover = None, cast("_Bill | None", None), Cover({})
     async for rated in rated_groups(reading, asked, HOUR):
         rows = []
         for row, currency, line in rated:
             if row.tenant_id != tenant_id:
-                tenant_id, bills = row.tenant_id, await _bills(reading, asked, row.tenant_id)
-            bill = bills[0] if bills and bills[0].document.kind == "invoice" else None
+                tenant_id = row.tenant_id
+                bill = await _invoice(reading, asked, tenant_id)
+                if bill:
+                    cover = Cover.of_invoice(bill.document, bill.lines)
+                else:
+                    given, paid = await of_uninvoiced(reading.session, tenant_id, asked.period)
+                    cover = Cover({None: paid})
+                    rows += [_given(asked, tenant_id, currency, given)] if given else []
             billed_by = bill.line_of(row.project_id, row.start, line) if bill else None
             lane = "" if line.lane == "standard" else f"/{line.lane}"
             cells = _common(asked, row.tenant_id, currency, row.start, row.start + HOUR) | {
                 **_costs(line.exact_pico),
+                "BilledCost": cover.billed(billed_by.n if billed_by else None, line.exact_pico),
                 "ChargeCategory": "Usage",
                 "ChargeClass": "Correction" if row.start < first else None,
                 "ChargeDescription": line.description,
@@ -179,6 +195,17 @@ async def _cost_and_usage(reading: Reading, asked: Asked) -> AsyncIterator[Seque
         yield [[cells.get(name) for name in _NAMES] for cells in (_moved(asked, moved) for moved in moves)]
 
 
+def _given(asked: Asked, tenant_id: UUID, currency: str, pico: int) -> list[Any]:
+    """What was given for nothing of usage that no invoice has billed yet: there it will be a line of its own."""
+    cells = _common(asked, tenant_id, currency, *period_bounds(asked.period)) | {
+        **_costs(-pico),
+        "ChargeCategory": "Credit",
+        "ChargeDescription": "Promotional credit",
+        "ChargeFrequency": "One-Time",
+    }
+    return [cells.get(name) for name in _NAMES]
+
+
 async def _beyond_usage(reading: Reading, asked: Asked, bill: _Bill) -> list[dict[str, Any]]:
     """Rows of what a document says beyond usage; of a void one nothing, since nothing of it is billed."""
     document = bill.document
@@ -205,14 +232,15 @@ async def _beyond_usage(reading: Reading, asked: Asked, bill: _Bill) -> list[dic
     paid = covered(document, bill.lines)
     for line in bill.lines:
         net = in_pico(line.net, document.currency)
+        in_advance = in_pico(paid.get(line.n, 0), document.currency)
         if line.kind != "usage" or note:
-            add(line.n, "Credit" if note else _CATEGORIES.get(line.kind, "Adjustment"), line.text, net)
+            category = "Credit" if note else _CATEGORIES.get(line.kind, "Adjustment")
+            add(line.n, category, line.text, net, **({"BilledCost": net - in_advance} if in_advance else {}))
         elif net != line.exact_pico:
+            rounding = net - line.exact_pico
+            of_rounding = in_advance - min(in_advance, max(line.exact_pico, 0))
             # Of the line's own category, as the specification wants it of all that a line bills.
-            add(line.n, "Usage", "Rounded to the smallest coin", net - line.exact_pico)
-        if line.n in paid:
-            category = _CATEGORIES.get(line.kind, "Adjustment")
-            add(line.n, category, PAID, 0, BilledCost=-in_pico(paid[line.n], document.currency))
+            add(line.n, "Usage", "Rounded to the smallest coin", rounding, BilledCost=rounding - of_rounding)
     if document.tax:
         add("tax", "Tax", "Tax", in_pico(document.tax, document.currency))
     if note and (back := await returned(reading, document)):

@@ -1,13 +1,14 @@
 """Money that was paid in advance, as FOCUS has it: a purchase when it is bought, and no bill for what it covers.
 
-A purchase is billed and has no effective cost; the usage that it pays for has its effective cost and is not billed. So
-what is billed by an invoice is what it asks to be paid, and over time both columns have the same sum: what is refunded
-is a purchase taken back, what expires unused is an effective cost without usage.
+A purchase is billed and has no effective cost; the usage that it pays for has its effective cost and is not billed,
+whether or not an invoice has listed it yet (BilledCost of FOCUS 1.4 leaves out what pre-payments cover). So what is
+billed by an invoice is what it asks to be paid, and over time both columns have the same sum: what is refunded is a
+purchase taken back, what expires unused is an effective cost without usage.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +16,7 @@ import msgspec
 from sqlalchemy import and_, func, or_, select
 
 from billing.exports.datasets import Asked, Reading
+from billing.exports.invoices import in_pico
 from billing.tables.invoices import invoice, invoice_payment
 from billing.tables.money import ledger_entry, ledger_txn
 from billing.usage import period_bounds
@@ -33,7 +35,6 @@ class CreditMoved(msgspec.Struct, frozen=True):
     effective: int
 
 
-PAID = "Paid in advance"
 RETURNED = "Returned to the balance"
 _TEXTS = {"grant": "Credit bought", "refund": "Unused credit refunded", "expiry": "Unused credit expired"}
 
@@ -89,6 +90,33 @@ def covered(document: Any, lines: Sequence[Any]) -> dict[int, int]:
             by_line[line.n] = paid
             left -= paid
     return by_line
+
+
+class Cover:
+    """What was paid in advance of each line's usage, in pico-units by the line's number (None: of what no invoice has
+    yet), used up row by row in their order."""
+
+    def __init__(self, left: Mapping[int | None, int]) -> None:
+        self._left = dict(left)
+
+    @classmethod
+    def of_invoice(cls, document: Any, lines: Sequence[Any]) -> Cover:
+        """Of the usage that an invoice bills. What rounding adds to a line is not usage."""
+        paid = covered(document, lines)
+        return cls(
+            {
+                line.n: min(in_pico(paid[line.n], document.currency), max(line.exact_pico, 0))
+                for line in lines
+                if line.n in paid
+            }
+        )
+
+    def billed(self, n: int | None, pico: int) -> int:
+        """What is to be billed of a row of line `n` that costs so much."""
+        paid = min(self._left.get(n, 0), max(pico, 0))
+        if paid:
+            self._left[n] -= paid
+        return pico - paid
 
 
 async def returned(reading: Reading, note: Any) -> int:

@@ -6,16 +6,18 @@ what the invoice asks for; a payment for an invoice settles that invoice and no 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.invoices.composing import Funding
 from billing.ledger import OF_EVENTS
+from billing.rollups import LIMB
 from billing.tables.invoices import invoice
-from billing.tables.money import balance, ledger_entry, ledger_txn
+from billing.tables.money import balance, ledger_entry, ledger_txn, rollup_hour
 
 _GIVEN = ("promo", "restricted")
 
@@ -32,10 +34,40 @@ async def standing(session: AsyncSession, tenant_id: UUID, period: str, used: in
     row = (await session.execute(select(balance).where(balance.c.tenant_id == tenant_id))).one_or_none()
     if row is None:
         return Standing(0, 0, carry, prepaid_carry, None)
-    given, given_here = await _promo(session, tenant_id, period)
-    paid = int(row.debit) - given - int(row.receivable) - settled
+    by_period = await _given(session, tenant_id)
+    given_here = by_period.get(period, 0)
+    paid = _paid(row, by_period, settled)
     until_here = usage + used - promo - given_here
     return Standing(given_here, min(until_here, paid) - prepaid, carry, prepaid_carry, row.currency)
+
+
+async def of_uninvoiced(session: AsyncSession, tenant_id: UUID, period: str) -> tuple[int, int]:
+    """Of a period's usage that no invoice has billed yet, in pico-units: what was given, what was paid in advance."""
+    _, _, _, _, prepaid, settled = await _invoiced(session, tenant_id)
+    row = (await session.execute(select(balance).where(balance.c.tenant_id == tenant_id))).one_or_none()
+    if row is None:
+        return 0, 0
+    of, by_period = rollup_hour.c, await _given(session, tenant_id)
+    billed = select(invoice.c.period).where(*_counts(tenant_id))
+    used = select(of.period, func.sum(of.cost_high), func.sum(of.cost_low)).group_by(of.period)
+    used = used.where(of.tenant_id == tenant_id, of.period <= period, of.period.not_in(billed))
+    to_pay = {
+        month: int(high) * LIMB + int(low) - by_period.get(month, 0) for month, high, low in await session.execute(used)
+    }
+    here = to_pay.pop(period, 0)
+    left = _paid(row, by_period, settled) - prepaid - sum(to_pay.values())
+    return by_period.get(period, 0), max(0, min(left, here))
+
+
+def _paid(row: Any, given: dict[str, int], settled: int) -> int:
+    """What of all usage was paid, but not for an invoice."""
+    return int(row.debit) - sum(given.values()) - int(row.receivable) - settled
+
+
+def _counts(tenant_id: UUID) -> tuple[ColumnElement[bool], ...]:
+    """Which documents have billed something."""
+    of = invoice.c
+    return of.tenant_id == tenant_id, of.kind == "invoice", of.state.not_in(("draft", "void"))
 
 
 async def _invoiced(session: AsyncSession, tenant_id: UUID) -> tuple[int, ...]:
@@ -49,14 +81,12 @@ async def _invoiced(session: AsyncSession, tenant_id: UUID) -> tuple[int, ...]:
         of.prepaid_pico,
         of.settled_pico,
     ]
-    query = select(*(func.coalesce(func.sum(each), 0) for each in sums)).where(
-        of.tenant_id == tenant_id, of.kind == "invoice", of.state.not_in(("draft", "void"))
-    )
+    query = select(*(func.coalesce(func.sum(each), 0) for each in sums)).where(*_counts(tenant_id))
     return tuple(int(value) for value in (await session.execute(query)).one())
 
 
-async def _promo(session: AsyncSession, tenant_id: UUID, period: str) -> tuple[int, int]:
-    """What of all usage, and of this period's, was given for nothing."""
+async def _given(session: AsyncSession, tenant_id: UUID) -> dict[str, int]:
+    """What of each period's usage was given for nothing."""
     entry, txn = ledger_entry.c, ledger_txn.c
     query = (
         select(txn.period, entry.debit, func.sum(entry.amount_pico))
@@ -65,6 +95,7 @@ async def _promo(session: AsyncSession, tenant_id: UUID, period: str) -> tuple[i
         .where(entry.debit.in_(_GIVEN) | entry.credit.in_(_GIVEN))
         .group_by(txn.period, entry.debit)
     )
-    rows: list[Any] = list(await session.execute(query))
-    signed = [(row[0], int(row[2]) if row[1] in _GIVEN else -int(row[2])) for row in rows]
-    return sum(amount for _, amount in signed), sum(amount for of, amount in signed if of == period)
+    given: dict[str, int] = defaultdict(int)
+    for period, debit, amount in await session.execute(query):
+        given[period] += int(amount) if debit in _GIVEN else -int(amount)
+    return given

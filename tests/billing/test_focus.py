@@ -11,11 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from billing.balances import Balances
 from billing.exports.datasets import Asked, Names
 from billing.exports.files import Manifest, Order, dataset_of, export
 from billing.exports.writers import Format
 from billing.holds.reserving import Holds
 from billing.invoices.crediting import credit
+from billing.invoices.settling import void
 from billing.money import format_pico
 from billing.prices import PriceBook
 from billing.usage import Usage
@@ -134,3 +136,44 @@ async def test_a_month_of_many_without_invoices(fresh_sqlite_url: str, tmp_path:
         with pytest.raises(AssertionError):
             _judge("validate", str(wrong), "--dataset", "cost-and-usage")
     await database.close()
+
+
+async def test_what_was_paid_in_advance_is_billed_once_before_and_after_the_invoice(
+    database: Database, tmp_path: Path
+) -> None:
+    unit = 10**12
+    customer = await Customer.make(database, 10 * unit)
+    await Balances(database).grant(customer.id, unit, "USD", kind="promo")
+    for day, tokens in (("09-20", 2), ("10-03", 5), ("10-20", 8), ("11-02", 3)):
+        await customer.use(f"2026-{day}", *([Usage(output=250_001)] * tokens * 5))
+
+    async def billed(month: str, step: str) -> tuple[Decimal, Decimal, list[dict[str, str]]]:
+        path = tmp_path / f"{month}-{step}.csv"
+        await _export(database, "focus", path, month, Names({customer.id: "acme"}, {}))
+        _judge("validate", str(path), "--dataset", "cost-and-usage")
+        rows = _rows(path)
+        for row in rows:
+            if row["SkuId"]:
+                assert 0 <= Decimal(row["BilledCost"]) <= Decimal(row["EffectiveCost"]) == Decimal(row["ListCost"])
+        of_usage = [row for row in rows if row["ChargeCategory"] in ("Usage", "Credit")]
+        sums = [sum(Decimal(row[name]) for row in of_usage) for name in ("BilledCost", "EffectiveCost")]
+        return Decimal(sums[0]), Decimal(sums[1]), [row for row in rows if row["SkuId"]]
+
+    cost = Decimal("0.4000016")
+    september, october, november = [await billed(f"2026-{month}", "open") for month in ("09", "10", "11")]
+    assert september[:2] == (0, 10 * cost - 1)  # one was given, the rest is of the ten that were paid
+    assert october[:2] == (75 * cost - 11, 65 * cost)
+    assert [Decimal(row["BilledCost"]) for row in october[2]] == [35 * cost - 11, 40 * cost]
+    assert november[:2] == (15 * cost, 15 * cost)
+    for month, used in (("2026-09", september), ("2026-10", october)):
+        sent = await customer.invoice(month)
+        after, effective, rows = await billed(month, "sent")
+        assert after == Decimal(sent.payable) / 100
+        assert abs(after - used[0]) < Decimal("0.01")
+        assert abs(effective - used[1]) < Decimal("0.01")
+        assert {row["InvoiceId"] for row in rows} == {sent.number}
+    await void(database, sent)
+    again = await billed("2026-10", "void")
+    assert again[:2] == october[:2]
+    assert {row["InvoiceId"] for row in again[2]} == {""}
+    assert (await billed("2026-11", "later"))[:2] == november[:2]
