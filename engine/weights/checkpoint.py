@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +24,14 @@ from engine.quantization.stored import find_weight, read_weight
 PARTS = ("weight", "weight_packed", "qweight")
 """What the main tensor of a linear layer is called in the formats that there are."""
 _INDEX = "model.safetensors.index.json"
+
+
+@contextmanager
+def _naming(path: Path, name: str) -> Iterator[None]:
+    try:
+        yield
+    except SafetensorError as error:
+        raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
 
 
 class Checkpoint:
@@ -84,10 +92,8 @@ class Checkpoint:
         path = self._where.get(name)
         if path is None:
             raise ModelError(f"{self.folder}: tensor {name} is missing")
-        try:
+        with _naming(path, name):
             tensor: torch.Tensor = self._open(path).get_tensor(name)
-        except SafetensorError as error:
-            raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
         return tensor
 
     def load(self, name: str, into: torch.Tensor) -> None:
@@ -127,8 +133,8 @@ class Checkpoint:
         elements = 0
         words = 32 // self.quantization.integer("bits", 4)
         for name, path in self._where.items():
-            part = self._open(path).get_slice(name)
-            count = math.prod(part.get_shape())
+            with _naming(path, name):
+                count = math.prod(self._open(path).get_slice(name).get_shape())
             if name.endswith(("qweight", "weight_packed")):
                 count *= words
             elif name.endswith("_blocks"):

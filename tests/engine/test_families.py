@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
@@ -33,6 +37,35 @@ def test_same_logits_and_tokens_as_transformers(name: str, family_folders: Famil
     sampling = Sampling(OUTPUT, temperature=1.5, seed=5)
     assert run.tokens == drawn(logits, sampling, len(PROMPT))
     assert len(set(run.tokens)) >= 40, "a model that repeats itself would pass anything"
+
+
+def in_hub_style(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration as hubs have it from before version 5: what is in one place now was in several, or left out."""
+    old = {name: value for name, value in config.items() if name not in {"dtype", "rope_parameters", "layer_types"}}
+    old["torch_dtype"] = config["dtype"]
+    rope = config["rope_parameters"]
+    if "sliding_attention" in rope:
+        old["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        old["sliding_window_pattern"] = 2  # which layers slide was said by a number
+        rope = rope["full_attention"]
+    scaling = {name: value for name, value in rope.items() if name not in {"rope_theta", "partial_rotary_factor"}}
+    old["rope_theta"] = rope["rope_theta"]
+    old |= {name: rope[name] for name in ("partial_rotary_factor",) if name in rope}
+    kind = scaling.pop("rope_type")
+    old["rope_scaling"] = None if kind == "default" else {"type": kind, **scaling}
+    return old
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_configuration_in_hub_style_is_the_same_model(name: str, family_folders: Families, tmp_path: Path):
+    folder = family_folders(name)
+    config = json.loads((folder / "config.json").read_text())
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(in_hub_style(config)))
+    run, expected = (make_bench(each).one(generate("a", PROMPT, 1)) for each in (tmp_path, folder))
+    assert torch.equal(run.logits[0], expected.logits[0])
 
 
 def far(logits: torch.Tensor, reference: torch.Tensor) -> float:

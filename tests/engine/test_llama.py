@@ -112,6 +112,12 @@ def test_sharded_checkpoint_is_the_same_model(tiny_model: Path, tmp_path: Path):
     expected = make_bench(tiny_model).one(generate("a", PROMPT, 16))
     run = make_bench(folder).one(generate("a", PROMPT, 16))
     assert run.tokens == expected.tokens
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {**where, "model.norm.weight": "part-1.safetensors"}}))
+    for weights in ("auto", "decoded"):
+        with pytest.raises(ModelError, match=r"part-1\.safetensors: tensor model\.norm\.weight cannot be read"):
+            make_bench(folder, weights=weights)
+    index.write_text(json.dumps({"weight_map": where}))
     (folder / "part-1.safetensors").unlink()
     with pytest.raises(ModelError, match=r"part-1\.safetensors: named in"):
         make_bench(folder)
