@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from engine.errors import StartError
 from engine.protocol import Lane
 from engine.scheduling.lanes import WEIGHTS
 from engine.scheduling.queue_bounds import QueueBounds
@@ -60,23 +59,3 @@ class ReplicaOptions:
     token_targets: Mapping[Lane, float] = field(default_factory=lambda: TOKEN_TARGETS)
     bounds: QueueBounds = field(default_factory=QueueBounds)
     parent_pid: int | None = None
-
-
-@dataclass(frozen=True)
-class Address:
-    """A Unix socket's path, or a TCP host and port."""
-
-    path: str | None
-    host: str = ""
-    port: int = 0
-
-
-def parse_address(text: str) -> Address:
-    """Read `unix:PATH` or `tcp:HOST:PORT`. Raises StartError."""
-    kind, _, rest = text.partition(":")
-    if kind == "unix" and rest:
-        return Address(rest)
-    host, _, port = rest.rpartition(":")
-    if kind == "tcp" and host and port.isdecimal() and int(port) < 65536:
-        return Address(None, host.strip("[]"), int(port))
-    raise StartError(f"listen: {text!r} is not unix:PATH or tcp:HOST:PORT")

@@ -23,12 +23,14 @@ from engine.grammar.guide import InvalidGrammar
 from engine.journal import Journal
 from engine.link import GatewayLink
 from engine.loop import EngineLoop
-from engine.options import Address, ReplicaOptions, parse_address
+from engine.options import ReplicaOptions
 from engine.protocol import (
     OLDEST_VERSION,
     VERSION,
     Abort,
     Ack,
+    Address,
+    AddressError,
     Beat,
     Began,
     Counts,
@@ -44,6 +46,7 @@ from engine.protocol import (
     Purge,
     Scope,
     ToReplica,
+    parse_address,
 )
 from engine.watchdog import Watchdog
 
@@ -377,7 +380,7 @@ class Replica:
 
     async def run(self) -> None:
         """Listen until told to stop. Raises StartError if the address cannot be used, EngineFailed."""
-        server = await _listen(parse_address(self.options.address), self)
+        server = await _listen(_address(self.options), self)
         tasks = [asyncio.create_task(self._sync()), asyncio.create_task(self._beats())]
         if self.options.parent_pid is not None:
             tasks.append(asyncio.create_task(self._watch_parent(self.options.parent_pid)))
@@ -406,7 +409,7 @@ class Replica:
                 task.cancel()
             await asyncio.gather(*tasks, *self._connections, return_exceptions=True)
             server.close()
-            _remove_socket(parse_address(self.options.address))
+            _remove_socket(_address(self.options))
         if self.failure is not None:
             raise EngineFailed(f"the engine failed: {self.failure}") from self.failure
         logger.info("stopped", replica=self.options.name)
@@ -426,6 +429,13 @@ class Replica:
         end = time.monotonic() + patience
         while not condition() and time.monotonic() < end and self.failure is None:  # noqa: ASYNC110  # several threads' states
             await asyncio.sleep(0.01)
+
+
+def _address(options: ReplicaOptions) -> Address:
+    try:
+        return parse_address(options.address)
+    except AddressError as error:
+        raise StartError(f"listen: {error}") from error
 
 
 async def _listen(address: Address, replica: Replica) -> asyncio.Server:
@@ -464,7 +474,7 @@ def _remove_socket(address: Address) -> None:
 
 async def serve(options: ReplicaOptions) -> None:
     """Run a replica until SIGTERM, SIGINT or its parent's end. Raises EngineError if it cannot start."""
-    parse_address(options.address)
+    _address(options)
     # The journal's lock first: a second replica on one folder should say so before it loads a model.
     journal = Journal(options.data)
     try:

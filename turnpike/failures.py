@@ -26,8 +26,8 @@ def known() -> tuple[type[Exception], ...]:
     from billing.usage import InvalidPeriod, InvalidUsage  # noqa: PLC0415
     from billing.webhooks.endpoints import InvalidWebhook  # noqa: PLC0415
     from engine.errors import EngineError  # noqa: PLC0415
+    from engine.protocol import AddressError  # noqa: PLC0415
     from gateway.conversation.served_model import ModelFolderError  # noqa: PLC0415
-    from gateway.fleet.options import AddressError  # noqa: PLC0415
     from gateway.registry import ModelWithoutPrice  # noqa: PLC0415
     from gateway.tenancy.repositories import NameTaken, NotFound  # noqa: PLC0415
     from storage.bus import InvalidRedisUrl  # noqa: PLC0415

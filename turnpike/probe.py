@@ -8,8 +8,7 @@ import contextlib
 import msgspec
 
 from engine import protocol
-from engine.protocol import Beat, Dial, Hello
-from gateway.fleet.options import parse_address
+from engine.protocol import Beat, Dial, Hello, parse_address
 from turnpike.office import read_secrets
 from turnpike.settings import Settings
 

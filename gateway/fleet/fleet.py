@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from engine.protocol import Ack, Beat, Done, Generate, Hello, Scope, ToGateway
+from engine.protocol import Ack, Beat, Done, Generate, Hello, Scope, ToGateway, parse_address
 from gateway.failures import Unavailable
 from gateway.fleet.exchange import Exchange
 from gateway.fleet.link import Link, Refused
-from gateway.fleet.options import FleetOptions, parse_address
+from gateway.fleet.options import FleetOptions
 from gateway.fleet.service_relay import ServiceRelay
 from gateway.registry import Registry
 

@@ -10,6 +10,7 @@ from typing import Protocol
 import structlog
 
 from engine.protocol import (
+    Address,
     Beat,
     Dial,
     Hello,
@@ -22,7 +23,7 @@ from engine.protocol import (
     link_proof,
     read_from_replica,
 )
-from gateway.fleet.options import Address, FleetOptions
+from gateway.fleet.options import FleetOptions
 
 log = structlog.get_logger("gateway.link")
 

@@ -1,4 +1,4 @@
-"""Settings of the fleet, and how replica addresses are written."""
+"""Settings of the fleet."""
 
 from __future__ import annotations
 
@@ -22,27 +22,3 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
     backoff_most: float = 2.0
     credit_window: int = 256
     credit_step: int = 32
-
-
-class AddressError(ValueError):
-    """A replica's address is not `unix:PATH` or `tcp:HOST:PORT`."""
-
-
-class Address(Struct, frozen=True):
-    """Where a replica listens: a path, or a host and port."""
-
-    text: str
-    path: str | None = None
-    host: str = ""
-    port: int = 0
-
-
-def parse_address(text: str) -> Address:
-    """`unix:PATH` or `tcp:HOST:PORT`. Raises AddressError."""
-    kind, _, rest = text.partition(":")
-    if kind == "unix" and rest:
-        return Address(text, path=rest)
-    host, _, port = rest.rpartition(":")
-    if kind == "tcp" and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536:
-        return Address(text, host=host.strip("[]"), port=int(port))
-    raise AddressError(f"{text!r} is not a replica's address; expected unix:PATH or tcp:HOST:PORT")

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import Beat, Generate, Sampling, Segment
+from engine.protocol import AddressError, Beat, Generate, Sampling, Segment, parse_address
 from engine.scheduling.fair_share import FairShare
 from gateway.conversation.served_model import ServedModel, load_served_model
 from gateway.failures import Unavailable
 from gateway.fleet.exchange import LinkLost
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.options import AddressError, FleetOptions, parse_address
+from gateway.fleet.options import FleetOptions
 from gateway.registry import Registry
 from tests.gateway.fake_replica import LINK_KEY, FakeReplica, Script
 from tests.gateway.tiny_model import make_model_folder
