@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from . import phrasings, talk
+from . import phrasings, talk, wordings
 from .corpus import Corpus, Item
 from .tokenizer import ASSISTANT, BEGIN, END, SYSTEM, USER
 
@@ -124,24 +124,24 @@ def _add_item_turns(material: Material, corpus: Corpus, variants: int, rng: rand
             material.describe.append(Turn(bank.add(question), answer, item=index))
         brief = bank.add(item.sentence)
         for _ in range(max(1, variants // 16)):
-            question = phrasings.dressed_from(phrasings.BRIEF, item, alone, rng)
+            question = phrasings.dressed_from(wordings.BRIEF, item, alone, rng)
             material.describe.append(Turn(bank.add(question), brief, item=index))
         if item.kind != "module":
             signature = material.signature_of[index] = bank.add(item.signature or talk.NO_SIGNATURE)
             for _ in range(max(1, variants // (5 if item.signature else 12))):
-                question = phrasings.dressed_from(phrasings.SIGNATURE, item, alone, rng)
+                question = phrasings.dressed_from(wordings.SIGNATURE, item, alone, rng)
                 material.signature.append(Turn(bank.add(question), signature, item=index, kind="signature"))
         if item.body and heads[item.head] == 1:
             for _ in range(max(1, variants // 12)):
                 fence = rng.choice(["\n\n", "\n", " "])
-                question = f"{rng.choice(phrasings.COMPLETE)}{fence}```python\n{item.head}\n```"
+                question = f"{rng.choice(wordings.COMPLETE)}{fence}```python\n{item.head}\n```"
                 if rng.random() < 0.3:
-                    question = f"{rng.choice(phrasings.COMPLETE)}\n\n{item.head}"
+                    question = f"{rng.choice(wordings.COMPLETE)}\n\n{item.head}"
                 answered = f"```python\n{item.head}\n{item.body}\n```"
                 material.complete.append(Turn(bank.add(question), bank.add(answered), SOURCE, index, "complete"))
-    material.follow_signature = [bank.add(text) for text in phrasings.FOLLOW_UP_SIGNATURE]
-    material.follow_describe = [bank.add(text) for text in phrasings.FOLLOW_UP_DESCRIPTION]
-    material.repeat = [bank.add(text) for text in phrasings.REPEAT]
+    material.follow_signature = [bank.add(text) for text in wordings.FOLLOW_UP_SIGNATURE]
+    material.follow_describe = [bank.add(text) for text in wordings.FOLLOW_UP_DESCRIPTION]
+    material.repeat = [bank.add(text) for text in wordings.REPEAT]
 
 
 def _add_talk(material: Material, corpus: Corpus, variants: int, rng: random.Random) -> None:
@@ -160,7 +160,7 @@ def _add_talk(material: Material, corpus: Corpus, variants: int, rng: random.Ran
         if rng.random() < 0.85:
             question = phrasings.describe_question(item, False, words, rng)
         else:
-            question = phrasings.dressed_from(phrasings.SIGNATURE, item, False, rng)
+            question = phrasings.dressed_from(wordings.SIGNATURE, item, False, rng)
         material.unknown.append(Turn(bank.add(question), unknown, kind="talk"))
         if rng.random() < 0.3:
             material.unknown.append(Turn(bank.add(phrasings.nameless_question(words, rng)), unknown, kind="talk"))
