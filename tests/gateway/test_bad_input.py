@@ -177,6 +177,7 @@ async def test_every_bad_completion_names_its_field(stack: Stack) -> None:
 GOOD: list[dict[str, Any]] = [
     {"temperature": None, "top_p": None, "stop": None, "max_tokens": None, "seed": -1, "n": 1},
     {"tools": [], "tool_choice": "auto", "functions": None, "response_format": {"type": "text"}, "logprobs": False},
+    {"logprobs": False, "top_logprobs": 0, "repetition_penalty": 1, "top_k": 0, "min_p": 0, "structured_outputs": {}},
     {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "future_field": {"x": [1]}},
     {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "modalities": ["text"]},
     {
