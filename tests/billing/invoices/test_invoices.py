@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import UTC, date, datetime
 
 import msgspec
 import pytest
@@ -26,9 +26,9 @@ from billing.invoices.party_store import Parties
 from billing.invoices.settling import give_up, pay, void
 from billing.prices import PriceBook
 from billing.usage import Usage
-from storage.base import new_id
+from storage.base import new_id, to_instant
 from storage.database import Database
-from tests.billing.invoices.books import USD, Customer
+from tests.billing.invoices.books import USD, Customer, set_clock
 from tests.billing.invoices.documents import BUYER
 from tests.billing.money import Tenant
 
@@ -105,6 +105,33 @@ async def test_what_was_paid_in_advance_or_given_is_not_asked_for(database: Data
     balance = await Balances(database).get(customer.id)
     assert balance is not None
     assert abs(balance.prepaid - (20 + 5 + 30) * DOLLAR - 1136 * CENT + 4 * 12_120_004_840_000) == 0
+    assert await check(database) == []
+
+
+async def test_credit_that_expired_before_the_invoice_has_paid_what_it_paid(database: Database) -> None:
+    customer, balances = await Customer.make(database), Balances(database)
+    set_clock(database, "2026-10-01")
+    for kind, dollars, until in (("paid", 20, "2026-10-20"), ("promo", 5, "2026-11-02"), ("promo", 3, "2026-10-10")):
+        day = to_instant(datetime.fromisoformat(until).replace(tzinfo=UTC))
+        await balances.grant(customer.id, dollars * DOLLAR, "USD", kind=kind, expires_at=day)
+    await customer.use("2026-10-03", USAGE)  # 12.12: all that was given, and 4.12 of what was paid
+    set_clock(database, "2026-10-19T23:59")
+    hold = await Holds(database).reserve(customer.tenant.request(2 * DOLLAR))
+    set_clock(database, "2026-10-20")
+    await balances.expire()
+    assert (await customer.accounts())["breakage"] == 20 * DOLLAR - 4_120_004_840_000 - 2 * DOLLAR
+    await customer.settle([customer.tenant.event(hold, Usage(output=1_000_000))])  # 1.60 of what was kept for it
+    await balances.expire()
+    await customer.use("2026-10-30", USAGE)  # nothing is left: it is to be paid
+    set_clock(database, "2026-11-02")
+    await balances.expire()
+    sent = await customer.invoice("2026-10")
+    assert (sent.promo_pico, sent.prepaid_pico) == (8 * DOLLAR, 5_720_004_840_000)
+    assert (sent.net, sent.prepaid, sent.payable) == (2584 - 800, 572, 2584 - 800 - 572)
+    await pay(database, sent, "bank")
+    balance = await balances.get(customer.id)
+    assert balance is not None
+    assert balance.receivable == balance.credit_line - balance.available == 4_840_000  # of a cent, which is carried
     assert await check(database) == []
 
 
