@@ -45,6 +45,22 @@ async def statement(database: Database, tenant_id: UUID, start_at: int = 0, end_
     return [line for line in lines if line.posted_at >= start_at]
 
 
+def by_day(lines: Iterable[StatementLine]) -> list[StatementLine]:
+    """The lines with usage that follows usage of the same day and period made one with it, named by the last."""
+    found: list[StatementLine] = []
+    for line in lines:
+        before = found[-1] if found else None
+        if before and line.kind == before.kind == "usage" and _day(line) == _day(before):
+            found[-1] = msgspec.structs.replace(line, amount_pico=before.amount_pico + line.amount_pico)
+        else:
+            found.append(line)
+    return found
+
+
+def _day(line: StatementLine) -> tuple[str, int]:
+    return line.period, line.posted_at // 86_400_000_000
+
+
 def _lines(rows: Iterable[Any]) -> list[StatementLine]:
     lines: list[StatementLine] = []
     balance = 0

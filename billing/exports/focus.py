@@ -19,7 +19,7 @@ from sqlalchemy import select
 from billing.exports.columns import Column
 from billing.exports.costs import rated_groups
 from billing.exports.datasets import Asked, Dataset, Reading
-from billing.exports.focus_credit import RETURNED, Cover, CreditMoved, covered, credit_moved, returned
+from billing.exports.focus_credit import RETURNED, Cover, CreditMoved, cover_of, covered, credit_moved, returned
 from billing.exports.invoices import documents, in_pico, midnight
 from billing.exports.writers import Row
 from billing.invoices.funding import of_uninvoiced
@@ -238,7 +238,7 @@ async def _beyond_usage(reading: Reading, asked: Asked, bill: _Bill) -> list[dic
             add(line.n, category, line.text, net, **({"BilledCost": net - in_advance} if in_advance else {}))
         elif net != line.exact_pico:
             rounding = net - line.exact_pico
-            of_rounding = in_advance - min(in_advance, max(line.exact_pico, 0))
+            of_rounding = in_advance - cover_of(line, paid.get(line.n, 0), document.currency)
             # Of the line's own category, as the specification wants it of all that a line bills.
             add(line.n, "Usage", "Rounded to the smallest coin", rounding, BilledCost=rounding - of_rounding)
     if document.tax:

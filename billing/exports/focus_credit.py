@@ -92,6 +92,12 @@ def covered(document: Any, lines: Sequence[Any]) -> dict[int, int]:
     return by_line
 
 
+def cover_of(line: Any, paid: int, currency: str) -> int:
+    """What of a line's exact sum was paid in advance, if so many minor units were: all of it, if they all were."""
+    exact = max(int(line.exact_pico), 0)
+    return exact if paid and paid == line.net else min(in_pico(paid, currency), exact)
+
+
 class Cover:
     """What was paid in advance of each line's usage, in pico-units by the line's number (None: of what no invoice has
     yet), used up row by row in their order."""
@@ -101,15 +107,9 @@ class Cover:
 
     @classmethod
     def of_invoice(cls, document: Any, lines: Sequence[Any]) -> Cover:
-        """Of the usage that an invoice bills. What rounding adds to a line is not usage."""
+        """Of the usage that an invoice bills."""
         paid = covered(document, lines)
-        return cls(
-            {
-                line.n: min(in_pico(paid[line.n], document.currency), max(line.exact_pico, 0))
-                for line in lines
-                if line.n in paid
-            }
-        )
+        return cls({line.n: cover_of(line, paid[line.n], document.currency) for line in lines if line.n in paid})
 
     def billed(self, n: int | None, pico: int) -> int:
         """What is to be billed of a row of line `n` that costs so much."""

@@ -17,6 +17,7 @@ from billing.periods import Periods
 from billing.prices import PriceBook
 from billing.rating.usage_lines import usage_lines
 from billing.settlement import settle
+from billing.statements import by_day, statement
 from billing.tables.money import ledger_entry, usage_event
 from billing.usage import InvalidUsage, UsageEvent, period_bounds
 from storage.base import Count, new_id
@@ -219,3 +220,21 @@ async def test_an_id_stands_for_one_movement_of_money(database: Database) -> Non
             await attempt
     assert await legs(database) == before
     assert await check(database) == []
+
+
+async def test_a_statement_has_a_days_usage_in_one_line(database: Database) -> None:
+    tenant, day = await Tenant.rich(database, 10 * COST), 86_400_000_000
+    balances, now = Balances(database), await database.now()
+    for days, what in enumerate(["use", "use", "grant", "use"]):
+        database.clock = literal(now - now % day + (1 + days // 2) * day + days, Count())
+        if what == "grant":
+            await balances.grant(tenant.id, COST, "USD")
+        else:
+            await use(database, tenant)
+            await use(database, tenant)
+    lines = await statement(database, tenant.id)
+    shown = by_day(lines)
+    assert [line.kind for line in lines] == ["grant", *["usage"] * 4, "grant", "usage", "usage"]
+    assert [line.kind for line in shown] == ["grant", "usage", "grant", "usage"]
+    assert sum(line.amount_pico for line in shown) == sum(line.amount_pico for line in lines)
+    assert [line.balance_pico for line in shown] == [lines[n].balance_pico for n in (0, 4, 5, 7)]

@@ -11,7 +11,7 @@ import msgspec
 
 from billing.adjustments import adjust
 from billing.money import PICO, format_pico, parse_amount
-from billing.statements import statement
+from billing.statements import by_day, statement
 from storage.base import from_instant, to_instant
 from turnpike.commands.running import CURRENCY, currency_of, table, with_office
 from turnpike.failures import CommandError
@@ -107,6 +107,7 @@ def show_statement(settings: Settings, arguments: argparse.Namespace) -> int:
     async def work(office: Office) -> int:
         tenant = await office.tenancy.tenant(arguments.tenant)
         lines = await statement(office.database, tenant.id, _day(arguments.since) or 0, _day(arguments.until) or 2**62)
+        lines = lines if arguments.every else by_day(lines)
         if arguments.format == "json":
             rows = [
                 msgspec.structs.asdict(line)

@@ -41,6 +41,7 @@ def declare(tree: Any, tenants: Any, command: Callable[[str, str], Any]) -> None
         parser.add_argument("--dry-run", action="store_true", help="check it, and write nothing")
     statement.add_argument("--since", help="the first day, such as 2026-11-01 (UTC)")
     statement.add_argument("--until", help="the day after the last")
+    statement.add_argument("--every", action="store_true", help="each posting of usage; default: a day's usage is one")
     statement.add_argument("--format", choices=["table", "json"], default="table")
 
 
