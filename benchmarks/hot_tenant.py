@@ -33,6 +33,7 @@ from billing.usage import Counts, Usage, UsageEvent
 from storage import migrate
 from storage.base import new_id
 from storage.database import Database
+from turnpike import garbage
 
 PRICES = {"uncached": "0.40", "read_automatic": "0.04", "output": "1.60"}
 USAGE = Usage(uncached=900, read={"automatic": 100}, output=50)
@@ -121,6 +122,7 @@ async def _work(share: Share) -> Done:
         spool = Spool(Path(folder), share.name)
         settler = Settler(database, spool)
         worker = Worker(share, database, version, spool)
+        garbage.keep_what_is_there()
         before = time.process_time()
         await settler.start()
         await worker.run()

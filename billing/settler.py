@@ -21,6 +21,8 @@ log = structlog.get_logger(__name__)
 _BATCH = 500
 _LARGE_BATCH, _BEHIND = 2000, 10_000
 """A larger batch costs less for each record, and keeps the event loop from others for longer: it is for catching up."""
+_GATHER_S = 0.04
+"""A batch costs a dozen statements, however small: after one, others gather for so long, unless there are enough."""
 _LOOK_FOR_ORPHANS_S = 5
 _STOP_S = 10
 
@@ -38,6 +40,7 @@ class Settler:
         self._book = book or PriceBook(database)
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
+        self._hurried = asyncio.Event()
         self._backoff = Backoff()
         self._progress = asyncio.Condition()
         self._drained_ns = time.monotonic_ns()
@@ -59,15 +62,18 @@ class Settler:
 
     async def drain(self, timeout_s: int) -> bool:
         """Wait until everything that is durable is settled; False if that took too long."""
+        self._hurried.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s), self._progress:
                 await self._progress.wait_for(lambda: self._spool.drained)
+        self._hurried.clear()
         return self._spool.drained
 
     async def stop(self) -> None:
         """Stop after the batch under way; the rest stays in the spool. The database and the spool stay open."""
         if self._task is not None:
             self._stopping.set()
+            self._hurried.set()
             self._spool.appended.set()
             _, pending = await asyncio.wait([self._task], timeout=_STOP_S)
             for task in pending:
@@ -82,6 +88,8 @@ class Settler:
                 batch = await self._spool.read(_LARGE_BATCH if self._spool.waiting > _BEHIND else _BATCH)
                 if batch is not None:
                     await self._settle(batch)
+                    if self._spool.waiting < _BATCH:
+                        await self._gather()
                     continue
                 if time.monotonic_ns() - looked > _LOOK_FOR_ORPHANS_S * 1_000_000_000:
                     looked = time.monotonic_ns()
@@ -96,6 +104,11 @@ class Settler:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_FOR_ORPHANS_S):
                     await self._spool.appended.wait()
+
+    async def _gather(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GATHER_S):
+                await self._hurried.wait()
 
     async def _settle(self, batch: SpoolBatch) -> None:
         """Settle one batch, however long the database is away. A record that breaks it is set aside."""

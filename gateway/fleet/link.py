@@ -130,6 +130,9 @@ class Link:
             self._note(str(error) or "no greeting in time", severe=isinstance(error, Refused))
             await self._hang_up(writer)
             return False
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
         self.problem = ""
         log.info("replica connected", replica=self.replica, address=self.address.text)
         watchman = asyncio.create_task(self._watch(writer))

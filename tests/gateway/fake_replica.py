@@ -37,6 +37,9 @@ from engine.scheduling.fair_share import FairShare
 
 LINK_KEY = b"k" * 32
 
+_ACCEPTING_S = 0.01
+"""How long a connection that is being accepted may take to reach us."""
+
 
 class Script(Struct, kw_only=True):
     """What to do with a request. `tokens` are sent `burst` at a time, `pause` seconds apart."""
@@ -113,6 +116,9 @@ class FakeReplica:
         self.sequence = 0
         self.beat_interval = 0.1
         self._writers: set[asyncio.StreamWriter] = set()
+        """Every connection since the start: one that is closed may still have something to write."""
+        self._linked: set[asyncio.StreamWriter] = set()
+        """Those whose gateway has proved itself."""
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -122,18 +128,20 @@ class FakeReplica:
 
     async def start(self) -> None:
         self.path.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._serve, str(self.path))
+        self._server = await asyncio.start_unix_server(self._accept, str(self.path))
 
     async def stop(self) -> None:
         """Like a kill: connections drop, nothing is said."""
         if self._server is not None:
             self._server.close()
-        for writer in list(self._writers):
-            writer.transport.abort()
+        await asyncio.sleep(_ACCEPTING_S)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
+        self.drop()
+        self._writers.clear()
+        await asyncio.sleep(0)  # connections that were aborted end in the loop's next turn
         if self._server is not None:
             await self._server.wait_closed()
         self._server = None
@@ -168,10 +176,13 @@ class FakeReplica:
         self.done.append(done)
         return done
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        task = asyncio.create_task(self._serve(reader, writer))
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         beats: asyncio.Task[None] | None = None
         try:
             challenge = b"c" * 16
@@ -191,7 +202,7 @@ class FakeReplica:
             if not isinstance(dial, Dial) or dial.proof != link_proof(LINK_KEY, challenge, dial.gateway):
                 return
             self.dials.append(dial)
-            self._writers.add(writer)
+            self._linked.add(writer)
             for done in self.journal.values():
                 writer.write(encode(structs.replace(done, replayed=True)))
             beats = asyncio.create_task(self._beat(writer))
@@ -222,8 +233,7 @@ class FakeReplica:
         finally:
             if beats is not None:
                 beats.cancel()
-            self._writers.discard(writer)
-            self._tasks.discard(task)
+            self._linked.discard(writer)
             writer.close()
 
     def _abort(self, message: Abort, writer: asyncio.StreamWriter) -> None:
@@ -264,7 +274,7 @@ class FakeReplica:
             return
 
         def say(message: ToGateway) -> None:
-            for current in self._writers:
+            for current in self._linked:
                 current.write(encode(message))
 
         if script.die_after == -1:
