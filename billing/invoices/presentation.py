@@ -41,6 +41,7 @@ _LANGUAGES = {
 }
 """How long words of a name and an address are divided."""
 _BANNERS = {"draft": "Draft", "void": "Void", "paid": "Paid"}
+_BESIDE = "Beside usage"
 
 
 def shown(document: Document, state: str, digest: str) -> dict[str, Any]:
@@ -125,10 +126,18 @@ def _headline(document: Document) -> list[str]:
 
 
 def _grouped(lines: list[Line]) -> list[tuple[str, list[tuple[int, Line]]]]:
-    """Neighbouring lines of one project and model, and of one month, each with its number on the document."""
+    """Neighbouring lines of one project and model, and of one month, each with its number on the document.
+
+    What belongs to no model has a heading where it would else stand under another's; rounding alone explains itself.
+    """
     numbered = enumerate(lines, 1)
     groups = groupby(numbered, key=lambda each: (each[1].project, each[1].model, _correction(each[1])))
-    return [(" · ".join(part for part in key if part), list(group)) for key, group in groups]
+    found = [(" · ".join(part for part in key if part), list(group)) for key, group in groups]
+    return [(heading or (_BESIDE if found[0][0] and _beside(of) else ""), of) for heading, of in found]
+
+
+def _beside(lines: list[tuple[int, Line]]) -> bool:
+    return any(line.kind != "carry" for _, line in lines)
 
 
 def _correction(line: Line) -> str:

@@ -68,7 +68,8 @@ def finalize_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
             record = await finalize(
                 office.database, office.prices, tenant_id, arguments.period, issued, write=not arguments.dry_run
             )
-            return _line(record) + (f" ({NOTHING_WRITTEN})" if arguments.dry_run else "")
+            free = "the number is whose turn comes first"
+            return _line(record) + (f" ({NOTHING_WRITTEN}; {free})" if arguments.dry_run else "")
 
         return await _for_each(office, arguments, one)
 
