@@ -3,15 +3,14 @@
 A flow's counter grows by what it is charged, divided by its weight; the flow with the least is served next. A flow that
 wakes up is lifted to what the least of those that wait has got, so that silence earns nothing. Among flows within the
 quantum Q of the least, the one whose next request finds most of its prefix in memory goes first: Q bounds what fairness
-gives up for cache hits. Inside a flow its sub-flows take turns; inside a sub-flow whoever has the least left to compute
-goes first, being short or having its prefix in memory, and else who came first: so a tenant's long prompts do not hold
+gives up for cache hits. Inside a flow its sub-flows take turns; inside a sub-flow the longest prefix in memory goes
+first, of equal ones whoever has the least left to compute, and else who came first: a tenant's long prompts do not hold
 up its short ones, which costs the others nothing. Each request lets at most `PATIENCE` others pass.
 """
 
 from __future__ import annotations
 
 import heapq
-import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ Matched = Callable[[Request], int]
 CANDIDATES = 8
 """How many flows within Q are looked at for the longest prefix."""
 AHEAD = 16
-"""How many requests of a sub-flow are looked at for the least to compute."""
+"""How many requests of a sub-flow are looked at for the longest prefix and the shortest prompt."""
 PATIENCE = 8
 """How many later requests of its sub-flow may be served before a request."""
 DEBT = 30_000_000.0
@@ -82,15 +81,16 @@ class Flow:
         return self._queues[self._turns[0]][0][2]
 
     def nearest(self, matched: Matched) -> tuple[Request, int]:
-        """The one of the sub-flow's first with the least to compute, if all before it can wait; what it finds."""
+        """The one of the sub-flow's first with the longest prefix in memory, or else with the least to compute, if all
+        before it can wait; and that prefix."""
         queue = self._queues[self._turns[0]]
-        best, prefix, least = queue[0][2], 0, math.inf
+        best, prefix, least = queue[0][2], -1, 0
         for urgency, _, request in queue[:AHEAD]:
             if urgency != queue[0][0]:
                 break
-            found = matched(request)
-            left = len(request.tokens) - max(found, request.kept)
-            if left < least:
+            found = max(matched(request), request.kept)
+            left = len(request.tokens) - found
+            if found > prefix or (found == prefix and left < least):
                 best, prefix, least = request, found, left
             if request.passed >= PATIENCE:
                 break

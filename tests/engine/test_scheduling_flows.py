@@ -135,7 +135,7 @@ def test_inside_a_flow_a_short_prompt_goes_before_long_ones_and_nobody_is_passed
     assert order[-1] == 99, "a short prompt buys its flow nothing against another"
 
 
-def test_a_preempted_request_whose_kv_is_kept_is_short():
+def test_kv_that_was_kept_counts_as_a_prefix_in_memory():
     shares = FlowShares(100.0)
     kept = request(1, 5000, kept=4992)
     shares.push(request(0, 640))
