@@ -508,6 +508,8 @@ class Engine:
             "turnpike_engine_preemptions_total": self.scheduler.preemptions,
             "turnpike_engine_swaps_total": self.scheduler.swap.kept,
             "turnpike_engine_evicted_blocks_total": self.pool.evictions,
+            "turnpike_engine_service_seconds_total": self.fairness.service.all_given / 1e6,
+            "turnpike_engine_service_elsewhere_seconds_total": self.fairness.service.all_heard / 1e6,
             "turnpike_engine_running_requests": self.running,
             "turnpike_engine_waiting_requests": self.scheduler.waiting,
             "turnpike_engine_free_blocks": self.pool.free_blocks,

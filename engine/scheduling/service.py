@@ -17,10 +17,15 @@ class ServiceTotals:
     def __init__(self) -> None:
         self._given: dict[str, float] = {}
         self._heard: dict[str, tuple[int, dict[str, int]]] = {}
+        self.all_given = 0.0
+        """µs that all flows got here."""
+        self.all_heard = 0.0
+        """µs that they got elsewhere, as far as it was heard."""
 
     def add(self, lane: Lane, flow: str, cost: float) -> None:
         """A flow got `cost` µs here."""
         if cost > 0:
+            self.all_given += cost
             name = f"{lane}/{flow}"
             # Taken out and put in again, so that the dictionary's order is that of the last service.
             self._given[name] = self._given.pop(name, 0.0) + cost
@@ -53,4 +58,5 @@ class ServiceTotals:
                 del totals[next(iter(totals))]
             lane, _, flow = name.partition("/")
             if lane in LANES:
+                self.all_heard += cost
                 yield lane, flow, cost

@@ -31,7 +31,7 @@ class Answer(msgspec.Struct):
 
 
 class Deployment:
-    """Every process by name; `start` and `kill` work in any order."""
+    """Every process by name; `start` and `kill` work in any order. `engine-1` is an engine, as `engine` is."""
 
     def __init__(self, folder: Path, database_url: str, redis_url: str) -> None:
         self.folder = folder
@@ -64,7 +64,7 @@ class Deployment:
             "gateway": ("gateway", "--port", str(self.port), "--gateway-name", "gateway-0", *data),
             "engine": ("engine", "--listen", self.env["TURNPIKE_REPLICAS"], "--replica-name", "engine-0", *data),
             "worker": ("worker", *data),
-        }[name]
+        }[name.partition("-")[0]]
         self.processes[name] = Process(self.folder / f"{name}-logs", *arguments, *flags, env=self.env)
         return self.processes[name]
 

@@ -8,12 +8,17 @@ up, and the events' counts are what the replica's journal counted.
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.deployment import Answer, Deployment, Streams, assert_alive, assert_books, events, wait_for_text
 from tests.e2e.endless_model import NAME
+from tests.e2e.processes import free_port, get
 from tests.servers import PostgresServer, postgres_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -108,3 +113,67 @@ def _leave_after(deployment: Deployment, chunks: int) -> Answer:
             if chunks < 0:
                 break
         return Answer(status=reply.status)
+
+
+def test_what_a_tenant_got_from_a_dead_replica_counts_on_the_living_one(deployment: Deployment) -> None:
+    """One gateway knows the first replica alone, another one both, and tells the second what the first gave to whom."""
+    replica, port = f"tcp:127.0.0.1:{free_port()}", free_port()
+    both = f"http://127.0.0.1:{port}"
+    replicas = f"{deployment.env['TURNPIKE_REPLICAS']},{replica}"
+    deployment.start("engine-1", "--listen", replica, "--replica-name", "engine-1", "--max-running", "1")
+    deployment.start("gateway-1", "--port", str(port), "--gateway-name", "gateway-1", "--replicas", replicas)
+    deployment.command("tenants", "create", "modest")
+    deployment.command("tenants", "credit", "modest", "100")
+    modest = deployment.command("keys", "create", "--tenant", "modest", "--project", "default").strip()
+    greedy = deployment.key
+    with ThreadPoolExecutor(2) as asked:
+        for number in range(2):
+            asked.submit(complete, deployment.base, greedy, f"{number} and everything. " * 450, 200)
+    wait_for_figure(both, "turnpike_engine_requests_finished_total", "engine-0", 2)
+    given = wait_for_figure(both, "turnpike_engine_service_seconds_total", "engine-0")
+    # A beat says whole microseconds.
+    wait_for_figure(both, "turnpike_engine_service_elsewhere_seconds_total", "engine-1", given - 1e-5)
+    deployment.processes["engine"].kill()
+
+    order: list[str] = []
+
+    def ask(name: str, key: str, prompt: str) -> None:
+        complete(both, key, prompt, 1)
+        order.append(name)
+
+    # While a request in another lane has the only slot, the modest tenant queues three, and then the greedy one does:
+    # had nobody heard of what he got, they would take turns.
+    client = OpenAI(base_url=both + "/v1", api_key=modest, max_retries=0, timeout=60)
+    other_lane = {"service_tier": "priority"}
+    with client.completions.create(
+        model=NAME, prompt="Go", max_tokens=120, stream=True, extra_body=other_lane
+    ) as first:
+        next(first)
+        with ThreadPoolExecutor(6) as asked:
+            for name, key in (("modest", modest), ("greedy", greedy)):
+                for number in range(3):
+                    asked.submit(ask, name, key, f"{number} and so on")
+                time.sleep(0.3)
+            assert not order
+            assert sum(1 for _ in first) > 1
+    assert order == ["modest"] * 3 + ["greedy"] * 3
+
+
+def complete(base: str, key: str, prompt: str, tokens: int) -> int:
+    """Ask for a text completion; returns how many tokens came."""
+    client = OpenAI(base_url=base + "/v1", api_key=key, max_retries=0, timeout=60)
+    answer = client.completions.create(model=NAME, prompt=prompt, max_tokens=tokens, temperature=0)
+    assert answer.usage is not None
+    return answer.usage.completion_tokens
+
+
+def wait_for_figure(base: str, name: str, replica: str, least: float = 0.0) -> float:
+    """Wait until /metrics has a figure of a replica that is at least so much."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for family in text_string_to_metric_families(get(base + "/metrics")[1].decode()):
+            for sample in family.samples:
+                if (sample.name, sample.labels.get("replica")) == (name, replica) and sample.value >= least:
+                    return sample.value
+        time.sleep(0.05)
+    raise AssertionError(f"{name} of {replica} stays below {least}")
