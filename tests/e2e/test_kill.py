@@ -126,10 +126,10 @@ def test_what_a_tenant_got_from_a_dead_replica_counts_on_the_living_one(deployme
     deployment.command("tenants", "credit", "modest", "100")
     modest = deployment.command("keys", "create", "--tenant", "modest", "--project", "default").strip()
     greedy = deployment.key
-    with ThreadPoolExecutor(2) as asked:
-        for number in range(2):
-            asked.submit(complete, deployment.base, greedy, f"{number} and everything. " * 450, 200)
-    wait_for_figure(both, "turnpike_engine_requests_finished_total", "engine-0", 2)
+    with ThreadPoolExecutor(3) as asked:
+        for number in range(3):
+            asked.submit(complete, deployment.base, greedy, f"{number} and everything. " * 450, 8)
+    wait_for_figure(both, "turnpike_engine_requests_finished_total", "engine-0", 3)
     given = wait_for_figure(both, "turnpike_engine_service_seconds_total", "engine-0")
     # A beat says whole microseconds.
     wait_for_figure(both, "turnpike_engine_service_elsewhere_seconds_total", "engine-1", given - 1e-5)
