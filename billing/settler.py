@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from datetime import timedelta
 
 import structlog
 
@@ -14,14 +15,14 @@ from billing.settlement import Settled, refuse, settle
 from billing.spool import Spool, SpoolBatch
 from billing.usage import Settlement
 from storage.database import Database, DatabaseUnavailable
-from storage.retry import Backoff
+from storage.retry import Backoff, pause
 
 log = structlog.get_logger(__name__)
 
 _BATCH = 500
 _LARGE_BATCH, _BEHIND = 2000, 10_000
 """A larger batch costs less for each record, and keeps the event loop from others for longer: it is for catching up."""
-_GATHER_S = 0.04  # not money
+_GATHER = timedelta(milliseconds=40)
 """A batch costs a dozen statements, however small: after one, others gather for so long, unless there are enough."""
 _LOOK_FOR_ORPHANS_S = 5
 _STOP_S = 10
@@ -89,7 +90,7 @@ class Settler:
                 if batch is not None:
                     await self._settle(batch)
                     if self._spool.waiting < _BATCH:
-                        await self._gather()
+                        await pause(_GATHER.total_seconds(), self._hurried)
                     continue
                 if time.monotonic_ns() - looked > _LOOK_FOR_ORPHANS_S * 1_000_000_000:
                     looked = time.monotonic_ns()
@@ -104,11 +105,6 @@ class Settler:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_FOR_ORPHANS_S):
                     await self._spool.appended.wait()
-
-    async def _gather(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_GATHER_S):
-                await self._hurried.wait()
 
     async def _settle(self, batch: SpoolBatch) -> None:
         """Settle one batch, however long the database is away. A record that breaks it is set aside."""

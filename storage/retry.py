@@ -23,7 +23,12 @@ class Backoff:
         self._next = min(2 * delay, self._last)
         if interrupt is None:
             await asyncio.sleep(delay)
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(delay):
-                await interrupt.wait()
+        else:
+            await pause(delay, interrupt)
+
+
+async def pause(seconds: float, interrupt: asyncio.Event) -> None:
+    """Wait so long, or until `interrupt` is set."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await interrupt.wait()
