@@ -66,9 +66,10 @@ def test_the_replica_dies(deployment: Deployment) -> None:
 
 def test_the_database_dies(deployment: Deployment, postgres_to_stop: PostgresServer) -> None:
     before = events(deployment)
-    streams = Streams(deployment, STREAMS, pause=0.02, max_tokens=300)
+    streams = Streams(deployment, STREAMS, pause=0.02, max_tokens=150)
     wait_for_text(streams)
     postgres_to_stop.stop(signal.SIGQUIT)
+    assert not any(answer.done for answer in streams.answers), "the murder came too late"
     answers = streams.join()
     assert all(answer.done and answer.usage for answer in answers), answers
     assert deployment.stream("hello").status == 503
