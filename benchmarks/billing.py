@@ -59,8 +59,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--events", type=int, default=10_000_000)
-    parser.add_argument("--batch", type=int, default=10_000)
-    parser.add_argument("--settlers", type=int, default=2, help="processes that settle at once")
+    parser.add_argument("--batch", type=int, default=20_000, help="events that are settled at once")
+    parser.add_argument(
+        "--settlers", type=int, default=3, help="processes that settle at once: while one waits, others work"
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep PostgreSQL's data here, and use what is there")
     options = parser.parse_args()
 
