@@ -51,7 +51,8 @@ check: install-dev ## Format, lint, types, architecture, compose file
 test: install-dev ## All tests, on SQLite and PostgreSQL
 	$(BIN)/python -m tests.servers --install
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not e2e"
-	$(BIN)/python -m pytest -m e2e
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "e2e and not alone"
+	$(BIN)/python -m pytest -m alone
 
 test-fast: install-dev ## The tests that take no real processes or long runs
 	$(BIN)/python -m tests.servers --install

@@ -6,8 +6,8 @@ decided once, by those who call this.
 So that no two transactions wait for each other, all lock in one order: that periods stay open, then usage events,
 holds that end, rollups, chains, balances; each by its key. Who locked a tenant's balance has locked its budgets. A
 balance is locked as late as possible, since everyone who reserves waits for it; what depends on it is computed in a
-later statement, which sees what the lock waited for. New holds come after their balances: nobody else can wait for a
-hold that is not there yet.
+later statement, which sees what the lock waited for. New holds that are asked about one by one come after their
+balances: nobody else can wait for a hold that is not there yet.
 """
 
 from __future__ import annotations

@@ -45,17 +45,17 @@ _TAKE_AT_ONCE = """
         SELECT balance.tenant_id FROM unnest($9::text::uuid[]) AS t (id) JOIN balance ON balance.tenant_id = t.id
         ORDER BY 1 FOR UPDATE OF balance
     ), paid AS (
-        UPDATE balance SET held = balance.held + t.held, holds = balance.holds + t.holds
+        UPDATE balance SET holds = balance.holds + t.holds, held = CASE
+            WHEN balance.currency = t.currency AND balance.budgets = 0 AND balance.restricted = 0
+            THEN balance.held + t.held END
         FROM unnest($9::text::uuid[], $10::text::numeric[], $11::text::bigint[], $12::text::text[])
             AS t (tenant_id, held, holds, currency)
         JOIN locked ON locked.tenant_id = t.tenant_id
-        WHERE balance.tenant_id = t.tenant_id AND balance.currency = t.currency AND balance.budgets = 0
-            AND balance.restricted = 0
-        RETURNING balance.tenant_id
+        WHERE balance.tenant_id = t.tenant_id
     ), moment AS MATERIALIZED (SELECT {clock} AS now)
     {taken}
     CROSS JOIN moment
-    LEFT JOIN paid ON paid.tenant_id = t.tenant
+    LEFT JOIN balance AS owner ON owner.tenant_id = t.tenant
     LEFT JOIN ended_hold AS ended ON ended.request_id = t.id
     LEFT JOIN usage_fact AS event ON event.id = t.id
     RETURNING admitted_at
@@ -63,8 +63,9 @@ _TAKE_AT_ONCE = """
 """All or nothing, in one statement: what must not be becomes a null, a second row or a balance below zero, and the
 table refuses that.
 
-Balances are locked in order first, since an UPDATE has none. A balance that changed while its lock was waited for is
-checked as it was before and again as it is: it can be refused when it need not be, and never the other way round.
+A part of a statement that nothing refers to runs last: the holds, in the order of their requests, are inserted before
+balances are locked, for which everyone waits who reserves or settles. Balances are locked in order, since an UPDATE has
+none. One that changed while its lock was waited for is looked at as it is then.
 """
 
 _OPEN = """
@@ -115,7 +116,7 @@ _OVERDUE = "SELECT request_id FROM hold WHERE expires_at <= $1 LIMIT $2 FOR UPDA
 def _at_once(clock: str) -> str:
     taken = _TAKEN.format(
         request_id="CASE WHEN ended.request_id IS NULL AND event.id IS NULL THEN t.id END",
-        tenant_id="paid.tenant_id",
+        tenant_id="owner.tenant_id",
         now="moment.now",
         budgets="''",
         more="",
@@ -148,7 +149,8 @@ async def take_at_once(
         array_literal("text", [money[tenant] for tenant in held]),
     )
     try:
-        now = await connection.fetchval(_at_once(clock), *_columns(requests), *charged)
+        in_order = sorted(requests, key=_request)
+        now = await connection.fetchval(_at_once(clock), *_columns(in_order), *charged)
     except asyncpg.IntegrityConstraintViolationError:
         return None
     return int(now)
@@ -226,6 +228,10 @@ def _columns(requests: Sequence[HoldRequest]) -> tuple[str | bytes, ...]:
         b"".join(packed),
         array_literal("int", sizes),
     )
+
+
+def _request(request: HoldRequest) -> int:
+    return request.request_id.int
 
 
 def _as_int(identity: UUID) -> int:

@@ -27,6 +27,7 @@ def curl_line(output: str) -> str:
     return match.group(1)
 
 
+@pytest.mark.alone
 def test_first_start_prints_a_curl_line_that_works_and_the_second_is_quick(tmp_path: Path) -> None:
     port, data = free_port(), tmp_path / "data"
     arguments = ("serve", "--port", str(port), "--data-dir", str(data))
