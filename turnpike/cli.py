@@ -32,9 +32,11 @@ def _gateway(given: Settings, arguments: argparse.Namespace) -> int:
 
 
 def _engine(given: Settings, arguments: argparse.Namespace) -> int:
-    from turnpike import roles  # noqa: PLC0415
+    from turnpike import replica_process  # noqa: PLC0415
 
-    return roles.probe_engine(given) if arguments.health else roles.engine(given, parent=arguments.parent_pid)
+    if arguments.health:
+        return replica_process.probe_engine(given)
+    return replica_process.engine(given, parent=arguments.parent_pid)
 
 
 def _worker(given: Settings, arguments: argparse.Namespace) -> int:

@@ -34,7 +34,7 @@ def known() -> tuple[type[Exception], ...]:
     from storage.database import DatabaseUnavailable, InvalidDatabaseUrl  # noqa: PLC0415
     from storage.migrate import SchemaMismatch  # noqa: PLC0415
     from turnpike.children import ChildFailed  # noqa: PLC0415
-    from turnpike.office import DataFolderError  # noqa: PLC0415
+    from turnpike.data_folder import DataFolderError  # noqa: PLC0415
     from turnpike.secrets import SecretsError  # noqa: PLC0415
     from turnpike.settings import SettingError  # noqa: PLC0415
 

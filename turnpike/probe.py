@@ -9,7 +9,7 @@ import msgspec
 
 from engine import protocol
 from engine.protocol import Beat, Dial, Hello, parse_address
-from turnpike.office import read_secrets
+from turnpike.data_folder import read_secrets
 from turnpike.settings import Settings
 
 PATIENCE = 4.0

@@ -28,8 +28,9 @@ from turnpike import listening
 from turnpike.children import AFTER_DRAIN_S, Child
 from turnpike.commands.price_words import folder_prices
 from turnpike.commands.running import CURRENCY, DEFAULT_PROJECT
+from turnpike.data_folder import DataFolderError, prepare_data_folder, read_secrets
 from turnpike.gateway_process import serve_until_signal, services
-from turnpike.office import DataFolderError, Office, opened, prepare_data_folder, read_secrets
+from turnpike.office import Office, opened
 from turnpike.settings import SettingError, Settings, to_environment
 from turnpike.worker import work
 

@@ -15,7 +15,8 @@ from billing.periods import Periods
 from billing.retention import BATCH, forget_charges, forget_holds
 from billing.webhooks.dispatch import FORGOTTEN
 from turnpike import exporting, webhooks
-from turnpike.office import Office, read_secrets
+from turnpike.data_folder import read_secrets
+from turnpike.office import Office
 from turnpike.settings import Settings
 
 _DAY_S = 86_400

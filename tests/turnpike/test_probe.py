@@ -14,7 +14,7 @@ from tests.gateway.fake_replica import LINK_KEY, FakeReplica
 from turnpike import secrets
 from turnpike.failures import CommandError
 from turnpike.probe import Unreachable, probe
-from turnpike.roles import probe_engine
+from turnpike.replica_process import probe_engine
 from turnpike.settings import Settings
 
 
@@ -43,7 +43,7 @@ async def test_work_without_steps_is_not_well(
     assert not (await probe(replica.address, LINK_KEY, patience=0.5)).advancing
     file = tmp_path / "secrets.json"
     secrets.save(msgspec.structs.replace(secrets.generate(), link_key=LINK_KEY), file)
-    monkeypatch.setattr("turnpike.roles.probe", partial(probe, patience=0.5))
+    monkeypatch.setattr("turnpike.replica_process.probe", partial(probe, patience=0.5))
     settings = Settings(listen=replica.address, secrets_file=str(file))
     with pytest.raises(CommandError, match="still at step"):
         await asyncio.to_thread(probe_engine, settings)

@@ -11,7 +11,7 @@ from engine.options import ReplicaOptions
 from engine.scheduling.lanes import WEIGHTS
 from engine.scheduling.queue_bounds import Bound, QueueBounds
 from engine.scheduling.scheduler import TOKEN_TARGETS
-from turnpike import roles, secrets, settings
+from turnpike import replica_process, secrets, settings
 from turnpike.settings import SettingError, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,7 +98,7 @@ def test_a_replica_is_told_what_the_settings_say(tmp_path: Path, monkeypatch: py
     known = {"interactive": 1.0, "standard": 2.0, "batch": 3.0}
     text = ",".join(f"{lane}={value:g}" for lane, value in known.items())
     for flags in ({}, dict.fromkeys(settings.BY_LANE, text) | {"queue_requests": "7"}):
-        assert roles.engine(settings.load(common | flags, {})) == 0
+        assert replica_process.engine(settings.load(common | flags, {})) == 0
     usual, own = told
     assert (usual.lane_weights, usual.token_targets, usual.bounds) == (WEIGHTS, TOKEN_TARGETS, QueueBounds())
     assert usual.max_waiting == ReplicaOptions.max_waiting

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from storage import migrate as migrations
 from turnpike import secrets
+from turnpike.data_folder import prepare_data_folder
 from turnpike.failures import CommandError
-from turnpike.office import prepare_data_folder
 from turnpike.settings import Settings
 
 

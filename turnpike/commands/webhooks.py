@@ -12,8 +12,9 @@ from billing.webhooks.endpoints import Endpoints
 from storage.base import from_instant
 from turnpike import webhooks
 from turnpike.commands.running import table, with_office
+from turnpike.data_folder import read_secrets
 from turnpike.failures import CommandError
-from turnpike.office import Office, read_secrets
+from turnpike.office import Office
 from turnpike.settings import Settings
 
 _HOUR_S = 3600
