@@ -1,9 +1,9 @@
 """How a process that serves collects its garbage: seldom, and never what it was started with.
 
 Python's collector looks at all young objects each time 700 more were made than freed, and at all there are each time
-the old ones grew by a quarter. A process whose modules, models of tables and caches are many, and which handles
-thousands of small objects at once, spends a fifth of its time on that, and finds next to nothing: what it drops is
-freed at once by the counts of references.
+the old ones grew by a quarter. For a process with many modules, tables and caches, which handles thousands of small
+objects at once, that is much work, and it finds next to nothing: what is dropped is freed at once by the counts of
+references.
 """
 
 from __future__ import annotations
