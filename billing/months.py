@@ -67,6 +67,11 @@ def least_id(instant: int) -> UUID:
     return UUID(int=instant // 1000 << _MILLISECONDS)
 
 
+def made_at(identity: UUID) -> int:
+    """When a UUIDv7 was made, in microseconds since the Unix epoch."""
+    return (identity.int >> _MILLISECONDS) * 1000
+
+
 def _start(month: Month) -> UUID:
     """The least id of a month."""
     return least_id(to_instant(datetime(*month, 1, tzinfo=UTC)))

@@ -1,6 +1,7 @@
-"""What is forgotten once nothing asks for it any more: holds that ended without usage, and which budgets counted what.
+"""What is forgotten once nothing asks for it any more: holds that ended without usage, which budgets counted what, and
+windows of budgets.
 
-Neither is part of the books: what was used stays in its event, in ledger and rollups for ever, and both sums that the
+None of it is part of the books: what was used stays in its event, in ledger and rollups for ever, and all sums that the
 audit makes of what is forgotten stay right. Nothing of a period is forgotten that is not closed: until then, usage may
 still be on its way. Each function forgets one batch, of all tenants, and returns how many rows; a full batch
 (`BATCH`) says that there is more. Several workers take different rows. All raise DatabaseUnavailable.
@@ -11,18 +12,20 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from uuid import UUID
 
-from sqlalchemy import bindparam, delete, func, select, update
+from sqlalchemy import bindparam, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.holds.records import split
-from billing.months import least_id
+from billing.months import least_id, made_at
 from billing.tables.budgets import budget_charge, budget_window
 from billing.tables.money import balance, ended_hold, usage_fact
 from billing.tables.periods import billing_period
+from billing.usage import period_bounds, period_of
 from storage.bulk import one_of
 from storage.database import Database
 
 BATCH = 1000
+_DAY = 86_400_000_000
 
 
 async def forget_holds(database: Database, keep_s: int) -> int:
@@ -53,28 +56,49 @@ async def forget_holds(database: Database, keep_s: int) -> int:
 async def forget_charges(database: Database, keep_s: int) -> int:
     """Forget in which budgets requests of so many seconds ago were counted; the windows keep what they cost in all.
 
-    An adjustment of such a request moves no budget any more.
+    An adjustment of such a request moves no budget any more. What was counted without an event stays, for the audit to
+    name.
     """
     async with database.transaction() as session:
         before = await _before(database, session, keep_s)
         of = budget_charge.c
-        old = select(of.request_id, of.budgets).where(of.request_id < least_id(before)).order_by(of.request_id)
-        rows = (await session.execute(database.locked(old.limit(BATCH), skip=True))).all()
+        counted = budget_charge.join(usage_fact, usage_fact.c.id == of.request_id)
+        old = select(of.request_id, of.budgets, usage_fact.c.cost_pico).select_from(counted)
+        oldest = old.where(of.request_id < least_id(before)).order_by(of.request_id).limit(BATCH)
+        rows = (await session.execute(database.locked(oldest, budget_charge, skip=True))).all()
         if not rows:
             return 0
-        wanted = one_of(database, usage_fact.c.id, [row.request_id for row in rows])
-        found = await session.execute(select(usage_fact.c.id, usage_fact.c.cost_pico).where(wanted))
-        costs = {identity: int(cost) for identity, cost in found}
         spent: dict[UUID, int] = defaultdict(int)
         for row in rows:
             for window in split(row.budgets):
-                spent[window] += costs.get(row.request_id, 0)
-        ids = [row.request_id for row in rows if row.request_id in costs]  # one without an event is the audit's to name
+                spent[window] += int(row.cost_pico)
+        ids = [row.request_id for row in rows]
         await session.execute(delete(budget_charge).where(one_of(database, of.request_id, ids)))
         more = update(budget_window).where(budget_window.c.id == bindparam("window"))
         for window in sorted(spent):
             values = {"window": window, "pico": spent[window]}
             await session.execute(more.values(forgotten=budget_window.c.forgotten + bindparam("pico")), values)
+    return len(ids)
+
+
+async def forget_windows(database: Database, keep_s: int) -> int:
+    """Forget months and days of budgets that ended so many seconds ago; a total is for ever.
+
+    One stays while anything can still move it or asks for it: a hold, open or ended without usage that may come late,
+    or a request that is known to have been counted in it.
+    """
+    async with database.transaction() as session:
+        before = await _before(database, session, keep_s)
+        first = select(ended_hold.c.request_id).order_by(ended_hold.c.request_id)  # all tenants, here and below
+        earliest = await session.scalar(first.limit(1))
+        if earliest is not None:
+            before = min(before, made_at(earliest))
+        of = budget_window.c
+        ended = {"day": before - _DAY, "month": period_bounds(period_of(before))[0] - 1}
+        over = or_(*((of.span == span) & (of.starts_at <= latest) for span, latest in ended.items()))
+        old = select(of.id).where(over, of.held == 0, of.spent == of.forgotten).order_by(of.id).limit(BATCH)
+        ids = list(await session.scalars(database.locked(old, skip=True)))
+        await session.execute(delete(budget_window).where(one_of(database, of.id, ids)))
     return len(ids)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 import asyncpg  # type: ignore[import-untyped]
 import sqlalchemy.exc
-from sqlalchemy import URL, ColumnElement, Select, event, literal_column, make_url, select
+from sqlalchemy import URL, ColumnElement, Select, Table, event, literal_column, make_url, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
@@ -218,9 +218,10 @@ class Database:
         """An INSERT that understands `on_conflict_do_nothing` and `on_conflict_do_update`."""
         return postgresql.insert(table) if self.dialect == "postgresql" else sqlite.insert(table)
 
-    def locked(self, query: Select[Any], *, skip: bool = False) -> Select[Any]:
-        """The query, locking its rows in its order; `skip` leaves out what others have locked.
+    def locked(self, query: Select[Any], of: Table | None = None, *, skip: bool = False) -> Select[Any]:
+        """The query, locking its rows (those of one of its tables: `of`) in its order; `skip` leaves out what others
+        have locked.
 
         On SQLite the transaction holds the only write lock already.
         """
-        return query.with_for_update(skip_locked=skip) if self.dialect == "postgresql" else query
+        return query.with_for_update(of=of, skip_locked=skip) if self.dialect == "postgresql" else query

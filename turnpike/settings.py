@@ -211,7 +211,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     budget_keep_days: Annotated[
         int,
         _about(
-            "days after which it is forgotten which budgets counted a request; what they spent stays",
+            "days after which it is forgotten which budgets counted a request, and what they spent in a month or day",
             SERVE,
             WORKER,
             at_least=62,

@@ -12,7 +12,7 @@ from billing import months
 from billing.exports.jobs import ExportJobs
 from billing.exports.journal import parse_account_codes
 from billing.periods import Periods
-from billing.retention import BATCH, forget_charges, forget_holds
+from billing.retention import BATCH, forget_charges, forget_holds, forget_windows
 from billing.webhooks.dispatch import FORGOTTEN
 from turnpike import exporting, webhooks
 from turnpike.data_folder import read_secrets
@@ -77,9 +77,10 @@ def jobs(office: Office, settings: Settings) -> list[Job]:
         removed = await dispatcher.remove_old(settings.webhook_keep_days * _DAY_S)
         holds = await forget_holds(office.database, settings.hold_keep_days * _DAY_S)
         charges = await forget_charges(office.database, settings.budget_keep_days * _DAY_S)
-        if removed or holds or charges:
-            logger.info("old rows are forgotten", webhooks=removed, holds=holds, charges=charges)
-        return removed >= FORGOTTEN or max(holds, charges) >= BATCH
+        windows = await forget_windows(office.database, settings.budget_keep_days * _DAY_S)
+        if removed or holds or charges or windows:
+            logger.info("old rows are forgotten", webhooks=removed, holds=holds, charges=charges, windows=windows)
+        return removed >= FORGOTTEN or max(holds, charges, windows) >= BATCH
 
     return [
         Job("sweep", 30.0, sweep),

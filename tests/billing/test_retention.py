@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from sqlalchemy import func, insert, literal, select, update
 
@@ -12,7 +13,7 @@ from billing.budgets.setting import Budgets
 from billing.holds.reserving import Holds
 from billing.periods import Periods
 from billing.prices import PriceBook
-from billing.retention import forget_charges, forget_holds
+from billing.retention import forget_charges, forget_holds, forget_windows
 from billing.settlement import settle
 from billing.tables.budgets import budget_charge, budget_window
 from billing.tables.money import balance, ended_hold, outbox
@@ -84,6 +85,61 @@ async def test_holds_and_charges_are_forgotten_once_their_period_is_closed(
     async with database.transaction() as session:
         await session.execute(update(budget_window).values(forgotten=budget_window.c.forgotten + 1))
     assert {finding.what for finding in await check(database)} == {"a budget is not the sum of its requests"}
+
+
+async def test_charges_without_an_event_keep_no_others_from_being_forgotten(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "BATCH", 2)
+    tenant, budgets, holds = await Tenant.rich(database, 10**10), Budgets(database), Holds(database)
+    await budgets.set(tenant.id, "tenant", "", "month", limit_pico=10**9, currency="USD")
+    lost = [{"request_id": new_id(), "tenant_id": tenant.id, "budgets": ""} for _ in range(3)]
+    async with database.transaction() as session:
+        await session.execute(insert(budget_charge), lost)
+    admitted = [await holds.reserve(tenant.request(10**7)) for _ in range(3)]
+    await settle(database, PriceBook(database), [tenant.event(hold, COST) for hold in admitted])
+    now = await database.now()
+    database.clock = literal(now + 500 * DAY_S * 1_000_000, Count())
+    await Periods(database).close(period_of(now))
+    assert [await forget_charges(database, 400 * DAY_S) for _ in range(3)] == [2, 1, 0]
+    assert {finding.subject for finding in await check(database)} == {one["request_id"] for one in lost}
+
+
+async def test_windows_are_forgotten_once_nothing_can_move_them(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "BATCH", 2)
+    tenant, budgets, holds = await Tenant.rich(database, 10**10), Budgets(database), Holds(database)
+    for span in ("total", "month", "day"):
+        await budgets.set(tenant.id, "tenant", "", span, limit_pico=10**9, currency="USD")
+        await budgets.set(tenant.id, "tag", "a", span, limit_pico=10**9, currency="USD")
+    request = msgspec.structs.replace(tenant.request(10**7), tag="a")
+    used, late = await holds.reserve(request), await holds.reserve(tenant.request(10**7))
+    await settle(database, PriceBook(database), [tenant.event(used, COST)])
+
+    async def forget(days: int) -> list[int]:
+        return [await forget_windows(database, days * DAY_S) for _ in range(3)]
+
+    now = await database.now()
+    await holds.sweep(late.expires_at)
+    database.clock = literal(now + 500 * DAY_S * 1_000_000, Count())
+    assert await forget(90) == [0, 0, 0]  # the period is open
+    await Periods(database).close(period_of(now))
+    assert await forget(90) == [0, 0, 0]  # what was used was counted in them, and what is late may come
+    await forget_charges(database, 400 * DAY_S)
+    assert await forget(90) == [0, 0, 0]
+    await forget_holds(database, 400 * DAY_S)
+    assert await forget(600) == [0, 0, 0]
+    before = {(w.scope, w.span): w.spent for w in await budgets.list(tenant.id) if w.span == "total"}
+    assert await forget(400) == [2, 2, 0]
+    async with database.reading() as session:
+        assert set(await session.scalars(select(budget_window.c.span))) == {"total"}
+    assert await check(database) == []
+    assert before == {(w.scope, w.span): w.spent for w in await budgets.list(tenant.id) if w.span == "total"}
+    new = await holds.reserve(msgspec.structs.replace(request, request_id=new_id()))
+    await settle(database, PriceBook(database), [tenant.event(new, COST)])
+    assert await _count(database, budget_window) == [6]
+    assert await check(database) == []
 
 
 async def test_told_messages_are_forgotten_with_their_deliveries_and_untold_ones_are_not(
