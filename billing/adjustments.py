@@ -15,17 +15,17 @@ import msgspec
 from sqlalchemy import select
 
 from billing import months, traits
-from billing.balances import IdReused
 from billing.budgets.use import BudgetUse, use_budgets
 from billing.chain import batches
 from billing.event_columns import EventColumns, as_bytes
 from billing.event_rows import EventRows
+from billing.identities import IdReused, check_free
 from billing.ledger import Transaction
 from billing.open_books import opened
 from billing.periods import book_late
 from billing.prices import PriceBook
 from billing.rollups import roll_up
-from billing.tables.money import ledger_txn, usage_event
+from billing.tables.money import usage_event
 from billing.usage import METERS, Counts, InvalidUsage, SignedUsage, UsageEvent
 from billing.wallet import Cost, Wallet
 from storage.base import new_id
@@ -129,14 +129,11 @@ async def _made(database: Database, event: UsageEvent) -> UsageEvent | None:
     # all tenants: an id is one for all of them
     async with database.reading() as session:
         row = (await session.execute(select(usage_event).where(usage_event.c.id == event.id))).one_or_none()
-        posted = await session.scalar(select(ledger_txn.c.id).where(ledger_txn.c.id == event.id))
-    if row is None and posted is None:
-        return None
-    wanted = event.usage.meters()
-    same = row is not None and (row.tenant_id, row.corrects) == (event.tenant_id, event.corrects)
-    if row is None or not same or any(row._mapping[meter] != units for meter, units in wanted.items()):
-        raise IdReused(event.id, f"this adjustment of {event.corrects}")
-    return msgspec.structs.replace(event, period=row.period, finished_at=row.finished_at)
+    mine = row is not None and (row.tenant_id, row.corrects) == (event.tenant_id, event.corrects)
+    if row is not None and mine and all(row._mapping[name] == units for name, units in event.usage.meters().items()):
+        return msgspec.structs.replace(event, period=row.period, finished_at=row.finished_at)
+    await check_free(database, event.id, f"this adjustment of {event.corrects}")
+    return None
 
 
 def _usage(units: Mapping[str, int]) -> SignedUsage:

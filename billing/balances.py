@@ -13,6 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.books import Books, Grant
+from billing.identities import check_free
 from billing.ledger import Balance, Kind, Transaction
 from billing.money import MAX_PICO, InvalidMoney, check_currency, format_pico
 from billing.open_books import opened, opened_in
@@ -48,16 +49,6 @@ class RefundRefused(ValueError):
     def __init__(self, refundable_pico: int, currency: str) -> None:
         super().__init__(f"only {format_pico(refundable_pico)} {currency} are paid, unused and not reserved")
         self.refundable_pico = refundable_pico
-
-
-class IdReused(ValueError):
-    """The id belongs to something else already: another amount, another tenant, another kind of movement."""
-
-    def __init__(self, identity: UUID, what: str) -> None:
-        super().__init__(
-            f"the id {identity} was used before, and not for {what}: repeat that as it was, or choose another"
-        )
-        self.identity = identity
 
 
 class Balances:
@@ -136,13 +127,10 @@ class Balances:
         async with self._database.reading() as session:
             # all tenants: an id is one for all of them
             row = (await session.execute(select(grant).where(grant.c.id == made.id))).one_or_none()
-            posted = await session.scalar(select(ledger_txn.c.id).where(ledger_txn.c.id == made.id))
         if row is not None and all(getattr(row, name) == getattr(made, name) for name in same):
             return True
-        if row is not None or posted is not None:
-            raise IdReused(
-                made.id, f"{format_pico(made.amount_pico)} {made.currency} of kind {made.kind} for this tenant"
-            )
+        what = f"{format_pico(made.amount_pico)} {made.currency} of kind {made.kind} for this tenant"
+        await check_free(self._database, made.id, what)
         return False
 
     async def refund(
@@ -164,6 +152,8 @@ class Balances:
         if not 0 < amount_pico <= MAX_PICO:
             raise InvalidMoney(f"a refund of {amount_pico} pico-units")
         identity = refund_id or new_id()
+        if refund_id is not None and await self._was_refunded(identity, tenant_id, amount_pico, currency):
+            return identity
         async with opened(self._database) as books:
             found = (await books.lock([tenant_id])).get(tenant_id)
             if found is None:
@@ -178,19 +168,21 @@ class Balances:
                 if not dry_run:
                     await _post(books, wallet, Transaction(identity, tenant_id, currency, "refund", "",
                                                            wallet.refund(amount_pico), reason))  # fmt: skip
-        if known:
-            await self._check_refunded(identity, tenant_id, amount_pico, currency)
+        if known:  # since a moment ago
+            await self._was_refunded(identity, tenant_id, amount_pico, currency)
         return identity
 
-    async def _check_refunded(self, identity: UUID, tenant_id: UUID, amount_pico: int, currency: str) -> None:
-        """Raises IdReused unless what is posted under this id is such a refund."""
+    async def _was_refunded(self, identity: UUID, tenant_id: UUID, amount_pico: int, currency: str) -> bool:
+        """Whether this very refund is there. Raises IdReused if another thing is under its id."""
         txn, entry = ledger_txn.c, ledger_entry.c
-        mine = (txn.id == identity, txn.tenant_id == tenant_id, txn.kind == "refund")
+        mine = (txn.id == identity, txn.tenant_id == tenant_id, txn.kind == "refund", entry.currency == currency)
         query = select(entry.amount_pico).join_from(ledger_txn, ledger_entry, entry.txn_id == txn.id).where(*mine)
         async with self._database.reading() as session:
-            amounts = await session.scalars(query)
-            if sum(int(amount) for amount in amounts) != amount_pico:
-                raise IdReused(identity, f"a refund of {format_pico(amount_pico)} {currency} to this tenant")
+            amounts = (await session.scalars(query)).all()
+        if amounts and sum(int(amount) for amount in amounts) == amount_pico:
+            return True
+        await check_free(self._database, identity, f"a refund of {format_pico(amount_pico)} {currency} to this tenant")
+        return False
 
     async def set_credit_line(self, tenant_id: UUID, pico: int, currency: str) -> Balance:
         """Let the tenant use up to so much before it is paid; 0 for a prepaid tenant. What is used beyond a lower line

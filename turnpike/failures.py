@@ -10,10 +10,11 @@ class CommandError(Exception):
 def known() -> tuple[type[Exception], ...]:
     """Every such failure of every room. Imports the rooms, so it is called when something has failed."""
     from billing.adjustments import InvalidAdjustment, UnknownEvent  # noqa: PLC0415
-    from billing.balances import CurrencyMismatch, IdReused, InvalidGrant, RefundRefused  # noqa: PLC0415
+    from billing.balances import CurrencyMismatch, InvalidGrant, RefundRefused  # noqa: PLC0415
     from billing.budgets.setting import InvalidBudget, UnknownBudget  # noqa: PLC0415
     from billing.epochs import EpochAlive, UnknownEpoch  # noqa: PLC0415
     from billing.exports.datasets import InvalidExport  # noqa: PLC0415
+    from billing.identities import IdReused  # noqa: PLC0415
     from billing.invoices.failures import InvoiceRefused  # noqa: PLC0415
     from billing.invoices.parties import InvalidParty  # noqa: PLC0415
     from billing.invoices.pdf import NotPrintable  # noqa: PLC0415

@@ -10,8 +10,9 @@ from sqlalchemy import literal, select
 
 from billing.adjustments import InvalidAdjustment, UnknownEvent, adjust
 from billing.audit.checks import check
-from billing.balances import Balances, CurrencyMismatch, IdReused, InvalidGrant, RefundRefused
+from billing.balances import Balances, CurrencyMismatch, InvalidGrant, RefundRefused
 from billing.holds.reserving import Holds
+from billing.identities import IdReused
 from billing.money import InvalidMoney
 from billing.periods import Periods
 from billing.prices import PriceBook
@@ -19,7 +20,7 @@ from billing.rating.usage_lines import usage_lines
 from billing.settlement import settle
 from billing.statements import by_day, statement
 from billing.tables.money import ledger_entry, usage_event
-from billing.usage import InvalidUsage, UsageEvent, period_bounds
+from billing.usage import InvalidUsage, Release, UsageEvent, period_bounds
 from storage.base import Count, new_id
 from storage.database import Database
 from tests.billing.money import Tenant
@@ -199,7 +200,13 @@ async def test_an_id_stands_for_one_movement_of_money(database: Database) -> Non
     await balances.grant(tenant.id, COST, "USD", kind="promo", grant_id=grant, expires_at=soon)
     assert (await correct(tenant, event.id, correction, output=-1)).finished_at == made.finished_at
     theirs = await use(database, other)
+    running, rejected = [(await Holds(database).reserve(tenant.request(COST))).request_id for _ in range(2)]
+    await settle(database, book, [Release(rejected, "rejected")])
     attempts = [
+        *(balances.grant(tenant.id, COST, "USD", grant_id=one) for one in (event.id, correction, running, rejected)),
+        *(balances.refund(tenant.id, COST, "USD", refund_id=one) for one in (theirs.id, correction, running, rejected)),
+        *(correct(tenant, event.id, one, output=-1) for one in (event.id, refund, running, rejected)),
+        balances.refund(tenant.id, COST, "EUR", refund_id=refund),
         balances.grant(tenant.id, COST + 1, "USD", kind="promo", grant_id=grant, expires_at=soon),
         balances.grant(tenant.id, COST, "USD", grant_id=grant, expires_at=soon),
         balances.grant(other.id, COST, "USD", kind="promo", grant_id=grant, expires_at=soon),
