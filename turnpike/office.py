@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -38,6 +41,15 @@ class Office(msgspec.Struct, frozen=True):
     holds: Holds
 
 
+def system_user() -> str:
+    """As whom this process runs: USER@HOST."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
 def open_bus(settings: Settings) -> Bus:
     """Redis where one was set, else the twin inside this process. Raises InvalidRedisUrl."""
     return RedisBus(settings.redis_url) if settings.redis_url else LocalBus()
@@ -67,7 +79,7 @@ async def opened(settings: Settings) -> AsyncIterator[Office]:
             bus=bus,
             tenancy=tenancy,
             prices=prices,
-            sheets=PriceSheets(database, settings.price_approvals),
+            sheets=PriceSheets(database, settings.price_approvals, via=system_user()),
             books=PriceBooks(database),
             contracts=Contracts(database, prices),
             balances=Balances(database),

@@ -31,11 +31,13 @@ _TICK = 1000  # SQLite's clock, in microseconds
 
 
 class PriceSheets:
-    """Writing prices. `approvals`: how many people it takes, the author being the first."""
+    """Writing prices. `approvals`: how many people it takes, the author being the first. `via`: how it is known who
+    somebody is, for the log to keep beside their name."""
 
-    def __init__(self, database: Database, approvals: int = 1) -> None:
+    def __init__(self, database: Database, approvals: int = 1, via: str = "") -> None:
         self._database = database
         self._approvals = approvals
+        self._via = via
 
     async def draft(self, proposal: Proposal, by: str, reason: str = "", force: str | None = None) -> Sheet:
         """Check and keep a proposal, for somebody else to approve. `force`: why unusual prices are meant.
@@ -186,7 +188,7 @@ class PriceSheets:
         before = await _in_force(session, row.book, row.model, starts, without=sheet)
         of_before = select(price_sheet.c.sha256).where(price_sheet.c.id == (before.sheet if before else 0))
         digest_before = (await session.execute(of_before)).scalar_one_or_none() or ""
-        values = {"sheet": sheet, "action": action, "actor": by, "reason": reason, "at": at}
+        values = {"sheet": sheet, "action": action, "actor": by, "via": self._via, "reason": reason, "at": at}
         hashes = {"before_sha256": digest_before, "after_sha256": digest_before if action == "withdraw" else row.sha256}
         await session.execute(insert(price_change).values(**values, **hashes))
 

@@ -37,7 +37,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """An entry of the log: who did what when, and the hashes of the prices before and after."""
+    """An entry of the log: who did what when, how that was known, and the hashes of the prices before and after."""
 
     id: int
     sheet: int
@@ -47,6 +47,7 @@ class Change(msgspec.Struct, frozen=True):
     at: int
     before_sha256: str
     after_sha256: str
+    via: str
 
 
 class Sheet(msgspec.Struct, frozen=True):

@@ -122,11 +122,13 @@ price_change = Table(
     Column("at", Count, nullable=False),
     Column("before_sha256", Text, nullable=False),
     Column("after_sha256", Text, nullable=False),
+    Column("via", Text, nullable=False, server_default=text("''")),
     CheckConstraint("action IN ('draft', 'approve', 'set', 'withdraw')", name="action"),
     UniqueConstraint("sheet", "action"),
     **STRICT,
 )
-"""Who did what to a sheet, when and why; the hashes of the prices that it changes from and to."""
+"""Who did what to a sheet, when and why, and how it is known that they did (`via`: the operating system's user of a
+command, or a key); the hashes of the prices that it changes from and to."""
 
 price_resolution = Table(
     "price_resolution",

@@ -98,6 +98,7 @@ class ChangeObject(Struct, frozen=True):
 
     action: str
     actor: str
+    via: str
     reason: str
     at: str
     before_sha256: str
@@ -162,7 +163,7 @@ _NEW, _DECISION = msgspec.json.Decoder(NewSheet), msgspec.json.Decoder(Decision)
 def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # six routes
     """The routes, for one worker."""
     prices, database = gateway.services.prices, gateway.services.database
-    sheets, books = PriceSheets(database), PriceBooks(database)
+    sheets, books = PriceSheets(database, via="operator key"), PriceBooks(database)
     only = {OPERATORS: True}
 
     async def one(number: int) -> SheetWithEffect:
@@ -328,7 +329,7 @@ def _sheet(sheet: Sheet, shape: type[Shape], **more: Any) -> Shape:
         sha256=sheet.sha256,
         prices=_cells(sheet.rows),
         changes=[
-            ChangeObject(c.action, c.actor, c.reason, format_instant(c.at), c.before_sha256, c.after_sha256)
+            ChangeObject(c.action, c.actor, c.via, c.reason, format_instant(c.at), c.before_sha256, c.after_sha256)
             for c in sheet.changes
         ],
         **more,

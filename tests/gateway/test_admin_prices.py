@@ -61,6 +61,7 @@ async def test_one_operator_proposes_and_another_activates(stack: Stack) -> None
     assert (await stack.http.get("/v1/prices", headers={"x-api-key": stack.key})).json()["data"][0]["version"] == 1
     active = await bob.post(f"{at}/activate", {"reason": "as agreed"})
     assert active["state"] == "active"
+    assert {c["via"] for c in active["changes"]} == {"operator key"}
     assert [(c["action"], c["actor"], c["reason"]) for c in active["changes"]] == [
         ("draft", "Ann", "contract 7"), ("approve", "bob", "as agreed"),
     ]  # fmt: skip

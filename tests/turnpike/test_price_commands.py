@@ -11,6 +11,7 @@ import pytest
 
 from tests.billing.test_litellm import FILE
 from turnpike import cli, logs
+from turnpike.office import system_user
 
 Run = Callable[..., tuple[int, str]]
 
@@ -67,6 +68,9 @@ def test_two_people(run: Run) -> None:
     assert "0.40" in run("prices diff 1")[1]
     status, out = run("prices approve 1 --by bob")
     assert (status, "active" in out) == (0, True)
+    shown = run("prices show 1")[1]
+    assert f"draft by ann ({system_user()})" in shown  # two names, one user: the log says so
+    assert f"approve by bob ({system_user()})" in shown
     run(f"prices draft qwen {PLAIN} --by ann --at 2999-01-01")
     assert "scheduled, from 2999-01-01T00:00:00Z" in run("prices approve 2 --by bob")[1]
     assert "withdrawn" in run("prices withdraw 2 --by ann")[1]

@@ -149,5 +149,10 @@ def _when(parser: argparse.ArgumentParser) -> None:
 
 
 def _who(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--by", metavar="WHO", help="who does this; default: USER@HOST")
+    parser.add_argument(
+        "--by",
+        metavar="WHO",
+        help="who does this; default: USER@HOST. Nothing proves it here: it is kept beside the USER@HOST that ran the "
+        "command. Operators with keys of their own prove who they are at /admin/v1/prices",
+    )
     parser.add_argument("--reason", default="", help="why; kept in the log")

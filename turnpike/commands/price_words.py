@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import getpass
-import os
 import re
-import socket
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +19,7 @@ from billing.usage import CLASSES
 from turnpike.commands.price_arguments import METER_WORDS
 from turnpike.commands.running import CURRENCY, table
 from turnpike.failures import CommandError
+from turnpike.office import system_user
 
 _CELL = re.compile(r"([a-z0-9_-]+)(?:@([a-z]+))?(?::(\d{1,12}))?", re.ASCII)
 
@@ -112,14 +110,8 @@ def instant(arguments: argparse.Namespace, name: str) -> int | None:
 
 
 def actor(arguments: argparse.Namespace) -> str:
-    """Who runs this command."""
-    if arguments.by is not None:
-        return str(arguments.by)
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
-        user = f"uid {os.getuid()}"
-    return f"{user}@{socket.gethostname()}"
+    """Who says that they run this command."""
+    return system_user() if arguments.by is None else str(arguments.by)
 
 
 def price_table(rows: Rows, currency: str) -> None:

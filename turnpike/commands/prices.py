@@ -107,7 +107,8 @@ def show_prices(settings: Settings, arguments: argparse.Namespace) -> int:
         for change in sheet.changes:
             why = f": {change.reason}" if change.reason else ""
             hashes = f"{change.before_sha256[:12] or 'nothing'} → {change.after_sha256[:12] or 'nothing'}"
-            print(f"{format_instant(change.at)}  {change.action} by {change.actor}{why} ({hashes})")
+            via = f" ({change.via})" if change.via not in ("", change.actor) else ""
+            print(f"{format_instant(change.at)}  {change.action} by {change.actor}{via}{why} ({hashes})")
         return 0
 
     return with_office(settings, work)
@@ -339,6 +340,7 @@ def _sheet_as_json(sheet: Sheet) -> dict[str, object]:
         {
             "action": change.action,
             "actor": change.actor,
+            "via": change.via,
             "reason": change.reason,
             "at": format_instant(change.at),
             "before_sha256": change.before_sha256,
