@@ -100,10 +100,7 @@ class KvMemory:
         by_row, by_head = self.data.view(-1, dim), self.data.view(-1, BLOCK_TOKENS * dim)
         # Views that begin at a layer's part of the first block: the same index then serves every layer.
         self.rows = [by_row[layer * per_layer * heads * BLOCK_TOKENS :] for layer in range(layers)]
-        self.keys = [by_head[layer * per_layer * heads :] for layer in range(layers)]
-        # A latent's keys hold its values: those are the first elements of the same vectors.
-        self.values = [by_head[(layer * per_layer + per_layer - 1) * heads :] for layer in range(layers)]
-
+        self.heads = [by_head[layer * per_layer * heads :] for layer in range(layers)]
         self._scratch: dict[str, torch.Tensor] = {}
 
     def scratch(self, name: str, elements: int, like: torch.Tensor | None = None) -> torch.Tensor:
@@ -123,13 +120,14 @@ class KvMemory:
         if self._scaled:
             values, scales = fp8.encode(vectors)
             vectors = torch.cat([values.view(torch.uint8), scales.view(torch.uint8)], -1)
-        self.rows[layer][rows] = vectors
+        self.rows[layer].index_copy_(0, rows, vectors)
 
-    def gather(self, source: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """[rows, 64 · head dim] of `keys` or `values` as they are computed with.
+    def gather(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
+        """[rows, 64 · head dim] of the layer's `heads`, as they are computed with.
 
         In scratch memory that the next call overwrites.
         """
+        source = self.heads[layer]
         stored = self.scratch("stored", len(rows) * source.shape[1], source).view(len(rows), source.shape[1])
         torch.index_select(source, 0, rows, out=stored)
         if not self._scaled:

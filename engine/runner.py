@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine.kv_memory import KvMemory
-from engine.layers.attention_plan import PREFILL_TILE, AttentionPlan, Chunk, plan_attention
+from engine.layers.attention_plan import PREFILL_TILE, AttentionPlan
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
 from engine.protocol import TokenLogprob
 from engine.sampling.logprobs import logprobs_of
 from engine.sampling.sampler import sample
 from engine.scheduling.work import Work
+from engine.step_plans import StepPlans, columns
 from engine.threads import Threads
 from prompt_cache.block_groups import ABSENT, Block
 
@@ -27,7 +30,7 @@ class NotFinite(Exception):
     """The model computed NaN or infinity for this request."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Outcome:
     """What became of one work: the sampled token if it samples, or why it failed.
 
@@ -61,6 +64,7 @@ class Runner:
         self.tiling = tiling
         self.threads = Threads(torch.get_num_threads(), torch.get_num_threads())
         self.prefill_tile = PREFILL_TILE
+        self._step_plans = StepPlans(model.config.heads, [memory.group for memory in memories], device)
         self.on_logits: Callable[[Sequence[Work], torch.Tensor], None] | None = None
 
     def clear(self, blocks: Sequence[Block]) -> None:
@@ -99,17 +103,8 @@ class Runner:
 
     def plans(self, chunks: Sequence[tuple[int, int, Sequence[Block]]], decodes: int) -> list[AttentionPlan]:
         """One attention plan for each layer group, for chunks (start, count, table); see `plan_attention`."""
-        return [
-            plan_attention(
-                [Chunk(start, count, [block[group] for block in table]) for start, count, table in chunks],
-                decodes,
-                self.model.config.heads,
-                group=memory.group,
-                device=self.device,
-                tile=self.prefill_tile,
-            )
-            for group, memory in enumerate(self.memories)
-        ]
+        tables = [(start, count, columns(table)) for start, count, table in chunks]
+        return self._step_plans.plan(tables, decodes, self.prefill_tile)
 
     def run(self, works: Sequence[Work]) -> list[Outcome]:
         """Compute these works, those of one token first; raises what the model raises.
@@ -123,43 +118,41 @@ class Runner:
         tokens: list[int] = []
         positions: list[int] = []
         last = []
+        decodes = 0
         for work in works:
-            tokens += work.request.tokens[work.start : work.start + work.count]
-            positions += range(work.start, work.start + work.count)
+            start, count = work.start, work.count
+            decodes += count == 1
+            tokens += work.request.tokens[start : start + count]
+            positions += range(start, start + count)
             last.append(len(tokens) - 1)
-        padding = self.tiling.padding(len(tokens))
+        padding = [0] * self.tiling.padding(len(tokens))
         if self.device.type == "cpu":
             self.threads.use(len(tokens))
-        plans = self.plans(
-            [(work.start, work.count, work.request.table) for work in works], sum(work.count == 1 for work in works)
-        )
-        hidden = self.model(
-            torch.tensor(tokens + [0] * padding, device=self.device),
-            torch.tensor(positions + [0] * padding, device=self.device),
-            plans,
-            self.memories,
-        )
-        finite = hidden.isfinite().all(-1)
-        sound = [True] * len(works) if bool(finite.all()) else self._sound(works, finite.tolist())
-        rows = [row for row, work in zip(last, works, strict=True) if work.samples]
-        sampled = iter(self._sample([work for work in works if work.samples], hidden, rows) if rows else [])
+        plans = self._step_plans.of(works, decodes, self.prefill_tile)
+        rows = torch.from_numpy(np.array([tokens + padding, positions + padding])).to(self.device)
+        hidden = self.model(rows[0], rows[1], plans, self.memories)
+        # What is not finite makes the sum so as well; then it is worth the while to look where it is.
+        sound = [True] * len(works) if math.isfinite(hidden.sum().item()) else self._sound(works, hidden)
+        sampling = [work for work in works if work.samples]
+        ends = [end for end, work in zip(last, works, strict=True) if work.samples]
+        sampled = iter(self._sample(sampling, hidden, ends) if sampling else [])
         outcomes = []
         for work, good, end in zip(works, sound, last, strict=True):
             token, logprob = next(sampled) if work.samples else (None, None)
             if not good:
                 outcomes.append(Outcome(error=NotFinite("the model computed NaN or infinity")))
                 continue
-            outcomes.append(Outcome(token, logprob=logprob, scored=self._score(work, hidden, end - work.count + 1)))
+            outcomes.append(Outcome(token, None, logprob, self._score(work, hidden, end - work.count + 1)))
         return outcomes
 
     def _score(self, work: Work, hidden: torch.Tensor, first: int) -> tuple[TokenLogprob, ...]:
         """Log probabilities of the prompt tokens after those of this work, a tile of rows at a time."""
         request = work.request
         wanted = request.sampling.prompt_logprobs
+        if wanted is None or request.choice:
+            return ()
         end = min(work.start + work.count, request.prompt - 1)
         start = max(work.start, request.scored)
-        if wanted is None or request.choice or start >= end:
-            return ()
         scored: list[TokenLogprob] = []
         for at in range(start, end, _SCORED_ROWS):
             until = min(at + _SCORED_ROWS, end)
@@ -169,7 +162,8 @@ class Runner:
         request.scored = end
         return tuple(scored)
 
-    def _sound(self, works: Sequence[Work], finite: list[bool]) -> list[bool]:
+    def _sound(self, works: Sequence[Work], hidden: torch.Tensor) -> list[bool]:
+        finite = hidden.isfinite().all(-1).tolist()
         sound, at = [], 0
         for work in works:
             sound.append(all(finite[at : at + work.count]))
@@ -179,8 +173,10 @@ class Runner:
     def _sample(
         self, works: Sequence[Work], hidden: torch.Tensor, rows: list[int]
     ) -> list[tuple[int, TokenLogprob | None]]:
-        taken = rows + [rows[0]] * self.tiling.padding(len(rows))
-        logits = self.model.head(hidden[taken])
+        padding = [rows[0]] * self.tiling.padding(len(rows))
+        if rows[-1] + 1 + len(padding) < hidden.shape[0] or rows[-1] >= len(rows):
+            hidden = hidden.index_select(0, torch.tensor(rows + padding, device=hidden.device))
+        logits = self.model.head(hidden)
         if self.on_logits is not None:
             self.on_logits(works, logits[: len(rows), : self.model.config.vocabulary])
         tokens = sample(logits, [work.request.row for work in works if work.request.row is not None])

@@ -7,17 +7,15 @@ are fp32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from engine.kv_memory import KvMemory
-from engine.layers.attention_plan import SPLIT_TOKENS, AttentionPlan, Level, Tiles, padded_rows
+from engine.layers.attention_plan import SPLIT_TOKENS, AttentionPlan, Tiles, padded_rows
 
 SLAB_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
 """Pairs are computed as many at a time as have their keys and scores in this: on the CPU, what its cache holds."""
-_LEAST = -1e30
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,6 @@ def attend(
     [rows, heads · value dim]; rows beyond the plan's tokens are padding and come out as zeros.
     """
     memory.store(layer, plan.write, entries[: plan.tokens].reshape(-1, memory.group.head_dim))
-    query = query * scoring.scale
     outputs = [_tiles(query, tiles, memory, layer, scoring) for tiles in plan.tiles]
     padding = query.shape[0] - plan.tokens
     if padding:
@@ -57,104 +54,107 @@ def _tiles(query: torch.Tensor, tiles: Tiles, memory: KvMemory, layer: int, scor
     kv_heads = memory.group.kv_heads
     group = heads // kv_heads
     used = tiles.tokens * group
-    rows = padded_rows(used)
-    taken = query[: tiles.count] if tiles.rows is None else query[tiles.rows]
+    taken = query[: tiles.count] if tiles.rows is None else query.index_select(0, tiles.rows)
     # [tiles, KV heads, tokens x query heads of the KV head, head dim], padded to whole row multiples
-    q = query.new_zeros(tiles.count, kv_heads, rows, dim) if rows > used else query.new_empty(0)
-    shaped = taken.view(tiles.count, tiles.tokens, kv_heads, group, dim).transpose(1, 2)
-    if rows > used:
-        q[:, :, :used] = shaped.reshape(tiles.count, kv_heads, used, dim)
-    else:
-        q = shaped.reshape(tiles.count, kv_heads, rows, dim)
-    if tiles.pair_tile is not None:
-        q = q[tiles.pair_tile]
-    output, total, top = _partials(q, tiles, memory, layer, scoring)
+    q = query.new_zeros(tiles.count, kv_heads, padded_rows(used), dim)
+    shape = tiles.count, kv_heads, tiles.tokens, group
+    torch.mul(
+        taken.view(tiles.count, tiles.tokens, kv_heads, group, dim).transpose(1, 2),
+        scoring.scale,
+        out=q[:, :, :used].view(*shape, dim),
+    )
+    output = _joined(q, tiles, memory, layer, scoring)
+    flat = output[:, :, :used].view(*shape, -1).transpose(1, 2).reshape(-1, heads * scoring.value_dim)
+    return flat if tiles.output is None else flat.index_select(0, tiles.output)
+
+
+def _joined(q: torch.Tensor, tiles: Tiles, memory: KvMemory, layer: int, scoring: Scoring) -> torch.Tensor:
+    """[tiles, KV heads, rows, value dim] of queries [tiles, KV heads, rows, head dim]: all splits of each as one."""
+    folding = tiles.folding
+    output, level = _partials(q if folding is None else q.index_select(0, folding.tile), tiles, memory, layer, scoring)
+    if level is None:
+        return output
+    if folding is None:
+        assert scoring.sinks is not None
+        return (output.float() / (_sinks(scoring.sinks, level, q.shape) + 1.0)).to(q.dtype)
+    # Every split of a query is brought to the largest of its levels; then the tree adds them up, weights beside values.
+    # A query's only split weighs exactly 1: it comes out as it does where no tile has more than one.
+    top = level.index_select(0, folding.spread).view(tiles.count, -1, *level.shape[1:]).amax(1)
+    weight = level.sub_(top.index_select(0, folding.tile)).exp_()
+    nodes = torch.cat([output.float().mul_(weight), weight], -1)
+    for fold in folding.levels:
+        nodes.index_add_(0, fold.left, nodes.index_select(0, fold.right))
+    nodes = nodes.index_select(0, folding.final)
+    total = nodes[..., -1:]
     if scoring.sinks is not None:
-        output, total = _with_sinks(output, total, top, scoring.sinks.view(kv_heads, 1, group), used)
-    output = output.div_(total).to(query.dtype)
-    dim = scoring.value_dim
-    result = output[:, :, :used].view(-1, kv_heads, tiles.tokens, group, dim).transpose(1, 2)
-    flat = result.reshape(-1, heads * dim)
-    return flat if tiles.output is None else flat[tiles.output]
+        total = _sinks(scoring.sinks, top, q.shape).add_(total)
+    return (nodes[..., :-1] / total).to(q.dtype)
 
 
-def _with_sinks(
-    output: torch.Tensor, total: torch.Tensor, top: torch.Tensor, sinks: torch.Tensor, used: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Let each head's sink [KV heads, 1, query heads of the KV head] take its share; rows from `used` are padding."""
-    kv_heads, _, group = sinks.shape
-    score = top.new_zeros(1, kv_heads, top.shape[2], 1)
-    score[:, :, :used] = sinks.expand(kv_heads, used // group, group).reshape(1, kv_heads, used, 1)
-    most = torch.maximum(top, score)
-    shrink = top.sub(most).exp_()
-    return output.mul_(shrink), total.mul(shrink).add_(score.sub(most).exp_())
+def _sinks(sinks: torch.Tensor, level: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The weights of the sinks beside those of keys with this level, [tiles, KV heads, rows, 1]."""
+    _, kv_heads, rows, _ = shape
+    # Rows are query heads of the KV head for each token in turn; what is padding gets any.
+    group = len(sinks) // kv_heads
+    heads = sinks.view(kv_heads, group).repeat(1, -(-rows // group))[:, :rows]
+    return heads.view(kv_heads, rows, 1).sub(level).exp_()
 
 
 def _partials(
     q: torch.Tensor, tiles: Tiles, memory: KvMemory, layer: int, scoring: Scoring
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Weighted sums [tiles, KV heads, rows, value dim]; sums of weights and largest scores, [tiles, KV heads, rows, 1].
-
-    All fp32; weights are relative to the largest score.
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """For each pair its queries' outputs, [pairs, KV heads, rows, value dim], and if they are to be joined with others
+    their levels in fp32, [pairs, KV heads, rows, 1]: the logarithm of the sum of what scores are exponents of.
     """
     pairs, kv_heads, rows, dim = q.shape
-    slab = max(1, SLAB_BYTES[q.device.type] // (kv_heads * (rows + dim) * SPLIT_TOKENS * 4))
+    slab = max(1, SLAB_BYTES[q.device.type] // (kv_heads * (rows + tiles.gather.shape[0] * dim) * SPLIT_TOKENS * 4))
+    levels = tiles.folding is not None or scoring.sinks is not None
     if pairs <= slab:
-        parts = [_slab(q, tiles.gather, tiles.masked, memory, layer=layer, scoring=scoring)]
-    else:
-        per_pair = len(tiles.gather) // pairs
-        parts = [
-            _slab(
-                q[at : at + slab],
-                tiles.gather[at * per_pair : (at + slab) * per_pair],
-                tiles.masked[at : at + slab],
-                memory,
-                layer=layer,
-                scoring=scoring,
-            )
-            for at in range(0, pairs, slab)
-        ]
-    output, total, most = parts[0] if len(parts) == 1 else (torch.cat(part) for part in zip(*parts, strict=True))
-    if not tiles.levels:
-        return output, total, most
-    # Every split of a query is brought to the largest of its maxima, then added up by the tree.
-    assert tiles.pair_tile is not None
-    assert tiles.final is not None
-    top = _fold(most, tiles.levels, torch.maximum)[tiles.final]
-    weight = most.sub_(top[tiles.pair_tile]).exp_()
-    output = _fold(output.mul_(weight), tiles.levels, torch.add)
-    total = _fold(total.mul_(weight), tiles.levels, torch.add)
-    return output[tiles.final], total[tiles.final], top
+        return _slab(q, tiles.gather, tiles.mask, memory, layer=layer, scoring=scoring, levels=levels)
+    parts = [
+        _slab(
+            q[at : at + slab],
+            tiles.gather[:, at : at + slab],
+            tiles.mask[at : at + slab],
+            memory,
+            layer=layer,
+            scoring=scoring,
+            levels=levels,
+        )
+        for at in range(0, pairs, slab)
+    ]
+    outputs, most = zip(*parts, strict=True)
+    return torch.cat(outputs), torch.cat(most) if levels else None
 
 
 def _slab(
-    q: torch.Tensor, gather: torch.Tensor, masked: torch.Tensor, memory: KvMemory, *, layer: int, scoring: Scoring
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q: torch.Tensor,
+    gather: torch.Tensor,
+    mask: torch.Tensor,
+    memory: KvMemory,
+    *,
+    layer: int,
+    scoring: Scoring,
+    levels: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     pairs, kv_heads, rows, dim = q.shape
     batch = pairs * kv_heads
-    keys = memory.gather(memory.keys[layer], gather).view(batch, SPLIT_TOKENS, dim)
+    held = memory.gather(layer, gather.reshape(-1)).view(-1, batch, SPLIT_TOKENS, dim)
+    # A latent's keys hold its values: those are the first elements of the same vectors.
+    keys, values = held[0], held[-1]
     scores = memory.scratch("scores", batch * rows * SPLIT_TOKENS).view(batch, rows, SPLIT_TOKENS)
-    torch.bmm(q.reshape(batch, rows, dim), keys.transpose(1, 2), out=scores)
-    scores = scores.float().view(pairs, kv_heads, rows, SPLIT_TOKENS)
+    torch.bmm(q.view(batch, rows, dim), keys.transpose(1, 2), out=scores)
+    scores = scores.float()
     if scoring.soft_cap is not None:
         scores = scores.div_(scoring.soft_cap).tanh_().mul_(scoring.soft_cap)
-    if len(masked):
-        scores[: len(masked)].masked_fill_(masked, -torch.inf)
-    most = scores.amax(-1, keepdim=True).clamp_min_(_LEAST)
-    weights = scores.sub_(most).exp_()
-    total = weights.sum(-1, keepdim=True)
-    if memory.group.kind == "latent":
-        values = keys[..., : scoring.value_dim]
-    else:
-        values = memory.gather(memory.values[layer], gather).view(batch, SPLIT_TOKENS, dim)
-    output = torch.bmm(weights.view(batch, rows, SPLIT_TOKENS).to(q.dtype), values).float()
-    return output.view(pairs, kv_heads, rows, scoring.value_dim), total, most
-
-
-def _fold(nodes: torch.Tensor, levels: tuple[Level, ...], join: Callable[..., torch.Tensor]) -> torch.Tensor:
-    for level in levels:
-        joined = nodes.index_select(0, level.left)
-        pairs = joined[: len(level.right)]
-        join(pairs, nodes.index_select(0, level.right), out=pairs)
-        nodes = joined
-    return nodes
+    if mask.shape[0]:
+        scores.view(pairs, kv_heads, rows, SPLIT_TOKENS)[: mask.shape[0]].add_(mask)
+    most = scores.amax(-1, keepdim=True) if levels else None
+    weights = torch.softmax(scores, -1, out=scores)
+    if most is not None:
+        # The largest weight is that of the largest score: 1 in the sum that all were divided by.
+        most = most.sub_(weights.amax(-1, keepdim=True).log_()).view(pairs, kv_heads, rows, 1)
+    if scoring.value_dim < dim:
+        values = values[..., : scoring.value_dim]
+    output = torch.bmm(weights.to(q.dtype), values)
+    return output.view(pairs, kv_heads, rows, scoring.value_dim), most

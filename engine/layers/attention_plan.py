@@ -13,7 +13,7 @@ Queries come in *tiles*: one token of each decoding request, or `PREFILL_TILE` t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -29,6 +29,8 @@ from prompt_cache.keys import BLOCK_TOKENS
 SPLIT_BLOCKS = 2
 SPLIT_TOKENS = SPLIT_BLOCKS * BLOCK_TOKENS
 PREFILL_TILE = 64
+MASKED = -1e30
+"""Added to the score of a key that a query does not see: its weight is then exactly 0, in a split with no other too."""
 
 Indices: TypeAlias = NDArray[np.int64]
 
@@ -39,15 +41,28 @@ class Chunk:
 
     start: int
     count: int
-    table: Sequence[int]
+    table: Sequence[int] | Indices
 
 
 @dataclass(frozen=True)
 class Level:
-    """One level of folding: node i becomes node left[i], plus right[i] for the first len(right) nodes."""
+    """One level of folding: pair left[i] takes in pair right[i]."""
 
     left: torch.Tensor
     right: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Folding:
+    """How the pairs of each tile become one; pairs with masks come first."""
+
+    tile: torch.Tensor
+    """Tile of each pair."""
+    spread: torch.Tensor
+    """[tiles · most pairs of a tile] the pairs of each tile, the first one again where it has fewer."""
+    levels: tuple[Level, ...]
+    final: torch.Tensor
+    """The pair that has taken in all others of each tile."""
 
 
 @dataclass(frozen=True)
@@ -59,28 +74,51 @@ class Tiles:
     rows: torch.Tensor | None
     output: torch.Tensor | None
     """Index of each real query among all tiles' queries, None where all are real."""
-    pair_tile: torch.Tensor | None
-    """Tile of each pair, None where each tile has one pair, in order."""
     gather: torch.Tensor
-    """[pairs · KV heads · SPLIT_BLOCKS] rows of KvMemory's keys and values."""
-    masked: torch.Tensor
-    """[first pairs, 1, query rows, SPLIT_TOKENS], true where a key comes after the query or before its window.
+    """[parts, pairs, KV heads · SPLIT_BLOCKS] rows of KvMemory's `heads`."""
+    mask: torch.Tensor
+    """fp32 [first pairs, 1, query rows or 1, SPLIT_TOKENS], added to scores: 0, or MASKED where a key comes after the
+    query or before its window. The other pairs need no mask."""
+    folding: Folding | None
+    """None where each tile has one pair, in order."""
 
-    The other pairs need no mask.
+
+@dataclass(frozen=True)
+class Standing:
+    """What a plan of decodes alone is moved on by: for each, the row of `write` that its block begins at.
+
+    Behind it, the pairs that have masks: their tiles and splits.
     """
-    levels: tuple[Level, ...]
-    final: torch.Tensor | None
-    """The node that holds each tile's result, None where node i holds tile i's."""
+
+    write: Indices
+    tile: Indices
+    split: Indices
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
     """Where the step's keys and values are written, and its tiles; decoding tiles take the first batch rows."""
 
+    group: LayerGroup
+    device: torch.device
     write: torch.Tensor
     """[tokens · parts · KV heads] rows of KvMemory's `rows`."""
     tokens: int
     tiles: tuple[Tiles, ...]
+    standing: Standing | None
+    """None where not all are decodes."""
+
+    def moved(self, positions: Indices) -> AttentionPlan:
+        """The plan for the same decodes, whose tokens are at these positions now, in the same blocks as before."""
+        assert self.standing is not None
+        standing, (tiles,) = self.standing, self.tiles
+        write = standing.write + (positions % BLOCK_TOKENS)[:, None]
+        mask = _mask(self.group, positions[standing.tile][:, None], standing.split)
+        return replace(
+            self,
+            write=_tensor(write.reshape(-1), self.device),
+            tiles=(replace(tiles, mask=_tensor(mask, self.device)),),
+        )
 
 
 def padded_rows(rows: int) -> int:
@@ -98,29 +136,33 @@ def plan_attention(
     tile: int = PREFILL_TILE,
 ) -> AttentionPlan:
     """The plan for chunks that lie one after the other in the batch, the first `decodes` of them of one token each."""
-    tables = np.fromiter((block for chunk in chunks for block in chunk.table), np.int64)
+    tables = np.concatenate([np.asarray(chunk.table, np.int64) for chunk in chunks])
     sizes = np.array([len(chunk.table) for chunk in chunks], np.int64)
     offsets = np.cumsum(sizes) - sizes
     starts = np.array([chunk.start for chunk in chunks], np.int64)
     counts = np.array([chunk.count for chunk in chunks], np.int64)
-    # What is absent is masked wherever it is met; the block of the chunk's last token stands in for it.
-    present = tables[offsets + (starts + counts - 1) // BLOCK_TOKENS]
-    tables = np.where(tables == ABSENT, np.repeat(present, sizes), tables)
+    if group.window:
+        # What is absent is masked wherever it is met; the block of the chunk's last token stands in for it.
+        present = tables[offsets + (starts + counts - 1) // BLOCK_TOKENS]
+        tables = np.where(tables == ABSENT, np.repeat(present, sizes), tables)
     layout = _Layout(heads, group, device, tables, sizes, offsets)
     tiles = []
-    if decodes:
-        tiles.append(
-            layout.tiles(1, np.arange(decodes), begin=starts[:decodes], last=starts[:decodes], rows=None, real=None)
-        )
-    if decodes < len(chunks):
-        tiles.append(_prefill_tiles(layout, starts, counts, decodes, tile))
+    standing = None
+    lanes = np.arange(parts(group) * group.kv_heads)
     sequence = np.repeat(np.arange(len(chunks)), counts)
     positions = _ramp(counts) + starts[sequence]
     block = tables[offsets[sequence] + positions // BLOCK_TOKENS]
-    lanes = np.arange(parts(group) * group.kv_heads)
     write = (block[:, None] * (len(group.layers) * len(lanes)) + lanes) * BLOCK_TOKENS
-    write += (positions % BLOCK_TOKENS)[:, None]
-    return AttentionPlan(_tensor(write.reshape(-1), device), int(counts.sum()), tuple(tiles))
+    if decodes:
+        own = starts[:decodes]
+        decoding, tile_of, split = layout.tiles(1, np.arange(decodes), begin=own, last=own, rows=None, real=None)
+        tiles.append(decoding)
+        if decodes == len(chunks):
+            standing = Standing(write, tile_of, split)
+    if decodes < len(chunks):
+        tiles.append(_prefill_tiles(layout, starts, counts, decodes, tile))
+    write = write + (positions % BLOCK_TOKENS)[:, None]
+    return AttentionPlan(group, device, _tensor(write.reshape(-1), device), len(positions), tuple(tiles), standing)
 
 
 def _ramp(counts: Indices) -> Indices:
@@ -129,8 +171,8 @@ def _ramp(counts: Indices) -> Indices:
     return np.arange(ends[-1]) - np.repeat(ends - counts, counts)
 
 
-def _tensor(indices: NDArray[np.int64] | NDArray[np.bool_], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(indices)).to(device)
+def _tensor(values: NDArray[np.int64] | NDArray[np.float32], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
 
 def _prefill_tiles(layout: _Layout, starts: Indices, counts: Indices, decodes: int, tile: int) -> Tiles:
@@ -152,7 +194,17 @@ def _prefill_tiles(layout: _Layout, starts: Indices, counts: Indices, decodes: i
         last=end - 1,
         rows=rows.reshape(-1),
         real=np.flatnonzero(real.reshape(-1)),
-    )
+    )[0]
+
+
+def _mask(group: LayerGroup, query: Indices, split: Indices) -> NDArray[np.float32]:
+    """[pairs, 1, queries, SPLIT_TOKENS] for queries at the positions [pairs, queries] and these splits of keys."""
+    key = split[:, None] * SPLIT_TOKENS + np.arange(SPLIT_TOKENS)
+    distance = query[:, None, :, None] - key[:, None, None, :]
+    hidden = distance < 0
+    if group.window:
+        hidden |= distance >= group.window
+    return hidden * np.float32(MASKED)
 
 
 @dataclass(frozen=True)
@@ -173,77 +225,82 @@ class _Layout:
         last: Indices,
         rows: Indices | None,
         real: Indices | None,
-    ) -> Tiles:
-        """Tiles of the given sequences whose queries stand at positions `begin`..`last`."""
+    ) -> tuple[Tiles, Indices, Indices]:
+        """Tiles of the given sequences whose queries stand at positions `begin`..`last`; tiles and splits of the pairs
+        that have masks. For the splits only blocks count, so that they stay the same while a query is in one.
+        """
         count = len(sequence)
         window = self.group.window
-        first = np.maximum(begin - window + 1, 0) // SPLIT_TOKENS if window else np.zeros_like(begin)
+        first = np.zeros_like(begin)
+        if window:
+            first = np.maximum(begin - begin % BLOCK_TOKENS - window + 1, 0) // SPLIT_TOKENS
         splits = last // SPLIT_TOKENS + 1 - first
         pair_tile = np.repeat(np.arange(count), splits)
         pair_split = _ramp(splits) + first[pair_tile]
         # With one pair for each tile the pairs stay in order; else those that need a mask come first.
         single = len(pair_tile) == count
-        needs_mask = single | ((pair_split + 1) * SPLIT_TOKENS - 1 > begin[pair_tile])
-        if window:
-            needs_mask |= pair_split * SPLIT_TOKENS <= last[pair_tile] - window
-        order = np.argsort(~needs_mask, kind="stable")
-        node = np.empty_like(order)
-        node[order] = np.arange(len(order))
-        levels, final = self._fold(node, first, splits)
-        pair_tile, pair_split = pair_tile[order], pair_split[order]
-        masked = int(needs_mask.sum())
-        return Tiles(
+        masked = count
+        folding = None
+        if not single:
+            needs_mask = (pair_split + 1) * SPLIT_TOKENS > (begin - begin % BLOCK_TOKENS)[pair_tile]
+            if window:
+                needs_mask |= (
+                    pair_split * SPLIT_TOKENS < (last - last % BLOCK_TOKENS + BLOCK_TOKENS - window)[pair_tile]
+                )
+            masked = int(needs_mask.sum())
+            order = np.argsort(~needs_mask, kind="stable")
+            folding = self._folding(order, pair_tile, pair_split, first, splits)
+            pair_tile, pair_split = pair_tile[order], pair_split[order]
+        tile_of, split = pair_tile[:masked], pair_split[:masked]
+        # Where a tile is one token, all its rows are its query heads and have the same mask.
+        token = np.zeros(1, np.int64)
+        if tokens > 1:
+            query_heads = self.heads // self.group.kv_heads
+            token = np.minimum(np.arange(padded_rows(tokens * query_heads)) // query_heads, tokens - 1)
+        query = np.minimum(begin[tile_of][:, None] + token, last[tile_of][:, None])
+        tiles = Tiles(
             count=count,
             tokens=tokens,
             rows=None if rows is None else _tensor(rows, self.device),
             output=None if real is None else _tensor(real, self.device),
-            pair_tile=None if single else _tensor(pair_tile, self.device),
             gather=self._gather(sequence[pair_tile], pair_split),
-            masked=self._mask(tokens, begin, last, pair_tile[:masked], pair_split[:masked]),
-            levels=levels,
-            final=None if single else _tensor(final, self.device),
+            mask=_tensor(_mask(self.group, query, split), self.device),
+            folding=folding,
         )
+        return tiles, tile_of, split
 
     def _gather(self, sequence: Indices, split: Indices) -> torch.Tensor:
         within = split[:, None] * SPLIT_BLOCKS + np.arange(SPLIT_BLOCKS)
         # A last split that is not full repeats the sequence's last block: all masked.
         within = np.minimum(within, self.sizes[sequence][:, None] - 1)
         blocks = self.tables[self.offsets[sequence][:, None] + within]
-        kv_heads = self.group.kv_heads
-        rows = (
-            blocks[:, None, :] * (len(self.group.layers) * parts(self.group) * kv_heads) + np.arange(kv_heads)[:, None]
-        )
-        return _tensor(rows.reshape(-1), self.device)
+        lanes = np.arange(parts(self.group) * self.group.kv_heads).reshape(-1, 1, self.group.kv_heads, 1)
+        rows = blocks[None, :, None, :] * (len(self.group.layers) * lanes.size) + lanes
+        return _tensor(rows.reshape(len(lanes), len(split), -1), self.device)
 
-    def _mask(self, tokens: int, begin: Indices, last: Indices, tile: Indices, split: Indices) -> torch.Tensor:
-        query_heads = self.heads // self.group.kv_heads
-        rows = padded_rows(tokens * query_heads)
-        token = np.minimum(np.arange(rows) // query_heads, tokens - 1)
-        query = np.minimum(begin[tile][:, None] + token, last[tile][:, None])
-        key = split[:, None] * SPLIT_TOKENS + np.arange(SPLIT_TOKENS)
-        distance = query[:, None, :, None] - key[:, None, None, :]
-        hidden = distance < 0
-        if self.group.window:
-            hidden |= distance >= self.group.window
-        return _tensor(hidden, self.device)
+    def _folding(self, order: Indices, tile: Indices, split: Indices, first: Indices, splits: Indices) -> Folding:
+        """How each tile's splits `first`..`first + splits` become one, by halves of absolute numbers.
 
-    def _fold(self, node: Indices, first: Indices, counts: Indices) -> tuple[tuple[Level, ...], Indices]:
-        """The levels of folding each tile's splits `first`..`first + counts` into one, by halves of absolute numbers.
-
-        `node` numbers the splits in order of tile and split.
+        `tile` and `split` are those of the pairs in order of both; pair order[i] of these is pair i of the step.
         """
-        levels = []
-        while counts.max() > 1:
-            starts, last = np.cumsum(counts) - counts, first + counts - 1
-            parents = last // 2 - first // 2 + 1
-            tile = np.repeat(np.arange(len(counts)), parents)
-            left = 2 * (_ramp(parents) + (first // 2)[tile])
-            both = (left >= first[tile]) & (left < last[tile])
-            # The left child, or the right one where the left lies before the first split.
-            at = starts[tile] + np.maximum(left, first[tile]) - first[tile]
-            order = np.argsort(~both, kind="stable")
-            levels.append(Level(_tensor(node[at[order]], self.device), _tensor(node[at[both] + 1], self.device)))
-            node = np.empty_like(order)
-            node[order] = np.arange(len(order))
-            first, counts = first // 2, parents
-        return tuple(levels), node
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        starts = np.cumsum(splits) - splits
+        # A node of the tree lies where its leftmost split is. Split s is the right half of a node of 2 · low splits,
+        # where low is its lowest bit, and is taken in by the left half; the first one of a tile is never taken in.
+        low = split & -split
+        into = place[starts[tile] + np.maximum(split - low - first[tile], 0)]
+        taken = split > first[tile]
+        levels = [
+            Level(_tensor(into[now], self.device), _tensor(place[now], self.device))
+            for now in (taken & (low == size) for size in 1 << np.arange(int(split.max()).bit_length()))
+            if now.any()
+        ]
+        within = np.arange(splits.max())
+        spread = place[starts[:, None] + np.where(within < splits[:, None], within, 0)]
+        return Folding(
+            _tensor(tile[order], self.device),
+            _tensor(spread.reshape(-1), self.device),
+            tuple(levels),
+            _tensor(place[starts], self.device),
+        )

@@ -23,7 +23,7 @@ class Embedding:
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         """[rows] token ids → [rows, hidden]."""
-        return self.weight[tokens]
+        return self.weight.index_select(0, tokens)
 
 
 class Head:

@@ -24,9 +24,9 @@ class Forward:
         """The plan and memory of the slot's layer group."""
         return self._plans[slot.group], self._memories[slot.group]
 
-    def turn(self, rotary: Rotary, x: torch.Tensor) -> torch.Tensor:
-        """[rows, heads, dim] turned by the rows' positions; the tables are looked up once a pass."""
+    def turn_(self, rotary: Rotary, x: torch.Tensor) -> torch.Tensor:
+        """Turn [rows, heads, dim] in place by the rows' positions; the tables are looked up once a pass."""
         tables = self._turns.get(id(rotary))
         if tables is None:
             tables = self._turns[id(rotary)] = rotary.at(self.positions)
-        return rotary.turn(x, tables)
+        return rotary.turn_(x, tables)

@@ -65,7 +65,7 @@ class LatentAttention:
         q = self.query(q).view(rows, self.heads, self.nope + self.rope)
         latent = self.latent(x)[:, None]
         turned = torch.cat([q[..., self.nope :], latent[..., self.rank :]], dim=1)
-        turned = forward.turn(self.rotary, _halves(turned) if self.interleaved else turned)
+        turned = forward.turn_(self.rotary, _halves(turned) if self.interleaved else turned)
         query = torch.cat([self.absorb(q[..., : self.nope]), turned[:, : self.heads]], -1)
         entries = torch.cat([self.latent_norm(latent[..., : self.rank]), turned[:, self.heads :]], -1)
         plan, memory = forward.group(self.slot)

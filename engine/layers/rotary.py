@@ -69,11 +69,10 @@ class Rotary:
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and signed sines for these positions, [rows, 1, dim] each: once a step, for all layers."""
-        return self._cos[positions], self._sin[positions]
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
-    def turn(self, x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """[rows, heads, dim] → the same, turned by the tables that `at` gave."""
+    def turn_(self, x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Turn [rows, heads, dim] in place by the tables that `at` gave."""
         cos, sin = tables
-        half = self.dim // 2
-        swapped = torch.cat([x[..., half:], x[..., :half]], -1)
-        return (x * cos).add_(swapped.mul_(sin))
+        swapped = x.roll(self.dim // 2, -1).mul_(sin)
+        return x.mul_(cos).add_(swapped)

@@ -71,8 +71,7 @@ class SelfAttention:
         if self.norms is not None:
             for norm, part in zip(self.norms, (qkv[:, : self.heads], qkv[:, self.heads : turned]), strict=True):
                 part.copy_(norm(part))
-        part = qkv[:, :turned, : self.rotary.dim]
-        part.copy_(forward.turn(self.rotary, part))
+        forward.turn_(self.rotary, qkv[:, :turned, : self.rotary.dim])
         plan, memory = forward.group(self.slot)
         return self.output(
             attend(

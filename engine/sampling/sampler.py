@@ -26,12 +26,12 @@ _NUCLEUS_TRY = 128
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """Token ids for the first `len(rows)` rows of fp32 logits [rows, padded vocabulary]."""
-    tokens: list[int] = logits[: len(rows)].argmax(-1).tolist()
+    tokens = _likeliest(logits[: len(rows)])
     shaped = [index for index, row in enumerate(rows) if row.shaped]
     values = None
     if shaped:
         values = shape(logits[shaped].double(), [rows[index] for index in shaped])
-        for index, token in zip(shaped, values.argmax(-1).tolist(), strict=True):
+        for index, token in zip(shaped, _likeliest(values), strict=True):
             tokens[index] = token
     drawn = [index for index, row in enumerate(rows) if row.sampling.temperature > 0]
     if drawn:
@@ -48,6 +48,14 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
         row = rows[index]
         if row.guide is not None:
             tokens[index] = row.guide.settle(tokens[index], row.limit - row.drawn)
+    return tokens
+
+
+def _likeliest(values: torch.Tensor) -> list[int]:
+    """The column of each row's largest value, the first of equal ones."""
+    # On the host numpy looks at several values at a time, torch at one.
+    on_host = values.device.type == "cpu"
+    tokens: list[int] = (values.numpy() if on_host else values).argmax(-1).tolist()
     return tokens
 
 

@@ -33,7 +33,7 @@ class DecodeBatch:
         request.slot = len(self.rows)
         self.rows.append(Decode(request))
         self.lanes[request.lane] += 1
-        self.plan(request)
+        self._enter(request)
 
     def leave(self, request: Request) -> None:
         """The request decodes no more, or not now."""
@@ -50,6 +50,11 @@ class DecodeBatch:
         self.lanes[after] += 1
 
     def plan(self, request: Request) -> None:
+        """The request was attended to, and its blocks may be others now."""
+        self.rows[request.slot] = Decode(request)
+        self._enter(request)
+
+    def _enter(self, request: Request) -> None:
         """Enter into the calendar when the request needs attention next: after one token at the earliest."""
         length = len(request.tokens)
         # All its tokens but the last have their KV: the block is full when those reach its end.

@@ -20,7 +20,10 @@ class Prefill:
 
 
 class Decode:
-    """Compute the KV of a request's last token and sample the next; the same object in each step that decodes it."""
+    """Compute the KV of a request's last token and sample the next.
+
+    The same object in each step that decodes the request in the same blocks.
+    """
 
     __slots__ = ("request",)
 

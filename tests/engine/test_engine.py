@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine import step_plans
 from engine.protocol import Counts, Generate, Sampling, Segment
 from engine.scheduling.work import Work
 from prompt_cache.keys import BLOCK_TOKENS
@@ -446,3 +447,17 @@ def test_seeds_of_any_size_are_taken(bench: Bench):
         sampling = Sampling(12, temperature=2.0, seed=seed)
         outputs.add(tuple(bench.one(generate(str(index), LONG, sampling=sampling)).tokens))
     assert len(outputs) == 4  # the last two are the same 64 bits as two before
+
+
+def test_decodes_in_the_same_blocks_go_on_with_their_plan(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """What attention reads is worked out when a block begins, and the tokens are those of plans made for each step."""
+    made: list[int] = []
+    plan = step_plans.plan_attention
+    monkeypatch.setattr(step_plans, "plan_attention", lambda *args, **kw: made.append(1) or plan(*args, **kw))
+    kept = bench.one(generate("kept", range(60), 100))
+    assert len(made) == 1 + 3
+    monkeypatch.setattr(step_plans, "Decode", type("Nothing", (), {}))
+    fresh = bench.one(generate("fresh", range(60), 100))
+    assert len(made) > 100
+    assert fresh.tokens == kept.tokens
+    assert all(torch.equal(one, other) for one, other in zip(fresh.logits, kept.logits, strict=True))
