@@ -61,9 +61,10 @@ test-fast: install-dev ## The tests that take no real processes or long runs
 test-rating: install-dev ## Rating against fractions, 10,000 examples of each rule: two minutes
 	RATING_EXAMPLES=10000 $(BIN)/python -m pytest --timeout 900 tests/billing/test_terms.py
 
-test-long: install-dev ## 100,000 steps of the money machine, half on each database, and 300 companies of requests a family: an hour
+test-long: install-dev ## 100,000 steps of the money machine, 300 companies of requests a family, every column of the books: an hour
 	$(BIN)/python -m tests.servers --install
 	TURNPIKE_MACHINE_STEPS=50000 $(BIN)/python -m pytest -o timeout=0 tests/billing/test_machine.py
+	ALTERED_COLUMNS=99 $(BIN)/python -m pytest -o timeout=0 tests/billing/test_alterations.py
 	TURNPIKE_COMPANY_EXAMPLES=300 $(BIN)/python -m pytest -o timeout=0 tests/engine/test_company.py
 
 test-gpu: install-dev ## The tests that need a GPU

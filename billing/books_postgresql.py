@@ -26,6 +26,7 @@ from billing.event_rows import NAMES, EventRows
 from billing.holds.books_postgresql import PostgresHoldBooks
 from billing.ledger import Balance, Transaction
 from billing.rollups import KEYS, SUMS, Rolled
+from billing.seals import FORMS, digest_of, digest_of_transaction
 from billing.tables import money as tables
 from billing.tables.periods import CLOSING_LOCK
 from billing.usage import METERS
@@ -58,7 +59,7 @@ _CHUNK = 256 * 1024
 _KEY_KINDS = tuple(_type(tables.rollup_hour, name) for name in KEYS)
 _keys = attrgetter(*KEYS)
 _NOTICE = ("uuid", "uuid", "text", "text")
-_TXN = (*_NOTICE, "text")
+_TXN = (*_NOTICE, "text", "bytea")
 _ENTRY = ("uuid", "int", "uuid", "text", "text", "text", "numeric", "text")
 _REFUSAL = ("uuid", "uuid", "text", "bytea")
 
@@ -90,15 +91,20 @@ _SAVE = f"""
     WHERE balance.tenant_id = t.tenant_id
 """  # noqa: S608  # names of columns
 _POST = """
-    WITH posted AS (
+    WITH given AS (
+        SELECT * FROM unnest($1::text::uuid[], $2::text::uuid[], $3::text::text[], $4::text::text[], $5::text::text[],
+            $6::text::bytea[]) AS t (id, tenant_id, kind, period, memo, digest)
+    ), posted AS (
         INSERT INTO ledger_txn (id, tenant_id, kind, period, memo, posted_at)
-        SELECT t.*, {clock} FROM unnest($1::text::uuid[], $2::text::uuid[], $3::text::text[], $4::text::text[],
-            $5::text::text[]) AS t
+        SELECT id, tenant_id, kind, period, memo, {clock} FROM given RETURNING id, posted_at
+    ), sealed AS (
+        INSERT INTO seal (kind, id, sha256)
+        SELECT 'ledger_txn', id::text, sha256(digest || int8send(posted_at)) FROM posted JOIN given USING (id)
     )
     INSERT INTO ledger_entry (txn_id, seq, tenant_id, currency, debit, credit, amount_pico, grant_id)
     SELECT t.txn, t.seq, t.tenant, t.currency, t.debit, t.credit, t.amount, nullif(t.given, '')::uuid
-    FROM unnest($6::text::uuid[], $7::text::int[], $8::text::uuid[], $9::text::text[], $10::text::text[],
-        $11::text::text[], $12::text::numeric[], $13::text::text[])
+    FROM unnest($7::text::uuid[], $8::text::int[], $9::text::uuid[], $10::text::text[], $11::text::text[],
+        $12::text::text[], $13::text::numeric[], $14::text::text[])
         AS t (txn, seq, tenant, currency, debit, credit, amount, given)
 """
 _GRANT = """
@@ -106,7 +112,9 @@ _GRANT = """
         INSERT INTO "grant" (id, tenant_id, amount_pico, currency, kind, reason, priority, expires_at, model,
             project_id, at)
         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, {clock}) ON CONFLICT DO NOTHING
-        RETURNING id, tenant_id, amount_pico
+        RETURNING id, tenant_id, amount_pico, at
+    ), sealed AS (
+        INSERT INTO seal (kind, id, sha256) SELECT 'grant', id::text, sha256($11 || int8send(at)) FROM made
     )
     INSERT INTO grant_balance (grant_id, tenant_id, remaining, used, gone)
     SELECT id, tenant_id, amount_pico, 0, 0 FROM made RETURNING grant_id
@@ -215,7 +223,7 @@ class PostgresBooks:
         await self._connection.execute(_roll_up(sums), *keys, *added)
 
     async def write_grant(self, grant: Grant) -> bool:
-        values = msgspec.structs.astuple(grant)
+        values = (*msgspec.structs.astuple(grant), digest_of(FORMS["grant"], msgspec.structs.asdict(grant)))
         return await self._connection.fetchval(_GRANT.format(clock=self._clock), *values) is not None
 
     async def lock(self, tenants: Collection[UUID]) -> dict[UUID, Balance]:
@@ -247,7 +255,7 @@ class PostgresBooks:
             rows = [(grant.id, grant.remaining, grant.used, grant.gone, grant.held) for grant in grants]
             await self._connection.execute(_SAVE_GRANTS, *_arrays(("uuid", *["numeric"] * 4), rows))
         if transactions:
-            heads = [(t.id, t.tenant_id, t.kind, t.period, t.memo) for t in transactions]
+            heads = [(t.id, t.tenant_id, t.kind, t.period, t.memo, digest_of_transaction(t)) for t in transactions]
             entries = [
                 (t.id, seq, t.tenant_id, t.currency, e.debit, e.credit, e.amount_pico, str(e.grant_id or ""))
                 for t in transactions

@@ -18,6 +18,7 @@ from billing.event_rows import EventRows
 from billing.holds.books_sqlite import SqliteHoldBooks
 from billing.ledger import Balance, Transaction
 from billing.rollups import KEYS, SUMS, Rolled
+from billing.seals import digest_of_transaction, seal_of, seal_rows
 from billing.tables import money as tables
 from billing.tables.chain import usage_batch, usage_chain
 from billing.tables.money import (
@@ -31,6 +32,7 @@ from billing.tables.money import (
     usage_fact,
 )
 from billing.tables.periods import billing_period
+from billing.tables.seals import seal
 from billing.usage import METERS
 from billing.wallet import OpenGrant
 from storage.base import Pico
@@ -135,6 +137,7 @@ class SqliteBooks:
             return False
         left = {"grant_id": grant.id, "tenant_id": grant.tenant_id, "remaining": grant.amount_pico}
         await self._session.execute(insert(grant_balance).values(left | {"used": 0, "gone": 0}))
+        await seal_rows(self._session, tables.grant, tables.grant.c.id == grant.id)
         return True
 
     async def lock(self, tenants: Collection[UUID]) -> dict[UUID, Balance]:
@@ -183,6 +186,11 @@ class SqliteBooks:
                 for seq, entry in enumerate(t.entries, 1)
             ]
             await self._session.execute(insert(ledger_entry), entries)
+            sealed = [
+                {"kind": "ledger_txn", "id": str(t.id), "sha256": seal_of(digest_of_transaction(t), now)}
+                for t in transactions
+            ]
+            await self._session.execute(insert(seal), sealed)
         if notices:
             told = [msgspec.structs.asdict(notice) | {"created_at": now} for notice in notices]
             await self._session.execute(insert(outbox), told)

@@ -22,6 +22,7 @@ from billing.books import Books
 from billing.chain import root_of
 from billing.epochs import Epoch, epochs_before
 from billing.event_columns import EventColumns
+from billing.seals import seal_rows
 from billing.tables.chain import usage_chain
 from billing.tables.money import hold, rollup_hour
 from billing.tables.periods import CLOSING_LOCK, billing_period
@@ -159,7 +160,9 @@ class Periods:
             root = root_of({row.tenant_id: row.head for row in await session.execute(heads)})  # all tenants: as above
             values = {"state": "closed", "closed_at": self._database.clock, "root": root}
             unclosed = (billing_period.c.period == period) & (billing_period.c.state != "closed")
-            await session.execute(update(billing_period).where(unclosed).values(values))
+            closing = update(billing_period).where(unclosed).values(values).returning(billing_period.c.period)
+            if (await session.execute(closing)).one_or_none() is not None:
+                await seal_rows(session, billing_period, billing_period.c.period == period)
             return await self._get(session, period)
 
     async def close_due(self, grace_s: int) -> list[Period]:

@@ -13,6 +13,7 @@ import billing.tables.periods
 import billing.tables.prices
 import billing.tables.rating
 import billing.tables.reconciliation
+import billing.tables.seals
 import billing.tables.webhooks
 import gateway.tenancy.tables
 from storage.base import Base
@@ -26,6 +27,7 @@ ROOMS = (
     billing.tables.prices,
     billing.tables.rating,
     billing.tables.reconciliation,
+    billing.tables.seals,
     billing.tables.money,
     billing.tables.webhooks,
     gateway.tenancy.tables,

@@ -29,6 +29,7 @@ ROOMS = {
         "billing.tables.prices",
         "billing.tables.rating",
         "billing.tables.reconciliation",
+        "billing.tables.seals",
         "billing.tables.money",
         "billing.tables.webhooks",
         "gateway.tenancy.tables",

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import func, select
 
 from billing.audit.scope import Scope
-from billing.holds.records import grants_in
+from billing.holds.records import grants_in, split, unpack
 from billing.rollups import LIMB
 from billing.tables.money import balance, ended_hold, grant, grant_balance, hold, ledger_entry, usage_event
 
@@ -59,12 +60,15 @@ async def _check_grants(scope: Scope, counted_on: Mapping[UUID, int]) -> dict[UU
     left: dict[tuple[UUID, str], int] = defaultdict(int)
     restricted: dict[UUID, int] = defaultdict(int)
     of = grant.c
-    rows = select(of.id, of.tenant_id, of.amount_pico, of.kind, of.model, of.project_id, *LEFT)
+    owner = grant_balance.c.tenant_id.label("owner")
+    rows = select(of.id, of.tenant_id, owner, of.amount_pico, of.kind, of.model, of.project_id, *LEFT)
     joined = rows.outerjoin_from(grant, grant_balance, grant_balance.c.grant_id == of.id)
     for row in await scope.session.execute(joined):
         if row.remaining is None or row.remaining + row.used + row.gone != row.amount_pico:
             scope.found("what became of a grant is not its amount", row.id, f"{row.amount_pico} were put in")
             continue
+        if row.owner != row.tenant_id:
+            scope.found("what became of a grant is not its amount", row.id, f"it says that tenant {row.owner} has it")
         if row.id in begun and moved[row.id] != row.remaining:
             detail = f"{row.remaining} are left, the entries say {moved[row.id]}"
             scope.found("what is left of a grant is not what its entries say", row.id, detail)
@@ -118,12 +122,30 @@ async def _held(scope: Scope) -> tuple[dict[UUID, int], dict[UUID, int]]:
     return balances, grants
 
 
+def _is_as_asked(row: Any) -> bool:
+    """Whether a hold's columns are what its request says; its amount may have been raised since."""
+    try:
+        asked = unpack(row.request)
+        split(row.budgets), grants_in(row.budgets)
+    except (msgspec.MsgspecError, ValueError):
+        return False
+    if not asked.model:  # of before requests were kept whole
+        return True
+    same = (row.request_id, row.tenant_id, row.gateway) == (asked.request_id, asked.tenant_id, asked.gateway)
+    lasts = row.expires_at - row.admitted_at == asked.lifetime_s * 1_000_000
+    return same and lasts and row.amount_pico >= asked.amount_pico
+
+
 async def check_holds(scope: Scope) -> None:
     """Each hold there ever was is open, or ended once: by usage, released or expired. All tenants."""
     ends = ((usage_event.c.id, "it has usage"), (ended_hold.c.request_id, "it was released or expired"))
     for end, detail in ends:
         for request in await scope.session.scalars(select(hold.c.request_id).where(hold.c.request_id == end)):
             scope.found("a hold that ended is still open", request, detail)
+    for table in (hold, ended_hold):
+        async for row in await scope.session.stream(select(table)):
+            if not _is_as_asked(row):
+                scope.found("a hold was altered", row.request_id, "it is not what was asked for")
     late = select(ended_hold.c.request_id).where(ended_hold.c.request_id == usage_event.c.id)
     found: dict[UUID, int] = defaultdict(int)
     for tenant in (hold.c.tenant_id, ended_hold.c.tenant_id, usage_event.c.tenant_id):

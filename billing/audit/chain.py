@@ -45,11 +45,11 @@ async def _events_by_chain(scope: Scope) -> dict[Chain, int]:
 
 
 class _Walk:
-    """The way along all chains, link by link. `ends`: how far each came: links, events, head."""
+    """The way along all chains, link by link. `ends`: how far each came: links, events, head, and the last root."""
 
     def __init__(self, scope: Scope, events: dict[Chain, int]) -> None:
         self.events = events
-        self.ends: dict[Chain, tuple[int, int, bytes]] = {}
+        self.ends: dict[Chain, tuple[int, int, bytes, bytes]] = {}
         self.to_search: set[Chain] = set()
         """Chains beside which there may be events that are in none of their batches."""
         self._scope = scope
@@ -60,13 +60,13 @@ class _Walk:
     async def follow(self, link: Any) -> None:
         """The next link."""
         chain = (link.tenant_id, link.period)
-        links, events, head = self.ends.get(chain, (0, 0, start(*chain)))
+        links, events, head, _ = self.ends.get(chain, (0, 0, start(*chain), b""))
         root = sha256(link.entries).digest()
         wanted = (links + 1, len(link.entries) // ENTRY, root, following(head, root))
         if (link.link, link.events, link.root, link.head) != wanted:
             detail = f"{link.period}: link {link.link} does not follow from link {links} and its own events"
             self._scope.found("the chain of events is broken", link.tenant_id, detail)
-        self.ends[chain] = (link.link, events + link.events, link.head)
+        self.ends[chain] = (link.link, events + link.events, link.head, link.root)
         for event, leaf in entries_of(link.entries):
             self._expected[event] = (chain, leaf)
         if len(self._expected) >= _CHUNK:
@@ -92,7 +92,7 @@ class _Walk:
 
 async def _check_ends(scope: Scope, walk: _Walk) -> None:
     of = usage_chain.c
-    query = select(of.tenant_id, of.period, of.links, of.events, of.head).where(scope.within(of.period))
+    query = select(of.tenant_id, of.period, of.links, of.events, of.head, of.root).where(scope.within(of.period))
     ends = {(row.tenant_id, row.period): tuple(row[2:]) for row in await scope.session.execute(query)}
     for chain in sorted(ends.keys() | walk.ends.keys()):
         if ends.get(chain) != walk.ends.get(chain):
@@ -122,7 +122,7 @@ async def _name_unchained(scope: Scope, chain: Chain) -> None:
 async def _check_closed(scope: Scope, walk: _Walk) -> None:
     """What a period held when it closed is what its chains end with now."""
     heads: dict[str, dict[UUID, bytes]] = defaultdict(dict)
-    for (tenant, period), (_, _, head) in walk.ends.items():
+    for (tenant, period), (_, _, head, _) in walk.ends.items():
         heads[period][tenant] = head
     closed = (billing_period.c.state == "closed") & scope.within(billing_period.c.period)
     for row in await scope.session.execute(select(billing_period).where(closed)):

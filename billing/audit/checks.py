@@ -6,6 +6,7 @@ A check is a function of the audit's `Scope`. What keeps money of its own adds i
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from uuid import UUID
 
 import msgspec
 from sqlalchemy import func, select
@@ -17,6 +18,7 @@ from billing.audit.events import check_costs, check_refused, check_sequences
 from billing.audit.invoices import check_invoiced, check_invoices
 from billing.audit.ledger import check_ledger, check_rollups
 from billing.audit.scope import Finding, Progress, Scope
+from billing.audit.seals import check_seals
 from billing.prices import PriceBook
 from billing.tables.money import usage_event
 from billing.usage import COUNTS, check_period
@@ -36,6 +38,7 @@ OF_A_PERIOD: tuple[Check, ...] = (
 
 OF_ALL: tuple[Check, ...] = (
     check_refused,
+    check_seals,
     *OF_A_PERIOD,
     check_balances,
     check_holds,
@@ -54,7 +57,10 @@ async def check(database: Database, period: str | None = None, progress: Progres
         if progress is not None:
             scope.progress = progress
         for one in OF_ALL if period is None else OF_A_PERIOD:
-            await one(scope)
+            try:
+                await one(scope)
+            except (ValueError, LookupError, ArithmeticError, msgspec.MsgspecError) as error:
+                scope.found("the books cannot be read", UUID(int=0), f"{one.__name__}: {error}")
     return scope.findings
 
 

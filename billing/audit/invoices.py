@@ -68,6 +68,7 @@ async def _document(scope: Scope, row: Any) -> None:
 async def _series(scope: Scope, sealed: Sequence[Any]) -> None:
     """Numbers 1 to n in each year, each document holding the hash of the one before; and no more and no fewer."""
     heads: dict[tuple[str, str], tuple[int, int, str]] = {}
+    dates: dict[tuple[str, str], str] = {}
     for row in sealed:
         key = (row.seller, row.series)
         year, n, head = heads.get(key, (row.year, 0, ""))
@@ -78,9 +79,11 @@ async def _series(scope: Scope, sealed: Sequence[Any]) -> None:
         if previous != head:
             scope.found(_CHAIN, row.id, f"{row.number} holds the hash {previous!r}, not {head!r}")
         heads[key] = (row.year, row.n, row.sha256)
+        dates[key] = row.issued
     for row in await scope.session.execute(select(number_series)):
-        _, n, head = heads.pop((row.seller, row.series), (0, 0, ""))
-        if (row.next, row.head) != (n + 1, head):
+        key = (row.seller, row.series)
+        year, n, head = heads.pop(key, (0, 0, ""))
+        if (row.year, row.next, row.head, row.issued) != (year, n + 1, head, dates.get(key, "")):
             detail = f"{row.seller} {row.series}: the series is at {row.next}, its last document is {n}"
             scope.found(_NUMBERS, UUID(int=0), detail)
     for seller, series in heads:
@@ -125,15 +128,24 @@ async def _settlements(scope: Scope, sealed: Sequence[Any]) -> None:
     """What was paid is the payments, each with its grant; what was credited is the credit notes, each with its own."""
     paid: dict[UUID, int] = defaultdict(int)
     credited: dict[UUID, int] = defaultdict(int)
+    by_payments: dict[UUID, int] = defaultdict(int)
+    by_notes: dict[UUID, int] = defaultdict(int)
     due: dict[UUID, tuple[int, str]] = {}
     for row in await scope.session.execute(select(invoice_payment)):
         paid[row.invoice_id] += row.amount
+        by_payments[row.invoice_id] += row.usage_pico
         due[row.id] = (row.usage_pico, f"payment {row.reference!r}")
     for row in sealed:
         if row.corrects is not None:
             credited[row.corrects] += row.gross
+            by_notes[row.corrects] += row.settled_pico
             due[row.id] = (row.settled_pico, f"credit note {row.number}")
     for row in sealed:
+        if row.kind == "invoice" and not 0 <= row.settled_pico - by_payments[row.id] <= by_notes[row.id]:
+            detail = f"{row.number}: {row.settled_pico} of its usage is settled, {by_payments[row.id]} by payments"
+            scope.found(_SETTLED, row.id, detail)
+        if not _may_be(row):
+            scope.found(_SETTLED, row.id, f"{row.number} is {row.state}, with {row.paid} paid, {row.credited} credited")
         if row.kind == "invoice" and (row.paid, row.credited) != (paid[row.id], credited[row.id]):
             detail = f"{row.number}: {row.paid} and {row.credited}, found {paid[row.id]} and {credited[row.id]}"
             scope.found(_SETTLED, row.id, detail)
@@ -143,6 +155,15 @@ async def _settlements(scope: Scope, sealed: Sequence[Any]) -> None:
         if granted.get(identity, 0) != amount:
             detail = f"{name}: {amount} pico-units were to go to the balance; tell it again to mend that"
             scope.found(_SETTLED, identity, detail)
+
+
+def _may_be(row: Any) -> bool:
+    """Whether a document's state is one that follows from what was paid and credited."""
+    if row.kind == "credit_note":
+        return bool(row.state == "finalized")
+    left, something = row.payable - row.paid - row.credited, bool(row.paid or row.credited)
+    possible = {"void", "finalized"} if not something else {"partially_paid"}
+    return row.state in ({"paid"} if left <= 0 else {"uncollectible", *possible})
 
 
 async def _ledger(scope: Scope, sealed: Sequence[Any]) -> None:

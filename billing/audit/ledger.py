@@ -68,6 +68,7 @@ async def check_ledger(scope: Scope) -> None:
             scope.found("the ledger is not the sum of the events", key[0], detail)
     if scope.period is None:
         await _check_accounts(scope, accounts, granted)
+        await _check_currencies(scope)
 
 
 def _credited(kind: str, debit: str, credit: str) -> int:
@@ -79,6 +80,15 @@ def _credited(kind: str, debit: str, credit: str) -> int:
     if kind in OF_EVENTS:
         return (debit == "restricted") - (credit == "restricted")
     return 0
+
+
+async def _check_currencies(scope: Scope) -> None:
+    """A tenant's books have one currency."""
+    other = select(balance.c.tenant_id, balance.c.currency, ledger_entry.c.currency.label("posted"))
+    joined = other.join(ledger_entry, ledger_entry.c.tenant_id == balance.c.tenant_id)
+    wrong = joined.where(ledger_entry.c.currency != balance.c.currency).distinct()
+    for tenant, says, posted in await scope.session.execute(wrong):
+        scope.found("the ledger is not the balance", tenant, f"the balance is in {says}, entries are in {posted}")
 
 
 async def _check_accounts(scope: Scope, accounts: dict[tuple[UUID, str], int], granted: dict[UUID, int]) -> None:

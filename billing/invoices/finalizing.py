@@ -22,6 +22,7 @@ from billing.invoices.records import Record, columns_of, locked, of_period, read
 from billing.invoices.rehearsal import transaction
 from billing.invoices.states import State
 from billing.prices import PriceBook
+from billing.seals import seal_rows
 from billing.tables.invoices import invoice
 from billing.tables.money import rollup_hour
 from billing.tables.periods import billing_period
@@ -94,6 +95,7 @@ async def seal(
         await session.execute(update(invoice).where(invoice.c.id == record.id).values(values))
     except IntegrityError as error:
         raise NumberRefused(f"{taken.number} is the number of another document of {taken.seller}") from error
+    await seal_rows(session, invoice, invoice.c.tenant_id == record.tenant_id, invoice.c.id == record.id)
     await use(session, taken, digest)
     sealed = await locked(database, session, record.id)
     if sealed.kind == "invoice":

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.invoices.currencies import minor_unit
 from billing.invoices.records import Record
 from billing.ledger import Account, Entry
+from billing.seals import seal_rows
 from billing.tables.money import ledger_entry, ledger_txn, outbox
 from storage.base import new_id
 from storage.database import Database
@@ -80,6 +81,7 @@ async def post(
         for seq, entry in enumerate(entries, 1)
     ]
     await session.execute(insert(ledger_entry), rows)
+    await seal_rows(session, ledger_txn, ledger_txn.c.id == identity)
 
 
 async def tell(database: Database, session: AsyncSession, topic: str, tenant_id: UUID, payload: str) -> None:

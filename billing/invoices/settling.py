@@ -19,6 +19,7 @@ from billing.invoices.records import Record, locked
 from billing.invoices.rehearsal import transaction
 from billing.invoices.states import State, after_settling, follow
 from billing.ledger import Entry
+from billing.seals import seal_rows
 from billing.tables.invoices import invoice, invoice_payment
 from storage.database import Database
 
@@ -81,6 +82,7 @@ async def _receive(
         "at": database.clock,
     }
     await session.execute(insert(invoice_payment).values(row))
+    await seal_rows(session, invoice_payment, invoice_payment.c.id == identity)
     rest = moves(("clearing", "invoiced", pico - usage))
     await post(database, session, now, f"payment:{reference}:rest", rest, memo=f"payment of {now.name}")
     await settled(database, session, now, paid=now.paid + amount, settled_pico=now.settled_pico + usage)

@@ -24,6 +24,7 @@ from billing.prices.grid import check_rows, digest, label, unusual
 from billing.prices.intervals import Interval, check_free, in_force
 from billing.prices.sheets import Proposal, Sheet, intervals_of, one_sheet, proposed, rows_of_sheet, sheets
 from billing.prices.version import Cell, Rows
+from billing.seals import seal_rows
 from billing.tables.prices import price_change, price_interval, price_row, price_sheet
 from storage.database import Database
 
@@ -138,6 +139,7 @@ class PriceSheets:
                 for (meter, lane, context_from), micro in proposal.rows.items()
             ],
         )
+        await seal_rows(session, price_sheet, price_sheet.c.id == sheet)
         await self._log(session, sheet, "draft", by=by, reason=reason, at=now)
         return sheet, book, now
 
@@ -181,6 +183,7 @@ class PriceSheets:
         check_free(intervals, starts, proposal.effective_until)
         interval = {"sheet": sheet, "book": book.id, "model": proposal.model, "effective_at": starts}
         await session.execute(insert(price_interval).values(effective_until=proposal.effective_until, **interval))
+        await seal_rows(session, price_interval, price_interval.c.sheet == sheet)
 
     async def _log(self, session: AsyncSession, sheet: int, action: str, *, by: str, reason: str, at: int) -> None:
         row = (await session.execute(select(price_sheet).where(price_sheet.c.id == sheet))).one()
@@ -191,6 +194,7 @@ class PriceSheets:
         values = {"sheet": sheet, "action": action, "actor": by, "via": self._via, "reason": reason, "at": at}
         hashes = {"before_sha256": digest_before, "after_sha256": digest_before if action == "withdraw" else row.sha256}
         await session.execute(insert(price_change).values(**values, **hashes))
+        await seal_rows(session, price_change, price_change.c.sheet == sheet, price_change.c.action == action)
 
 
 def _starts(proposal: Proposal, intervals: Iterable[Interval], now: int) -> int:

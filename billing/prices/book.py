@@ -23,6 +23,7 @@ from billing.prices.grid import digest, parse_rows
 from billing.prices.intervals import Interval, in_force
 from billing.prices.sheets import Proposal
 from billing.prices.version import EVERY_LANE, Cell, PriceMissing, PriceVersion
+from billing.seals import seal_rows
 from billing.tables.prices import (
     price,
     price_change,
@@ -231,6 +232,9 @@ class PriceBook:
             ],
         )
         await session.execute(insert(price_resolution).values(sheet=key[0], base_sheet=key[1], version=version))
+        await seal_rows(session, price_version, price_version.c.id == version)
+        of = price_resolution.c
+        await seal_rows(session, price_resolution, of.sheet == key[0], of.base_sheet == key[1])
         return version
 
 

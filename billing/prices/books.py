@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.money import check_currency
 from billing.prices.errors import PriceRefused, UnknownBook, WrongCurrency
+from billing.seals import seal_rows
 from billing.tables.prices import price_book
 from storage.database import Database
 
@@ -97,4 +98,6 @@ async def _insert(session: AsyncSession, database: Database, book: Book) -> Book
     values = msgspec.structs.asdict(book) | {"created_at": database.clock}
     del values["id"]
     made = await session.execute(insert(price_book).values(values).returning(price_book.c.id))
-    return msgspec.structs.replace(book, id=made.scalar_one())
+    number = made.scalar_one()
+    await seal_rows(session, price_book, price_book.c.id == number)
+    return msgspec.structs.replace(book, id=number)

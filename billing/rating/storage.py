@@ -11,12 +11,13 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import func, select, tuple_
 
 from billing.prices import EVERY_LANE, PriceBook, PriceMissing
 from billing.prices.version import STORAGE
 from billing.rating.lines import RatedLine
 from billing.rollups import HOUR, LIMB
+from billing.seals import FORMS, seal_rows
 from billing.tables.rating import storage_event
 from billing.usage import InvalidUsage, check_period, period_bounds, period_of
 from storage.database import Database
@@ -57,9 +58,14 @@ async def record_storage(database: Database, book: PriceBook, hours: Sequence[St
         rows.append(row | {"cost_pico": cost})
     if not rows:
         return 0
-    new = database.insert(storage_event).on_conflict_do_nothing().returning(storage_event.c.hour)
+    key = tuple_(*(storage_event.c[name] for name in FORMS["storage_event"].key))
+    new = database.insert(storage_event).on_conflict_do_nothing().returning(*storage_event.primary_key)
     async with database.transaction() as session:
-        return len((await session.execute(new, rows)).all())
+        made = (await session.execute(new, rows)).all()
+        if made:
+            # of the tenants whose hours these are
+            await seal_rows(session, storage_event, key.in_([tuple(row) for row in made]))
+        return len(made)
 
 
 async def storage_lines(database: Database, book: PriceBook, tenant_id: UUID, period: str) -> list[RatedLine]:

@@ -11,6 +11,7 @@ from sqlalchemy import insert, select
 from billing.prices import PriceBook, PriceMissing
 from billing.prices.grid import amount
 from billing.rating.terms import InvalidTerms, Terms
+from billing.seals import seal_rows
 from billing.tables.rating import contract_terms
 from billing.usage import check_period, period_of
 from storage.database import Database
@@ -65,6 +66,7 @@ class Contracts:
         async with self._database.transaction() as session:
             made = await session.execute(insert(contract_terms).values(values).returning(contract_terms.c.id))
             number: int = made.scalar_one()
+            await seal_rows(session, contract_terms, contract_terms.c.id == number)
         return number
 
     async def of(self, tenant_id: UUID, period: str) -> Terms:

@@ -111,6 +111,7 @@ async def test_the_audit_notices_a_rollup_or_an_entry_that_differs(database: Dat
             await session.execute(text("DROP TRIGGER immutable_ledger_entry_update"))
         await session.execute(text("UPDATE ledger_entry SET amount_pico = amount_pico + 1 WHERE credit = 'revenue'"))
     assert sorted({f.what for f in await check(database)}) == [
+        "a row of the books was altered",
         "the ledger is not the balance",
         "the ledger is not the sum of the events",
         "what is left of a grant is not what its entries say",
