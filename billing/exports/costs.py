@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
+from uuid import UUID
 
+import msgspec
 from sqlalchemy import func, select
 
 from billing.exports.columns import Column
@@ -14,14 +16,17 @@ from billing.rating.lines import RatedLine
 from billing.rating.usage_lines import Used, lines_of
 from billing.rollups import HOUR, LIMB, SUMS
 from billing.tables.money import rollup_hour
-from billing.usage import METERS
+from billing.usage import METERS, period_bounds
 
 DAY = 24 * HOUR
 _OF = rollup_hour.c
 
 
-async def rated_groups(reading: Reading, asked: Asked, width: int) -> AsyncIterator[list[tuple[Any, str, RatedLine]]]:
-    """Each group of rollups with its currency and lines: a span of `width` microseconds of a key's use of a model.
+async def rated_groups(
+    reading: Reading, asked: Asked, width: int, before: int | None = None
+) -> AsyncIterator[list[tuple[Any, str, RatedLine]]]:
+    """Each group of rollups with its currency and lines: a span of `width` microseconds of a key's use of a model; of
+    hours `before` an instant alone, if one is given.
 
     In the order of tenant, time, project, key, model, lane, tier and version. Raises CostMismatch.
     """
@@ -43,6 +48,8 @@ async def rated_groups(reading: Reading, asked: Asked, width: int) -> AsyncItera
         .group_by(*shown)
         .order_by(*groups)
     )
+    if before is not None:
+        query = query.where(_OF.hour < before)
     if asked.tenant_id is not None:  # else all tenants: an export of the whole installation
         query = query.where(_OF.tenant_id == asked.tenant_id)
     async for portion in reading.portions(query):
@@ -62,6 +69,16 @@ async def rated_groups(reading: Reading, asked: Asked, width: int) -> AsyncItera
             lines = lines_of([used], {version.id: version}, row.start, row.start + width)
             rated += [(row, version.currency, line) for line in lines]
         yield rated
+
+
+async def taken_back(reading: Reading, asked: Asked, tenant_id: UUID) -> int:
+    """What the period takes back of the tenant's earlier usage, in pico-units: 0 or less. Raises CostMismatch."""
+    first, _ = period_bounds(asked.period)
+    mine = msgspec.structs.replace(asked, tenant_id=tenant_id)
+    back = 0
+    async for rated in rated_groups(reading, mine, HOUR, before=first):
+        back += sum(min(0, line.exact_pico) for _, _, line in rated)
+    return back
 
 
 async def _rows(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:

@@ -17,7 +17,7 @@ import msgspec
 from sqlalchemy import select
 
 from billing.exports.columns import Column
-from billing.exports.costs import rated_groups
+from billing.exports.costs import rated_groups, taken_back
 from billing.exports.datasets import Asked, Dataset, Reading
 from billing.exports.focus_credit import RETURNED, Cover, CreditMoved, cover_of, covered, credit_moved, returned
 from billing.exports.invoices import documents, in_pico, midnight
@@ -146,8 +146,8 @@ async def _cost_and_usage(reading: Reading, asked: Asked) -> AsyncIterator[Seque
                 if bill:
                     cover = Cover.of_invoice(bill.document, bill.lines)
                 else:
-                    given, paid = await of_uninvoiced(reading.session, tenant_id, asked.period)
-                    cover = Cover({None: paid})
+                    cost, given, paid = await of_uninvoiced(reading.session, tenant_id, asked.period)
+                    cover = Cover.of_uninvoiced(cost, paid, await taken_back(reading, asked, tenant_id))
                     rows += [_given(asked, tenant_id, currency, given)] if given else []
             billed_by = bill.line_of(row.project_id, row.start, line) if bill else None
             lane = "" if line.lane == "standard" else f"/{line.lane}"

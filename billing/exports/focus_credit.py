@@ -102,8 +102,10 @@ class Cover:
     """What was paid in advance of each line's usage, in pico-units by the line's number (None: of what no invoice has
     yet), used up row by row in their order."""
 
-    def __init__(self, left: Mapping[int | None, int]) -> None:
+    def __init__(self, left: Mapping[int | None, int], back: int = 0) -> None:
+        """`back`: what went back to what was paid in advance, a negative number, of usage that no invoice has yet."""
         self._left = dict(left)
+        self._back = back
 
     @classmethod
     def of_invoice(cls, document: Any, lines: Sequence[Any]) -> Cover:
@@ -111,8 +113,19 @@ class Cover:
         paid = covered(document, lines)
         return cls({line.n: cover_of(line, paid[line.n], document.currency) for line in lines if line.n in paid})
 
+    @classmethod
+    def of_uninvoiced(cls, cost: int, paid: int, taken_back: int) -> Cover:
+        """Of usage that no invoice has yet. It costs so much, with what is `taken_back` of earlier usage (0 or less) in
+        it, and so much of that was paid in advance: all that is taken back was, unless nothing was."""
+        covered = min(cost - taken_back, paid - taken_back) if paid else 0
+        return cls({None: covered}, paid - covered)
+
     def billed(self, n: int | None, pico: int) -> int:
         """What is to be billed of a row of line `n` that costs so much."""
+        if pico < 0 and n is None:
+            back = max(self._back, pico)
+            self._back -= back
+            return pico - back
         paid = min(self._left.get(n, 0), max(pico, 0))
         if paid:
             self._left[n] -= paid

@@ -41,12 +41,13 @@ async def standing(session: AsyncSession, tenant_id: UUID, period: str, used: in
     return Standing(given_here, min(until_here, paid) - prepaid, carry, prepaid_carry, row.currency)
 
 
-async def of_uninvoiced(session: AsyncSession, tenant_id: UUID, period: str) -> tuple[int, int]:
-    """Of a period's usage that no invoice has billed yet, in pico-units: what was given, what was paid in advance."""
+async def of_uninvoiced(session: AsyncSession, tenant_id: UUID, period: str) -> tuple[int, int, int]:
+    """Of a period's usage that no invoice has billed yet, in pico-units: what it costs, what of that was given and what
+    was paid in advance; less than 0 where more of earlier usage is taken back than is used."""
     _, _, _, _, prepaid, settled = await _invoiced(session, tenant_id)
     row = (await session.execute(select(balance).where(balance.c.tenant_id == tenant_id))).one_or_none()
     if row is None:
-        return 0, 0
+        return 0, 0, 0
     of, by_period = rollup_hour.c, await _given(session, tenant_id)
     billed = select(invoice.c.period).where(*_counts(tenant_id))
     used = select(of.period, func.sum(of.cost_high), func.sum(of.cost_low)).group_by(of.period)
@@ -56,7 +57,8 @@ async def of_uninvoiced(session: AsyncSession, tenant_id: UUID, period: str) -> 
     }
     here = to_pay.pop(period, 0)
     left = _paid(row, by_period, settled) - prepaid - sum(to_pay.values())
-    return by_period.get(period, 0), max(0, min(left, here))
+    given = by_period.get(period, 0)
+    return here + given, given, max(0, min(left, here)) if here > 0 else min(0, max(left, here))
 
 
 def _paid(row: Any, given: dict[str, int], settled: int) -> int:

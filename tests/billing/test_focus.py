@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from billing.adjustments import adjust
 from billing.balances import Balances
 from billing.exports.datasets import Asked, Names
 from billing.exports.files import Manifest, Order, dataset_of, export
@@ -22,7 +23,7 @@ from billing.money import format_pico
 from billing.prices import PriceBook
 from billing.usage import Usage
 from storage.database import Database
-from tests.billing.invoices.books import Customer
+from tests.billing.invoices.books import Customer, set_clock
 from tests.billing.invoices.documents import BUYER
 from tests.billing.money import Tenant
 from tests.billing.recorded import record
@@ -177,3 +178,35 @@ async def test_what_was_paid_in_advance_is_billed_once_before_and_after_the_invo
     assert again[:2] == october[:2]
     assert {row["InvoiceId"] for row in again[2]} == {""}
     assert (await billed("2026-11", "later"))[:2] == november[:2]
+
+
+async def test_what_is_taken_back_of_prepaid_usage_is_not_billed(database: Database, tmp_path: Path) -> None:
+    customer, book = await Customer.make(database, 10**13), PriceBook(database)
+    (used,) = await customer.use("2026-10-03", Usage(output=1_000_000))
+    await customer.invoice("2026-10")
+    set_clock(database, "2026-11-10")
+    await adjust(database, book, customer.id, used.id, {"output": -500_000}, reason="r")
+
+    async def costs(step: str) -> list[tuple[Decimal, Decimal]]:
+        path = tmp_path / f"{step}.csv"
+        await _export(database, "focus", path, "2026-11", Names({customer.id: "acme"}, {}))
+        _judge("validate", str(path), "--dataset", "cost-and-usage")
+        rows = [row for row in _rows(path) if row["SkuId"]]
+        assert {row["ChargeClass"] for row in rows if row["EffectiveCost"].startswith("-")} == {"Correction"}
+        return [(Decimal(row["BilledCost"]), Decimal(row["EffectiveCost"])) for row in rows]
+
+    assert await costs("alone") == [(0, Decimal("-0.8"))]
+    await customer.use("2026-11-12", Usage(output=2_000_000))
+    assert await costs("beside usage") == [(0, Decimal("-0.8")), (0, Decimal("3.2"))]
+
+
+async def test_what_is_taken_back_of_usage_to_be_paid_is_taken_off_the_bill(database: Database, tmp_path: Path) -> None:
+    customer, book = await Customer.make(database), PriceBook(database)
+    (used,) = await customer.use("2026-10-03", Usage(output=1_000_000))
+    await customer.invoice("2026-10")
+    set_clock(database, "2026-11-10")
+    await adjust(database, book, customer.id, used.id, {"output": -500_000}, reason="r")
+    await customer.use("2026-11-12", Usage(output=2_000_000))
+    path = tmp_path / "focus.csv"
+    await _export(database, "focus", path, "2026-11", Names({customer.id: "acme"}, {}))
+    assert [Decimal(row["BilledCost"]) for row in _rows(path)] == [Decimal("-0.8"), Decimal("3.2")]
