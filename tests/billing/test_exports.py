@@ -124,6 +124,11 @@ async def test_usage_says_every_request_in_every_format(database: Database, tmp_
     assert [line[exact] for line in sheet[1:]] == [row["cost"] for row in rows]
     assert all(abs(Decimal(line[exact - 1]) - Decimal(line[exact])) < Decimal("1e-12") for line in sheet[1:])
     assert FORMULA in {line[sheet[0].index("project")] for line in sheet}  # text there, whatever it looks like
+    with zipfile.ZipFile(workbook) as parts:
+        content = parts.read("xl/worksheets/sheet1.xml")
+    assert len(sheet) == 61
+    assert b"<f>" not in content
+    assert b"<hyperlink" not in content
 
 
 @pytest.mark.parametrize("form", FORMATS)
