@@ -111,7 +111,7 @@ class Worker:
             model=hold.model, model_digest="digest", lane=hold.lane, price_version=hold.price_version,
             admitted_at=hold.admitted_at, finished_at=hold.admitted_at, period=hold.period, status="ok", reason="stop",
             delivery="confirmed", source="gateway", replica="r", sequence=0, attempt=1, counts=COUNTS, usage=USAGE,
-            cost_pico=self._cost,
+            cost_pico=self._cost, hold_batch=hold.batch,
         )  # fmt: skip
 
 

@@ -198,7 +198,7 @@ def _verdict(deployment: Deployment, answers: list[Answer]) -> dict[str, Any]:
         "unconfirmed": unconfirmed,
         "unconfirmed_percent": round(100 * unconfirmed / max(1, len(events)), 2),
         "from_journals": sum(row.source == "journal" for row in rows),
-        "open_holds": deployment.query("SELECT count(*) FROM hold")[0][0],
+        "open_holds": deployment.query("SELECT coalesce(sum(open), 0) FROM hold_batch")[0][0],
         "findings": [json.loads(line) for line in audits["money"].stdout.splitlines()],
         "money_is_right": audits["money"].returncode == 0,
         "counts_are_equal": audits["counts"].returncode == 0,

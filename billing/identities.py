@@ -10,11 +10,13 @@ from uuid import UUID
 
 from sqlalchemy import select
 
-from billing.tables.money import ended_hold, grant, hold, ledger_txn, usage_fact
+from billing.holds.finding import open_hold
+from billing.tables.money import ended_hold, grant, ledger_txn, usage_fact
 from storage.database import Database
 
-_STANDS_FOR = (usage_fact.c.id, hold.c.request_id, ended_hold.c.request_id, grant.c.id, ledger_txn.c.id)
-"""Where an id may stand: usage and its adjustments, requests that run or ended without usage, money in and out."""
+_STANDS_FOR = (usage_fact.c.id, ended_hold.c.request_id, grant.c.id, ledger_txn.c.id)
+"""Where an id may stand, beside open holds: usage and its adjustments, requests that ended without usage, money in and
+out."""
 
 
 class IdReused(ValueError):
@@ -33,3 +35,5 @@ async def check_free(database: Database, identity: UUID, what: str) -> None:
         for column in _STANDS_FOR:  # all tenants: an id is one for all of them
             if await session.scalar(select(column).where(column == identity)) is not None:
                 raise IdReused(identity, what)
+        if await open_hold(session, identity) is not None:
+            raise IdReused(identity, what)

@@ -24,7 +24,7 @@ from billing.epochs import Epoch, epochs_before
 from billing.event_columns import EventColumns
 from billing.seals import seal_rows
 from billing.tables.chain import usage_chain
-from billing.tables.money import hold, rollup_hour
+from billing.tables.money import hold_batch, rollup_hour
 from billing.tables.periods import CLOSING_LOCK, billing_period
 from billing.usage import check_period, period_of
 from storage.base import from_instant, to_instant
@@ -182,7 +182,7 @@ class Periods:
         """The first period in which anything was admitted."""
         # all tenants: the calendar is everybody's
         settled = await session.scalar(select(func.min(rollup_hour.c.period)))
-        held = await session.scalar(select(func.min(hold.c.admitted_at)))
+        held = await session.scalar(select(func.min(hold_batch.c.admitted_at)))
         return min(filter(None, (settled, period_of(held) if held else None)), default=None)
 
     async def _get(self, session: AsyncSession, period: str) -> Period:
@@ -192,7 +192,9 @@ class Periods:
     async def _waiting(self, session: AsyncSession, period: str) -> Waiting:
         # all tenants: a period closes for everybody
         starts_at, ends_at = bounds(period)
-        open_holds = select(func.count()).where(hold.c.admitted_at >= starts_at, hold.c.admitted_at < ends_at)
+        of = hold_batch.c
+        open_holds = select(func.coalesce(func.sum(of.open), 0))
+        open_holds = open_holds.where(of.admitted_at >= starts_at, of.admitted_at < ends_at)
         earlier = select(billing_period.c.period).where(billing_period.c.period < period)
         return Waiting(
             (await session.execute(open_holds)).scalar_one(),

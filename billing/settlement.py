@@ -59,7 +59,7 @@ async def settle(database: Database, book: PriceBook, records: Sequence[Settleme
     written.
     """
     given = [record for record in records if isinstance(record, UsageEvent)]
-    releases = {record.request_id for record in records if isinstance(record, Release)}
+    releases = {record.request_id: record.hold_batch for record in records if isinstance(record, Release)}
     columns = EventColumns({event.id: event for event in reversed(given)}.values())  # the first of each
     versions = await _versions(book, set(columns.numbers["price_version"].tolist()))
     await months.ensure_for(database, columns.ids)
@@ -81,7 +81,7 @@ async def _settle(
     versions: dict[int, PriceVersion],
     numbers: Mapping[Traits, int],
     columns: EventColumns,
-    releases: set[UUID],
+    releases: Mapping[UUID, UUID | None],
 ) -> Settled:
     """Settle events that are not there yet. Raises EventsThere if one is."""
     currencies = await books.currencies([UUID(int=tenant) for tenant in {tenant for tenant, *_ in columns.owners}])
@@ -92,12 +92,13 @@ async def _settle(
     columns = await book_late(books, columns)
     rows = EventRows(columns, numbers)
     rolled, chained = await books.write_events(rows, lambda: (roll_up(columns), batches(rows)))
-    ids = [event.id for event in columns.events]
-    settled = await books.holds.end(ids, "settled")
-    released = await books.holds.end(releases - set(ids), "released") if releases else []
+    used = {event.id: event.hold_batch for event in columns.events}
+    settled = await books.holds.end(used, "settled")
+    unused = {request: batch for request, batch in releases.items() if request not in used}
+    released = await books.holds.end(unused, "released")
     await books.roll_up(rolled)
     await books.chain(chained)
-    unheld = len(ids) > sum(some.requests for some in settled)
+    unheld = len(used) > sum(some.requests for some in settled)
     await _post(books, rolled, [*settled, *released], columns.events, currencies, unheld=unheld)
     await refuse(books, refused)
     return Settled(written=len(columns), released=sum(some.requests for some in released), refused=len(refused))

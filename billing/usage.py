@@ -211,7 +211,8 @@ class UsageEvent(msgspec.Struct, frozen=True, tag="event"):
     Instants are microseconds since the Unix epoch. `period` was fixed by the database's clock at admission. `sequence`
     is the replica's journal sequence, 0 if the journal has none. `context_from` is the lower bound, in tokens of the
     prompt, of the context tier that priced it. An adjustment has the id of the event that it `corrects`: nothing was
-    counted for it, and its usage (a SignedUsage) and cost are what changes.
+    counted for it, and its usage (a SignedUsage) and cost are what changes. `hold_batch` is where the request's hold is
+    kept, if that is known: it is for who ends the hold, and is not recorded.
     """
 
     id: UUID
@@ -237,6 +238,7 @@ class UsageEvent(msgspec.Struct, frozen=True, tag="event"):
     cost_pico: int
     context_from: int = 0
     corrects: UUID | None = None
+    hold_batch: UUID | None = None
 
     def __post_init__(self) -> None:
         check_period(self.period)
@@ -273,6 +275,7 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
 
     request_id: UUID
     reason: str
+    hold_batch: UUID | None = None
 
 
 Settlement: TypeAlias = UsageEvent | Release

@@ -65,9 +65,9 @@ class Leftovers:
         await self._until(lambda: all(link.hello for link in self._fleet.links))
         await asyncio.sleep(self._patience)
         await self._until(lambda: self._spool.drained and not self._recovering())
-        left = open_before & await self._open()
-        for request_id in left:
-            await self._recorder.release(request_id, "the gateway died before anything was done")
+        left = {request: batch for request, batch in (await self._open()).items() if request in open_before}
+        for request, batch in left.items():
+            await self._recorder.release(request, "the gateway died before anything was done", batch)
         if left:
             log.warning("gave back the holds of requests that an earlier start never sent", holds=len(left))
 
@@ -76,9 +76,9 @@ class Leftovers:
         while not condition():  # noqa: ASYNC110  # the state of many things, seldom waited for
             await asyncio.sleep(_PAUSE_S)
 
-    async def _open(self) -> set[UUID]:
+    async def _open(self) -> dict[UUID, UUID]:
         while True:
             try:
-                return set(await self._holds.open_of(self._gateway))
+                return await self._holds.open_of(self._gateway)
             except DatabaseUnavailable:
                 await asyncio.sleep(_PAUSE_S)

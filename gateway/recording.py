@@ -62,6 +62,7 @@ def event_of(hold: Hold, terms: Terms, price: PriceVersion, counts: EngineCounts
         usage=usage,
         cost_pico=price.cost(usage, hold.lane),
         context_from=price.context_from(usage.prompt, hold.lane),
+        hold_batch=hold.batch,
     )
 
 
@@ -102,6 +103,6 @@ class Recorder:
         """Like `release`, tried once: for a hold that may not even exist, and expires if it does."""
         await self.once(Release(request_id, reason))
 
-    async def release(self, request_id: UUID, reason: str) -> None:
+    async def release(self, request_id: UUID, reason: str, hold_batch: UUID | None = None) -> None:
         """Record that nothing was done: the hold is to be given back."""
-        await self.until_durable(Release(request_id, reason))
+        await self.until_durable(Release(request_id, reason, hold_batch))

@@ -101,13 +101,13 @@ class RequestOwner:
         hold = await self._reserve()
         prepared = self.prepared
         if self._unwanted():
-            await around.recorder.release(self.request_id, "ended before it began")
+            await around.recorder.release(self.request_id, "ended before it began", hold.batch)
             raise self._failure or Interrupted("The client left.")
         try:
             exchange = self._dispatch(hold)
         except Failure as failure:
             self.delivery.fail(failure)
-            await around.recorder.release(self.request_id, "no replica")
+            await around.recorder.release(self.request_id, "no replica", hold.batch)
             return
         self.stage = "running"
         self._arm(around.admission.lifetimes.request + _DEADLINE_GRACE)
@@ -179,7 +179,7 @@ class RequestOwner:
             fleet.choose(prepared.model.name, generate.version), scopes, generate
         )
         if in_slices:
-            self._slices = Slices(self._around.admission, prepared, self._paid)
+            self._slices = Slices(self._around.admission, prepared, hold, self._paid)
             exchange.pay(self._slices.paid, wish=wish)
         return exchange
 
@@ -247,7 +247,7 @@ class RequestOwner:
         counts = done.counts if known and done else seen(self._began.counts if self._began else None, exchange.received)
         sequence = done.sequence if done else 0
         if not known and not counts.prompt and not counts.output:
-            await around.recorder.release(self.request_id, ending.reason)
+            await around.recorder.release(self.request_id, ending.reason, hold.batch)
             return
         delivered = self._choices.tokens if ending.status == "ok" else self.delivery.delivered
         event = event_of(

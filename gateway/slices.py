@@ -14,6 +14,7 @@ from collections.abc import Callable
 import structlog
 
 from billing.holds.decisions import HoldEnded, InsufficientFunds
+from billing.holds.records import Hold
 from billing.money import InvalidMoney
 from gateway.admission.admission import Admission, Prepared
 from storage.database import DatabaseUnavailable
@@ -29,13 +30,14 @@ class Slices:
     """What of one request is paid for: `paid` output tokens of each choice. `changed` is called when that has grown, or
     when it is `final`."""
 
-    def __init__(self, admission: Admission, prepared: Prepared, changed: Callable[[], None]) -> None:
+    def __init__(self, admission: Admission, prepared: Prepared, hold: Hold, changed: Callable[[], None]) -> None:
         self.paid = prepared.held_output
         self.final = False
         """No more is to be had, although the answer might be longer."""
         self._whole = prepared.sampling.max_tokens
         self._admission = admission
         self._prepared = prepared
+        self._hold = hold
         self._changed = changed
         self._longest = 0
         self._task: asyncio.Task[None] | None = None
@@ -74,7 +76,7 @@ class Slices:
         end = time.monotonic() + _PATIENCE_S
         while True:
             try:
-                await self._admission.top_up(self._prepared, output)
+                self._hold = await self._admission.top_up(self._prepared, self._hold, output)
             except DatabaseUnavailable:
                 if time.monotonic() >= end:
                     return False

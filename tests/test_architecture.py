@@ -39,7 +39,7 @@ HEAVY = {"torch", "triton", "transformers"}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 # Where a query may be written. Elsewhere in the gateway, rows come from a repository or from billing.
 QUERY_MODULES = ("storage/", "billing/", "migrations/", "gateway/tenancy/repositories.py")
-TENANT_TABLES = ("usage_event", "usage_fact", "hold", "balance", "grant", "project", "api_key")
+TENANT_TABLES = ("usage_event", "usage_fact", "hold_batch", "balance", "grant", "project", "api_key")
 
 
 def modules(room: str = "") -> Iterator[Path]:

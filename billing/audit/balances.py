@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -11,12 +12,26 @@ import msgspec
 from sqlalchemy import func, select
 
 from billing.audit.scope import Scope
-from billing.holds.records import grants_in, split, unpack
+from billing.holds.batches import Batch
+from billing.holds.finding import COLUMNS
+from billing.holds.records import grants_in, split, unpack, unpack_all
 from billing.rollups import LIMB
-from billing.tables.money import balance, ended_hold, grant, grant_balance, hold, ledger_entry, usage_event
+from billing.tables.money import (
+    balance,
+    ended_hold,
+    grant,
+    grant_balance,
+    hold_batch,
+    ledger_entry,
+    usage_event,
+    usage_fact,
+)
+from storage.bulk import one_of
 
 HELD_IN = ("prepaid", "promo", "restricted")
 """Where what is left of grants stands."""
+_AT_ONCE = 1000
+_ENDS = ((usage_fact.c.id, "it has usage"), (ended_hold.c.request_id, "it was released or expired"))
 LEFT = tuple(grant_balance.c[name] for name in ("remaining", "used", "gone", "held"))
 
 
@@ -113,12 +128,13 @@ async def _held(scope: Scope) -> tuple[dict[UUID, int], dict[UUID, int]]:
     more than it can count."""
     balances: dict[UUID, int] = defaultdict(int)
     grants: dict[UUID, int] = defaultdict(int)
-    query = select(hold.c.tenant_id, hold.c.amount_pico, hold.c.budgets)  # all tenants: an audit is of the whole house
-    async for tenant, amount, sources in await scope.session.stream(query):
+    of = hold_batch.c  # all tenants: an audit is of the whole house
+    query = select(of.tenant_id, of.amount_pico, of.sources, of.open)
+    async for tenant, amount, sources, holds in await scope.session.stream(query):
         counted_on = grants_in(sources)
-        balances[tenant] += amount - sum(counted_on.values())
+        balances[tenant] += amount - holds * sum(counted_on.values())
         for one, pico in counted_on.items():
-            grants[one] += pico
+            grants[one] += holds * pico
     return balances, grants
 
 
@@ -136,19 +152,46 @@ def _is_as_asked(row: Any) -> bool:
     return same and lasts and row.amount_pico >= asked.amount_pico
 
 
+def _are_as_asked(batch: Batch) -> bool:
+    """Whether a row of open holds is what their requests and their amounts say; these may have been raised since."""
+    try:
+        split(batch.sources), grants_in(batch.sources)
+        amounts, ever = batch.amounts(), {one.request_id: one for one in unpack_all(batch.requests)}
+        asked = {request: ever[UUID(bytes=request)] for request in amounts}
+    except (msgspec.MsgspecError, struct.error, ValueError, KeyError):
+        return False
+    lifetimes = {one.lifetime_s * 1_000_000 for one in ever.values()}
+    lasts = batch.expires_at - batch.admitted_at
+    return (
+        (batch.first, batch.last) == (min(ever), max(ever))
+        and {(batch.tenant_id, batch.gateway)} == {(one.tenant_id, one.gateway) for one in ever.values()}
+        and (batch.open, batch.amount_pico) == (len(amounts), sum(amounts.values()))
+        and all(amounts[request] >= one.amount_pico for request, one in asked.items())
+        and lasts in lifetimes
+        and all(lasts <= one.lifetime_s * 1_000_000 for one in asked.values())
+    )
+
+
 async def check_holds(scope: Scope) -> None:
     """Each hold there ever was is open, or ended once: by usage, released or expired. All tenants."""
-    ends = ((usage_event.c.id, "it has usage"), (ended_hold.c.request_id, "it was released or expired"))
-    for end, detail in ends:
-        for request in await scope.session.scalars(select(hold.c.request_id).where(hold.c.request_id == end)):
-            scope.found("a hold that ended is still open", request, detail)
-    for table in (hold, ended_hold):
-        async for row in await scope.session.stream(select(table)):
-            if not _is_as_asked(row):
-                scope.found("a hold was altered", row.request_id, "it is not what was asked for")
-    late = select(ended_hold.c.request_id).where(ended_hold.c.request_id == usage_event.c.id)
+    async for row in await scope.session.stream(select(ended_hold)):
+        if not _is_as_asked(row):
+            scope.found("a hold was altered", row.request_id, "it is not what was asked for")
     found: dict[UUID, int] = defaultdict(int)
-    for tenant in (hold.c.tenant_id, ended_hold.c.tenant_id, usage_event.c.tenant_id):
+    some: list[UUID] = []
+    async for row in await scope.session.stream(select(*COLUMNS)):
+        batch = Batch(*row)
+        found[batch.tenant_id] += batch.open
+        if _are_as_asked(batch):
+            some += [UUID(bytes=request) for request in batch.ids()]
+        else:
+            scope.found("a hold was altered", batch.id, "these holds are not what was asked for")
+        if len(some) >= _AT_ONCE:
+            await _check_open(scope, some)
+            some = []
+    await _check_open(scope, some)
+    late = select(ended_hold.c.request_id).where(ended_hold.c.request_id == usage_event.c.id)
+    for tenant in (ended_hold.c.tenant_id, usage_event.c.tenant_id):
         counts = select(tenant, func.count()).group_by(tenant)
         if tenant is usage_event.c.tenant_id:
             counts = counts.where(~late.exists(), usage_event.c.corrects.is_(None))
@@ -158,3 +201,10 @@ async def check_holds(scope: Scope) -> None:
         if found[tenant] != holds:
             detail = f"{holds} were taken; {found[tenant]} are open, were settled, released or expired"
             scope.found("a tenant's holds did not each end once", tenant, detail)
+
+
+async def _check_open(scope: Scope, requests: list[UUID]) -> None:
+    """None of these requests, whose holds are open, has usage, or a hold that ended."""
+    for end, detail in _ENDS:
+        for request in await scope.session.scalars(select(end).where(one_of(scope.database, end, requests))):
+            scope.found("a hold that ended is still open", request, detail)

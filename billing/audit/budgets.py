@@ -12,16 +12,17 @@ from billing.budgets.books import WINDOW
 from billing.budgets.windows import BudgetWindow
 from billing.holds.records import split
 from billing.tables.budgets import budget, budget_charge, budget_window
-from billing.tables.money import balance, hold, usage_fact
+from billing.tables.money import balance, hold_batch, usage_fact
 
 
 async def check_budgets(scope: Scope) -> None:
     """What each window holds and has spent must be what open holds and counted events add up to (with what is
     forgotten of those), for every tenant."""
     held: dict[UUID, int] = defaultdict(int)
-    open_holds = select(hold.c.tenant_id, hold.c.budgets, func.sum(hold.c.amount_pico)).where(hold.c.budgets != "")
-    for _, budgets, amount in await scope.session.execute(open_holds.group_by(hold.c.tenant_id, hold.c.budgets)):
-        for identity in split(budgets):
+    some = hold_batch.c
+    open_holds = select(some.tenant_id, some.sources, func.sum(some.amount_pico)).where(some.sources != "")
+    for _, sources, amount in await scope.session.execute(open_holds.group_by(some.tenant_id, some.sources)):
+        for identity in split(sources):
             held[identity] += int(amount)
     spent: dict[UUID, int] = defaultdict(int)
     counted = budget_charge.outerjoin(usage_fact, usage_fact.c.id == budget_charge.c.request_id)

@@ -1,14 +1,25 @@
-"""What of the books is about holds: taking them, finding them, ending them."""
+"""What of the books is about holds: taking them, finding them, ending them. Each database says how rows are read and
+written; what becomes of them is the same on both."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import TypeAlias
 from uuid import UUID
 
 import msgspec
 
-from billing.holds.records import Hold, HoldRequest, grants_in
+from billing.holds.batches import Asked, Batch, NewBatch, together
+from billing.holds.records import Hold, HoldRequest, grants_in, join
+from storage.base import new_id
+
+Places: TypeAlias = Mapping[UUID, UUID | None]
+"""The batch of each request's hold, as far as it is known."""
+
+_number = attrgetter("int")
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -37,29 +48,171 @@ class Ended(msgspec.Struct, frozen=True):
         return grants_in(self.budgets)
 
 
-class HoldBooks(Protocol):
+class Kept(msgspec.Struct, frozen=True):
+    """A hold that ended without usage, as its row says it."""
+
+    hold: Hold
+    request: HoldRequest
+
+
+class HoldBooks(ABC):
     """Holds in the transaction of the books that they belong to (`billing.books`, where the order of locks stands)."""
 
-    async def open_now(self, requests: Collection[UUID]) -> list[Hold]:
-        """Those of the requests' holds that are open."""
+    async def locked(self, places: Places) -> list[Hold]:
+        """Those of the requests' holds that are open, locked until the end: before their balances, as whoever ends them
+        does."""
+        found = await self._holding(places, whole=True)
+        return [hold for batch, ids in found for hold in batch.holds() if hold.request_id.bytes in ids]
 
-    async def locked(self, requests: Collection[UUID]) -> list[Hold]:
-        """Like `open_now`, and locked until the end: before their balances, as whoever ends them does."""
+    async def take(self, made: Sequence[tuple[HoldRequest, Hold]], held: Mapping[UUID, int]) -> dict[UUID, UUID]:
+        """Write new holds, all of one instant, and add to what is held of locked balances: the database refuses what is
+        not covered. Returns the batch of each."""
+        if not made:
+            return {}
+        new = together(Asked(asked, one.amount_pico, join(one.budgets, one.grants)) for asked, one in made)
+        await self._write(new, made[0][1].admitted_at)
+        count: dict[UUID, int] = {}
+        for asked, _ in made:
+            count[asked.tenant_id] = count.get(asked.tenant_id, 0) + 1
+        await self._hold_back([(tenant, pico, count[tenant]) for tenant, pico in held.items()])
+        return {request: batch.id for batch in new for request in batch.ids}
 
-    async def ended(self, requests: Collection[UUID]) -> set[UUID]:
-        """Those of the requests that had a hold which ended, whatever became of it."""
+    async def amend(self, changed: Collection[Hold]) -> list[Hold]:
+        """Let locked holds be of these amounts, from these sources; balances and grants are saved apart. Returns them
+        as they are now: one from other sources is in another batch."""
+        amended: list[Hold] = []
+        after: list[Batch] = []
+        wanted = {hold.request_id.bytes: hold for hold in changed}
+        for batch in await self._read({hold.batch for hold in changed if hold.batch is not None}, whole=True):
+            changes: dict[bytes, int | None] = {}
+            asked = batch.asked()
+            for id in batch.ids() & wanted.keys():
+                hold = wanted[id]
+                sources = join(hold.budgets, hold.grants)
+                if sources == batch.sources:
+                    changes[id] = hold.amount_pico
+                else:
+                    changes[id] = None
+                    (moved,) = together([Asked(asked[hold.request_id], hold.amount_pico, sources)])
+                    moved = msgspec.structs.replace(moved, id=new_id())  # the row that it leaves may have its own
+                    await self._write([moved], batch.admitted_at)
+                    hold = msgspec.structs.replace(hold, batch=moved.id)
+                amended.append(hold)
+            after.append(batch.amended(changes))
+        await self._save(after)
+        return amended
 
-    async def take(self, made: Sequence[tuple[HoldRequest, Hold]], held: Mapping[UUID, int]) -> None:
-        """Insert new holds, and add to what is held of locked balances. The database refuses what is not covered."""
+    async def end(self, places: Places, state: str) -> list[Ended]:
+        """Close those of the requests' holds that are open, as `settled`, `released` or `expired`: each ends once."""
+        if not places:
+            return []
+        kept: list[Kept] = []
+        after: list[Batch] = []
+        totals: dict[tuple[UUID, str], tuple[int, int]] = {}
+        ids_of: dict[tuple[UUID, str], list[UUID]] = {}
+        for batch, ids in await self._holding(places, whole=state != "settled"):
+            if state != "settled":
+                asked = batch.asked()
+                kept += [Kept(one, asked[one.request_id]) for one in batch.holds() if one.request_id.bytes in ids]
+            left = batch.without(ids)
+            after.append(left)
+            of = (batch.tenant_id, batch.sources)
+            requests, amount = totals.get(of, (0, 0))
+            totals[of] = requests + len(ids), amount + batch.amount_pico - left.amount_pico
+            if batch.sources:
+                ids_of.setdefault(of, []).extend(UUID(bytes=id) for id in ids)
+        await self._save(after)
+        if kept:
+            await self._keep(kept, state)
+        return [Ended(of[0], *total, of[1], ids_of.get(of, ())) for of, total in totals.items()]
 
-    async def amend(self, changed: Collection[Hold]) -> None:
-        """Let locked holds be of these amounts, from these sources; balances and grants are saved apart."""
+    async def overdue(self, now: int, most: int) -> dict[UUID, UUID]:
+        """Open holds whose time had passed at `now`, of at most so many batches, with these; not those that someone
+        else is ending."""
+        due: dict[UUID, UUID] = {}
+        while not due and (batches := await self._overdue(now, most)):
+            later: list[Batch] = []
+            for batch in batches:
+                ends = {hold.request_id: hold.expires_at for hold in batch.holds()}
+                due |= {request: batch.id for request, end in ends.items() if end <= now}
+                if left := [end for end in ends.values() if end > now]:
+                    later.append(msgspec.structs.replace(batch, expires_at=min(left)))
+            await self._postpone(later)
+        return due
 
+    @abstractmethod
     async def budgets_of_ended(self, requests: Collection[UUID]) -> dict[UUID, str]:
         """The budgets of those of the requests that were released or expired and had any."""
 
-    async def end(self, requests: Collection[UUID], state: str) -> list[Ended]:
-        """Close those of the requests' holds that are open, as `settled`, `released` or `expired`: each ends once."""
+    async def _holding(self, places: Places, *, whole: bool) -> list[tuple[Batch, set[bytes]]]:
+        """The batches of these holds, locked, each with those of the holds that are open there."""
+        wanted = {request.bytes for request in places}
+        named = {batch for batch in places.values() if batch is not None}
+        batches = await self._read(named | await self._around([r for r, b in places.items() if b is None]), whole=whole)
+        found = _found(batches, wanted)
+        # ended by now, or raised from other sources by someone whose answer was lost
+        if moved := [request for request, batch in places.items() if batch is not None and request.bytes in wanted]:
+            others = await self._around(moved) - {batch.id for batch in batches}
+            found += _found(await self._read(others, whole=whole), wanted)
+        return found
 
-    async def overdue(self, now: int, most: int) -> list[UUID]:
-        """At most so many open holds whose time had passed at `now`; not those that someone else is ending."""
+    async def _around(self, requests: Sequence[UUID]) -> set[UUID]:
+        """The batches that may have the holds of these requests."""
+        if not requests:
+            return set()
+        numbers = sorted(map(_number, requests))
+        found = await self._between(UUID(int=numbers[0]), UUID(int=numbers[-1]))
+        return {id for id, first, last in found if _any_within(numbers, first.int, last.int)}
+
+    async def _save(self, after: Iterable[Batch]) -> None:
+        after = list(after)
+        if after:
+            await self._change([one for one in after if one.open], [one.id for one in after if not one.open])
+
+    @abstractmethod
+    async def _between(self, least: UUID, greatest: UUID) -> list[tuple[UUID, UUID, UUID]]:
+        """Id, first and last of the batches that may have ids between these."""
+
+    @abstractmethod
+    async def _read(self, batches: Collection[UUID], *, whole: bool) -> list[Batch]:
+        """These batches, locked in the order of their ids; with their requests, if `whole`."""
+
+    @abstractmethod
+    async def _overdue(self, now: int, most: int) -> list[Batch]:
+        """At most so many whole batches in which a hold may have expired, locked, but for those that others have."""
+
+    @abstractmethod
+    async def _write(self, new: Sequence[NewBatch], admitted_at: int) -> None:
+        """Add these rows."""
+
+    @abstractmethod
+    async def _change(self, changed: Sequence[Batch], gone: Sequence[UUID]) -> None:
+        """Save what is open in some rows, and delete others."""
+
+    @abstractmethod
+    async def _postpone(self, batches: Sequence[Batch]) -> None:
+        """Save when these rows expire."""
+
+    @abstractmethod
+    async def _hold_back(self, held: Sequence[tuple[UUID, int, int]]) -> None:
+        """Add an amount, and a number of holds, to what is held of each of these tenants' balances."""
+
+    @abstractmethod
+    async def _keep(self, ended: Sequence[Kept], state: str) -> None:
+        """Write holds that ended now without usage."""
+
+
+def _found(batches: Iterable[Batch], wanted: set[bytes]) -> list[tuple[Batch, set[bytes]]]:
+    """Which of the wanted holds each batch has; they are wanted no more."""
+    found = []
+    for batch in batches:
+        if ids := batch.ids() & wanted:
+            wanted -= ids
+            found.append((batch, ids))
+    return found
+
+
+def _any_within(numbers: Sequence[int], first: int, last: int) -> bool:
+    """Whether any of the sorted numbers is one of these."""
+    at = bisect_left(numbers, first)
+    return at < len(numbers) and numbers[at] <= last

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import bindparam, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.holds.books import Ended
-from billing.holds.records import Hold, HoldRequest, grants_in, join, pack, split, unpack
-from billing.tables.money import balance, ended_hold, hold, usage_fact
+from billing.holds.batches import Batch, NewBatch
+from billing.holds.books import HoldBooks, Kept
+from billing.holds.finding import COLUMNS
+from billing.holds.records import join, pack
+from billing.tables.money import balance, ended_hold, hold_batch
 from storage.base import Pico
 from storage.bulk import one_of
 from storage.database import Database
@@ -22,39 +24,22 @@ _HOLD_BACK = (
     .where(balance.c.tenant_id == bindparam("tenant"))
     .values(held=balance.c.held + bindparam("more", type_=Pico()), holds=balance.c.holds + bindparam("count"))
 )
-_AMEND = (
-    update(hold)
-    .where(hold.c.request_id == bindparam("request_"))
-    .values(amount_pico=bindparam("amount"), budgets=bindparam("sources"))
+_CHANGE = (
+    update(hold_batch)
+    .where(hold_batch.c.id == bindparam("batch"))
+    .values({name: bindparam(f"new_{name}") for name in ("open", "amount_pico", "entries")})
+)
+_POSTPONE = (
+    update(hold_batch).where(hold_batch.c.id == bindparam("batch")).values(expires_at=bindparam("new_expires_at"))
 )
 
 
-class SqliteHoldBooks:
+class SqliteHoldBooks(HoldBooks):
     """Holds in a session's transaction."""
 
     def __init__(self, database: Database, session: AsyncSession) -> None:
         self._database = database
         self._session = session
-
-    async def open_now(self, requests: Collection[UUID]) -> list[Hold]:
-        # all tenants: an id is repeated whoever sent it
-        query = select(hold.c.request, hold.c.admitted_at, hold.c.amount_pico, hold.c.budgets)
-        rows = await self._session.execute(query.where(one_of(self._database, hold.c.request_id, requests)))
-        return [
-            Hold.of(unpack(asked), at, amount, budgets=split(of), grants=grants_in(of))
-            for asked, at, amount, of in rows
-        ]
-
-    async def locked(self, requests: Collection[UUID]) -> list[Hold]:
-        return await self.open_now(requests)  # the whole database is locked
-
-    async def amend(self, changed: Collection[Hold]) -> None:
-        rows = [
-            {"request_": one.request_id, "amount": one.amount_pico, "sources": join(one.budgets, one.grants)}
-            for one in changed
-        ]
-        if rows:
-            await self._session.execute(_AMEND, rows)
 
     async def budgets_of_ended(self, requests: Collection[UUID]) -> dict[UUID, str]:
         # all tenants: usage that is late was admitted before
@@ -62,45 +47,67 @@ class SqliteHoldBooks:
         rows = await self._session.execute(query.where(one_of(self._database, ended_hold.c.request_id, requests)))
         return {row.request_id: row.budgets for row in rows}
 
-    async def ended(self, requests: Collection[UUID]) -> set[UUID]:
-        # all tenants: an id is repeated whoever sent it
-        found: set[UUID] = set()
-        for key in (ended_hold.c.request_id, usage_fact.c.id):
-            found |= set(await self._session.scalars(select(key).where(one_of(self._database, key, requests))))
-        return found
+    async def _between(self, least: UUID, greatest: UUID) -> list[tuple[UUID, UUID, UUID]]:
+        # all tenants: a journal knows requests alone
+        of = hold_batch.c
+        query = select(of.id, of.first, of.last).where(of.first <= greatest, of.last >= least)
+        return [(row.id, row.first, row.last) for row in await self._session.execute(query)]
 
-    async def take(self, made: Sequence[tuple[HoldRequest, Hold]], held: Mapping[UUID, int]) -> None:
-        await self._session.execute(insert(hold), [_row(asked, new) for asked, new in made])
-        count = Counter(asked.tenant_id for asked, _ in made)
-        more = [{"tenant": tenant, "more": pico, "count": count[tenant]} for tenant, pico in held.items()]
-        await self._session.execute(_HOLD_BACK, more)
+    async def _read(self, batches: Collection[UUID], *, whole: bool) -> list[Batch]:
+        # all tenants: a journal knows requests alone
+        columns = COLUMNS if whole else [column for column in COLUMNS if column.name != "requests"]
+        wanted = one_of(self._database, hold_batch.c.id, batches)
+        rows = await self._session.execute(select(*columns).where(wanted).order_by(hold_batch.c.id))
+        return [Batch(*row) for row in rows]
 
-    async def end(self, requests: Collection[UUID], state: str) -> list[Ended]:
-        if not requests:
-            return []
-        ending = delete(hold).where(one_of(self._database, hold.c.request_id, requests)).returning(hold)
-        rows = (await self._session.execute(ending)).all()
-        if rows and state != "settled":
-            now = (await self._session.execute(select(self._database.clock))).scalar_one()
-            kept = [dict(row._mapping) | {"state": state, "ended_at": now} for row in rows]
-            await self._session.execute(insert(ended_hold), kept)
-        return _by_tenant(rows)
-
-    async def overdue(self, now: int, most: int) -> list[UUID]:
+    async def _overdue(self, now: int, most: int) -> list[Batch]:
         # all tenants: time passes for everyone
-        return list(await self._session.scalars(select(hold.c.request_id).where(hold.c.expires_at <= now).limit(most)))
+        rows = await self._session.execute(select(*COLUMNS).where(hold_batch.c.expires_at <= now).limit(most))
+        return [Batch(*row) for row in rows]
 
+    async def _write(self, new: Sequence[NewBatch], admitted_at: int) -> None:
+        rows = []
+        for one in new:
+            row = msgspec.structs.asdict(one)
+            ids, lifetime_s = row.pop("ids"), row.pop("lifetime_s")
+            ends = {"admitted_at": admitted_at, "expires_at": admitted_at + lifetime_s * 1_000_000}
+            rows.append({**row, **ends, "open": len(ids)})
+        await self._session.execute(insert(hold_batch), rows)
 
-def _row(asked: HoldRequest, new: Hold) -> dict[str, Any]:
-    row = {name: getattr(new, name) for name in ("request_id", "tenant_id", "amount_pico", "gateway", "admitted_at")}
-    return row | {"expires_at": new.expires_at, "budgets": join(new.budgets, new.grants), "request": pack(asked)}
+    async def _change(self, changed: Sequence[Batch], gone: Sequence[UUID]) -> None:
+        if gone:
+            await self._session.execute(delete(hold_batch).where(one_of(self._database, hold_batch.c.id, gone)))
+        if changed:
+            rows: list[dict[str, Any]] = [
+                {"batch": one.id, "new_open": one.open, "new_amount_pico": one.amount_pico, "new_entries": one.entries}
+                for one in changed
+            ]
+            await self._session.execute(_CHANGE, rows)
 
+    async def _postpone(self, batches: Sequence[Batch]) -> None:
+        if batches:
+            rows = [{"batch": one.id, "new_expires_at": one.expires_at} for one in batches]
+            await self._session.execute(_POSTPONE, rows)
 
-def _by_tenant(rows: Sequence[Any]) -> list[Ended]:
-    found: dict[tuple[UUID, str], list[Any]] = defaultdict(list)
-    for row in rows:
-        found[row.tenant_id, row.budgets].append(row)
-    return [
-        Ended(tenant, len(some), sum(row.amount_pico for row in some), budgets, [row.request_id for row in some])
-        for (tenant, budgets), some in found.items()
-    ]
+    async def _hold_back(self, held: Sequence[tuple[UUID, int, int]]) -> None:
+        rows = [{"tenant": tenant, "more": pico, "count": count} for tenant, pico, count in held]
+        await self._session.execute(_HOLD_BACK, rows)
+
+    async def _keep(self, ended: Sequence[Kept], state: str) -> None:
+        now = (await self._session.execute(select(self._database.clock))).scalar_one()
+        rows = [
+            {
+                "request_id": one.hold.request_id,
+                "tenant_id": one.hold.tenant_id,
+                "amount_pico": one.hold.amount_pico,
+                "gateway": one.hold.gateway,
+                "admitted_at": one.hold.admitted_at,
+                "expires_at": one.hold.expires_at,
+                "budgets": join(one.hold.budgets, one.hold.grants),
+                "request": pack(one.request),
+                "state": state,
+                "ended_at": now,
+            }
+            for one in ended
+        ]
+        await self._session.execute(insert(ended_hold), rows)

@@ -56,14 +56,6 @@ class InsufficientFunds(Exception):
         self.resets_at: datetime | None = None if window is None else resets(window)
 
 
-class DuplicateRequest(ValueError):
-    """A request of this id was admitted before, as another request or one that has ended."""
-
-    def __init__(self, request_id: UUID) -> None:
-        super().__init__(f"request {request_id} was admitted before")
-        self.request_id = request_id
-
-
 class HoldEnded(ValueError):
     """The request has no open hold (any more), so there is nothing to top up."""
 
@@ -125,15 +117,12 @@ class Decisions:
         """The grants on which holds count now."""
         return [self._grants[one] for one in self._counted_on]
 
-    def decide(self, request: HoldRequest, earlier: Hold | None, *, ended: bool) -> Hold | Exception:
-        """A hold, or why there is none. `earlier` is the open hold of this id, `ended` whether one was before."""
+    def decide(self, request: HoldRequest) -> Hold | Exception:
+        """A hold, or why there is none."""
         tenant, amount = request.tenant_id, request.amount_pico
         owner, currency = self._owners.get(tenant), self._currencies.get(request.price_version)
         if currency is None:
             return UnknownPriceVersion(request.price_version)
-        if earlier is not None or ended:
-            same = earlier is not None and (earlier.tenant_id, earlier.amount_pico) == (tenant, amount)
-            return earlier if earlier is not None and same else DuplicateRequest(request.request_id)
         if owner is None:
             self.short.add(tenant)
             return InsufficientFunds("tenant", amount, 0, currency)

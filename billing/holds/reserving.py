@@ -6,19 +6,22 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
-from sqlalchemy import literal, select
+import msgspec
+from sqlalchemy import select
 
 from billing.books import Books
 from billing.budgets.use import BudgetUse, use_budgets
 from billing.budgets.windows import BudgetTerms, BudgetWindow
+from billing.holds.batches import open_ids
 from billing.holds.books import Ended
 from billing.holds.books_postgresql import take_at_once
 from billing.holds.decisions import Decisions, HoldEnded
 from billing.holds.ending import end_holds
+from billing.holds.finding import open_hold
 from billing.holds.records import Hold, HoldRequest, TopUp, unpack
 from billing.ledger import Balance
 from billing.open_books import opened
-from billing.tables.money import ended_hold, hold, price_version
+from billing.tables.money import ended_hold, hold_batch, price_version
 from billing.wallet import OpenGrant, Wallet
 from storage.batcher import MicroBatcher
 from storage.bulk import one_of
@@ -39,37 +42,41 @@ class Holds:
         self._careful: set[UUID] = set()
 
     async def reserve(self, request: HoldRequest) -> Hold:
-        """Reserve the amount, whole or not at all. A repeated request gets the hold that it has.
+        """Reserve the amount, whole or not at all, for a request whose id was made for it: nothing was ever reserved
+        for another of that id.
 
-        Raises InsufficientFunds, CurrencyMismatch, UnknownPriceVersion, DuplicateRequest, DatabaseUnavailable; after
-        the last, or when the caller is cancelled, the hold may exist: release it or let it expire.
+        Raises InsufficientFunds, CurrencyMismatch, UnknownPriceVersion, DatabaseUnavailable; after the last, or when
+        the caller is cancelled, the hold may exist: release it or let it expire.
         """
         return await self._batcher.submit(request)
 
-    async def top_up(self, request_id: UUID, amount_pico: int) -> Hold:
-        """Raise the open hold of a request to this amount, from the balance and all its budgets or not at all; one that
-        is as high already stays.
+    async def top_up(self, held: Hold, amount_pico: int) -> Hold:
+        """Raise an open hold to this amount, from the balance and all its budgets or not at all; one that is as high
+        already stays. Returns it as it is now.
 
         Raises InsufficientFunds (of what is to be added), HoldEnded, InvalidMoney, DatabaseUnavailable; after the last,
         or when the caller is cancelled, it may have been raised: ask again, or let the hold end.
         """
-        return await self._top_ups.submit(TopUp(request_id, amount_pico))
+        return await self._top_ups.submit(TopUp(held.request_id, amount_pico, held.batch))
 
     async def get(self, request_id: UUID) -> Hold | None:
         """The hold of a request that is open, or ended without usage; None if its usage is settled, or it had none."""
+        of = ended_hold.c
         async with self._database.reading() as session:
-            for table, state in ((hold, literal("open")), (ended_hold, ended_hold.c.state)):
-                # all tenants: a journal knows requests alone
-                query = select(table.c.request, table.c.admitted_at, table.c.amount_pico, state)
-                row = (await session.execute(query.where(table.c.request_id == request_id))).one_or_none()
-                if row is not None:
-                    return Hold.of(unpack(row[0]), row[1], row[2], row[3])
+            if (found := await open_hold(session, request_id)) is not None:
+                return found
+            # all tenants: a journal knows requests alone
+            ended = select(of.request, of.admitted_at, of.amount_pico, of.state).where(of.request_id == request_id)
+            if (kept := (await session.execute(ended)).one_or_none()) is not None:
+                return Hold.of(unpack(kept[0]), *kept[1:])
         return None
 
-    async def open_of(self, gateway: str) -> list[UUID]:
-        """The requests, of all tenants, whose holds this gateway took and that are still open."""
+    async def open_of(self, gateway: str) -> dict[UUID, UUID]:
+        """The requests, of all tenants, whose holds this gateway took and that are still open, with their batches."""
         async with self._database.reading() as session:
-            return list(await session.scalars(select(hold.c.request_id).where(hold.c.gateway == gateway)))
+            query = select(hold_batch.c.id, hold_batch.c.entries).where(hold_batch.c.gateway == gateway)
+            rows = await session.execute(query)
+            return {UUID(bytes=request): batch for batch, entries in rows for request in open_ids(entries)}
 
     async def sweep(self, now: int | None = None) -> int:
         """Expire open holds whose time had passed at `now` (the database's clock if absent); return how many."""
@@ -105,33 +112,33 @@ class Holds:
 
     async def _at_once(self, requests: list[HoldRequest]) -> list[Hold] | None:
         async with self._database.direct(transaction=False) as connection:
-            now = await take_at_once(connection, self._database.clock_sql, requests, self._currencies)
-        return None if now is None else [Hold.of(request, now) for request in requests]
+            taken = await take_at_once(connection, self._database.clock_sql, requests, self._currencies)
+        if taken is None:
+            return None
+        now, batches = taken
+        return [Hold.of(request, now, batch=batches[request.request_id]) for request in requests]
 
     async def _one_by_one(self, requests: list[HoldRequest]) -> list[Hold | Exception]:
         async with opened(self._database) as books:
             owners = await books.lock({request.tenant_id for request in requests})
-            ids = {request.request_id for request in requests}
-            known = {found.request_id: found for found in await books.holds.open_now(ids)}
-            ended = await books.holds.ended(ids)
             decisions = await self._decisions(books, owners, requests)
-            answers: list[Hold | Exception] = []
-            for request in requests:
-                answer = decisions.decide(request, known.get(request.request_id), ended=request.request_id in ended)
-                if isinstance(answer, Hold):
-                    known[request.request_id] = answer
-                answers.append(answer)
+            answers = [decisions.decide(request) for request in requests]
+            batches: dict[UUID, UUID] = {}
             if decisions.made:
-                await books.holds.take(decisions.made, decisions.held)
+                batches = await books.holds.take(decisions.made, decisions.held)
                 await books.budgets.save(decisions.windows)
                 await books.save((), grants=decisions.grants)
         self._careful = (self._careful - owners.keys()) | decisions.short | _with_conditions(owners)
-        return answers
+        return [
+            msgspec.structs.replace(answer, batch=batches[answer.request_id]) if isinstance(answer, Hold) else answer
+            for answer in answers
+        ]
 
     async def _raise(self, asked: list[TopUp]) -> list[Hold | Exception]:
         """All in one transaction. Whoever ends one of the holds at the same time does so before it, or after it."""
         async with opened(self._database) as books:
-            known = {found.request_id: found for found in await books.holds.locked({one.request_id for one in asked})}
+            places = {one.request_id: one.batch for one in asked}
+            known = {found.request_id: found for found in await books.holds.locked(places)}
             if not known:
                 return [HoldEnded(one.request_id) for one in asked]
             owners = await books.lock({found.tenant_id for found in known.values()})
@@ -146,12 +153,18 @@ class Holds:
                 if isinstance(answer, Hold):
                     known[one.request_id] = answer
                 answers.append(answer)
+            raised: dict[UUID, Hold] = {}
             if decisions.raised:
-                await books.holds.amend(decisions.raised.values())
+                raised = {one.request_id: one for one in await books.holds.amend(decisions.raised.values())}
                 await books.budgets.save(decisions.windows)
                 balances = [owners[tenant].holding(more) for tenant, more in decisions.held.items()]
                 await books.save(balances, grants=decisions.grants)
-        return answers
+        return [
+            msgspec.structs.replace(answer, batch=raised[answer.request_id].batch)
+            if isinstance(answer, Hold) and answer.request_id in raised
+            else answer
+            for answer in answers
+        ]
 
     async def _decisions(
         self, books: Books, owners: Mapping[UUID, Balance], requests: Sequence[HoldRequest]

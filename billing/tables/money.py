@@ -102,46 +102,50 @@ what is missing. Only settling raises it, so reserving can never bring what is a
 `restricted` is what grants for one model or project have left, beside all that: holds count on those grants themselves.
 """
 
-HOLD: tuple[tuple[str, type[Any], dict[str, Any]], ...] = (
-    ("request_id", Id, {"primary_key": True}),
-    ("tenant_id", Id, {}),
-    ("amount_pico", Count, {}),
-    ("gateway", Text, {}),
-    ("admitted_at", Count, {}),
-    ("expires_at", Count, {}),
-    ("budgets", Text, {"server_default": text("''")}),
-    ("request", LargeBinary, {}),
-)
-
-
-def _hold_columns() -> list[Column[Any]]:
-    return [Column(name, kind, nullable=False, **options) for name, kind, options in HOLD]
-
-
-hold = Table(
-    "hold",
+hold_batch = Table(
+    "hold_batch",
     Base.metadata,
-    *_hold_columns(),
+    Column("id", Id, primary_key=True),
+    Column("tenant_id", Id, nullable=False),
+    Column("gateway", Text, nullable=False),
+    Column("sources", Text, nullable=False),
+    Column("admitted_at", Count, nullable=False),
+    Column("expires_at", Count, nullable=False),
+    *(Column(name, Id, nullable=False) for name in ("first", "last")),
+    Column("open", Integer, nullable=False),
+    Column("amount_pico", Pico, nullable=False),
+    *(Column(name, LargeBinary, nullable=False) for name in ("entries", "requests")),
+    CheckConstraint("open > 0", name="open"),
     CheckConstraint("amount_pico >= 0", name="not_negative"),
     **STRICT,
 )
-"""Open holds: as many as requests run. One that ends is deleted; what it was is in its usage event, or in `ended_hold`.
+"""Open holds, those in a row that were taken together (`billing.holds.batches`): `open` of them, of `amount_pico` in
+all. One that ends leaves its row; what it was is in its usage event, or in `ended_hold`.
 
-`request` is the whole `HoldRequest`, so that a row is short. `budgets` is what it is reserved from beside the balance
-(`billing.holds.records.join`): windows of budgets, and grants for one model or project. There is no index but the key:
-each would cost every request, and only sweeping looks for anything else, through few rows.
+`sources` is what each is reserved from beside the balance (`billing.holds.records.join`): windows of budgets, and
+grants for one model or project. The first of them expires at `expires_at`, or later. `first` and `last` are the least
+and the greatest id of a request that was ever in the row. There is no index but the key: each would cost every request,
+and only recovery and sweeping look for anything else, through few rows.
 """
 
 ended_hold = Table(
     "ended_hold",
     Base.metadata,
-    *_hold_columns(),
+    Column("request_id", Id, primary_key=True),
+    Column("tenant_id", Id, nullable=False),
+    Column("amount_pico", Count, nullable=False),
+    Column("gateway", Text, nullable=False),
+    Column("admitted_at", Count, nullable=False),
+    Column("expires_at", Count, nullable=False),
+    Column("budgets", Text, nullable=False, server_default=text("''")),
+    Column("request", LargeBinary, nullable=False),
     Column("state", Text, nullable=False),
     Column("ended_at", Count, nullable=False),
     CheckConstraint("state IN ('released', 'expired')", name="state"),
     **STRICT,
 )
-"""Holds that ended without usage, or before it came: should it come all the same, they say on which terms."""
+"""Holds that ended without usage, or before it came: should it come all the same, they say on which terms. `budgets` is
+what `sources` was, `request` the whole `HoldRequest`."""
 
 usage_traits = Table(
     "usage_traits",

@@ -98,6 +98,7 @@ def event(hold: Hold | HoldRequest, version: PriceVersion, usage: Usage, sequenc
         usage=usage,
         cost_pico=version.cost(usage, hold.lane),
         context_from=version.context_from(usage.prompt, hold.lane),
+        hold_batch=hold.batch if isinstance(hold, Hold) else None,
     )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from sqlalchemy import delete, insert, select, text, update
 
 from billing.audit.checks import check
+from billing.holds.batches import Asked, together
 from billing.holds.reserving import Holds
 from billing.prices import PriceBook
 from billing.settlement import settle
-from billing.tables.money import balance, hold
+from billing.tables.money import balance, hold_batch
 from billing.usage import Usage
 from storage.database import Database
 from tests.billing.money import Tenant
@@ -28,23 +29,34 @@ async def test_what_is_wrong_is_found(database: Database) -> None:
 
     open_ones = "a balance is not the sum of its entries"
     async with database.transaction() as session:
-        (row,) = (await session.execute(select(hold))).mappings()
-        await session.execute(delete(hold))
+        (row,) = (await session.execute(select(hold_batch))).mappings()
+        await session.execute(delete(hold_batch))
     assert await _whats(database) == [open_ones, "a tenant's holds did not each end once"]
     async with database.transaction() as session:
-        await session.execute(insert(hold), dict(row))
-        await session.execute(insert(hold), dict(row) | {"request_id": first.request_id})
+        await session.execute(insert(hold_batch), dict(row))
+        (ended,) = together([Asked(tenant.request(10**8, first.request_id), 10**8)])
+        again = {name: getattr(ended, name) for name in ("id", "first", "last", "entries", "requests")}
+        await session.execute(insert(hold_batch), dict(row) | again)
     assert await _whats(database) == [
         open_ones,
         "a hold that ended is still open",
         "a tenant's holds did not each end once",
     ]
     async with database.transaction() as session:
-        await session.execute(delete(hold).where(hold.c.request_id == first.request_id))
+        await session.execute(delete(hold_batch).where(hold_batch.c.first == first.request_id))
         await session.execute(update(balance).values(overdraft=1))
     assert await _whats(database) == ["a balance's overdraft is wrong"]
     async with database.transaction() as session:
         await session.execute(update(balance).values(overdraft=0))
+    assert await _whats(database) == []
+    async with database.transaction() as session:
+        await session.execute(update(hold_batch).values(open=2))
+    assert await _whats(database) == [
+        "a hold was altered",
+        "a tenant's holds did not each end once",
+    ]
+    async with database.transaction() as session:
+        await session.execute(update(hold_batch).values(open=1))
     assert await _whats(database) == []
 
     async with database.transaction() as session:

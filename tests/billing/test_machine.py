@@ -315,7 +315,7 @@ class MoneyMachine(RuleBasedStateMachine):
         asked = [(request, self.data.draw(amounts)) for request in some]
 
         async def together() -> list[Hold | BaseException]:
-            wanted = (self.holds.top_up(request.hold.request_id, amount) for request, amount in asked)
+            wanted = (self.holds.top_up(request.hold, amount) for request, amount in asked)
             return await asyncio.gather(*wanted, return_exceptions=True)
 
         for (request, amount), answer in zip(asked, self.run(together()), strict=True):

@@ -85,7 +85,7 @@ async def test_a_hold_counts_on_the_grant_first_and_on_the_balance_for_the_rest(
     with pytest.raises(InsufficientFunds) as refused:
         await holds.reserve(elsewhere)
     assert refused.value.affordable_pico == 8 * TOKEN
-    await holds.top_up(hold.request_id, 11 * TOKEN)
+    await holds.top_up(hold, 11 * TOKEN)
     expiring = await holds.reserve(mine.request(5 * TOKEN, lifetime_s=1))
     assert await _left(database, mine) == ([(6, 0), (10, 10)], 0)
     assert await holds.sweep(expiring.expires_at) == 1
@@ -188,7 +188,7 @@ def test_no_hold_can_end_up_without_its_money(made: list[tuple[str, object, int]
             if what == "hold":
                 project, model = which  # type: ignore[misc]
                 asked = msgspec.structs.replace(loose_request(UUID(int=number), pico), model=model, project_id=project)
-                answer = decisions.decide(asked, None, ended=False)
+                answer = decisions.decide(asked)
             elif open_holds:
                 one = list(open_holds)[which % len(open_holds)]  # type: ignore[operator]
                 answer = decisions.top_up(TopUp(one, pico), open_holds[one])

@@ -124,11 +124,11 @@ class Deployment:
         """Wait until no hold is open."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if self.query("SELECT count(*) FROM hold")[0][0] == 0:
+            if self.query("SELECT count(*) FROM hold_batch")[0][0] == 0:
                 return
             time.sleep(0.2)
         raise AssertionError(
-            f"open holds: {self.query('SELECT request_id, gateway FROM hold')}\n"
+            f"open holds: {self.query('SELECT first, open, gateway FROM hold_batch')}\n"
             + "\n".join(f"--- {name}\n{p.errors[-4000:]}" for name, p in self.processes.items())
         )
 

@@ -111,11 +111,12 @@ class Stack:
     async def holds(self) -> list[str]:
         """The states of all holds there were, in the order of admission."""
         states = (
-            "SELECT admitted_at, 'open' AS state FROM hold UNION ALL SELECT admitted_at, state FROM ended_hold "
-            "UNION ALL SELECT admitted_at, 'settled' FROM usage_event "
+            "SELECT admitted_at, 'open' AS state, open AS holds FROM hold_batch "
+            "UNION ALL SELECT admitted_at, state, 1 FROM ended_hold "
+            "UNION ALL SELECT admitted_at, 'settled', 1 FROM usage_event "
             "WHERE id NOT IN (SELECT request_id FROM ended_hold) ORDER BY admitted_at"
         )
-        return [row.state for row in await self.rows(states)]
+        return [row.state for row in await self.rows(states) for _ in range(row.holds)]
 
     async def settled(self, count: int, timeout: float = 10) -> list[Any]:  # noqa: ASYNC109
         """Wait until so many events are in the database and no hold is open."""

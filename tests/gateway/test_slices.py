@@ -92,14 +92,14 @@ async def test_a_late_slice_is_waited_for(
     """The replica pauses at what is held, while the database is away and then slow."""
     real, failures = Holds.top_up, iter([DatabaseUnavailable("away")])
 
-    async def slow(self: Holds, request_id: Any, amount_pico: int) -> Any:
+    async def slow(self: Holds, hold: Any, amount_pico: int) -> Any:
         for failure in failures:
             raise failure
         await asyncio.sleep(0.05)
         (run,) = stack.replica.runs.values()
-        held = (await stack.rows("SELECT amount_pico FROM hold"))[0].amount_pico
+        held = (await stack.rows("SELECT amount_pico FROM hold_batch"))[0].amount_pico
         assert run.sent * OUTPUT < held
-        return await real(self, request_id, amount_pico)
+        return await real(self, hold, amount_pico)
 
     monkeypatch.setattr(Holds, "top_up", slow)
     async with running_stack(fresh_sqlite_url, tmp_path, model_folder, options=OPTIONS) as stack:
@@ -125,7 +125,7 @@ async def test_a_gateway_that_dies_between_slices_bills_what_was_held_at_most(
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         (run,) = stack.replica.runs.values()
-        (hold,) = await stack.rows("SELECT amount_pico FROM hold")
+        (hold,) = await stack.rows("SELECT amount_pico FROM hold_batch")
         assert prompt * PROMPT + run.limit * OUTPUT <= int(hold.amount_pico)
         await stack.replica.restart()
         event = (await stack.settled(2))[-1]
