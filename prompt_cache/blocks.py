@@ -11,6 +11,7 @@ does not know the root cannot find it (C1). Every operation is O(1) per block.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 
@@ -31,7 +32,8 @@ class BlockPool:
         self.evictions = 0
         self._on_free = on_free
         self._free = list(range(total - 1, -1, -1))
-        self._cached: dict[int, None] = {}  # oldest first: dictionaries keep the order of insertion
+        # The oldest first. A plain dictionary steps over every entry that it ever lost before it finds its first.
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * total
         self._key: list[bytes | None] = [None] * total
         self._scope = [""] * total
@@ -75,8 +77,7 @@ class BlockPool:
             if self._free:
                 block = self._free.pop()
             else:
-                block = next(iter(self._cached))
-                del self._cached[block]
+                block, _ = self._cached.popitem(last=False)
                 self._unpublish(block)
                 self.evictions += 1
             self._references[block] = 1
