@@ -1,6 +1,7 @@
 """The policies that ours is measured against, as the systems that are in use have them.
 
-Each one drives the same scheduler with the same blocks, budget and costs; only the order differs.
+Each one drives the same scheduler with the same blocks, budget and costs. What differs is the order, and that ours
+evicts last what those who wait will look for; under the others the least recently used block goes, as in those systems.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class StrictPriority(FirstComeFirstServed):
     def prefill(self, pending: Sequence[Request]) -> Request:
         return min(pending, key=lambda request: (RANK[request.lane], request.placed))
 
-    def before(self, request: Request, pending: Sequence[Request]) -> Iterable[Request]:
+    def before(self, request: Request, left: int, pending: Sequence[Request]) -> Iterable[Request]:
         return [other for other in pending if RANK[other.lane] <= RANK[request.lane]]
 
     def victim(self, candidates: Iterable[Request]) -> Request | None:
@@ -136,6 +137,8 @@ class PlainShares(FlowShares):
 class PlainVtc(FairShare):
     """VTC (OSDI '24): the flows of all lanes in one, no locality, output charged as it is made and not ahead."""
 
+    keeps_awaited = False
+
     def __init__(self, costs: StepCosts) -> None:
         super().__init__(costs, quantum=0.0)
         self._all: FlowShares = PlainShares(0.0)
@@ -153,7 +156,7 @@ class PlainVtc(FairShare):
     def prefill(self, pending: Sequence[Request]) -> Request:
         return pending[0]
 
-    def before(self, request: Request, pending: Sequence[Request]) -> Iterable[Request]:
+    def before(self, request: Request, left: int, pending: Sequence[Request]) -> Iterable[Request]:
         return pending
 
     def outranks(self, request: Request, other: Request) -> bool:

@@ -183,6 +183,16 @@ class GroupedPool:
             [number if number == ABSENT else pool.publish(number, key, scope) for pool, number in self._parts(block)]
         )
 
+    def expect(self, keys: Sequence[bytes]) -> None:
+        """Somebody waits who will look for these keys: what is there under them is evicted after all else."""
+        for pool in self.pools:
+            pool.expect(keys)
+
+    def dismiss(self, keys: Sequence[bytes]) -> None:
+        """Whoever was expected to look for these keys does not wait any more."""
+        for pool in self.pools:
+            pool.dismiss(keys)
+
     def purge(self, keys: Iterable[bytes]) -> int:
         """Make these keys unfindable in every group; returns how many blocks were."""
         keys = list(keys)

@@ -3,7 +3,8 @@
 A pool knows block numbers only, never the memory behind them. Each block is in exactly one of three states: *free* (its
 content means nothing), *referenced* (in one or more block tables) or *cached* (in no table, but still found under its
 key). The free list is the cache: a block that was published keeps its key when its last reference goes, and is only
-taken for another use when no free block is left, the least recently used first (C4).
+taken for another use when no free block is left, the least recently used first (C4). Those that somebody who waits
+will look for are taken after all others: that they will be used is known, and of the others it is only likely.
 
 A block is found only under the very key it was published with, and keys are made of the scope's secret root, so whoever
 does not know the root cannot find it (C1). Every operation is O(1) per block.
@@ -34,6 +35,10 @@ class BlockPool:
         self._free = list(range(total - 1, -1, -1))
         # The oldest first. A plain dictionary steps over every entry that it ever lost before it finds its first.
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self._awaited: OrderedDict[int, None] = OrderedDict()
+        """Cached too, under keys that are awaited; the oldest first."""
+        self._awaits: dict[bytes, int] = {}
+        """How many who wait will look for a key."""
         self._references = [0] * total
         self._key: list[bytes | None] = [None] * total
         self._scope = [""] * total
@@ -50,17 +55,17 @@ class BlockPool:
     @property
     def cached_blocks(self) -> int:
         """Blocks in no table that can still be found under their key."""
-        return len(self._cached)
+        return len(self._cached) + len(self._awaited)
 
     @property
     def referenced_blocks(self) -> int:
         """Blocks in at least one table."""
-        return self.total - len(self._free) - len(self._cached)
+        return self.total - self.available
 
     @property
     def available(self) -> int:
         """How many blocks `allocate` can give: free ones, and cached ones that it would evict."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + len(self._cached) + len(self._awaited)
 
     def references(self, block: int) -> int:
         """How many tables hold the block."""
@@ -70,14 +75,14 @@ class BlockPool:
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks with one reference each and no key. Raises OutOfBlocks, and then took none."""
-        if count > len(self._free) + len(self._cached):
+        if count > self.available:
             raise OutOfBlocks(f"{count} blocks asked for, {self.available} of {self.total} available")
         blocks = []
         for _ in range(count):
             if self._free:
                 block = self._free.pop()
             else:
-                block, _ = self._cached.popitem(last=False)
+                block, _ = (self._cached or self._awaited).popitem(last=False)
                 self._unpublish(block)
                 self.evictions += 1
             self._references[block] = 1
@@ -95,10 +100,11 @@ class BlockPool:
                 raise ValueError(f"block {block} is freed but not referenced")
             self._references[block] = references
             if references == 0:
-                if self._key[block] is None:
+                key = self._key[block]
+                if key is None:
                     self._release(block)
                 else:
-                    self._cached[block] = None
+                    (self._awaited if key in self._awaits else self._cached)[block] = None
 
     # ------------------------------------------------------------ the index
 
@@ -116,13 +122,33 @@ class BlockPool:
         """Whether a block can be found under this key."""
         return key in self._index
 
+    def expect(self, keys: Sequence[bytes]) -> None:
+        """Somebody waits who will look for these keys, a prompt's in order: what is there is evicted after all else."""
+        awaits = self._awaits
+        for key in reversed(keys):
+            awaits[key] = awaits.get(key, 0) + 1
+            if awaits[key] == 1 and (block := self._index.get(key)) is not None and block in self._cached:
+                del self._cached[block]
+                self._awaited[block] = None
+
+    def dismiss(self, keys: Sequence[bytes]) -> None:
+        """Whoever was expected to look for these keys does not wait any more."""
+        awaits = self._awaits
+        for key in reversed(keys):
+            awaits[key] -= 1
+            if not awaits[key]:
+                del awaits[key]
+                if (block := self._index.get(key)) is not None and block in self._awaited:
+                    del self._awaited[block]
+                    self._cached[block] = None
+
     def share(self, blocks: Sequence[int]) -> None:
         """Take one more reference of each block, all of them found or held by the caller."""
         for block in blocks:
             if self._references[block] == 0:
-                if block not in self._cached:
+                if self._key[block] is None:
                     raise ValueError(f"block {block} is shared but free")
-                del self._cached[block]
+                self._uncache(block)
             self._references[block] += 1
 
     def publish(self, block: int, key: bytes, scope: str = "") -> int:
@@ -160,7 +186,7 @@ class BlockPool:
                 purged += 1
                 self._unpublish(block)
                 if self._references[block] == 0:
-                    del self._cached[block]
+                    self._uncache(block)
                     self._release(block)
         return purged
 
@@ -169,6 +195,13 @@ class BlockPool:
         return self.purge(list(self._scopes.get(scope, ())))
 
     # ------------------------------------------------------------ inside
+
+    def _uncache(self, block: int) -> None:
+        """The block is cached, and will not be."""
+        if block in self._cached:
+            del self._cached[block]
+        else:
+            del self._awaited[block]
 
     def _release(self, block: int) -> None:
         self._free.append(block)
@@ -188,7 +221,10 @@ class BlockPool:
 
     def check(self) -> None:
         """Raise AssertionError unless the pool is consistent (C4). O(total): for tests and audits."""
-        free, cached = set(self._free), set(self._cached)
+        free, cached = set(self._free), self._cached.keys() | self._awaited.keys()
+        assert len(cached) == self.cached_blocks, "a block is cached twice"
+        for block in cached:
+            assert (self._key[block] in self._awaits) == (block in self._awaited), "a block is wrongly awaited, or not"
         referenced = {block for block in range(self.total) if self._references[block] > 0}
         assert len(free) == len(self._free), "a block is free twice"
         assert not free & cached, "a block is free and cached"

@@ -9,11 +9,17 @@ rounds pay that a lane may keep or borrow):
 
 G1  Whoever waits is admitted as soon as slots, memory and the step's budget allow: no share is held back for nobody.
 G2  Two flows that wait in one lane throughout any interval get service within 2 (C + Q) of each other, per weight; on R
-    replicas that hear of each other's service every T µs, within 2 (R C + Q + (R - 1) T).
+    replicas that hear of each other's service every T µs, within 2 (R C + Q + (R - 1) T): each has its part of Q.
 G3  A request that is its flow's next is admitted after its lane has charged, to each other flow of weight w, at most
-    w (2 C + Q + E) µs; and a lane with work after the others have been charged at most (2 L + C) µs each.
+    w (2 C + Q + 2 E) µs; and a lane with work after the others have been charged at most (2 L + C) µs each.
 G4  Backlogged lanes get engine time by weight, within 2 L + C µs over any interval.
 G5  A flow that was silent is served as if it had just come: what it did not use is gone.
+
+Shares are charged at admission. Among the prompts of those who are admitted the higher lane's are computed first, for
+as long as it may borrow for that, then by weight. In a lane those that were placed first are, with two exceptions: the
+prompt of a flow that got less overtakes, and what costs at most Q to compute passes what costs more, unless that would
+put its flow more than Q ahead of the other's. Long prompts lose little by it, and short ones do not stand behind them
+for seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from engine.protocol import Lane
 from engine.scheduling.costs import FixedCosts, StepCosts
-from engine.scheduling.flows import DEBT, OUTPUT_GUESS, FlowShares, Matched
+from engine.scheduling.flows import DEBT, OUTPUT_GUESS, PATIENCE, FlowShares, Matched
 from engine.scheduling.lanes import LANES, QUANTUM, RANK, WEIGHTS, LaneShares
 from engine.scheduling.request import Request
 from engine.scheduling.service import ServiceTotals
@@ -35,11 +41,19 @@ URGENT_S = 3600.0
 """Batch gains weight when the slack before its earliest deadline falls below this many seconds."""
 FIRST_TOKEN_S: Mapping[Lane, float] = {"interactive": 0.1, "standard": 0.1, "batch": math.inf}
 """How long a flow that got less than others may wait for its next service until its lane may borrow for it."""
+TO_FINISH: Mapping[Lane, bool] = {"interactive": True, "standard": False, "batch": False}
+"""In which lanes flows that a single request separates are level."""
+PREFILL_FIRST = 0.25
+"""Which part of what a lane may borrow it may borrow to compute its prompts before those of lower lanes."""
+HEARD_S = 60.0
+"""A replica that was not heard for so long has no part of Q."""
 _FORGET_EVERY = 1024
 
 
 class FairShare:
     """Lanes by weight, flows by counter. `quantum` is Q; `lane_quantum` what a lane's weight of 1 is paid a round."""
+
+    keeps_awaited = True
 
     def __init__(
         self,
@@ -52,10 +66,15 @@ class FairShare:
         self.costs: StepCosts = costs or FixedCosts()
         self.weights = dict(weights)
         self.lanes = LaneShares(weights, lane_quantum)
-        self.flows = {lane: FlowShares(quantum, by_deadline=lane == "batch") for lane in LANES}
+        self.flows = {lane: FlowShares(quantum, lane == "batch", TO_FINISH[lane]) for lane in LANES}
         self.service = ServiceTotals()
-        self._prefills = LaneShares(weights, lane_quantum)
-        """A second account, of prefill chunks alone: who of those already admitted goes into the step first."""
+        self._prefills: LaneShares | None = None
+        """A second account, of prefill chunks alone, while more than one lane of those admitted has prompts."""
+        self._contended = False
+        """Whether more than one had in the last step."""
+        self._quantum = quantum
+        self._heard: dict[str, float] = {}
+        """When each other replica was heard last."""
         self._first_token = dict(first_token)
         self._now = 0.0
         self._taken = 0
@@ -65,7 +84,11 @@ class FairShare:
     # ------------------------------------------------------------ the queue
 
     def at(self, now: float) -> bool:
-        self.lanes.weights["batch"] = self._prefills.weights["batch"] = self._batch_weight(now)
+        self.lanes.weights["batch"] = self._batch_weight(now)
+        if not self._contended:
+            # Those who stood back have been served: nothing is owed to anybody, and who came alone owes nothing.
+            self._prefills = None
+        self._contended = False
         self._now = now
         before, self._lane = self._lane, self._turn()
         return self._lane != before
@@ -81,7 +104,7 @@ class FairShare:
 
     def _turn(self) -> Lane | None:
         backlogged = [lane for lane, flows in self.flows.items() if len(flows)]
-        late = [lane for lane in backlogged if self.flows[lane].late(self._now - self._first_token[lane])]
+        late = {lane: self.flows[lane].late(self._now - self._first_token[lane]) for lane in backlogged}
         return self.lanes.choose(backlogged, late)
 
     def take(self, request: Request) -> None:
@@ -106,7 +129,12 @@ class FairShare:
     # ------------------------------------------------------------ charging
 
     def placed(self, request: Request) -> None:
-        self.flows[request.lane].flow(request.flow).running[request.arrival] = request
+        flow = self.flows[request.lane].flow(request.flow)
+        left = len(request.tokens) - request.kv
+        for other in flow.running.values():
+            if self._passes(request, left, other):
+                other.passed += 1
+        flow.running[request.arrival] = request
         self._charge(request, request.spent + self._ahead(request, BLOCK_TOKENS) - request.charged)
 
     def grown(self, request: Request) -> None:
@@ -126,7 +154,12 @@ class FairShare:
         """Another replica says what flows got from it so far: add what is new to their counters.
 
         Of what is heard at once, a flow owes no more than `DEBT`: a replica that has just come hears of whole days.
+        Each replica may let a flow go ahead by its part of Q, so that all together let it go ahead by Q.
         """
+        self._heard[replica] = self._now
+        self._heard = {name: at for name, at in self._heard.items() if at >= self._now - HEARD_S}
+        for flows in self.flows.values():
+            flows.quantum = self._quantum / (1 + len(self._heard))
         for lane, name, cost in self.service.news(replica, epoch, service):
             flows = self.flows[lane]
             flow = flows.flow(name)
@@ -161,21 +194,45 @@ class FairShare:
     # ------------------------------------------------------------ the step
 
     def prefill(self, pending: Sequence[Request]) -> Request:
-        """By lanes' shares; in a lane the first placed, but for flows that are more than Q ahead of another."""
         if len(pending) == 1:
             return pending[0]
-        lane = self._prefills.choose({request.lane for request in pending})
+        lanes = {request.lane for request in pending}
+        highest: Lane = min(lanes, key=RANK.__getitem__)
+        lane: Lane | None = highest
+        if len(lanes) > 1:
+            self._contended = True
+            self._prefills = self._prefills or LaneShares(self.lanes.weights, self.lanes.quantum)
+            lane = self._prefills.choose(lanes, {highest: PREFILL_FIRST})
         prompts = [request for request in pending if request.lane == lane]
-        ranks = self._ranks(prompts)
-        limit = min(ranks.values()) + self.flows[prompts[0].lane].quantum
-        return next(request for request in prompts if ranks[request.flow] <= limit)
+        flows, ranks = self.flows[prompts[0].lane], self._ranks(prompts)
+        limit = flows.quantum + min(
+            ranks[request.flow] + (request.charged / request.weight if flows.to_finish else 0.0) for request in prompts
+        )
+        first = next(request for request in prompts if ranks[request.flow] <= limit)
+        return next((r for r in prompts if self._passes(r, len(r.tokens) - r.kv, first)), first)
 
-    def before(self, request: Request, pending: Sequence[Request]) -> Iterable[Request]:
+    def before(self, request: Request, left: int, pending: Sequence[Request]) -> Iterable[Request]:
         prompts = [other for other in pending if other.lane == request.lane]
-        ranks, flows = self._ranks(prompts), self.flows[request.lane]
+        flows, ranks = self.flows[request.lane], self._ranks(prompts)
+        cost = request.rates.cost(left, 0, BLOCK_TOKENS) / request.weight
         limit = ranks.get(request.flow, flows.flow(request.flow).counter) + flows.quantum
+        if flows.to_finish:
+            limit += cost
         higher = [other for other in pending if RANK[other.lane] < RANK[request.lane]]
-        return higher + [other for other in prompts if ranks[other.flow] <= limit]
+        return higher + [
+            other for other in prompts if ranks[other.flow] <= limit and not self._passes(request, left, other, cost)
+        ]
+
+    def _passes(self, request: Request, left: int, other: Request, cost: float = 0.0) -> bool:
+        """Whether `left` tokens, at most Q of work, are computed before the rest of another prompt of their lane, which
+        is more. `cost`: µs per weight that the request's flow has yet to be charged for it."""
+        flows = self.flows[request.lane]
+        quantum, rest = flows.quantum * request.weight, len(other.tokens) - other.kv
+        if not request.rates.cost(left, 0, 0) <= quantum < request.rates.cost(rest, 0, 0):
+            return False
+        if request.flow == other.flow:
+            return other.passed < PATIENCE
+        return flows.flow(request.flow).counter + cost <= flows.flow(other.flow).counter + flows.quantum
 
     def _ranks(self, prompts: Sequence[Request]) -> dict[str, float]:
         """The counters of the flows of a lane's prompts, without what these were charged: a long one is no worse."""
@@ -186,7 +243,8 @@ class FairShare:
         return ranks
 
     def prefilled(self, request: Request, tokens: int) -> None:
-        self._prefills.charge(request.lane, request.rates.cost(tokens, 0, 0))
+        if self._prefills is not None:
+            self._prefills.charge(request.lane, request.rates.cost(tokens, 0, 0))
 
     def victim(self, candidates: Iterable[Request]) -> Request | None:
         """Who is out of credit; else the lowest lane, there the one with the least work to lose."""

@@ -2,15 +2,18 @@
 
 A flow's counter grows by what it is charged, divided by its weight; the flow with the least is served next. A flow that
 wakes up is lifted to what the least of those that wait has got, so that silence earns nothing. Among flows within the
-quantum Q of the least, the one whose next request finds most of its prefix in memory goes first: Q bounds what fairness
-gives up for cache hits. Inside a flow its sub-flows take turns; inside a sub-flow the longest prefix in memory goes
-first, of equal ones whoever has the least left to compute, and else who came first: a tenant's long prompts do not hold
-up its short ones, which costs the others nothing. Each request lets at most `PATIENCE` others pass.
+quantum Q of the least, the one whose next request has the least left to compute goes first, having its prefix in memory
+or being short: Q bounds what fairness gives up for cache hits and short waits. Where waiting counts most, flows are
+level up to where the least will be when its next request is served (the finish tag of weighted fair queueing; counters
+are start tags): so far ahead it will be in any case. Inside a flow its sub-flows take turns; inside a
+sub-flow the least left to compute goes first, and else who came first: a tenant's long prompts do not hold up its short
+ones, which costs the others nothing. Each request lets at most `PATIENCE` others pass.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,15 +24,17 @@ Matched = Callable[[Request], int]
 """How many tokens of a request are in memory already."""
 
 CANDIDATES = 8
-"""How many flows within Q are looked at for the longest prefix."""
+"""How many flows within Q are looked at for the least to compute."""
 AHEAD = 16
-"""How many requests of a sub-flow are looked at for the longest prefix and the shortest prompt."""
+"""How many requests of a sub-flow are looked at for the least to compute."""
 PATIENCE = 8
 """How many later requests of its sub-flow may be served before a request."""
 DEBT = 30_000_000.0
 """µs per weight that a flow that wakes up may owe at most: what it got elsewhere while nobody wanted it is forgiven."""
 OUTPUT_GUESS = 128.0
 """Tokens that a flow's requests are thought to put out before one has ended."""
+LATE = 0.5
+"""Which part of what a lane may borrow is for whoever is late; all of it is for those who got less than another."""
 _MEAN_WEIGHT = 1 / 8
 
 
@@ -81,20 +86,18 @@ class Flow:
         return self._queues[self._turns[0]][0][2]
 
     def nearest(self, matched: Matched) -> tuple[Request, int]:
-        """The one of the sub-flow's first with the longest prefix in memory, or else with the least to compute, if all
-        before it can wait; and that prefix."""
+        """The one of the sub-flow's first with the fewest tokens to compute, if all before it can wait; and those."""
         queue = self._queues[self._turns[0]]
-        best, prefix, least = queue[0][2], -1, 0
+        best, least = queue[0][2], -1
         for urgency, _, request in queue[:AHEAD]:
             if urgency != queue[0][0]:
                 break
-            found = max(matched(request), request.kept)
-            left = len(request.tokens) - found
-            if found > prefix or (found == prefix and left < least):
-                best, prefix, least = request, found, left
+            left = len(request.tokens) - max(matched(request), request.kept)
+            if least < 0 or left < least:
+                best, least = request, left
             if request.passed >= PATIENCE:
                 break
-        return best, prefix
+        return best, least
 
     def turn(self, sub_flow: str) -> None:
         """The sub-flow was served: the others come first."""
@@ -118,11 +121,13 @@ class Flow:
 
 
 class FlowShares:
-    """The flows of one lane, by name. `quantum` is Q in µs per weight."""
+    """The flows of one lane, by name. `quantum` is Q in µs per weight; `to_finish`: flows are level up to where the
+    least will be when its next request is served."""
 
-    def __init__(self, quantum: float, by_deadline: bool = False) -> None:
+    def __init__(self, quantum: float, by_deadline: bool = False, to_finish: bool = False) -> None:
         self.quantum = quantum
         self.by_deadline = by_deadline
+        self.to_finish = to_finish
         self.flows: dict[str, Flow] = {}
         self.queued = 0.0
         self._order: list[tuple[float, int, Flow]] = []
@@ -172,15 +177,31 @@ class FlowShares:
             return None
         if self.quantum <= 0:
             return least.head()
-        nearest = [flow.nearest(matched) for flow in self._within(least.counter + self.quantum)]
+        nearest = self._level_with(least, matched)
         if self.by_deadline:
-            return min(nearest, key=lambda found: (self._urgency(found[0]), -found[1]))[0]
-        return max(nearest, key=lambda found: found[1])[0]  # the first of equals: the one with the least counter
+            return min(nearest, key=lambda found: (self._urgency(found[0]), found[1]))[0]
+        return min(nearest, key=lambda found: found[1])[0]  # the first of equals: the one with the least counter
 
-    def late(self, before: float) -> bool:
-        """Whether the flow that is next has waited for its service since `before`, while another got more than it."""
+    def _level_with(self, least: Flow, matched: Matched) -> list[tuple[Request, int]]:
+        """The next requests of the flows that may go before the least, it among them, and what each has to compute."""
+        nearest: list[tuple[Request, int]] = []
+        limit = math.inf if self.to_finish else least.counter + self.quantum
+        for flow in self._within(limit):
+            if flow.counter > limit:
+                break
+            request, left = flow.nearest(matched)
+            nearest.append((request, left))
+            if self.to_finish:
+                limit = min(limit, flow.counter + request.rates.cost(left, 0, 0) / flow.weight + self.quantum)
+        return nearest
+
+    def late(self, before: float) -> float:
+        """Which part of what its lane may borrow is for the flow that is next: none unless it has waited for its
+        service since `before`, all if another got more than it meanwhile."""
         least = self._least()
-        return least is not None and least.since < before and least.counter + self.quantum < self._most
+        if least is None or least.since >= before:
+            return 0.0
+        return 1.0 if least.counter + self.quantum < self._most else LATE
 
     def take(self, request: Request, now: float | None = None) -> None:
         """Take a waiting request out: served at `now`, or gone."""

@@ -3,8 +3,8 @@
 Each lane has a balance in µs. The highest lane with work and a positive balance is served, and pays what it costs;
 when no lane with work has one, all lanes are paid their weight in quanta. So the shares of backlogged lanes go by
 weight, and capacity that a lane leaves goes to the others at once. What a quiet lane did not use it keeps, up to
-`ROUNDS` rounds' pay, and a lane whose next request is late may go as far into debt: both let a burst go first, for a
-bounded time, and what was borrowed is paid back out of the shares to come.
+`ROUNDS` rounds' pay, and a lane whose next request is late may go as far into debt, or a part as far: both let a burst
+go first, for a bounded time, and what was borrowed is paid back out of the shares to come.
 """
 
 from __future__ import annotations
@@ -42,8 +42,12 @@ class LaneShares:
         self.rounds = dict(rounds)
         self.balance = {lane: self._pay_of(lane) for lane in LANES}
 
-    def choose(self, backlogged: Collection[Lane], late: Collection[Lane] = ()) -> Lane | None:
-        """The lane to serve now of those that have work, some of them `late`; None if none has."""
+    def choose(self, backlogged: Collection[Lane], late: Mapping[Lane, float] | None = None) -> Lane | None:
+        """The lane to serve now of those that have work; None if none has.
+
+        `late`: which part of all that it may borrow a lane may borrow for its next request, from 0 to 1.
+        """
+        late = late or {}
         if not backlogged:
             return None
         lane = self._able(backlogged, late)
@@ -56,9 +60,9 @@ class LaneShares:
         """The lane was given `cost` µs; negative when it is given back what it was charged too much."""
         self.balance[lane] -= cost
 
-    def _able(self, backlogged: Collection[Lane], late: Collection[Lane]) -> Lane | None:
+    def _able(self, backlogged: Collection[Lane], late: Mapping[Lane, float]) -> Lane | None:
         for lane in LANES:
-            least = -self.rounds[lane] * self._pay_of(lane) if lane in late else 0.0
+            least = -self.rounds[lane] * self._pay_of(lane) * late.get(lane, 0.0)
             if lane in backlogged and self.balance[lane] > least:
                 return lane
         return None

@@ -15,6 +15,9 @@ Matched = Callable[[Request], int]
 class Policy(Protocol):
     """The order of the queue. A preempted request is pushed again and keeps its place by its arrival."""
 
+    keeps_awaited: bool
+    """Whether cached blocks that those who wait will look for are evicted after all others."""
+
     def at(self, now: float) -> bool:
         """A step begins at `now`, in seconds since the Unix epoch. True if that may change what `peek` shows."""
 
@@ -54,8 +57,9 @@ class Policy(Protocol):
     def victim(self, candidates: Iterable[Request]) -> Request | None:
         """Who of these gives its memory back first; None if there are none."""
 
-    def before(self, request: Request, pending: Sequence[Request]) -> Iterable[Request]:
-        """Whose prefills, of these in the order of their placing, would come before that of a request admitted now."""
+    def before(self, request: Request, left: int, pending: Sequence[Request]) -> Iterable[Request]:
+        """Whose prefills, of these in the order of their placing, would come before the `left` tokens to compute of a
+        request that is admitted now."""
 
     def outranks(self, request: Request, other: Request) -> bool:
         """Whether a waiting request may take the slot and the memory of a running one that has recovered."""
@@ -63,6 +67,8 @@ class Policy(Protocol):
 
 class FirstComeFirstServed:
     """By arrival; the youngest gives way first, and before all others one that is out of credit anyway."""
+
+    keeps_awaited = False
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, Request]] = []
@@ -111,7 +117,7 @@ class FirstComeFirstServed:
     def victim(self, candidates: Iterable[Request]) -> Request | None:
         return max(candidates, key=lambda request: (request.paused, request.arrival), default=None)
 
-    def before(self, request: Request, pending: Sequence[Request]) -> Iterable[Request]:
+    def before(self, request: Request, left: int, pending: Sequence[Request]) -> Iterable[Request]:
         return pending
 
     def outranks(self, request: Request, other: Request) -> bool:

@@ -93,6 +93,8 @@ class Scheduler:
             self._release(request)
         else:
             self.queue.remove(request)
+            if self.queue.keeps_awaited:
+                self.pool.dismiss(self._wanted(request))
             self._changed = True
         self.swap.drop(request)
 
@@ -292,6 +294,8 @@ class Scheduler:
 
     def _push(self, request: Request) -> None:
         self.queue.push(request)
+        if self.queue.keeps_awaited:
+            self.pool.expect(self._wanted(request))
         self._changed = True
 
     def _admit(self, step: Step) -> None:
@@ -302,6 +306,8 @@ class Scheduler:
                 break
             self.queue.take(request)
             self._place(request, step)
+            if self.queue.keeps_awaited:
+                self.pool.dismiss(self._wanted(request))
             self.queue.placed(request)
         self._changed = False
         self._spare = self.needs.spare(self._prefills.values())
@@ -312,8 +318,11 @@ class Scheduler:
 
     def _prefill_before(self, request: Request) -> int:
         """Tokens to prefill of running requests that this one would not overtake."""
-        pending = list(self._prefills.values())
-        return sum(len(other.tokens) - other.kv for other in self.queue.before(request, pending)) if pending else 0
+        if not self._prefills:
+            return 0
+        left = len(request.tokens) - self._matched_tokens(request)
+        before = self.queue.before(request, left, list(self._prefills.values()))
+        return sum(len(other.tokens) - other.kv for other in before)
 
     def _make_room(self, request: Request, step: Step) -> bool:
         """Whether the request fits, after those gave way who must: out of credit, or outranked."""
@@ -335,10 +344,15 @@ class Scheduler:
         return len(self._matched(request)) * BLOCK_TOKENS
 
     def _matched(self, request: Request) -> list[Block]:
-        """The blocks already in memory. At least the last token is always computed: its logits are wanted."""
+        """The blocks already in memory."""
+        return self.pool.find(self._wanted(request))
+
+    def _wanted(self, request: Request) -> list[bytes]:
+        """What it looks for when it is admitted. At least the last token is always computed: its logits are wanted."""
         if not request.read:
             return []
-        return self.pool.find(request.extend_keys((len(request.tokens) - 1) // BLOCK_TOKENS))
+        blocks = (len(request.tokens) - 1) // BLOCK_TOKENS
+        return request.extend_keys(blocks)[:blocks]
 
     def _fits(self, request: Request) -> bool:
         if len(self._running) >= self.max_running:

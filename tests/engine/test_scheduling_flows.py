@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.scheduling.costs import FixedCosts, MeasuredCosts, Rates
-from engine.scheduling.fair_share import FairShare
-from engine.scheduling.flows import DEBT, PATIENCE, FlowShares
-from engine.scheduling.lanes import LANES
+from engine.scheduling.fair_share import HEARD_S, FairShare
+from engine.scheduling.flows import DEBT, LATE, PATIENCE, FlowShares
+from engine.scheduling.lanes import LANES, ROUNDS, WEIGHTS
 from engine.scheduling.service import KEPT, ServiceTotals
 from tests.engine.scheduling import request
 
@@ -163,13 +163,77 @@ def test_output_is_charged_block_by_block_and_not_before():
         assert made.charged == pytest.approx(made.rates.cost(100, 0, output + 64))
 
 
-def test_a_lane_borrows_for_a_flow_that_waits_while_another_got_more():
+def test_where_waiting_counts_flows_are_level_up_to_the_finish_of_the_least():
+    """100 µs of Q, and 3000 of the least flow's own prompt on top, in the lane that is for waiting people alone."""
+    for to_finish in (False, True):
+        shares = FlowShares(100.0, to_finish=to_finish)
+        long, short = request(1, 100, flow="long"), request(2, 64, flow="short")
+        shares.push(long)
+        shares.push(short)
+        ahead = 100.0 + to_finish * long.rates.cost(100, 0, 0)
+        shares.charge(shares.flow("short"), ahead)
+        assert shares.choose(nothing) is short
+        shares.charge(shares.flow("short"), 0.5)
+        assert shares.choose(nothing) is long
+
+
+def test_a_prompt_within_the_quantum_passes_a_long_one_until_its_flow_is_ahead_by_it():
+    policy = FairShare(quantum=3_000.0)
+    number, passed = 10, 0
+    policy.push(long := request(1, 6400, flow="long", lane="interactive"))
+    policy.take(long)
+    policy.placed(long)
+    for flow in ("other", "long"):
+        for _ in range(2 * PATIENCE):
+            number += 1
+            policy.push(short := request(number, 64, flow=flow, lane="interactive"))
+            before = list(policy.before(short, 64, [long]))
+            policy.take(short)
+            policy.placed(short)
+            first = policy.prefill([long, short])
+            assert first is long or not before, "who is overtaken was counted at admission"
+            short.tokens.append(0)
+            short.computed, short.seen = 64, 64
+            policy.released(short)
+            passed += first is short
+            if flow == "other":
+                policy.flows["interactive"].charge(policy.flows["interactive"].flow(flow), 150_000.0)
+        assert 0 < passed < PATIENCE, f"{flow} holds a long prompt up for ever, or never passes it"
+        passed = 0
+
+
+def test_a_lane_that_was_alone_owes_nothing_to_one_that_comes():
+    """However much it computed while nobody else was there, the higher lane's prompts are computed first."""
+    policy = FairShare(lane_quantum=1_000.0)
+    policy.at(0.0)
+    alone, low = (request(n, 64_000, flow=lane, lane=lane) for n, lane in ((1, "interactive"), (2, "standard")))
+    for _ in range(20):
+        policy.at(0.0)
+        assert policy.prefill([alone]) is alone
+        policy.prefilled(alone, 2_048)
+    policy.at(0.0)
+    assert policy.prefill([low, alone]) is alone
+
+
+def test_replicas_that_hear_of_each_other_share_the_quantum():
+    policy = FairShare(quantum=1_000.0)
+    policy.at(100.0)
+    for replica in ("b", "c", "d"):
+        policy.elsewhere(replica, 1, {})
+    assert {flows.quantum for flows in policy.flows.values()} == {250.0}
+    policy.at(100.0 + 2 * HEARD_S)
+    policy.elsewhere("b", 2, {})
+    assert {flows.quantum for flows in policy.flows.values()} == {500.0}
+
+
+def test_a_lane_borrows_for_who_is_late_and_most_for_a_flow_that_waits_while_another_got_more():
     policy = FairShare(quantum=100.0, lane_quantum=1_000.0, first_token=dict.fromkeys(LANES, 1.0))
     policy.push(request(1, flow="greedy", lane="standard", arrived_at=10.0))
     policy.push(request(2, flow="g", lane="batch", arrived_at=0.0))
     standard = policy.flows["standard"]
     standard.charge(standard.flow("greedy"), 5_000.0)
-    policy.lanes.charge("standard", 5_000.0)
+    borrowed = ROUNDS["standard"] * WEIGHTS["standard"] * 1_000.0
+    policy.lanes.charge("standard", WEIGHTS["standard"] * 1_000.0 + borrowed * LATE - 1.0)
 
     def turn(now: float) -> str:
         policy.at(now)
@@ -177,7 +241,10 @@ def test_a_lane_borrows_for_a_flow_that_waits_while_another_got_more():
         assert head is not None
         return head.flow
 
-    assert turn(20.0) == "g", "who got the most waits for nobody's sake"
+    assert turn(10.5) == "g", "its first token is not late"
+    assert turn(20.0) == "greedy", "a part is for whoever is late"
+    policy.lanes.charge("standard", 1.0)
+    assert turn(20.0) == "g", "who got the most gets no more than that"
     policy.flows["standard"].flow("modest").counter = 0.0
     policy.push(request(3, flow="modest", lane="standard", arrived_at=20.0))
     policy.flows["standard"].charge(standard.flow("modest"), -4_000.0)

@@ -24,6 +24,17 @@ class PoolMachine(RuleBasedStateMachine):
         self.tables: list[list[int]] = []
         self.published: dict[bytes, tuple[int, str]] = {}
         self.cached: OrderedDict[int, None] = OrderedDict()
+        self.expected: list[list[bytes]] = []
+
+    def awaited(self, block: int) -> bool:
+        keys = {key for keys in self.expected for key in keys}
+        return any(block == b for key, (b, _) in self.published.items() if key in keys)
+
+    def reorder(self, keys: list[bytes], before: set[int]) -> None:
+        for key in reversed(keys):
+            block, _ = self.published.get(key, (-1, ""))
+            if block in self.cached and self.awaited(block) != (block in before):
+                self.cached.move_to_end(block)
 
     def references(self, block: int) -> int:
         return sum(table.count(block) for table in self.tables)
@@ -40,7 +51,9 @@ class PoolMachine(RuleBasedStateMachine):
                 self.pool.allocate(count)
             return
         free = available - len(self.cached)
-        evicted = [self.cached.popitem(last=False)[0] for _ in range(max(0, count - free))]
+        evicted = sorted(self.cached, key=self.awaited)[: max(0, count - free)]
+        for block in evicted:
+            del self.cached[block]
         self.published = {key: value for key, value in self.published.items() if value[0] not in evicted}
         blocks = self.pool.allocate(count)
         assert len(set(blocks)) == count
@@ -91,6 +104,21 @@ class PoolMachine(RuleBasedStateMachine):
             self.cached.pop(block, None)
         self.tables.append(found)
 
+    @rule(keys=st.lists(st.sampled_from(KEYS), max_size=4, unique=True))
+    def expect(self, keys: list[bytes]) -> None:
+        before = set(filter(self.awaited, self.cached))
+        self.pool.expect(keys)
+        self.expected.append(keys)
+        self.reorder(keys, before)
+
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data())
+    def dismiss(self, data: st.DataObject) -> None:
+        before = set(filter(self.awaited, self.cached))
+        keys = self.expected.pop(data.draw(st.integers(0, len(self.expected) - 1)))
+        self.pool.dismiss(keys)
+        self.reorder(keys, before)
+
     @rule(keys=st.lists(st.sampled_from(KEYS), max_size=3, unique=True))
     def purge(self, keys: list[bytes]) -> None:
         assert self.pool.purge(keys) == sum(key in self.published for key in keys)
@@ -133,6 +161,19 @@ def test_least_recently_used_is_evicted_first_and_tails_before_heads():
     assert pool.allocate(1) == [table[2]]
     assert pool.find(KEYS[:3]) == table[:2]
     assert pool.evictions == 1
+
+
+def test_what_somebody_waits_for_is_evicted_last():
+    pool = BlockPool(3)
+    table = pool.allocate(3)
+    for block, key in zip(table, KEYS, strict=False):
+        pool.publish(block, key)
+    pool.free(table)
+    pool.expect(KEYS[1:3])
+    pool.expect(KEYS[2:3])
+    pool.dismiss(KEYS[1:3])
+    assert pool.allocate(3) == [table[0], table[1], table[2]]
+    assert pool.evictions == 3
 
 
 def test_a_block_freed_twice_is_an_error():
