@@ -25,23 +25,24 @@ class StepPlans:
         self._groups = tuple(groups)
         self._device = device
         self._works: Sequence[Work] = ()
+        self._revisions: list[int] = []
         self._plans: list[AttentionPlan] = []
-        self._tables: dict[Decode, Indices] = {}
+        self._tables: dict[Decode, tuple[int, Indices]] = {}
 
     def of(self, works: Sequence[Work], decodes: int, tile: int) -> list[AttentionPlan]:
         """The plans of a step with these works, the first `decodes` of them of one token; see `plan_attention`."""
-        if self._plans and works == self._works:
+        revisions = [work.revision for work in works if isinstance(work, Decode)]
+        if len(revisions) == len(works) and works == self._works and revisions == self._revisions:
             positions = np.array([work.start for work in works])
             return [plan.moved(positions) for plan in self._plans]
         self._tables = {work: self._table(work) for work in works if isinstance(work, Decode)}
         chunks = [
-            (work.start, work.count, self._tables[work] if isinstance(work, Decode) else columns(work.request.table))
+            (work.start, work.count, self._tables[work][1] if isinstance(work, Decode) else columns(work.request.table))
             for work in works
         ]
-        plans = self.plan(chunks, decodes, tile)
-        stays = len(self._tables) == len(works)
-        self._works, self._plans = (works, plans) if stays else ((), [])
-        return plans
+        self._plans = self.plan(chunks, decodes, tile)
+        self._works, self._revisions = works, revisions
+        return self._plans
 
     def plan(self, chunks: Sequence[tuple[int, int, Indices]], decodes: int, tile: int) -> list[AttentionPlan]:
         """The plans for chunks (start, count, table as `columns` gives it)."""
@@ -57,9 +58,11 @@ class StepPlans:
             for index, group in enumerate(self._groups)
         ]
 
-    def _table(self, work: Decode) -> Indices:
+    def _table(self, work: Decode) -> tuple[int, Indices]:
         held = self._tables.get(work)
-        return columns(work.request.table) if held is None else held
+        if held is not None and held[0] == work.revision:
+            return held
+        return work.revision, columns(work.request.table)
 
 
 def columns(table: Sequence[Block]) -> Indices:

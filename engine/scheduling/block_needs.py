@@ -40,11 +40,13 @@ class BlockNeeds:
 
     def spare(self, prefills: Iterable[Request]) -> list[int]:
         """For each group, how many blocks there are that were not promised to these, whose prompts are computed."""
+        left = [pool.available for pool in self.pool.pools]
         prefills = list(prefills)
-        return [
-            pool.available - (self._promised(group, prefills) if self._spans[group] else 0)
-            for group, pool in enumerate(self.pool.pools)
-        ]
+        if prefills:
+            for group, span in enumerate(self._spans):
+                if span:
+                    left[group] -= self._promised(group, prefills)
+        return left
 
     def fit(self, request: Request, spare: Sequence[int], matched: Sequence[Block] = ()) -> bool:
         """Whether so many blocks are enough to admit the request; of `matched`, what others hold costs nothing."""

@@ -7,6 +7,7 @@ request here; so a calendar by steps says who needs it, and all others cost noth
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 from engine.protocol import Lane
@@ -21,6 +22,8 @@ class DecodeBatch:
 
     def __init__(self) -> None:
         self.rows: list[Decode] = []
+        self._tokens: list[list[int]] = []
+        """Those of each row's request."""
         self.lanes: dict[Lane, int] = dict.fromkeys(LANES, 0)
         self._step = 0
         self._calendar: dict[int, list[Request]] = {}
@@ -32,14 +35,17 @@ class DecodeBatch:
         """The request decodes from the next step on."""
         request.slot = len(self.rows)
         self.rows.append(Decode(request))
+        self._tokens.append(request.tokens)
         self.lanes[request.lane] += 1
         self._enter(request)
 
     def leave(self, request: Request) -> None:
         """The request decodes no more, or not now."""
         last = self.rows.pop()
+        tokens = self._tokens.pop()
         if last.request is not request:
             self.rows[request.slot] = last
+            self._tokens[request.slot] = tokens
             last.request.slot = request.slot
         self.lanes[request.lane] -= 1
         request.rest()
@@ -51,7 +57,7 @@ class DecodeBatch:
 
     def plan(self, request: Request) -> None:
         """The request was attended to, and its blocks may be others now."""
-        self.rows[request.slot] = Decode(request)
+        self.rows[request.slot].revision += 1
         self._enter(request)
 
     def _enter(self, request: Request) -> None:
@@ -67,8 +73,12 @@ class DecodeBatch:
 
     def advance(self, works: Sequence[Work], tokens: Sequence[int | None]) -> Iterator[Request]:
         """A step was done: all got their token. Yields those that need attention: to be planned again, or to leave."""
-        for work, token in zip(works, tokens, strict=False):
-            work.request.tokens.append(token)  # type: ignore[arg-type]  # a decode samples
+        if works == self.rows:
+            # Nobody left: what is done for each of them alone is this, so it is done without a line of Python.
+            deque(map(list.append, self._tokens, tokens), maxlen=0)
+        else:
+            for work, token in zip(works, tokens, strict=False):
+                work.request.tokens.append(token)  # type: ignore[arg-type]  # a decode samples
         self._step += 1
         for request in self._calendar.pop(self._step, ()):
             # An entry counts only while it says when the request is due.

@@ -314,7 +314,8 @@ class Scheduler:
 
     def _gained(self) -> bool:
         """Whether there are more blocks than when the first of the queue could not be admitted; nothing prefills."""
-        return any(now > before for now, before in zip(self.needs.spare(()), self._spare, strict=True))
+        spare = self.needs.spare(())
+        return spare != self._spare and any(now > before for now, before in zip(spare, self._spare, strict=True))
 
     def _prefill_before(self, request: Request) -> int:
         """Tokens to prefill of running requests that this one would not overtake."""

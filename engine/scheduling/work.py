@@ -20,18 +20,19 @@ class Prefill:
 
 
 class Decode:
-    """Compute the KV of a request's last token and sample the next.
+    """Compute the KV of a request's last token and sample the next; the same object in each step that decodes it.
 
-    The same object in each step that decodes the request in the same blocks.
+    `revision` grows whenever the request's blocks may have changed.
     """
 
-    __slots__ = ("request",)
+    __slots__ = ("request", "revision")
 
     count: ClassVar[int] = 1
     samples: ClassVar[bool] = True
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self.revision = 0
 
     @property
     def start(self) -> int:
