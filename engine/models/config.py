@@ -6,6 +6,7 @@ Here is what all architectures have; what only one has, it reads from `fields` i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,12 @@ from pathlib import Path
 from engine.errors import ModelError
 from engine.models.fields import Fields, read_fields
 from engine.models.rope import RopeConfig, read_rope
+
+_LONGEST_CONTEXT = 1 << 24
+"""Of every position the angles are kept."""
+_SIZES = ("_size", "_dim", "_rank", "_experts")
+_ELEMENTS_PER_BYTE = 8
+"""More than any format of weights has."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,39 @@ def _stop_tokens(folder: Path, config: Fields) -> tuple[int, ...]:
     if not all(isinstance(token, int) for token in ids):
         raise ModelError(f"{path}: field eos_token_id must be token ids, is {value!r}")
     return tuple(ids)
+
+
+def check_sizes(config: ModelConfig, stored: int) -> None:
+    """Raise ModelError naming the field where sizes ask for tensors that files of so many bytes could not hold.
+
+    Called before anything is allocated by these sizes.
+    """
+    path = config.fields.path
+    if config.context_tokens > _LONGEST_CONTEXT:
+        raise ModelError(
+            f"{path}: field max_position_embeddings {config.context_tokens} is more than {_LONGEST_CONTEXT}"
+        )
+    attention = {
+        "num_hidden_layers": config.layers,
+        "hidden_size": config.hidden,
+        "num_attention_heads": config.heads,
+        "head_dim": config.head_dim,
+    }
+    # Experts, ranks and other sizes that only some have: each is a side of a matrix whose other side is the hidden size.
+    others = {
+        name: value
+        for name, value in config.fields.fields.items()
+        if name.endswith(_SIZES) and isinstance(value, int) and name != "hidden_size"
+    }
+    sides = {**others, "vocab_size": config.vocabulary, "intermediate_size": config.intermediate}
+    for sizes in (attention, *({name: size, "hidden_size": config.hidden} for name, size in sides.items())):
+        elements = math.prod(sizes.values())
+        if elements > stored * _ELEMENTS_PER_BYTE:
+            field = max(sizes, key=lambda name: sizes[name])
+            raise ModelError(
+                f"{path}: field {field} {sizes[field]} asks for weights of {elements} elements"
+                f" ({' × '.join(sizes)}), and the folder's files have {stored} bytes"
+            )
 
 
 def read_config(folder: Path) -> ModelConfig:

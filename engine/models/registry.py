@@ -10,7 +10,7 @@ import torch
 from engine.device import keep_packed
 from engine.errors import ModelError
 from engine.layers.linear import Tiling
-from engine.models.config import ModelConfig
+from engine.models.config import ModelConfig, check_sizes
 from engine.models.decoder import Decoder
 from engine.models.deepseek import deepseek_v2, deepseek_v3
 from engine.models.gemma import gemma2, gemma3
@@ -61,6 +61,7 @@ def load_model(
             f" (supported: {', '.join(sorted(ARCHITECTURES))})"
         )
     with Checkpoint(folder, config.fields.inner("quantization_config")) as checkpoint, torch.inference_mode():
+        check_sizes(config, sum(file.stat().st_size for file in folder.glob("*.safetensors")))
         packed = keep_packed(weights, lambda: checkpoint.decoded_bytes(like.itemsize), like.device)
         return architecture(
             Loader(

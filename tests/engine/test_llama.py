@@ -150,6 +150,14 @@ def rewrite(folder: Path, **changes: object) -> None:
         ({"num_hidden_layers": 3}, r"tensor model\.layers\.2\.\S+ is missing"),
         ({"intermediate_size": 80}, r"gate_proj\.weight has shape \[72, 48\], the configuration says \[80, 48\]"),
         ({"vocab_size": 200}, r"embed_tokens\.weight has shape \[131, 48\]"),
+        ({"vocab_size": 10**12}, "field vocab_size 1000000000000 asks for weights of"),
+        ({"hidden_size": 10**9}, "field hidden_size 1000000000 asks for weights of"),
+        ({"intermediate_size": 10**9}, "field intermediate_size 1000000000 asks for weights of"),
+        ({"num_hidden_layers": 10**6}, "field num_hidden_layers 1000000 asks for weights of"),
+        ({"num_attention_heads": 10**9, "num_key_value_heads": 1}, "field num_attention_heads 1000000000 asks for"),
+        ({"head_dim": 10**9}, "field head_dim 1000000000 asks for weights of"),
+        ({"kv_lora_rank": 10**9}, "field kv_lora_rank 1000000000 asks for weights of"),
+        ({"max_position_embeddings": 10**12}, "field max_position_embeddings 1000000000000 is more than"),
     ],
 )
 def test_a_wrong_configuration_is_named(changes: dict[str, object], message: str, tmp_path: Path):
