@@ -10,19 +10,19 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import structlog
 
 from engine.assembly import Assembled, assemble
+from engine.compilers import Compilers, Compiling
 from engine.engine import Event
 from engine.errors import EngineError, StartError
 from engine.grammar.guide import InvalidGrammar
 from engine.journal import Journal
 from engine.link import GatewayLink
-from engine.loop import EngineLoop
+from engine.loop import Command, EngineLoop
 from engine.options import ReplicaOptions
 from engine.protocol import (
     OLDEST_VERSION,
@@ -59,8 +59,6 @@ ORPHAN_PATIENCE_S = 5.0
 """A `Done` whose gateway is gone waits this long for the next one to connect, then goes to any that is connected."""
 ACK_PATIENCE_S = 2.0
 _PARENT_S = 0.5
-_CLOCKS_S = 0.01
-"""Waiting is by another clock than deadlines are: so much later both say that one is over."""
 
 
 class EngineFailed(EngineError):
@@ -99,9 +97,9 @@ class Replica:
         """Written, but not yet on the disk."""
         self._sync_wanted = asyncio.Event()
         self._draining = False
-        self._compiling: dict[str, tuple[Generate, asyncio.Task[None]]] = {}
+        self._compiling: dict[str, Compiling] = {}
         """Requests whose grammars are being compiled."""
-        self._compilers = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._compilers = Compilers()
 
     # ------------------------------------------------------------ connections
 
@@ -170,9 +168,9 @@ class Replica:
             case Generate():
                 self._generate(link, message)
             case Credit():
-                do(lambda: self._credit(message))
+                self._change(message.id, lambda: self._credit(message))
             case Extend():
-                do(lambda: engine.extend(message.id, message.max_tokens, message.deadline, message.lane))
+                self._extend(message)
             case Abort():
                 self._abort(link, message)
             case Ack():
@@ -202,27 +200,46 @@ class Replica:
         if message.grammar is None:
             self._add(link, message)
         else:
-            self._compiling[message.id] = (message, asyncio.create_task(self._compile(link, message, message.grammar)))
+            compiling = self._compiling[message.id] = Compiling(message)
+            compiling.task = asyncio.create_task(self._compile(link, compiling, message.grammar))
 
     def _add(self, link: GatewayLink, message: Generate) -> None:
         scopes = link.scopes
         self.loop.do(lambda: self.loop.engine.add(message, scopes))
 
-    async def _compile(self, link: GatewayLink, message: Generate, grammar: str) -> None:
+    async def _compile(self, link: GatewayLink, compiling: Compiling, grammar: str) -> None:
         """Compile beside the step loop; the engine finds it done, what is wrong with it, or its time over."""
         grammars = self.loop.engine.acceptance.grammars
         if grammars is not None:
-            left = None if message.deadline is None else message.deadline - time.time() + _CLOCKS_S
             with contextlib.suppress(InvalidGrammar, TimeoutError):
-                async with asyncio.timeout(left):
-                    await self.events.run_in_executor(self._compilers, grammars.compiled, grammar)
-        if self._compiling.pop(message.id, None) is not None:
+                async with asyncio.timeout_at(compiling.until(self.events)) as compiling.timeout:
+                    await self._compilers.compile(grammars, grammar)
+        message = compiling.message
+        if self._compiling.get(message.id) is compiling:
+            del self._compiling[message.id]
             self._add(link, message)
+            for change in compiling.changes:
+                self.loop.do(change)
+
+    def _change(self, id: str, change: Command) -> None:
+        """Do this to a request in the engine's thread: now, or as soon as the engine knows of it."""
+        compiling = self._compiling.get(id)
+        if compiling is None:
+            self.loop.do(change)
+        else:
+            compiling.changes.append(change)
+
+    def _extend(self, message: Extend) -> None:
+        compiling = self._compiling.get(message.id)
+        if compiling is not None:
+            compiling.extend(message, self.events)
+        engine = self.loop.engine
+        self._change(message.id, lambda: engine.extend(message.id, message.max_tokens, message.deadline, message.lane))
 
     def _abort(self, link: GatewayLink, message: Abort) -> None:
         owner = self._owners.get(message.id)
         if message.choice is not None:
-            self.loop.do(lambda: self._abort_in_engine(message.id, message.choice))
+            self._change(message.id, lambda: self._abort_in_engine(message.id, message.choice))
             return
         ended = [sequence for sequence, done in self._unacknowledged.items() if done.id == message.id]
         if owner is not None:
@@ -240,8 +257,9 @@ class Replica:
     def _stop_request(self, id: str) -> None:
         waiting = self._compiling.pop(id, None)
         if waiting is not None:  # the engine does not know of it yet
-            message, task = waiting
-            task.cancel()
+            message = waiting.message
+            if waiting.task is not None:
+                waiting.task.cancel()
             ended = "it was aborted before it began"
             self._deliver([Done(id, message.attempt, "rejected", Counts(), 0, error=ended)])
             return
@@ -403,7 +421,7 @@ class Replica:
                 await self._drain()
         finally:
             await asyncio.to_thread(self.loop.stop)
-            self._compilers.shutdown(wait=False, cancel_futures=True)
+            self._compilers.close()
             self.watchdog.stop()
             for task in [*tasks, *self._connections]:
                 task.cancel()

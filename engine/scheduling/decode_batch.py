@@ -75,7 +75,7 @@ class DecodeBatch:
         """A step was done: all got their token. Yields those that need attention: to be planned again, or to leave."""
         if works == self.rows:
             # Nobody left: what is done for each of them alone is this, so it is done without a line of Python.
-            deque(map(list.append, self._tokens, tokens), maxlen=0)
+            deque(map(list.append, self._tokens, tokens), maxlen=0)  # type: ignore[arg-type]  # decodes sample
         else:
             for work, token in zip(works, tokens, strict=False):
                 work.request.tokens.append(token)  # type: ignore[arg-type]  # a decode samples

@@ -29,6 +29,7 @@ from engine.protocol import (
     Credit,
     Dial,
     Done,
+    Extend,
     Forget,
     Generate,
     Hello,
@@ -247,7 +248,7 @@ import time
 from engine.grammar.llguidance_grammar import LlguidanceGrammars
 quick = LlguidanceGrammars.compiled
 def slow(self, text):
-    time.sleep(0.5)
+    time.sleep(0.5 if "quick" not in text else 0)
     return quick(self, text)
 LlguidanceGrammars.compiled = slow
 """
@@ -545,3 +546,29 @@ def test_requests_survive_the_wire() -> None:
     request = generate("a", LONG, 5)
     assert isinstance(request, Generate)
     assert len(encode(request)) < 1000
+
+
+async def test_what_is_said_while_a_grammar_is_compiled_is_done_afterwards(tmp_path: Path):
+    """A longer deadline and limit, credit, the end of one choice; and what compiles quickly does not wait for it."""
+    model = write_tokenizer(write_model(tmp_path / "model"))
+    process = await ReplicaProcess.start(tmp_path, model, fault=SLOW_COMPILER)
+    client = await Client.dial(process.path)
+    began = time.time()
+    grammar, quick = '{"regex": "(yes){3}"}', '{"choice": ["quick"]}'
+    client.generate(generate("longer", LONG, 2, grammar=grammar, deadline=began + 0.2, credit=1), ALL)
+    client.send(
+        Extend("longer", 30, began + 60),
+        Credit("longer", 0, 1 << 20),
+        generate("one of two", LONG, 30, grammar=grammar, choices=2),
+        Abort("one of two", choice=1),
+        generate("quick", LONG, 30, grammar=quick),
+    )
+    await client.finished("quick")
+    assert "longer" not in client.began
+    assert client.done["quick"].reason == "stop"
+    await client.finished("longer", "one of two")
+    assert client.done["longer"].reason == "stop"
+    assert text_of(model, client.tokens["longer"]) == "yes" * 3
+    assert client.done["one of two"].reasons == ("stop", "abort")
+    await client.close()
+    assert await process.stop() == 0
