@@ -61,6 +61,7 @@ _keys = attrgetter(*KEYS)
 _NOTICE = ("uuid", "uuid", "text", "text")
 _TXN = (*_NOTICE, "text", "bytea")
 _ENTRY = ("uuid", "int", "uuid", "text", "text", "text", "numeric", "text")
+_GIVEN = ("uuid", *["numeric"] * 4)
 _REFUSAL = ("uuid", "uuid", "text", "bytea")
 
 _CHAIN = """
@@ -84,29 +85,43 @@ _LOCK = f"""
     SELECT {", ".join(_BALANCE)} FROM unnest($1::text::uuid[]) AS t (id) JOIN balance ON tenant_id = t.id
     ORDER BY tenant_id FOR UPDATE OF balance
 """  # noqa: S608  # names of columns
+_BALANCES = ("uuid", *["numeric"] * len(_MONEY))
+_AFTER_GIVEN = len(_BALANCES) + len(_GIVEN)
+_AFTER_TXN = _AFTER_GIVEN + len(_TXN)
+_AFTER_ENTRIES = _AFTER_TXN + len(_ENTRY)
+
+
+def _unnest(kinds: Sequence[str], after: int) -> str:
+    """Rows of columns of these kinds, which are the parameters after so many others."""
+    return f"unnest({', '.join(f'${n}::text::{kind}[]' for n, kind in enumerate(kinds, after + 1))})"
+
+
 _SAVE = f"""
-    UPDATE balance SET {", ".join(f"{name} = t.{name}" for name in _MONEY)}
-    FROM unnest($1::text::uuid[], {", ".join(f"${n}::text::numeric[]" for n in range(2, len(_MONEY) + 2))})
-        AS t (tenant_id, {", ".join(_MONEY)})
-    WHERE balance.tenant_id = t.tenant_id
-"""  # noqa: S608  # names of columns
-_POST = """
-    WITH given AS (
-        SELECT * FROM unnest($1::text::uuid[], $2::text::uuid[], $3::text::text[], $4::text::text[], $5::text::text[],
-            $6::text::bytea[]) AS t (id, tenant_id, kind, period, memo, digest)
+    WITH saved AS (
+        UPDATE balance SET {", ".join(f"{name} = t.{name}" for name in _MONEY)}
+        FROM {_unnest(_BALANCES, 0)} AS t (tenant_id, {", ".join(_MONEY)})
+        WHERE balance.tenant_id = t.tenant_id
+    ), given AS (
+        UPDATE grant_balance AS b SET remaining = t.remaining, used = t.used, gone = t.gone, held = t.held
+        FROM {_unnest(_GIVEN, len(_BALANCES))} AS t (id, remaining, used, gone, held)
+        WHERE b.grant_id = t.id
+    ), heads AS (
+        SELECT * FROM {_unnest(_TXN, _AFTER_GIVEN)} AS t (id, tenant_id, kind, period, memo, digest)
     ), posted AS (
         INSERT INTO ledger_txn (id, tenant_id, kind, period, memo, posted_at)
-        SELECT id, tenant_id, kind, period, memo, {clock} FROM given RETURNING id, posted_at
+        SELECT id, tenant_id, kind, period, memo, {{clock}} FROM heads RETURNING id, posted_at
     ), sealed AS (
         INSERT INTO seal (kind, id, sha256)
-        SELECT 'ledger_txn', id::text, sha256(digest || int8send(posted_at)) FROM posted JOIN given USING (id)
+        SELECT 'ledger_txn', id::text, sha256(digest || int8send(posted_at)) FROM posted JOIN heads USING (id)
+    ), noted AS (
+        INSERT INTO outbox (id, tenant_id, topic, payload, created_at)
+        SELECT t.*, {{clock}} FROM {_unnest(_NOTICE, _AFTER_ENTRIES)} AS t
     )
     INSERT INTO ledger_entry (txn_id, seq, tenant_id, currency, debit, credit, amount_pico, grant_id)
     SELECT t.txn, t.seq, t.tenant, t.currency, t.debit, t.credit, t.amount, nullif(t.given, '')::uuid
-    FROM unnest($7::text::uuid[], $8::text::int[], $9::text::uuid[], $10::text::text[], $11::text::text[],
-        $12::text::text[], $13::text::numeric[], $14::text::text[])
-        AS t (txn, seq, tenant, currency, debit, credit, amount, given)
-"""
+    FROM {_unnest(_ENTRY, _AFTER_TXN)} AS t (txn, seq, tenant, currency, debit, credit, amount, given)
+"""  # noqa: S608  # names of columns
+"""All that is done while balances are locked, in one statement: whoever waits for them waits for no more than that."""
 _GRANT = """
     WITH made AS (
         INSERT INTO "grant" (id, tenant_id, amount_pico, currency, kind, reason, priority, expires_at, model,
@@ -126,20 +141,10 @@ _OPEN_GRANTS = """
         ON g.id = b.grant_id
     WHERE $2 OR b.remaining > 0
 """
-_SAVE_GRANTS = """
-    UPDATE grant_balance AS b SET remaining = t.remaining, used = t.used, gone = t.gone, held = t.held
-    FROM unnest($1::text::uuid[], $2::text::numeric[], $3::text::numeric[], $4::text::numeric[], $5::text::numeric[])
-        AS t (id, remaining, used, gone, held)
-    WHERE b.grant_id = t.id
-"""
 _UNITS_LEFT = (
     f"SELECT {', '.join(f'coalesce(sum({meter}), 0)' for meter in METERS)} "  # noqa: S608  # names of columns
     "FROM usage_fact WHERE id = $1 OR corrects = $1"
 )
-_NOTE = """
-    INSERT INTO outbox (id, tenant_id, topic, payload, created_at)
-    SELECT t.*, {clock} FROM unnest($1::text::uuid[], $2::text::uuid[], $3::text::text[], $4::text::text[]) AS t
-"""
 _REFUSE = """
     INSERT INTO refused_settlement (id, request_id, cause, body, refused_at)
     SELECT t.*, {clock} FROM unnest($1::text::uuid[], $2::text::uuid[], $3::text::text[], $4::text::bytea[]) AS t
@@ -248,24 +253,23 @@ class PostgresBooks:
         notices: Sequence[Notice] = (),
         grants: Sequence[OpenGrant] = (),
     ) -> None:
-        if balances:
-            rows = [(b.tenant_id, *(getattr(b, name) for name in _MONEY)) for b in balances]
-            await self._connection.execute(_SAVE, *_arrays(("uuid", *["numeric"] * len(_MONEY)), rows))
-        if grants:
-            rows = [(grant.id, grant.remaining, grant.used, grant.gone, grant.held) for grant in grants]
-            await self._connection.execute(_SAVE_GRANTS, *_arrays(("uuid", *["numeric"] * 4), rows))
-        if transactions:
-            heads = [(t.id, t.tenant_id, t.kind, t.period, t.memo, digest_of_transaction(t)) for t in transactions]
-            entries = [
-                (t.id, seq, t.tenant_id, t.currency, e.debit, e.credit, e.amount_pico, str(e.grant_id or ""))
-                for t in transactions
-                for seq, e in enumerate(t.entries, 1)
-            ]
-            post = _POST.format(clock=self._clock)
-            await self._connection.execute(post, *_arrays(_TXN, heads), *_arrays(_ENTRY, entries))
-        if notices:
-            rows = [(n.id, n.tenant_id, n.topic, n.payload) for n in notices]
-            await self._connection.execute(_NOTE.format(clock=self._clock), *_arrays(_NOTICE, rows))
+        if not (balances or transactions or notices or grants):
+            return
+        entries = [
+            (t.id, seq, t.tenant_id, t.currency, e.debit, e.credit, e.amount_pico, str(e.grant_id or ""))
+            for t in transactions
+            for seq, e in enumerate(t.entries, 1)
+        ]
+        await self._connection.execute(
+            _SAVE.format(clock=self._clock),
+            *_arrays(_BALANCES, [(b.tenant_id, *(getattr(b, name) for name in _MONEY)) for b in balances]),
+            *_arrays(_GIVEN, [(grant.id, grant.remaining, grant.used, grant.gone, grant.held) for grant in grants]),
+            *_arrays(
+                _TXN, [(t.id, t.tenant_id, t.kind, t.period, t.memo, digest_of_transaction(t)) for t in transactions]
+            ),
+            *_arrays(_ENTRY, entries),
+            *_arrays(_NOTICE, [(n.id, n.tenant_id, n.topic, n.payload) for n in notices]),
+        )
 
     async def refuse(self, refusals: Sequence[Refusal]) -> None:
         rows = [(r.id, r.request_id, r.cause, r.body) for r in refusals]
