@@ -19,6 +19,7 @@ from billing.audit.invoices import check_invoiced, check_invoices
 from billing.audit.ledger import check_ledger, check_rollups
 from billing.audit.scope import Finding, Progress, Scope
 from billing.audit.seals import check_seals
+from billing.audit.storage import check_storage
 from billing.prices import PriceBook
 from billing.tables.money import usage_event
 from billing.usage import COUNTS, check_period
@@ -33,6 +34,7 @@ OF_A_PERIOD: tuple[Check, ...] = (
     check_ledger,
     check_sequences,
     check_invoiced,
+    check_storage,
 )
 """What can be checked of one billing period alone."""
 

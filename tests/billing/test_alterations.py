@@ -32,6 +32,7 @@ from billing.tables.chain import usage_batch, usage_chain
 from billing.tables.invoices import invoice_line, number_series
 from billing.tables.money import balance, ended_hold, grant_balance, hold_batch, ledger_entry, rollup_hour
 from billing.tables.prices import price
+from billing.tables.rating import storage_event
 from billing.tables.seals import seal
 from billing.usage import Usage
 from storage.base import Base, Id, new_id
@@ -141,6 +142,20 @@ def _other(column: Column[Any], value: Any) -> Any:
     if isinstance(column.type, Text):
         return f"{value or ''}1"
     return 7 if value is None else value + 100
+
+
+async def test_storage_that_does_not_recompute_or_is_not_billed(books: Database) -> None:
+    for name, more, whats in (
+        ("cost_pico", 1, {"storage does not recompute"}),
+        ("token_seconds", 3600, {"storage does not recompute", "an invoice is not the sum of its events"}),
+    ):
+        column = storage_event.c[name]
+        async with unguarded(books) as session:
+            await session.execute(update(storage_event).values({column: column + more}))
+        assert {finding.what for finding in await check(books)} == {"a row of the books was altered", *whats}
+        async with unguarded(books) as session:
+            await session.execute(update(storage_event).values({column: column - more}))
+    assert await check(books) == []
 
 
 def test_seals_say_all_that_rows_say() -> None:
