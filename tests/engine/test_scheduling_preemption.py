@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from engine.protocol import Lane
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.lanes import LANES
+from engine.scheduling.policy import FirstComeFirstServed
 from tests.engine.scheduling import Replica, request
 
 
@@ -81,6 +82,19 @@ def test_nothing_is_taken_where_it_would_not_be_enough():
     assert replica.scheduler.preemptions == 0
     replica.finish()
     assert len(replica.finished) == 3
+
+
+@pytest.mark.parametrize("policy", [FairShare, FirstComeFirstServed])
+def test_a_prefix_that_somebody_waits_for_outlives_the_flood_before_it(policy: type[FairShare | FirstComeFirstServed]):
+    """Memory holds two of these prompts: by the order of use alone, the first is gone when its next turn is served."""
+    replica = Replica(policy(), blocks=24, running=1)
+    replica.add(request(1, 640, 2, prefix="conversation"))
+    replica.finish()
+    turn = request(9, 640, 2, prefix="conversation", lane="batch")
+    replica.add(*(request(number, 640, 2, lane="interactive") for number in range(2, 8)), turn)
+    replica.finish()
+    assert replica.finished[-1] is turn
+    assert turn.read_hbm == (576 if policy is FairShare else 0)
 
 
 def test_interactive_prefill_overtakes_a_long_batch_prompt_which_still_goes_on():
