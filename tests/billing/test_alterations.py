@@ -117,7 +117,10 @@ async def test_columns_of_every_table(books: Database) -> None:
                 missed.add((table.name, column.name))
             await _become(books, table, altered, there)
     assert missed == tried & {(table, name) for table, names in UNSAID.items() for name in names}
-    assert impossible <= {(table.name, name) for table in tables for name in _referring(table)}
+    may_be_impossible = {(table.name, name) for table in tables for name in _referring(table)}
+    if books.dialect == "postgresql":  # whose checks nobody can put aside
+        may_be_impossible |= {("ledger_entry", "debit"), ("ledger_entry", "credit")}
+    assert impossible <= may_be_impossible
     assert await check(books) == []
 
 
