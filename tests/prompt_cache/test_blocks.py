@@ -151,12 +151,18 @@ TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_least_recently_used_is_evicted_first_and_tails_before_heads():
-    pool = BlockPool(4)
+def _three_cached(pool: BlockPool) -> list[int]:
+    """Blocks of the first three keys that nobody uses any more."""
     table = pool.allocate(3)
     for block, key in zip(table, KEYS, strict=False):
         pool.publish(block, key)
     pool.free(table)
+    return table
+
+
+def test_least_recently_used_is_evicted_first_and_tails_before_heads():
+    pool = BlockPool(4)
+    table = _three_cached(pool)
     assert pool.allocate(1) not in ([block] for block in table)  # the free block goes first
     assert pool.allocate(1) == [table[2]]
     assert pool.find(KEYS[:3]) == table[:2]
@@ -165,10 +171,7 @@ def test_least_recently_used_is_evicted_first_and_tails_before_heads():
 
 def test_what_somebody_waits_for_is_evicted_last():
     pool = BlockPool(3)
-    table = pool.allocate(3)
-    for block, key in zip(table, KEYS, strict=False):
-        pool.publish(block, key)
-    pool.free(table)
+    table = _three_cached(pool)
     pool.expect(KEYS[1:3])
     pool.expect(KEYS[2:3])
     pool.dismiss(KEYS[1:3])
