@@ -11,6 +11,7 @@ import structlog
 
 from engine.protocol import Ack, Beat, Done, Generate, Hello, Scope, ToGateway, parse_address
 from gateway.failures import Unavailable
+from gateway.fleet.awake_clock import AwakeClock
 from gateway.fleet.exchange import Exchange
 from gateway.fleet.link import Link, Refused
 from gateway.fleet.options import FleetOptions
@@ -20,6 +21,8 @@ from gateway.registry import Registry
 log = structlog.get_logger("gateway.fleet")
 
 _REMEMBERED = 10_000
+_TICKS = 8
+"""How often we look at the time while the least patience lasts."""
 Stray = Callable[[Link, Done], None]
 
 
@@ -37,7 +40,12 @@ class Fleet:
     ) -> None:
         """`addresses` are `unix:PATH` or `tcp:HOST:PORT`. Raises AddressError."""
         self.options = options or FleetOptions()
-        self.links = [Link(parse_address(text), gateway, link_key, self, self.options) for text in addresses]
+        least = min(self.options.beat_timeout, self.options.step_timeout, self.options.silence)
+        self._clock = AwakeClock(least / _TICKS)
+        self.links = [
+            Link(parse_address(text), gateway, link_key, self, options=self.options, clock=self._clock)
+            for text in addresses
+        ]
         self.on_stray: Stray = lambda link, done: None
         self._models = models
         self._exchanges: dict[str, Exchange] = {}
@@ -48,7 +56,8 @@ class Fleet:
 
     def start(self) -> None:
         """Begin dialing."""
-        self._tasks = [asyncio.create_task(link.run()) for link in self.links]
+        runs = [self._clock.run(), *(link.run() for link in self.links)]
+        self._tasks = [asyncio.create_task(run) for run in runs]
 
     async def stop(self) -> None:
         """Hang up everywhere."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import Protocol
 
 import structlog
@@ -23,6 +22,7 @@ from engine.protocol import (
     link_proof,
     read_from_replica,
 )
+from gateway.fleet.awake_clock import AwakeClock
 from gateway.fleet.options import FleetOptions
 
 log = structlog.get_logger("gateway.link")
@@ -53,10 +53,17 @@ class Listener(Protocol):
 
 
 class Link:
-    """The client side of engine.protocol towards one address."""
+    """The client side of engine.protocol towards one address. `clock` tells how long a replica has been silent."""
 
     def __init__(
-        self, address: Address, gateway: str, link_key: bytes, listener: Listener, options: FleetOptions
+        self,
+        address: Address,
+        gateway: str,
+        link_key: bytes,
+        listener: Listener,
+        *,
+        options: FleetOptions,
+        clock: AwakeClock,
     ) -> None:
         self.address = address
         self.hello: Hello | None = None
@@ -67,6 +74,7 @@ class Link:
         self._link_key = link_key
         self._listener = listener
         self._options = options
+        self._clock = clock
         self._writer: asyncio.StreamWriter | None = None
         self._scopes: set[str] = set()
         self._heard_at = 0.0
@@ -91,7 +99,7 @@ class Link:
 
     def healthy(self) -> bool:
         """Open, beating, and advancing while work exists (E3)."""
-        now = time.monotonic()
+        now = self._clock.now()
         if not self.up or now - self._beat_at > self._options.beat_timeout:
             return False
         return now - self._moved_at <= self._options.step_timeout
@@ -168,11 +176,11 @@ class Link:
         await writer.drain()
         self.hello = hello
         self.beat = None
-        self._heard_at = self._beat_at = self._moved_at = time.monotonic()
+        self._heard_at = self._beat_at = self._moved_at = self._clock.now()
         self._writer = writer
 
     def _take(self, message: ToGateway) -> None:
-        self._heard_at = time.monotonic()
+        self._heard_at = self._clock.now()
         if isinstance(message, Hello):
             raise ProtocolError("a second Hello")
         if isinstance(message, Beat):
@@ -187,7 +195,7 @@ class Link:
         """Close a link on which nothing was heard for too long: the other end may be gone without a word."""
         while True:
             await asyncio.sleep(self._options.silence / 4)
-            if time.monotonic() - self._heard_at > self._options.silence:
+            if self._clock.now() - self._heard_at > self._options.silence:
                 log.error("replica silent, closing the link", replica=self.replica)
                 writer.transport.abort()
                 return

@@ -128,6 +128,17 @@ async def test_a_silent_link_is_closed(model: ServedModel, tmp_path: Path) -> No
         assert len(replica.dials) >= 2
 
 
+async def test_a_pause_of_ours_is_not_the_replicas_silence(model: ServedModel, tmp_path: Path) -> None:
+    replica = FakeReplica(tmp_path / "r", model.text_digest)
+    async with fleet_of(model, replica) as fleet:
+        await until(lambda: fleet.healthy("tiny"))
+        time.sleep(3 * max(QUICK.silence, QUICK.beat_timeout))  # noqa: ASYNC251  # nothing of this process runs
+        assert fleet.healthy("tiny"), "its beats are only not read yet"
+        await asyncio.sleep(1.5 * QUICK.silence)
+        assert fleet.healthy("tiny")
+        assert len(replica.dials) == 1
+
+
 async def test_health_is_steps_advancing_while_work_exists(model: ServedModel, tmp_path: Path) -> None:
     replica = FakeReplica(tmp_path / "r", model.text_digest)
     async with fleet_of(model, replica) as fleet:
