@@ -11,6 +11,9 @@ from gateway.failures import InvalidRequest
 
 Body = TypeVar("Body")
 
+ABSENT = msgspec.Raw()
+"""What a field of any JSON holds that is not there."""
+
 _AT = re.compile(r"^(?P<problem>.*?)(?: - at `(?P<path>\$[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]+)`$")
 

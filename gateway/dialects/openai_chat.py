@@ -1,7 +1,6 @@
 """POST /v1/chat/completions as it comes in: OpenAI's JSON to a Generation.
 
-Unknown fields are ignored. A known one that would change the answer and that we do not support yet is refused, naming
-it, unless it holds the value that changes nothing.
+Unknown fields are ignored; what is known, changes the answer and is not supported is refused by name.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from gateway.dialects.json_paths import decode
-from gateway.dialects.openai_sampling import Choices, SamplingFields, StreamOptions, Tops, Whole, sampling_of
+from gateway.dialects.openai_sampling import CompletionFields, Tops, Whole, sampling_of, streaming_of
 from gateway.failures import InvalidRequest
 from gateway.generation import Generation, Text, Turn
 
@@ -74,21 +73,13 @@ class FunctionMessage(Struct, frozen=True, tag="function", tag_field="role"):
 Message: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
 
 
-class ChatRequest(SamplingFields, frozen=True, kw_only=True):
+class ChatRequest(CompletionFields, frozen=True, kw_only=True):
     """The fields that we read, and those that we must not overlook."""
 
-    model: str
     messages: Annotated[list[Message], Meta(min_length=1)]
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Whole | None = None
     max_completion_tokens: Whole | None = None
-    n: Choices | None = None
-    tools: list[Raw] | None = None
-    functions: list[Raw] | None = None
     logprobs: bool | None = None
     top_logprobs: Tops | None = None
-    modalities: list[str] | None = None
 
 
 class ChatCall(Struct, frozen=True):
@@ -105,10 +96,7 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 def parse(body: bytes) -> ChatCall:
     """The request in our own terms. Raises InvalidRequest with the JSON path of what is wrong."""
     request = decode(_decoder, body)
-    _refuse_unsupported(request)
-    stream = bool(request.stream)
-    if request.stream_options is not None and not stream:
-        raise InvalidRequest("$.stream_options is only for streamed answers.", path="$.stream_options")
+    stream, include_usage = streaming_of(request)
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest(
             "$.top_logprobs is only for answers with logprobs.", path="$.top_logprobs", code="invalid_value"
@@ -125,23 +113,11 @@ def parse(body: bytes) -> ChatCall:
         choices=request.n or 1,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
-    include_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
     return ChatCall(generation, stream, include_usage)
 
 
-def _refuse_unsupported(request: ChatRequest) -> None:
-    refused = {
-        "tools": bool(request.tools),
-        "functions": bool(request.functions),
-        "modalities": request.modalities is not None and request.modalities != ["text"],
-    }
-    for name, given in refused.items():
-        if given:
-            raise _unsupported(f"$.{name}", f"{name} is")
-
-
 def _unsupported(path: str, what: str) -> InvalidRequest:
-    return InvalidRequest(f"{path}: {what} not supported yet.", path=path, code="unsupported_parameter")
+    return InvalidRequest(f"{path}: {what} not supported here.", path=path, code="unsupported_parameter")
 
 
 def _turn(message: Message, path: str) -> Turn:

@@ -11,12 +11,11 @@ from engine.protocol import MOST_CHOICES
 from gateway.dialects.json_paths import decode
 from gateway.dialects.openai_sampling import (
     Choices,
-    SamplingFields,
-    StreamOptions,
+    CompletionFields,
     TokenId,
     Tops,
-    Whole,
     sampling_of,
+    streaming_of,
 )
 from gateway.failures import InvalidRequest
 from gateway.generation import Generation
@@ -26,15 +25,10 @@ _MAX_TOKENS = 16
 Prompt: TypeAlias = str | tuple[int, ...]
 
 
-class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
+class CompletionRequest(CompletionFields, frozen=True, kw_only=True):
     """The fields that we read, and those that we must not overlook."""
 
-    model: str
     prompt: Raw
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Whole | None = None
-    n: Choices | None = None
     best_of: Choices | None = None
     logprobs: Tops | None = None
     echo: bool | None = None
@@ -59,9 +53,7 @@ _many = msgspec.json.Decoder(Annotated[list[Annotated[list[TokenId], Meta(min_le
 def parse(body: bytes) -> CompletionCall:
     """The request in our own terms. Raises InvalidRequest with the JSON path of what is wrong."""
     request = decode(_decoder, body)
-    stream, choices = bool(request.stream), request.n or 1
-    if request.stream_options is not None and not stream:
-        raise InvalidRequest("$.stream_options is only for streamed answers.", path="$.stream_options")
+    (stream, include_usage), choices = streaming_of(request), request.n or 1
     if request.best_of is not None and request.best_of != choices:
         raise InvalidRequest(
             f"$.best_of is {request.best_of} where n is {choices}: answers are not ranked here.",
@@ -95,7 +87,6 @@ def parse(body: bytes) -> CompletionCall:
         )
         for index, prompt in enumerate(prompts)
     )
-    include_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
     return CompletionCall(generations, stream, include_usage)
 
 

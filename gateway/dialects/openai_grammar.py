@@ -8,13 +8,12 @@ from typing import Annotated, Any, Protocol, TypeAlias
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from gateway.dialects.json_paths import ABSENT
 from gateway.failures import InvalidRequest
 from gateway.generation import Grammar
 
 GrammarText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=65_536)]
 ChoiceTexts: TypeAlias = Annotated[list[Annotated[str, Meta(min_length=1, max_length=4096)]], Meta(min_length=1)]
-ABSENT = Raw()
-"""What a field of any JSON holds that is not there."""
 _NOTHING = (b"", b"null")
 _LARGEST = 262_144
 """Characters of a schema."""

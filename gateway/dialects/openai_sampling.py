@@ -8,8 +8,8 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import Meta, Raw, Struct
 
 from engine.protocol import MOST_CHOICES
+from gateway.dialects.json_paths import ABSENT
 from gateway.dialects.openai_grammar import (
-    ABSENT,
     ChoiceTexts,
     GrammarText,
     ResponseFormat,
@@ -17,6 +17,7 @@ from gateway.dialects.openai_grammar import (
     grammar_of,
 )
 from gateway.dialects.openai_tiers import lane_of
+from gateway.dialects.openai_unsupported import UnsupportedFields, refuse_unsupported
 from gateway.failures import InvalidRequest
 
 Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -40,10 +41,14 @@ class StreamOptions(Struct, frozen=True):
     include_usage: bool | None = None
 
 
-class SamplingFields(Struct, frozen=True, kw_only=True):
-    """What both endpoints take, how tokens are drawn most of all. The lower part is not OpenAI's: names and
-    meanings are vLLM's."""
+class CompletionFields(UnsupportedFields, frozen=True, kw_only=True):
+    """What both endpoints take. The lower part is not OpenAI's: names and meanings are vLLM's."""
 
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Whole | None = None
+    n: Choices | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Fraction | None = None
     seed: Whole | None = None
@@ -68,8 +73,19 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
 
 
-def sampling_of(request: SamplingFields) -> dict[str, Any]:
+def streaming_of(request: CompletionFields) -> tuple[bool, bool]:
+    """Whether the answer is streamed, and whether usage ends it. Raises InvalidRequest naming the field."""
+    if request.stream_options is None:
+        return bool(request.stream), False
+    if not request.stream:
+        path = "$.stream_options"
+        raise InvalidRequest(f"{path} is only for streamed answers.", path=path, code="invalid_value")
+    return True, bool(request.stream_options.include_usage)
+
+
+def sampling_of(request: CompletionFields) -> dict[str, Any]:
     """The fields of a Generation that these are. Raises InvalidRequest naming the field."""
+    refuse_unsupported(request)
     stop, grammar = request.stop, grammar_of(request)
     if grammar is not None and (request.stop_token_ids or stop):
         path = "$.stop" if stop else "$.stop_token_ids"
