@@ -1,6 +1,6 @@
 """From a parsed request to one that may run: prompt, plan, bounds, price, hold.
 
-Limits and lanes will take their place between `prepare` and `reserve`.
+How much may wait in a lane is for the replica to say, which knows its queue (`engine/scheduling/queue_bounds.py`).
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _unaffordable(error: InsufficientFunds, prepared: Prepared, fits: int) -> Un
     advice = (
         f"max_tokens of at most {fits} would fit."
         if fits
-        else f"{whose} does not cover the {prompt_tokens} tokens of the messages."
+        else f"{whose} does not cover the {prompt_tokens} tokens of the prompt."
     )
     limit = "" if error.budget_id is None else f" under {error.whose}"
     until = f" It begins anew at {resets_at}." if resets_at else ""
