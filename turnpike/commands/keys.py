@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from gateway.tenancy.keys import PREFIX
 from gateway.tenancy.repositories import NotFound
@@ -34,6 +35,7 @@ def create_key(settings: Settings, arguments: argparse.Namespace) -> int:
                 project = await office.tenancy.project(tenant.id, arguments.project)
             except NotFound:
                 project = await office.tenancy.create_project(tenant.id, arguments.project)
+                print(f"made project {project.name} of tenant {tenant.name}", file=sys.stderr)
         issued = await office.tenancy.create_key(tenant.id, project.id if project else None, arguments.name)
         print(issued.key)
         return 0
