@@ -11,7 +11,7 @@ COPY . .
 RUN /venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation -e .
 
 FROM python:3.11-slim-bookworm
-RUN useradd --create-home --uid 10001 turnpike && install -d -o turnpike -g turnpike -m 0700 /data
+RUN useradd --create-home --uid 10001 turnpike && install -d -o turnpike -g turnpike -m 0700 /data /exports
 COPY --from=build /venv /venv
 COPY --from=build /app /app
 WORKDIR /app
