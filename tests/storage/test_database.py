@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from billing.tables.money import balance, refused_settlement
 from storage.base import from_instant, new_id, to_instant
-from storage.bulk import insert_new, one_of
+from storage.bulk import one_of
 from storage.database import Database, DatabaseUnavailable, InvalidDatabaseUrl
 
 
@@ -104,19 +104,17 @@ async def test_an_integer_that_does_not_fit_is_an_error_and_no_float(database: D
                 await session.execute(balance.update().values(credit=balance.c.credit + 1))
 
 
-async def test_rows_that_are_new_are_told_from_those_that_are_not(database: Database) -> None:
+async def test_rows_are_found_by_any_of_many_values(database: Database) -> None:
     def row() -> dict[str, object]:
         return {"id": new_id(), "request_id": new_id(), "cause": "é", "body": b"\0", "refused_at": 1}
 
     rows = [row() for _ in range(5)]
-    ids = {r["id"] for r in rows}
+    ids = [r["id"] for r in rows[:3]]
     async with database.transaction() as session:
-        assert await insert_new(database, session, refused_settlement, []) == set()
-        assert await insert_new(database, session, refused_settlement, rows[:3]) == {r["id"] for r in rows[:3]}
-        assert await insert_new(database, session, refused_settlement, [*rows, rows[4]]) == {r["id"] for r in rows[3:]}
+        await session.execute(insert(refused_settlement), rows)
     async with database.reading() as session:
-        query = select(refused_settlement).where(one_of(database, refused_settlement.c.id, ids | {new_id()}))
-        assert sorted(r.id for r in await session.execute(query)) == sorted(ids)
+        query = select(refused_settlement).where(one_of(database, refused_settlement.c.id, [*ids, new_id()]))
+        assert {r.id for r in await session.execute(query)} == set(ids)
         query = select(refused_settlement).where(one_of(database, refused_settlement.c.id, []))
         assert (await session.execute(query)).all() == []
 
