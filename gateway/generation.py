@@ -26,13 +26,6 @@ class Turn(Struct, frozen=True):
     texts: tuple[Text, ...]
 
 
-class CacheMark(Struct, frozen=True):
-    """Cache up to the end of the piece at `path`; `lease` names a class of life, None is the dialect's default."""
-
-    path: str
-    lease: str | None = None
-
-
 class Grammar(Struct, frozen=True):
     """What the output must fulfil, as the protocol's `Generate.grammar` says it, and where the client said so."""
 
@@ -41,7 +34,7 @@ class Grammar(Struct, frozen=True):
 
 
 class Generation(Struct, frozen=True, kw_only=True):
-    """What to generate: conversation, sampling, cache marks. None means that the client did not say.
+    """What to generate: conversation and sampling. None means that the client did not say.
 
     `max_tokens_path` is the field that bounded the output, for messages about it. `flow` hints and limits come from the
     principal, never from here.
@@ -68,7 +61,6 @@ class Generation(Struct, frozen=True, kw_only=True):
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] = {}
     lane: Lane = "standard"
-    marks: tuple[CacheMark, ...] = ()
     grammar: Grammar | None = None
     prompt: str | tuple[int, ...] | None = None
     """Instead of turns: text, or token ids, that the model is to go on from."""

@@ -15,13 +15,6 @@ Fault = Literal["none", "client", "ours_before", "ours_after"]
 reached the client; before it nothing is billed."""
 
 
-class Lease(Struct, frozen=True):
-    """A promise that this request may draw on: its first `tokens` tokens are read at the price of `lease`."""
-
-    tokens: int
-    lease: str
-
-
 class Terms(Struct, frozen=True):
     """What was promised at admission; kept in the hold, so that a bill can be made of a journal's counts alone.
 
@@ -31,7 +24,6 @@ class Terms(Struct, frozen=True):
     surface: Surface
     read_min: int
     prompt_tokens: int
-    leases: tuple[Lease, ...] = ()
 
 
 class EngineCounts(Protocol):
