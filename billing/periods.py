@@ -9,7 +9,7 @@ period from closing until the books are closed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -93,14 +93,24 @@ def _start(month: months.Month) -> int:
 
 async def book_late(books: Books, columns: EventColumns) -> EventColumns:
     """The events, those of closed periods moved to the one that is open now. None of them closes under these books."""
-    closed = await books.closed_periods({period for *_, period in columns.owners})
-    if not closed:
+    moved = await moved_periods(books, {period for *_, period in columns.owners})
+    if not moved:
         return columns
+    return EventColumns(msgspec.structs.replace(e, period=moved.get(e.period, e.period)) for e in columns.events)
+
+
+async def moved_periods(books: Books, periods: Collection[str]) -> dict[str, str]:
+    """Those of the periods that are closed, each with the one that is open now, in which what is late is booked.
+
+    None of the others, nor that one, closes under these books.
+    """
+    closed = await books.closed_periods(periods)
+    if not closed:
+        return {}
     period = period_of(await books.now())
     while await books.closed_periods({period}):  # a clock that was set back
         period = following(period)
-    moved = (msgspec.structs.replace(e, period=period) if e.period in closed else e for e in columns.events)
-    return EventColumns(moved)
+    return dict.fromkeys(closed, period)
 
 
 class Periods:

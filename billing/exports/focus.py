@@ -212,16 +212,17 @@ async def _beyond_usage(reading: Reading, asked: Asked, bill: _Bill) -> list[dic
     if document.state == "void":
         return []
     note = document.kind == "credit_note"
-    start, end = period_bounds(document.period)
+    of_document = period_bounds(document.period)
     rows = []
 
-    def add(n: int | str, category: str, text: str, pico: int, **changed: int) -> None:
+    def add(n: int | str, category: str, text: str, pico: int, late: Any = None, **changed: int) -> None:
+        of_line = (late.service_start, late.service_end) if late else of_document
         rows.append(
-            _common(asked, document.tenant_id, document.currency, start, end)
+            _common(asked, document.tenant_id, document.currency, *of_line)
             | {
                 **(_costs(-pico if note else pico) | changed),
                 "ChargeCategory": category,
-                "ChargeClass": "Correction" if note else None,
+                "ChargeClass": "Correction" if note or late else None,
                 "ChargeDescription": text,
                 "ChargeFrequency": "One-Time",
                 "InvoiceId": document.number,
@@ -235,7 +236,8 @@ async def _beyond_usage(reading: Reading, asked: Asked, bill: _Bill) -> list[dic
         in_advance = in_pico(paid.get(line.n, 0), document.currency)
         if line.kind != "usage" or note:
             category = "Credit" if note else _CATEGORIES.get(line.kind, "Adjustment")
-            add(line.n, category, line.text, net, **({"BilledCost": net - in_advance} if in_advance else {}))
+            late = line if line.corrects and not note else None  # storage that was recorded after its period had closed
+            add(line.n, category, line.text, net, late, **({"BilledCost": net - in_advance} if in_advance else {}))
         elif net != line.exact_pico:
             rounding = net - line.exact_pico
             of_rounding = in_advance - cover_of(line, paid.get(line.n, 0), document.currency)

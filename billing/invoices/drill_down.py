@@ -1,5 +1,6 @@
 """From a line down to its requests: days, hours of a day, requests of an hour. Each level adds up to the one above it,
-exactly: all read one view, and units × price is the amount at every level."""
+exactly: all read one view, and units × price is the amount at every level. A line of cache storage opens down to hours.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +8,16 @@ from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, func, null, select
 
 from billing.invoices.records import Record
-from billing.tables.invoices import invoice_usage
+from billing.tables.invoices import invoice_line, invoice_usage
+from billing.tables.rating import storage_event
 from storage.database import Database
 
 DAY, HOUR = 86_400_000_000, 3_600_000_000
+OPENED = ("usage", "storage")
+"""The kinds of lines that open."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -50,14 +54,13 @@ class Page(msgspec.Struct, frozen=True):
 
 
 async def days(database: Database, record: Record, line: int) -> list[Part]:
-    """The days on which a line's usage was admitted; none for a line that is no usage."""
-    return await _parts(database, _of(record, line), "day")
+    """The days on which a line's usage was admitted, or stored; none for a line that is neither."""
+    return await _parts(database, record, line, "day")
 
 
 async def hours(database: Database, record: Record, line: int, day: int) -> list[Part]:
     """The hours of the day that begins at this instant."""
-    of = invoice_usage.c
-    return await _parts(database, (*_of(record, line), of.admitted_at >= day, of.admitted_at < day + DAY), "hour")
+    return await _parts(database, record, line, "hour", day)
 
 
 async def requests(
@@ -97,11 +100,41 @@ def _of(record: Record, line: int) -> tuple[Any, ...]:
     return of.tenant_id == record.tenant_id, of.invoice_id == record.id, of.n == line
 
 
-async def _parts(database: Database, where: tuple[Any, ...], width: Literal["day", "hour"]) -> list[Part]:
-    of = invoice_usage.c
+def _stored(record: Record, line: int) -> Select[Any]:
+    """The hours of a line of cache storage."""
+    of, stored = invoice_line.c, storage_event.c
+    mine = (
+        (stored.tenant_id == of.tenant_id)
+        & (stored.period == of.period)
+        & (stored.project_id == of.project_id)
+        & (stored.model == of.model)
+        & (stored.price_version == of.price_version)
+        & (stored.hour >= of.service_start)
+        & (stored.hour < of.service_end)
+    )
+    return (
+        select(
+            (stored.hour - stored.hour % DAY).label("day"),
+            stored.hour,
+            *(null().label(name) for name in ("request_id", "corrects")),
+            stored.token_seconds.label("units"),
+            of.price_micro,
+        )
+        .join_from(invoice_line, storage_event, mine)
+        .where(of.tenant_id == record.tenant_id, of.invoice_id == record.id, of.n == line)
+        .where(of.kind == "storage", of.of == 0)
+    )
+
+
+async def _parts(
+    database: Database, record: Record, line: int, width: Literal["day", "hour"], day: int | None = None
+) -> list[Part]:
+    names = ("day", "hour", "request_id", "corrects", "units", "price_micro")
+    used = select(*(invoice_usage.c[name] for name in names)).where(*_of(record, line))
+    of = used.union_all(_stored(record, line)).subquery().c
     query = (
-        select(of[width], func.count(), func.count(of.corrects), func.sum(of.units), of.price_micro)
-        .where(*where)
+        select(of[width], func.count(of.request_id), func.count(of.corrects), func.sum(of.units), of.price_micro)
+        .where(*([] if day is None else [of.day == day]))
         .group_by(of[width], of.price_micro)
         .order_by(of[width])
     )

@@ -26,6 +26,7 @@ from billing.seals import seal_rows
 from billing.tables.invoices import invoice
 from billing.tables.money import rollup_hour
 from billing.tables.periods import billing_period
+from billing.tables.rating import storage_event
 from billing.usage import METERS
 from storage.base import from_instant
 from storage.database import Database
@@ -121,9 +122,9 @@ async def _check_order(session: AsyncSession, tenant_id: UUID, period: str) -> N
     counting = (invoice.c.kind == "invoice") & invoice.c.state.not_in(("draft", "void"))
     invoiced = select(invoice.c.period).where(invoice.c.tenant_id == tenant_id, counting)
     units = or_(*(rollup_hour.c[meter] != 0 for meter in METERS))  # without any there is nothing to invoice
-    mine = rollup_hour.c.tenant_id == tenant_id, rollup_hour.c.period < period
-    used = select(rollup_hour.c.period).where(*mine, units)
-    missing = used.where(rollup_hour.c.period.not_in(invoiced)).order_by(rollup_hour.c.period).limit(1)
-    earlier = await session.scalar(missing)
-    if earlier is not None:
-        raise PeriodNotClosed(f"{earlier} was used too and is not invoiced yet: it comes first")
+    for table, something in ((rollup_hour, units), (storage_event, storage_event.c.cost_pico > 0)):
+        of = table.c
+        to_bill = select(of.period).where(of.tenant_id == tenant_id, of.period < period, something)
+        earlier = await session.scalar(to_bill.where(of.period.not_in(invoiced)).order_by(of.period).limit(1))
+        if earlier is not None:
+            raise PeriodNotClosed(f"{earlier} was used too and is not invoiced yet: it comes first")

@@ -1,18 +1,23 @@
 """Cache storage by token-hour: what lies stored is metered in token-seconds, for each closed hour.
 
 Its price stands in the price book as the meter `storage`, per 1,000,000 token-hours, and is a multiple of 3,600
-micro-units, so that a token-second has a whole price and units × price stays exact.
+micro-units, so that a token-second has a whole price and units × price stays exact. What is recorded after its period
+had closed is booked in the one that is open then, as late usage is, and has lines of its own there that say which
+period they correct.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import case, func, select, tuple_
 
+from billing.open_books import opened_in
+from billing.periods import moved_periods
 from billing.prices import EVERY_LANE, PriceBook, PriceMissing
 from billing.prices.version import STORAGE
 from billing.rating.lines import RatedLine
@@ -36,10 +41,11 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 async def record_storage(database: Database, book: PriceBook, hours: Sequence[Stored]) -> int:
-    """Write closed hours at the prices of their beginning; return how many were new. Those that are there stay.
+    """Write hours that are over, at the prices of their beginning; return how many were new. Those that are there stay.
 
-    A model without a price for storage costs nothing and is not written. Raises InvalidUsage for an hour that is not
-    over or no hour, DatabaseUnavailable; then nothing is written.
+    An hour of a closed period is booked in the one that is open now. A model without a price for storage costs nothing
+    and is not written. Raises InvalidUsage for an hour that is not over or is none, DatabaseUnavailable; then nothing
+    is written.
     """
     now = await database.now()
     rows = []
@@ -54,13 +60,16 @@ async def record_storage(database: Database, book: PriceBook, hours: Sequence[St
         except PriceMissing:
             continue
         cost = stored.token_seconds * price
-        row = msgspec.structs.asdict(stored) | {"period": period_of(stored.hour), "price_version": version.id}
-        rows.append(row | {"cost_pico": cost})
+        rows.append(msgspec.structs.asdict(stored) | {"price_version": version.id, "cost_pico": cost})
     if not rows:
         return 0
     key = tuple_(*(storage_event.c[name] for name in FORMS["storage_event"].key))
     new = database.insert(storage_event).on_conflict_do_nothing().returning(*storage_event.primary_key)
     async with database.transaction() as session:
+        await session.execute(select(1))  # which begins it
+        moved = await moved_periods(await opened_in(database, session), {period_of(row["hour"]) for row in rows})
+        for row in rows:
+            row["period"] = moved.get(own := period_of(row["hour"]), own)
         made = (await session.execute(new, rows)).all()
         if made:
             # of the tenants whose hours these are
@@ -69,42 +78,51 @@ async def record_storage(database: Database, book: PriceBook, hours: Sequence[St
 
 
 async def storage_lines(database: Database, book: PriceBook, tenant_id: UUID, period: str) -> list[RatedLine]:
-    """The storage lines of one tenant's period: one for each project, model and price version.
+    """The storage lines of one tenant's period: one for each project, model and price version. Corrections come last.
 
     Raises InvalidPeriod, DatabaseUnavailable.
     """
     of = storage_event.c
+    start, _ = period_bounds(check_period(period))
+    began = case((of.hour >= start, start), else_=of.hour).label("began")
     groups = (of.project_id, of.model, of.price_version)
     query = (
         select(
             *groups,
+            began,
             func.sum(of.token_seconds.op("/")(LIMB)).label("high"),
             func.sum(of.token_seconds.op("%")(LIMB)).label("low"),
         )
-        .where(of.tenant_id == tenant_id, of.period == check_period(period))
-        .group_by(*groups)
+        .where(of.tenant_id == tenant_id, of.period == period)
+        .group_by(*groups, began)
     )
     async with database.reading() as session:
         rows: Sequence[Any] = (await session.execute(query)).all()
-    start, end = period_bounds(period)
+    units: dict[tuple[str, UUID, str, int], int] = defaultdict(int)
+    for row in rows:
+        units[period_of(row.began), row.project_id, row.model, row.price_version] += int(row.high) * LIMB + int(row.low)
     lines = []
-    for row in sorted(rows, key=lambda row: (row.project_id.int, row.model, row.price_version)):
-        version = await book.version(row.price_version)
+    for own, project_id, model, number in sorted(
+        units, key=lambda key: (key[0] != period, key[0], key[1].int, *key[2:])
+    ):
+        version = await book.version(number)
         price = version.price(STORAGE, EVERY_LANE, 0) // SECONDS_PER_HOUR
-        units = int(row.high) * LIMB + int(row.low)
+        stored = units[own, project_id, model, number]
+        service_start, service_end = period_bounds(own)
         lines.append(
             RatedLine(
                 kind="storage",
-                description=f"{row.model}: cached prompts stored, token-seconds",
-                project_id=row.project_id,
-                model=row.model,
+                description=f"{model}: cached prompts stored, token-seconds",
+                project_id=project_id,
+                model=model,
                 meter=STORAGE,
-                price_version=row.price_version,
+                price_version=number,
                 price_micro=price,
-                units=units,
-                exact_pico=units * price,
-                service_start=start,
-                service_end=end,
+                units=stored,
+                exact_pico=stored * price,
+                service_start=service_start,
+                service_end=service_end,
+                corrects_period=None if own == period else own,
             )
         )
     return lines

@@ -35,8 +35,10 @@ storage_event = Table(
     Column("price_version", Integer, nullable=False),
     Column("token_seconds", Count, nullable=False),
     Column("cost_pico", Count, nullable=False),
+    Index(None, "tenant_id", "hour", "project_id", "model", unique=True),
     CheckConstraint("token_seconds >= 0", name="token_seconds"),
     CheckConstraint("cost_pico >= 0", name="cost_pico"),
     **STRICT,
 )
-"""What a project had stored of one model in one closed hour (its first instant), and what that costs."""
+"""What a project had stored of one model in one hour (its first instant), and what that costs. `period` is the billing
+period that it is booked in: its own, or, if that had closed, a later one."""

@@ -7,23 +7,27 @@ from decimal import Decimal
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from billing.adjustments import adjust
 from billing.audit.checks import check
 from billing.exports.datasets import Asked
 from billing.exports.files import Order, dataset_of, export
 from billing.invoices import drill_down
+from billing.invoices.failures import PeriodNotClosed
 from billing.invoices.records import Record
+from billing.periods import Periods
 from billing.prices import PriceBook
 from billing.prices.approval import PriceSheets
 from billing.prices.sheets import Proposal
-from billing.rating.storage import Stored, record_storage
+from billing.rating.storage import Stored, record_storage, storage_lines
 from billing.rating.term_store import Contracts
 from billing.rating.terms import parse_terms
 from billing.reconciliation import reconcile
+from billing.rollups import HOUR
 from billing.usage import Usage, period_bounds
 from storage.database import Database
-from tests.billing.invoices.books import Customer
+from tests.billing.invoices.books import Customer, set_clock
 from tests.billing.invoices.documents import BUYER
 
 DOLLAR, CENT = 10**12, 10**10
@@ -76,7 +80,10 @@ async def test_a_contract_and_storage_on_real_invoices(database: Database, tmp_p
     assert october.gross == 362_520 * 119 // 100 + (362_520 * 119 % 100 >= 50)
     assert await _in_focus(database, tmp_path / "october.csv", october) == Decimal(october.gross) / 100
 
-    made = await adjust(database, book, customer.id, events[0].id, {"output": -1_000_000}, reason="looped")
+    less = {"output": -1_000_000}
+    tried = await adjust(database, book, customer.id, events[0].id, less, reason="looped", dry_run=True)
+    assert (tried.period, tried.cost_pico) == ("2026-11", -16 * DOLLAR // 10)
+    made = await adjust(database, book, customer.id, events[0].id, less, reason="looped")
     assert (made.period, made.cost_pico) == ("2026-11", -16 * DOLLAR // 10)
     await customer.use("2026-11-05", OUTPUT)
     november = await customer.invoice("2026-11")
@@ -112,3 +119,64 @@ async def test_a_month_in_which_nothing_counted_holds_up_no_later_one(database: 
     november = await customer.invoice("2026-11")
     assert november.net == 1600
     assert await check(database) == []
+
+
+async def test_late_storage_is_a_correction_on_the_next_invoice(database: Database, tmp_path: Path) -> None:
+    customer = await Customer.make(database, buyer=msgspec.structs.replace(BUYER, country="DE", vat_id=""))
+    book, tenant = PriceBook(database), customer.tenant
+    rows = dict(tenant.version.rows) | {("storage", "*", 0): 360_000}
+    await PriceSheets(database).put(Proposal(model="stdlib-qa", rows=rows), by="ann")
+    customer.tenant = msgspec.structs.replace(tenant, version=await book.current("stdlib-qa"))
+    first, million_hours = period_bounds("2026-10")[0], 3600 * 10**6
+
+    def stored(*hours: int) -> list[Stored]:
+        return [Stored(customer.id, tenant.project_id, "stdlib-qa", first + n * HOUR, million_hours) for n in hours]
+
+    await customer.use("2026-10-03", OUTPUT)
+    assert await record_storage(database, book, stored(0, 1)) == 2
+    october = await customer.invoice("2026-10")
+    assert await _lines(customer, october) == [("usage", "", 1600), ("storage", "", 72)]
+    assert (
+        await record_storage(database, book, stored(0, 1, 2, 3)) == 2
+    )  # once each, whichever month they are booked in
+    (line,) = await storage_lines(database, book, customer.id, "2026-10")
+    assert line.units == 2 * million_hours
+    set_clock(database, "2026-11-05")
+    assert await record_storage(database, book, stored(31 * 24)) == 1
+    assert await check(database) == []
+    november = await customer.invoice("2026-11")  # without any usage of its own
+    assert await _lines(customer, november) == [("storage", "", 36), ("storage", "2026-10", 72)]
+    document = await customer.invoices.document(november.id)
+    assert [(line.service_from, line.service_until) for line in document.lines] == [
+        ("2026-11-01", "2026-11-30"), ("2026-10-01", "2026-10-31")
+    ]  # fmt: skip
+    for n, line in enumerate(document.lines, 1):  # opened down to the hours
+        (day,) = await drill_down.days(database, november, n)
+        hours = await drill_down.hours(database, november, n, day.start)
+        assert sum(part.exact_pico for part in hours) == day.exact_pico == int(line.exact)
+        assert [(part.requests, part.units) for part in hours] == [(0, million_hours)] * n
+    assert await _in_focus(database, tmp_path / "november.csv", november) == Decimal(november.gross) / 100
+    with (tmp_path / "november.csv").open(newline="", encoding="utf-8") as file:
+        late = [row for row in csv.DictReader(file) if row["ChargeClass"] == "Correction"]
+    assert [(row["ChargePeriodStart"][:7], row["BilledCost"]) for row in late] == [("2026-10", "0.720000000000")]
+    assert await check(database) == []
+    for period in ("2026-10", "2026-11"):
+        assert (await reconcile(database, period)).clean
+
+
+async def test_a_month_of_storage_alone_is_invoiced_before_the_next(database: Database) -> None:
+    customer = await Customer.make(database)
+    book, tenant = PriceBook(database), customer.tenant
+    rows = dict(tenant.version.rows) | {("storage", "*", 0): 360_000}
+    await PriceSheets(database).put(Proposal(model="stdlib-qa", rows=rows), by="ann")
+    customer.tenant = msgspec.structs.replace(tenant, version=await book.current("stdlib-qa"))
+    set_clock(database, "2026-10-03")
+    hour = Stored(customer.id, tenant.project_id, "stdlib-qa", period_bounds("2026-10")[0], 3600 * 10**6)
+    assert await record_storage(database, book, [hour]) == 1
+    await Periods(database).close("2026-09")
+    await customer.close("2026-10")
+    await customer.use("2026-11-05", OUTPUT)
+    with pytest.raises(PeriodNotClosed, match="2026-10 was used too"):
+        await customer.invoice("2026-11")
+    assert (await customer.invoice("2026-10")).net == 36
+    assert (await customer.invoice("2026-11")).net == 1600
