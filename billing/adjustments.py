@@ -90,8 +90,7 @@ async def adjust(
     if adjustment_id is not None and (made := await _made(database, event)) is not None:
         return made
     if dry_run:
-        await _check_left(database, event_id, event)
-        return event
+        return await _tried(database, event_id, event)
     await months.ensure_for(database, as_bytes([identity]))
     numbers = await traits.numbers(database, [traits.traits_of(event)])
     async with opened(database) as books:
@@ -145,12 +144,14 @@ def _usage(units: Mapping[str, int]) -> SignedUsage:
     return SignedUsage.from_meters(dict(units))
 
 
-async def _check_left(database: Database, event_id: UUID, event: UsageEvent) -> None:
-    """What a dry run can say: whether enough is there now."""
+async def _tried(database: Database, event_id: UUID, event: UsageEvent) -> UsageEvent:
+    """What a dry run can say: whether enough is there now, and in which period it would be booked."""
     async with opened(database) as books:
+        (event,) = (await book_late(books, EventColumns([event]))).events
         left = await books.units_left(event_id)
     more = event.usage.meters()
     _refuse_negative({meter: units + more[meter] for meter, units in left.items()})
+    return event
 
 
 def _refuse_negative(left: Mapping[str, int]) -> None:

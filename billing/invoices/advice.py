@@ -99,7 +99,10 @@ def _shorter(one: ClassSavings, currency: str) -> tuple[int, str] | None:
 
 
 def _money(pico: int, currency: str) -> str:
-    whole, point, rest = format_minor(rounded(pico, minor_unit(currency)), currency).partition(".")
+    minor = rounded(pico, minor_unit(currency))
+    if pico > 0 and not minor:
+        return f"less than {currency} {format_minor(1, currency)}"
+    whole, point, rest = format_minor(minor, currency).partition(".")
     return f"{currency} {int(whole):,}{point}{rest}"
 
 

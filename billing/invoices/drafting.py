@@ -95,7 +95,8 @@ async def written_up(
     rated: Rated,
     projects: Mapping[UUID, str],
 ) -> Document | None:
-    """What the invoice says as things stand in this transaction; None where there is nothing to bill."""
+    """What the invoice says as things stand in this transaction; None where there is nothing to bill: no line, not even
+    one for what earlier roundings left, which are carried on for as long as they come to less than a minor unit."""
     seller = await read_seller(session, buyer.seller)
     used = sum(line.exact_pico for line in rated.lines if line.kind == "usage")
     stands = await standing(session, tenant_id, period, used)
@@ -108,7 +109,7 @@ async def written_up(
     start, end = period_bounds(period)
     saved = savings(rated.lines, rated.versions, rated.cache, (end - start) // HOUR - 1, projects)
     saved = msgspec.structs.replace(saved, advice=advice(saved.classes, currency))
-    return compose(
+    document = compose(
         seller,
         buyer,
         tenant_id,
@@ -119,8 +120,10 @@ async def written_up(
         savings=saved,
         projects=projects,
     )
+    return document if document.lines else None
 
 
 def _check_draft(record: Record | None) -> None:
     if record is not None and record.state != "draft":
-        raise WrongState(record.name, record.state, "draft")
+        instead = "correct it by a credit note, or void it if nothing of it is paid"
+        raise WrongState(record.name, record.state, "draft", instead)

@@ -16,10 +16,12 @@ class NoProfile(InvoiceRefused):
 
 
 class WrongState(InvoiceRefused):
-    """The invoice is in a state from which this is not possible."""
+    """The invoice is in a state from which this is not possible; `instead` is what is, if anything."""
 
-    def __init__(self, name: str, state: str, wanted: str) -> None:
-        super().__init__(f"{name} is {state.replace('_', ' ')}: it cannot become {wanted.replace('_', ' ')}")
+    def __init__(self, name: str, state: str, wanted: str, instead: str = "") -> None:
+        said = f"{name} is {state.replace('_', ' ')}"
+        refused = " already" if wanted == state else f": it cannot become {wanted.replace('_', ' ')}"
+        super().__init__(f"{said}{refused}{instead and f'; {instead}'}")
         self.state = state
         self.wanted = wanted
 

@@ -84,7 +84,7 @@ async def read_buyer(session: AsyncSession, tenant_id: UUID) -> Buyer:
     query = select(billing_profile.c.profile).where(billing_profile.c.tenant_id == tenant_id)
     profile = await session.scalar(query)
     if profile is None:
-        raise NoProfile(f"tenant {tenant_id} has no billing profile: turnpike invoices buyer set TENANT …")
+        raise NoProfile("there is no billing profile: turnpike invoices buyer set TENANT …")
     return msgspec.json.decode(profile, type=Buyer)
 
 

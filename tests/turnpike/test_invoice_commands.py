@@ -57,7 +57,8 @@ def test_from_an_empty_folder_to_a_paid_invoice(tmp_path: Path, capsys: pytest.C
     month, one = ("--period", "2026-10"), "INV-2026-000001"
     turnpike.run("tenants", "create", "client")
     asyncio.run(_use(f"sqlite:///{tmp_path}/turnpike.db"))
-    assert "no billing profile" in turnpike.run("invoices", "draft", "--all", *month, status=1)
+    assert "client: there is no billing profile" in turnpike.run("invoices", "draft", "--all", *month, status=1)
+    assert "client: there is no billing" in turnpike.run("invoices", "draft", "--tenant", "client", *month, status=2)
     assert "--seller" in turnpike.run("invoices", "buyer", "set", "client", *BUYER, status=2)
     assert "city" in turnpike.run("invoices", "seller", "set", "acme", "--name", "A", "--address", "b", status=2)
     assert "DE 19 %" in turnpike.run("invoices", "seller", "set", "acme", *SELLER, "--rate", "DE=19", "--rate", "FR=20")
@@ -74,6 +75,11 @@ def test_from_an_empty_folder_to_a_paid_invoice(tmp_path: Path, capsys: pytest.C
     assert "nothing written" in turnpike.run(*final, "--dry-run")
     for _ in range(2):
         assert turnpike.run(*final) == f"client: {one}: finalized, total 1.92 USD, left to pay 0.32 USD\n"
+    assert (
+        turnpike.run("invoices", "draft", "--all", *month)
+        == f"client: {one}: finalized, total 1.92 USD, left to pay 0.32 USD\n"
+    )
+    assert "by a credit note" in turnpike.run("invoices", "draft", "--tenant", "client", *month, status=2)
     assert json.loads(turnpike.run("invoices", "show", one, "--format", "json"))["due"] == "2026-11-16"
     line = ("invoices", "show", one, "--line", "1")
     for level in ([], ["--day", "2026-10-09"], ["--day", "2026-10-09", "--hour", "8"]):
@@ -93,6 +99,7 @@ def test_from_an_empty_folder_to_a_paid_invoice(tmp_path: Path, capsys: pytest.C
         assert "left to pay 0.20 USD" in turnpike.run(*note)
     assert "left to pay 0.00 USD" in turnpike.run("invoices", "pay", one, "--reference", "b", "--dry-run")
     assert turnpike.run("invoices", "pay", one, "--reference", "b").startswith(f"{one}: paid")
+    assert f"{one} is paid already" in turnpike.run("invoices", "pay", one, "--reference", "c", status=2)
     assert "cannot become" in turnpike.run("invoices", "uncollectible", one, status=2)
     assert "credit note instead" in turnpike.run("invoices", "void", one, status=2)
     turnpike.run("audit", "money")

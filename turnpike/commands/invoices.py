@@ -18,7 +18,7 @@ from billing.invoices.crediting import credit
 from billing.invoices.currencies import format_minor, minor_digits
 from billing.invoices.document import Document
 from billing.invoices.drafting import draft
-from billing.invoices.failures import InvoiceRefused
+from billing.invoices.failures import InvoiceRefused, NoProfile
 from billing.invoices.finalizing import finalize
 from billing.invoices.parties import InvalidParty
 from billing.invoices.party_store import Parties
@@ -41,8 +41,12 @@ def draft_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
 
     async def work(office: Office) -> int:
         names = await _project_names(office)
+        invoices = Invoices(office.database)
 
         async def one(tenant_id: UUID) -> str:
+            there = await invoices.draft(tenant_id, arguments.period) if arguments.all else None
+            if there is not None and there.state != "draft":
+                return _line(there)
             record, document = await draft(
                 office.database, office.prices, tenant_id, arguments.period, names, write=not arguments.dry_run
             )
@@ -95,8 +99,9 @@ def list_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
                 "currency": record.currency,
                 **{
                     name: format_minor(getattr(record, name), record.currency)
-                    for name in ("net", "tax", "gross", "prepaid", "paid", "credited", "left")
+                    for name in ("net", "tax", "gross", "prepaid", "paid", "credited")
                 },
+                "left": format_minor(0 if record.state == "void" else record.left, record.currency),
             }
             for record in found
         ]
@@ -256,7 +261,10 @@ async def _for_each(office: Office, arguments: argparse.Namespace, one: Callable
     names = {tenant.id: tenant.name for tenant in await office.tenancy.list_tenants()}
     if arguments.tenant:
         tenant = await office.tenancy.tenant(arguments.tenant)
-        print(f"{tenant.name}: {await one(tenant.id)}")
+        try:
+            print(f"{tenant.name}: {await one(tenant.id)}")
+        except NoProfile as error:
+            raise CommandError(f"{tenant.name}: {error}") from error
         return 0
     used = {row.tenant_id for row in await usage_by_project_and_model(office.database, arguments.period)}
     concerned = used | set(await Parties(office.database).buyers())
@@ -295,7 +303,8 @@ def _totals(document: Document) -> str:
     parts = [f"{len(document.lines)} lines", f"net {money(document.net)}", f"VAT {money(document.tax)}"]
     if document.prepaid:
         parts.append(f"paid in advance {money(document.prepaid)}")
-    return ", ".join([*parts, f"to pay {money(document.payable)}"])
+    asked = "credited" if document.kind == "credit_note" else "to pay"
+    return ", ".join([*parts, f"{asked} {money(document.payable)}"])
 
 
 def _line(record: Record) -> str:
@@ -337,6 +346,8 @@ async def _drill_down(office: Office, record: Record, document: Document, argume
         raise CommandError(f"--line: {record.name} has the lines 1 to {len(document.lines)}")
     line = document.lines[arguments.line - 1]
     print(f"{record.name}, line {arguments.line}: {line.text}, {line.units} units, {format_pico(int(line.exact))}")
+    if line.kind not in drill_down.OPENED or line.of:
+        raise CommandError(f"--line: line {arguments.line} is no usage, so it has no days")
     heading = ("units", f"exact {document.currency}")
     if arguments.day is None:
         parts = await drill_down.days(office.database, record, arguments.line)

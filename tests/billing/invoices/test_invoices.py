@@ -169,6 +169,11 @@ async def test_what_is_carried_becomes_a_line(database: Database) -> None:
     assert lines == [("usage", 0), ("usage", 0)]
     november = (await customer.invoices.found(customer.id, "2026-11"))[0]
     assert (await customer.invoices.document(november.id)).lines[-1].kind == "carry"
+    await customer.close("2027-01")  # in which nothing is used: what is carried is no reason for a document
+    assert await draft(database, PriceBook(database), customer.id, "2027-01") == (None, None)
+    await customer.use("2027-02-04", Usage(output=2500))
+    assert int((await customer.invoice("2027-02")).carry_in) == 2_120_000_000
+    assert await check(database) == []
 
 
 async def test_void_gives_the_period_back_and_keeps_the_number(database: Database) -> None:
