@@ -17,6 +17,7 @@ from billing.prices import PriceBook
 from billing.prices.approval import PriceSheets
 from billing.prices.books import PriceBooks
 from billing.rating.term_store import Contracts
+from gateway.tenancy.authenticator import Authenticator
 from gateway.tenancy.keys import Peppers
 from gateway.tenancy.repositories import Tenancy
 from storage import migrate
@@ -32,6 +33,7 @@ class Office(msgspec.Struct, frozen=True):
     database: Database
     bus: Bus
     tenancy: Tenancy
+    authenticator: Authenticator
     prices: PriceBook
     sheets: PriceSheets
     books: PriceBooks
@@ -71,13 +73,15 @@ async def opened(settings: Settings) -> AsyncIterator[Office]:
     await prepare_database(settings)
     database = await Database.open(settings.database)
     bus = open_bus(settings)
+    peppers = Peppers(known.peppers, known.pepper_current)
     holds, prices = Holds(database), PriceBook(database)
+    authenticator = Authenticator(database, peppers, bus)
     try:
-        tenancy = Tenancy(database, Peppers(known.peppers, known.pepper_current), bus)
         yield Office(
             database=database,
             bus=bus,
-            tenancy=tenancy,
+            tenancy=Tenancy(database, peppers, bus),
+            authenticator=authenticator,
             prices=prices,
             sheets=PriceSheets(database, settings.price_approvals, via=system_user()),
             books=PriceBooks(database),
@@ -87,6 +91,7 @@ async def opened(settings: Settings) -> AsyncIterator[Office]:
             holds=holds,
         )
     finally:
+        await authenticator.close()
         await prices.close()
         await holds.close()
         await bus.close()

@@ -75,6 +75,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             at_most=2,
         ),
     ] = 1
+    operator_key_file: Annotated[
+        str,
+        _about("file with your operator's key: who you are in what changes prices and contract terms", ADMIN),
+    ] = ""
     public_prices: Annotated[
         bool, _about("GET /v1/prices answers without a key too, with the base book", SERVE, GATEWAY)
     ] = False

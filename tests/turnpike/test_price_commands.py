@@ -77,6 +77,28 @@ def test_two_people(run: Run) -> None:
     assert "no price changes" in run("prices diff 1 2")[1]
 
 
+def test_two_people_with_keys(run: Run, tmp_path: Path) -> None:
+    for who in ("ann", "bob"):
+        (tmp_path / who).write_text(run(f"keys create --operator --name {who}")[1].splitlines()[-1])
+    run(f"prices set qwen {PLAIN} --by carl", TURNPIKE_PRICE_APPROVALS="1")
+    assert "set carl" in run("prices history")[1]  # where one person's word is enough, nothing has to be proved
+    draft = f"prices draft qwen {PLAIN}"
+    for command in (draft, "prices approve 2", "prices withdraw 2"):
+        status, out = run(f"{command} --by ann", TURNPIKE_PRICE_APPROVALS="2")
+        assert (status, "--operator-key-file" in out) == (2, True)
+    assert run(f"{draft} --by ann --dry-run")[0] == 0
+    ann, bob = (f"--operator-key-file {tmp_path / who}" for who in ("ann", "bob"))
+    assert "price sheet 2, draft" in run(f"{draft} {ann}")[1]
+    assert "is ann's" in run(f"prices approve 2 --by bob {ann}")[1]
+    assert "ann wrote price sheet 2" in run(f"prices approve 2 {ann}")[1]
+    assert "price sheet 2, active" in run(f"prices approve 2 {bob}")[1]
+    assert f"approve by bob (operator key, {system_user()})" in run("prices show 2")[1]
+    (tmp_path / "bob").write_text("tp_live_guess")
+    status, out = run(f"prices withdraw 2 {bob}")
+    assert (status, "no operator's key" in out) == (2, True)
+    assert "cannot read" in run("prices withdraw 2 --operator-key-file nowhere")[1]
+
+
 WRONG = [
     (f"set qwen {PLAIN} --at 2020-01-01", "past"),
     (f"set qwen {PLAIN} --at yesterday", "--at: 'yesterday' is not an instant"),

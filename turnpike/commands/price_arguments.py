@@ -152,7 +152,7 @@ def _who(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by",
         metavar="WHO",
-        help="who does this; default: USER@HOST. Nothing proves it here: it is kept beside the USER@HOST that ran the "
-        "command. Operators with keys of their own prove who they are at /admin/v1/prices",
+        help="who does this; default: whose key --operator-key-file holds, else USER@HOST. Only the key proves it; the "
+        "USER@HOST that ran the command is kept beside it",
     )
     parser.add_argument("--reason", default="", help="why; kept in the log")

@@ -19,7 +19,6 @@ from billing.usage import CLASSES
 from turnpike.commands.price_arguments import METER_WORDS
 from turnpike.commands.running import CURRENCY, table
 from turnpike.failures import CommandError
-from turnpike.office import system_user
 
 _CELL = re.compile(r"([a-z0-9_-]+)(?:@([a-z]+))?(?::(\d{1,12}))?", re.ASCII)
 
@@ -107,11 +106,6 @@ def instant(arguments: argparse.Namespace, name: str) -> int | None:
         return parse_instant(text)
     except InvalidInstant as error:
         raise CommandError(f"--{name}: {error}") from error
-
-
-def actor(arguments: argparse.Namespace) -> str:
-    """Who says that they run this command."""
-    return system_user() if arguments.by is None else str(arguments.by)
 
 
 def price_table(rows: Rows, currency: str) -> None:

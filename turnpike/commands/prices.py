@@ -17,8 +17,8 @@ from billing.prices.litellm import read_entry, read_file
 from billing.prices.sheets import Proposal, Sheet
 from billing.prices.spreadsheet import read_csv, write_csv
 from billing.prices.version import Cell, Rows
+from turnpike.commands.price_author import author
 from turnpike.commands.price_words import (
-    actor,
     difference_table,
     flag_of,
     folder_prices,
@@ -46,7 +46,8 @@ def approve_prices(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike prices approve`."""
 
     async def work(office: Office) -> int:
-        _tell(await office.sheets.approve(arguments.sheet, actor(arguments), arguments.reason))
+        who = await author(office, settings, arguments)
+        _tell(await who.sheets.approve(arguments.sheet, who.name, arguments.reason))
         return 0
 
     return with_office(settings, work)
@@ -56,7 +57,8 @@ def withdraw_prices(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike prices withdraw`."""
 
     async def work(office: Office) -> int:
-        _tell(await office.sheets.withdraw(arguments.sheet, actor(arguments), arguments.reason))
+        who = await author(office, settings, arguments)
+        _tell(await who.sheets.withdraw(arguments.sheet, who.name, arguments.reason))
         return 0
 
     return with_office(settings, work)
@@ -208,7 +210,9 @@ def import_prices(settings: Settings, arguments: argparse.Namespace) -> int:
         for model, currency, rows in chosen:
             print(f"{model}:")
             try:
-                await _write(office, arguments, _proposal(arguments, book, model, rows, currency), draft=False)
+                await _write(
+                    office, settings, arguments, _proposal(arguments, book, model, rows, currency), draft=False
+                )
             except (ValueError, LookupError) as error:
                 print(f"refused: {error}")
                 wrong += 1
@@ -264,7 +268,7 @@ def _propose(settings: Settings, arguments: argparse.Namespace, *, draft: bool) 
         for model, currency, rows in chosen:
             proposal = _proposal(arguments, book, model, rows, currency)
             try:
-                await _write(office, arguments, proposal, draft=draft)
+                await _write(office, settings, arguments, proposal, draft=draft)
             except InvalidPrice as error:
                 if from_folder:
                     raise
@@ -289,15 +293,18 @@ def _proposal(
     )
 
 
-async def _write(office: Office, arguments: argparse.Namespace, proposal: Proposal, *, draft: bool) -> None:
+async def _write(
+    office: Office, settings: Settings, arguments: argparse.Namespace, proposal: Proposal, *, draft: bool
+) -> None:
     """Show what changes, then write it, unless this is a dry run."""
     before, after, currency = await office.sheets.check(proposal, arguments.force)
     difference_table(before, after, currency)
     if arguments.dry_run:
         print(f"{proposal.model}: checked, nothing written")
         return
-    write = office.sheets.draft if draft else office.sheets.put
-    _tell(await write(proposal, actor(arguments), arguments.reason, arguments.force))
+    who = await author(office, settings, arguments)
+    write = who.sheets.draft if draft else who.sheets.put
+    _tell(await write(proposal, who.name, arguments.reason, arguments.force))
 
 
 async def _book(office: Office, arguments: argparse.Namespace, *, writing: bool) -> Book | None:

@@ -12,7 +12,7 @@ import msgspec
 
 from billing.money import format_pico
 from billing.rating.terms import Terms, parse_terms
-from turnpike.commands.price_words import actor
+from turnpike.commands.price_author import author
 from turnpike.commands.running import table, with_office
 from turnpike.failures import CommandError
 from turnpike.office import Office
@@ -37,7 +37,8 @@ def set_terms(settings: Settings, arguments: argparse.Namespace) -> int:
             await office.contracts.check(tenant.id, terms, period)
             print(f"{tenant.name}: checked, nothing written")
             return 0
-        number = await office.contracts.put(tenant.id, terms, period, actor(arguments), arguments.reason)
+        who = await author(office, settings, arguments)
+        number = await office.contracts.put(tenant.id, terms, period, who.name, arguments.reason)
         print(f"{tenant.name}: terms {number}, from {period} on")
         return 0
 
