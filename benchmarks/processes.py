@@ -13,7 +13,7 @@ from typing import Any
 
 class Processes:
     """So many processes that run `target` with a pipe, in which they receive what they are asked and send answers.
-    They end with us."""
+    Once made, all have started: how long Python takes to import is not measured. They end with us."""
 
     def __init__(self, count: int, target: Callable[[Connection], None]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -23,6 +23,8 @@ class Processes:
             context.Process(target=_run, args=(target, theirs), daemon=True).start()
             theirs.close()
             self._pipes.append(ours)
+        for pipe in self._pipes:
+            pipe.recv()
 
     def ask(self, questions: Sequence[Any]) -> list[Any]:
         """Ask each process its own question, all at once; return the answers. Raises EOFError if one has died."""
@@ -33,6 +35,7 @@ class Processes:
 
 def _run(target: Callable[[Connection], None], pipe: Connection) -> None:
     with contextlib.suppress(EOFError):  # who asked us is gone
+        pipe.send(None)
         target(pipe)
 
 

@@ -22,7 +22,7 @@ from sqlalchemy.dialects import postgresql
 from billing.books import EventsThere, Grant, Made, Notice, Refusal
 from billing.budgets.books_postgresql import PostgresBudgetBooks
 from billing.chain import Batch, start
-from billing.event_rows import NAMES, EventRows
+from billing.event_rows import EventRows
 from billing.holds.books_postgresql import PostgresHoldBooks
 from billing.ledger import Balance, Transaction
 from billing.rollups import KEYS, SUMS, Rolled
@@ -213,7 +213,7 @@ class PostgresBooks:
             made.append(meanwhile())
 
         try:
-            await self._connection.copy_to_table("usage_fact", source=source(), columns=NAMES, format="binary")
+            await self._connection.copy_to_table("usage_fact", source=source(), columns=rows.said, format="binary")
         except asyncpg.UniqueViolationError as error:
             raise EventsThere from error
         return made[0]

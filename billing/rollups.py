@@ -10,10 +10,11 @@ from uuid import UUID
 import msgspec
 import numpy as np
 from sqlalchemy import ColumnElement, Label, Subquery, func, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.event_columns import EventColumns, Numbers, groups
 from billing.tables.money import rollup_hour, usage_event, usage_fact, usage_traits
-from billing.usage import METERS, TRAITS
+from billing.usage import METERS, TRAITS, check_period, period_bounds
 
 HOUR = 3_600_000_000
 LIMB = 10**9
@@ -66,6 +67,15 @@ def event_groups(by: Sequence[str], *where: ColumnElement[bool], also: Sequence[
         *(groups.c[name] for name in (*(label.name for label in also), *SUMS)),
     )
     return joined.join(usage_traits, usage_traits.c.id == groups.c.traits).subquery()
+
+
+async def earliest(session: AsyncSession, tenant_id: UUID, period: str) -> int:
+    """From when on the events of a tenant's period were admitted: from its start on, unless some came after their own
+    period had closed. Raises InvalidPeriod."""
+    of = rollup_hour.c
+    first = select(func.min(of.hour)).where(of.tenant_id == tenant_id, of.period == check_period(period))
+    start, _ = period_bounds(period)
+    return min(start, await session.scalar(first) or start)
 
 
 def event_sums(of: Any = usage_event.c) -> dict[str, ColumnElement[Any]]:

@@ -10,6 +10,7 @@ from sqlalchemy import select
 from billing.exports.columns import Column
 from billing.exports.datasets import Asked, Dataset, Reading
 from billing.exports.writers import Row
+from billing.rollups import earliest
 from billing.tables.money import price_version, usage_event
 from billing.usage import METERS
 
@@ -32,6 +33,7 @@ _RECORDED = (
 async def _rows(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
     names = asked.names
     async for tenant_id in _tenants(reading, asked):
+        since = await earliest(reading.session, tenant_id, asked.period)
         query = (
             select(
                 _OF.id,
@@ -42,7 +44,7 @@ async def _rows(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
                 _OF.cost_pico,
             )
             .join(price_version, price_version.c.id == _OF.price_version)
-            .where(_OF.tenant_id == tenant_id, _OF.period == asked.period)
+            .where(_OF.tenant_id == tenant_id, _OF.period == asked.period, _OF.admitted_at >= since)
             .order_by(_OF.id)
         )
         tenant = names.tenants.get(tenant_id)

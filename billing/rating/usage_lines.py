@@ -11,11 +11,11 @@ from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Select, Table, case, func, literal, select, union_all
+from sqlalchemy import Select, case, func, literal, select, union_all
 
 from billing.prices import PriceBook, PriceVersion
 from billing.rating.lines import RatedLine
-from billing.rollups import HOUR, LIMB, SUMS, event_groups
+from billing.rollups import HOUR, LIMB, SUMS, earliest, event_groups
 from billing.tables.money import rollup_hour, usage_fact
 from billing.usage import METERS, check_period, period_bounds, period_of
 from storage.base import Count
@@ -51,7 +51,11 @@ async def usage_lines(
     Raises InvalidPeriod, CostMismatch, PriceMissing, UnknownPriceVersion, DatabaseUnavailable.
     """
     async with database.reading() as session:
-        rows = (await session.execute(_query(source, tenant_id, check_period(period)))).all()
+        if source == "rollups":
+            query = _of_rollups(tenant_id, check_period(period))
+        else:
+            query = _of_events(tenant_id, period, await earliest(session, tenant_id, period))
+        rows = (await session.execute(query)).all()
     by_period: dict[str, dict[tuple[Any, ...], Used]] = {}
     for row in rows:
         used = _used(row)
@@ -117,21 +121,25 @@ def description(model: str, meter: str, lane: str, context_from: int) -> str:
     return f"{model}: {words}{in_lane}{in_tier}"
 
 
-def _query(source: Source, tenant_id: UUID, period: str) -> Select[Any]:
+def _of_rollups(tenant_id: UUID, period: str) -> Select[Any]:
     """Sums by GROUPS and `began`: the period's start, or the hour of what is late, which it is told apart by."""
-    table: Table = rollup_hour if source == "rollups" else usage_fact
-    of = table.c
+    of = rollup_hour.c
+    start, _ = period_bounds(period)
+    began = case((of.hour >= start, start), else_=of.hour).label("began")
+    groups = [of[name] for name in GROUPS]
+    query = select(*groups, began, *(func.sum(of[name]).label(name) for name in SUMS))
+    return query.where(of.tenant_id == tenant_id, of.period == period).group_by(*groups, began)
+
+
+def _of_events(tenant_id: UUID, period: str, since: int) -> Select[Any]:
+    """The same from events, of which none was admitted before `since`."""
+    of = usage_fact.c
     start, _ = period_bounds(period)
     where = (of.tenant_id == tenant_id, of.period == period)
-    if source == "rollups":
-        began = case((of.hour >= start, start), else_=of.hour).label("began")
-        groups = [of[name] for name in GROUPS]
-        query = select(*groups, began, *(func.sum(of[name]).label(name) for name in SUMS))
-        return query.where(*where).group_by(*groups, began)
     # Millions are in time and few are late: each is asked for apart, so that the many are not sorted by hours.
     hour = (of.admitted_at - of.admitted_at % HOUR).label("began")
     timely = event_groups(GROUPS, *where, of.admitted_at >= start)
-    late = event_groups(GROUPS, *where, of.admitted_at < start, also=[hour])
+    late = event_groups(GROUPS, *where, of.admitted_at >= since, of.admitted_at < start, also=[hour])
     names = (*GROUPS, "began", *SUMS)
     columns = {"began": literal(start, Count()).label("began")}
     both = union_all(
