@@ -7,8 +7,8 @@ import re
 import sqlalchemy as sa
 from alembic import op
 
-revision = "r0024"
-down_revision = "r0023"
+revision = "r0025"
+down_revision = "r0024"
 branch_labels = None
 depends_on = None
 
