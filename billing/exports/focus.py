@@ -349,7 +349,7 @@ async def _invoice_detail(reading: Reading, asked: Asked) -> AsyncIterator[Seque
                     due,
                     f"Net {days} days" if days else "Due on receipt",
                     document.corrected or document.number,
-                    exact,
+                    sign * exact,
                 )
                 for n, category, text, net, exact in lines
             ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
 
@@ -58,7 +59,8 @@ def times(micro: int, factor: Fraction, meter: str) -> int:
     """A price by a multiplier, exactly. Raises InvalidPrice if a micro-unit would have to be rounded."""
     product = micro * factor
     if product.denominator != 1:
-        raise InvalidPrice(meter, f"{Fraction(micro, MICRO)} × {factor} has more than 6 decimal places; give the price")
+        exact = f"{amount(micro)} × {Decimal(factor.numerator) / factor.denominator:f}"
+        raise InvalidPrice(meter, f"{exact} has more than 6 decimal places; give the price")
     return product.numerator
 
 

@@ -111,7 +111,7 @@ WRONG = [
     (f"set qwen {PLAIN} --derive write-5m=0.5x", "--uncached: price of uncached: "),
     ("set qwen --uncached 0.40 --read 0.50 --output 1.60", "--force REASON"),
     (f"set qwen {PLAIN} --derive write-5m=1.25", "--derive write-5m=1.25: '1.25' is not a multiplier"),
-    (f"set qwen {PLAIN} --derive batch=0.0000001x", "more than 6 decimal places"),
+    (f"set qwen {PLAIN} --derive batch=0.0000001x", "0.40 × 0.0000001 has more than 6 decimal places"),
     (f"set qwen {PLAIN} --derive batch", "write WHAT=FACTORx"),
     (f"set qwen {PLAIN} --price output@batch", "METER[@LANE]"),
     (f"set qwen {PLAIN} --price out!put=1", "is not METER"),
