@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
 
 import msgspec
 
-from billing.money import MICRO, InvalidPrice, parse_price
+from billing.money import MICRO, PICO, InvalidPrice, format_pico, parse_price
 from billing.prices.version import ALWAYS_PRICED, EVERY_LANE, LANES, STORAGE, Cell, Rows
 from billing.usage import AUTOMATIC, CLASSES, METERS
 
@@ -59,8 +58,8 @@ def times(micro: int, factor: Fraction, meter: str) -> int:
     """A price by a multiplier, exactly. Raises InvalidPrice if a micro-unit would have to be rounded."""
     product = micro * factor
     if product.denominator != 1:
-        exact = f"{amount(micro)} × {Decimal(factor.numerator) / factor.denominator:f}"
-        raise InvalidPrice(meter, f"{exact} has more than 6 decimal places; give the price")
+        multiplier = format_pico(int(factor * PICO)).rstrip("0").rstrip(".")  # _FACTOR has no more places than that
+        raise InvalidPrice(meter, f"{amount(micro)} × {multiplier} has more than 6 decimal places; give the price")
     return product.numerator
 
 
