@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -24,9 +25,11 @@ from benchmarks.fairness_scenarios import GENERATED, Scenario
 from benchmarks.fairness_simulator import Outcome, simulate
 from benchmarks.fairness_traces import TraceError, read_trace
 from engine.scheduling.fair_share import LOCALITY
-from engine.scheduling.lanes import LANES
+from engine.scheduling.lanes import LANES, WEIGHTS
 
 OURS = "turnpike"
+WINDOW = 30.0
+"""Seconds over which the worst of a lane's demand is looked for."""
 
 
 def percentile(values: list[float], percent: float) -> float:
@@ -46,6 +49,34 @@ def figures(outcomes: Iterable[Outcome]) -> dict[str, Any]:
         "hit_share": round(sum(outcome.read for outcome in outcomes) / tokens, 4) if tokens else 0.0,
         "preemptions": sum(outcome.preemptions for outcome in outcomes),
     }
+
+
+def demand(scenario: Scenario, outcome: Outcome) -> dict[str, Any]:
+    """What each lane asked for, as a share of the engine time while requests came, beside what it is promised.
+
+    `offered`: over the whole time, hits of our policy taken off. `busiest`: in the worst `WINDOW` seconds. `largest`:
+    which part of it one tenant asked for; `tenants`: how many there were. A lane that asks for more than its promise
+    gets less from shares by weight than from strict priority, and so does a tenant that asks for more than its part.
+    """
+    found: dict[str, Any] = {}
+    there = max(1.0, scenario.arrivals[-1].at) * scenario.replicas
+    for lane in LANES:
+        flows = {flow: asked for (of, flow), asked in outcome.asked.items() if of == lane}
+        if not flows:
+            continue
+        totals = [sum(cost for _, cost in asked) for asked in flows.values()]
+        windows: dict[int, float] = defaultdict(float)
+        for asked in flows.values():
+            for at, cost in asked:
+                windows[int(at // WINDOW)] += cost
+        found[lane] = {
+            "offered": round(sum(totals) / there, 3),
+            "busiest": round(max(windows.values()) / (min(WINDOW, there / scenario.replicas) * scenario.replicas), 3),
+            "promised": round(WEIGHTS[lane] / sum(WEIGHTS.values()), 3),
+            "largest": round(max(totals) / sum(totals), 3),
+            "tenants": len(flows),
+        }
+    return found
 
 
 def judge(scenario: Scenario, outcomes: dict[str, Outcome], policies: dict[str, Any]) -> dict[str, Any]:
@@ -85,6 +116,16 @@ def _price(name: str, found: dict[str, Any], ours: dict[str, Any]) -> str:
 
 def _bar(value: float, bar: float, *, at_most: bool) -> dict[str, Any]:
     return {"value": value, "bar": round(bar, 4), "met": value <= bar if at_most else value >= bar}
+
+
+def demand_lines(found: dict[str, Any]) -> str:
+    """What the lanes asked for, for a reader."""
+    return "\n".join(
+        f"  {lane:11} asked for {each['offered']:.2f} of the engine time, {each['busiest']:.2f} in the worst"
+        f" {WINDOW:.0f} s, promised are {each['promised']:.2f};"
+        f" the largest of {each['tenants']} tenants asked for {each['largest']:.0%} of it"
+        for lane, each in found.items()
+    )
 
 
 def table(name: str, policies: dict[str, Any]) -> str:
@@ -163,8 +204,10 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"[{done}/{count}, {time.perf_counter() - began:.0f} s] {what}", file=sys.stderr, flush=True)
             policies = {name: figures([outcome]) for name, outcome in outcomes.items()}
             bars = judge(scenario, outcomes, policies)
-            report["scenarios"][scenario.name] = {"policies": policies, "bars": bars}
+            asked = demand(scenario, outcomes[OURS])
+            report["scenarios"][scenario.name] = {"policies": policies, "bars": bars, "demand": asked}
             print(table(f"{scenario.name} ({len(scenario.arrivals)} requests)", policies))
+            print(demand_lines(asked))
             for bar, found in bars.items():
                 print(f"  {'met ' if found['met'] else 'MISSED'} {bar}: {found['value']} against {found['bar']}")
                 if "note" in found:

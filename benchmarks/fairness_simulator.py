@@ -45,6 +45,8 @@ class Outcome:
     gap: float = 0.0
     most: float = 0.0
     """E: the most engine time that one request got or was charged, in s."""
+    asked: dict[tuple[str, str], list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    """What was asked for, by lane and flow: when, and how much engine time it took, in s."""
     read: int = 0
     computed: int = 0
     jain: float = 1.0
@@ -246,6 +248,7 @@ class _Run:
                 self._ended(request)
 
     def _ended(self, request: Request) -> None:
-        del self.arrived[request.id]
+        arrival = self.arrived.pop(request.id)
+        self.outcome.asked[request.lane, request.flow].append((arrival.at, request.spent / 1e6))
         self.outcome.read += request.read_hbm
         self.outcome.computed += request.computed

@@ -4,22 +4,23 @@ A request is charged when it is admitted: what of its prompt must be computed an
 further block is charged when it gets it; when it ends, what it did not use is given back. So what a flow was charged is
 never less than what it got, and more by a block for each running request at most. Output that is only expected is not
 charged: who writes much would wait until the others had got as much as it has yet to get. The guarantees follow (µs; E
-the most that one request costs, with that block; C = running requests × E; both per weight; Q the quantum; L what the
-rounds pay that a lane may keep or borrow):
+the most that one request costs, with that block; C = running requests × E; both per weight; Q the quantum; L what all
+lanes together may keep, or borrow):
 
 G1  Whoever waits is admitted as soon as slots, memory and the step's budget allow: no share is held back for nobody.
 G2  Two flows that wait in one lane throughout any interval get service within 2 (C + Q) of each other, per weight; on R
     replicas that hear of each other's service every T µs, within 2 (R C + Q + (R - 1) T): each has its part of Q.
 G3  A request that is its flow's next is admitted after its lane has charged, to each other flow of weight w, at most
-    w (2 C + Q + 2 E) µs; and a lane with work after the others have been charged at most (2 L + C) µs each.
-G4  Backlogged lanes get engine time by weight, within 2 L + C µs over any interval.
+    w (2 C + Q + 2 E) µs; and a lane with work before its share of what all have been charged comes to 2 L + C µs.
+G4  Backlogged lanes get engine time by weight, each within 2 L + C µs of its share over any interval. An interactive
+    lane that asks for less than its share does not wait for others, however much they ask for.
 G5  A flow that was silent is served as if it had just come: what it did not use is gone.
 
-Shares are charged at admission. Among the prompts of those who are admitted the higher lane's are computed first, for
-as long as it may borrow for that, then by weight. In a lane those that were placed first are, with two exceptions: the
-prompt of a flow that got less overtakes, and what costs at most Q to compute passes what costs more, unless that would
-put its flow more than Q ahead of the other's. Long prompts lose little by it, and short ones do not stand behind them
-for seconds.
+Shares are charged at admission. Among the prompts of those who are admitted the higher lane's are computed first, as
+far as its balance allows; and a step in which an interactive prompt ends is not made longer by prompts of lower lanes,
+but every other time. In a lane those that were placed first are, with two exceptions: the prompt of a flow that got
+less overtakes, and what costs at most Q to compute passes what costs more, unless that would put its flow more than Q
+ahead of the other's. Long prompts lose little by it, and short ones do not stand behind them for seconds.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ FIRST_TOKEN_S: Mapping[Lane, float] = {"interactive": 0.1, "standard": 0.1, "bat
 """How long a flow that got less than others may wait for its next service until its lane may borrow for it."""
 TO_FINISH: Mapping[Lane, bool] = {"interactive": True, "standard": False, "batch": False}
 """In which lanes flows that a single request separates are level."""
-PREFILL_FIRST = 0.25
-"""Which part of what a lane may borrow it may borrow to compute its prompts before those of lower lanes."""
+_ADMITTED: Mapping[Lane, float] = {LANES[0]: 1.0}
+"""Whoever of the highest lane was admitted on what it borrowed is computed on it."""
 HEARD_S = 60.0
 """A replica that was not heard for so long has no part of Q."""
 _FORGET_EVERY = 1024
@@ -68,10 +69,14 @@ class FairShare:
         self.lanes = LaneShares(weights, lane_quantum)
         self.flows = {lane: FlowShares(quantum, lane == "batch", TO_FINISH[lane]) for lane in LANES}
         self.service = ServiceTotals()
-        self._prefills: LaneShares | None = None
-        """A second account, of prefill chunks alone, while more than one lane of those admitted has prompts."""
-        self._contended = False
-        """Whether more than one had in the last step."""
+        self._prompting: frozenset[Lane] = frozenset()
+        """Lanes that had prompts to compute in the last step."""
+        self._prompting_now: frozenset[Lane] = frozenset()
+        self._first_ends = False
+        """Whether a prompt of the highest lane ends in this step."""
+        self._was_short = False
+        """Whether the last step was ended for that."""
+        self._is_short = False
         self._quantum = quantum
         self._heard: dict[str, float] = {}
         """When each other replica was heard last."""
@@ -85,10 +90,9 @@ class FairShare:
 
     def at(self, now: float) -> bool:
         self.lanes.weights["batch"] = self._batch_weight(now)
-        if not self._contended:
-            # Those who stood back have been served: nothing is owed to anybody, and who came alone owes nothing.
-            self._prefills = None
-        self._contended = False
+        self._prompting, self._prompting_now = self._prompting_now, frozenset()
+        self._was_short, self._is_short = self._is_short, False
+        self._first_ends = False
         self._now = now
         before, self._lane = self._lane, self._turn()
         return self._lane != before
@@ -183,7 +187,8 @@ class FairShare:
         flows = self.flows[request.lane]
         request.charged += cost
         flows.charge(flows.flow(request.flow), cost)
-        self.lanes.charge(request.lane, cost)
+        backlogged = {lane for lane, flows in self.flows.items() if len(flows)}
+        self.lanes.charge(request.lane, cost, backlogged | self._prompting)
 
     def _ahead(self, request: Request, usual: float) -> float:
         """µs that the request is thought to need still, if `usual` tokens come out; what is redone is not its cost."""
@@ -193,16 +198,15 @@ class FairShare:
 
     # ------------------------------------------------------------ the step
 
-    def prefill(self, pending: Sequence[Request]) -> Request:
+    def prefill(self, pending: Sequence[Request]) -> Request | None:
+        lanes = frozenset(request.lane for request in pending)
+        self._prompting_now |= lanes
+        if self._first_ends and LANES[0] not in lanes and not self._was_short:
+            self._is_short = True
+            return None
         if len(pending) == 1:
             return pending[0]
-        lanes = {request.lane for request in pending}
-        highest: Lane = min(lanes, key=RANK.__getitem__)
-        lane: Lane | None = highest
-        if len(lanes) > 1:
-            self._contended = True
-            self._prefills = self._prefills or LaneShares(self.lanes.weights, self.lanes.quantum)
-            lane = self._prefills.choose(lanes, {highest: PREFILL_FIRST})
+        lane = self.lanes.choose(lanes, _ADMITTED) if len(lanes) > 1 else pending[0].lane
         prompts = [request for request in pending if request.lane == lane]
         flows, ranks = self.flows[prompts[0].lane], self._ranks(prompts)
         limit = flows.quantum + min(
@@ -243,8 +247,7 @@ class FairShare:
         return ranks
 
     def prefilled(self, request: Request, tokens: int) -> None:
-        if self._prefills is not None:
-            self._prefills.charge(request.lane, request.rates.cost(tokens, 0, 0))
+        self._first_ends |= request.lane == LANES[0] and request.kv + tokens == len(request.tokens)
 
     def victim(self, candidates: Iterable[Request]) -> Request | None:
         """Who is out of credit; else the lowest lane, there the one with the least work to lose."""

@@ -25,9 +25,9 @@ Matched = Callable[[Request], int]
 
 CANDIDATES = 8
 """How many flows within Q are looked at for the least to compute."""
-AHEAD = 16
+AHEAD = 32
 """How many requests of a sub-flow are looked at for the least to compute."""
-PATIENCE = 8
+PATIENCE = 32
 """How many later requests of its sub-flow may be served before a request."""
 DEBT = 30_000_000.0
 """µs per weight that a flow that wakes up may owe at most: what it got elsewhere while nobody wanted it is forgiven."""
@@ -178,9 +178,10 @@ class FlowShares:
         if self.quantum <= 0:
             return least.head()
         nearest = self._level_with(least, matched)
-        if self.by_deadline:
-            return min(nearest, key=lambda found: (self._urgency(found[0]), found[1]))[0]
-        return min(nearest, key=lambda found: found[1])[0]  # the first of equals: the one with the least counter
+        # Of equals the first to come where waiting counts most, else the first here: the one with the least counter.
+        return min(
+            nearest, key=lambda found: (self._urgency(found[0]), found[1], found[0].arrival if self.to_finish else 0)
+        )[0]
 
     def _level_with(self, least: Flow, matched: Matched) -> list[tuple[Request, int]]:
         """The next requests of the flows that may go before the least, it among them, and what each has to compute."""

@@ -1,10 +1,12 @@
 """Shares between lanes: deficit round robin in engine time, after Shreedhar and Varghese (SIGCOMM '95).
 
-Each lane has a balance in µs. The highest lane with work and a positive balance is served, and pays what it costs;
-when no lane with work has one, all lanes are paid their weight in quanta. So the shares of backlogged lanes go by
-weight, and capacity that a lane leaves goes to the others at once. What a quiet lane did not use it keeps, up to
-`ROUNDS` rounds' pay, and a lane whose next request is late may go as far into debt, or a part as far: both let a burst
-go first, for a bounded time, and what was borrowed is paid back out of the shares to come.
+Each lane has a balance in µs. What a lane is given it pays, and all lanes that have work are paid by weight out of it:
+so balances say how far lanes are from their shares, a lane that is alone pays nothing, and capacity that a lane leaves
+goes to the others at once. A quiet lane is paid as if it had work, and that it keeps, up to `ROUNDS` rounds' pay: when
+it comes back it spends it first, without the others being paid. The highest lane with work is served that is owed
+something or has kept something; one whose next request is late may go into debt, up to as much again or a part of it,
+and pays that back out of the shares to come. Both let a burst go first, for a bounded time. A lower lane keeps little,
+so that what it did not want while it was quiet does not hold up the higher ones later.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ WEIGHTS: Mapping[Lane, float] = {"interactive": 8, "standard": 4, "batch": 1}
 RANK: Mapping[Lane, int] = {lane: rank for rank, lane in enumerate(LANES)}
 QUANTUM = 250_000.0
 """µs of engine time that a weight of 1 is paid in a round."""
-ROUNDS: Mapping[Lane, float] = {"interactive": 16, "standard": 16, "batch": 1}
+ROUNDS: Mapping[Lane, float] = {"interactive": 16, "standard": 1, "batch": 1}
 """How many rounds' pay a lane may keep, and how many it may borrow."""
 
 
 class LaneShares:
     """Who is served next, by lane. Over any time in which the same lanes are backlogged, each one's service is within
-    what `rounds` rounds pay, kept and borrowed, and what it has in flight of its weight's share."""
+    2 L, and what one request costs, of its weight's share; L: what all lanes together may keep, or borrow."""
 
     def __init__(
         self,
@@ -40,7 +42,10 @@ class LaneShares:
         self.weights = dict(weights)
         self.quantum = quantum
         self.rounds = dict(rounds)
-        self.balance = {lane: self._pay_of(lane) for lane in LANES}
+        self.balance = dict.fromkeys(LANES, 0.0)
+        """What each lane is owed, by its share; negative when it got more."""
+        self.kept = {lane: self._most(lane) for lane in LANES}
+        """What it may have beyond that."""
 
     def choose(self, backlogged: Collection[Lane], late: Mapping[Lane, float] | None = None) -> Lane | None:
         """The lane to serve now of those that have work; None if none has.
@@ -50,31 +55,42 @@ class LaneShares:
         late = late or {}
         if not backlogged:
             return None
-        lane = self._able(backlogged, late)
-        if lane is None:
-            self._pay(min(self._rounds_to_credit(lane) for lane in backlogged))
-            lane = self._able(backlogged, late)
-        return lane
+        able = self._able(backlogged, late)
+        # When all are in debt, to those that are quiet by now, the one that is the least so by its weight.
+        return able or max(backlogged, key=lambda lane: (self.balance[lane] / self.weights[lane], -RANK[lane]))
 
-    def charge(self, lane: Lane, cost: float) -> None:
-        """The lane was given `cost` µs; negative when it is given back what it was charged too much."""
-        self.balance[lane] -= cost
+    def charge(self, lane: Lane, cost: float, backlogged: Collection[Lane]) -> None:
+        """The lane was given `cost` µs while these had work, it being one of them or not.
+
+        `cost` is negative when it is given back what it was charged too much.
+        """
+        shared = sum(self.weights[other] for other in LANES if other in backlogged or other == lane)
+        more = cost * (1 - self.weights[lane] / shared)
+        if cost > 0 and self.balance[lane] <= 0 and self.kept[lane] > 0:
+            self.kept[lane] -= more
+            return
+        self.balance[lane] -= more
+        for other, weight in self.weights.items():
+            if other in backlogged and other != lane:
+                self.balance[other] += cost * weight / shared
+            elif other != lane:
+                self._keep(other, cost * weight / (shared + weight))
+
+    def _keep(self, lane: Lane, pay: float) -> None:
+        """Pay a quiet lane: its debt first."""
+        rest = self.balance[lane] + pay
+        self.balance[lane] = min(rest, 0.0)
+        if rest > 0:
+            self.kept[lane] = min(self.kept[lane] + rest, self._most(lane))
+
+    def _most(self, lane: Lane) -> float:
+        """What a lane may keep, or borrow."""
+        return self.rounds[lane] * self.weights[lane] * self.quantum
 
     def _able(self, backlogged: Collection[Lane], late: Mapping[Lane, float]) -> Lane | None:
         for lane in LANES:
-            least = -self.rounds[lane] * self._pay_of(lane) * late.get(lane, 0.0)
-            if lane in backlogged and self.balance[lane] > least:
+            if lane in backlogged and (
+                self.kept[lane] > 0 or self.balance[lane] > -self._most(lane) * late.get(lane, 0.0)
+            ):
                 return lane
         return None
-
-    def _pay_of(self, lane: Lane) -> float:
-        return self.weights[lane] * self.quantum
-
-    def _rounds_to_credit(self, lane: Lane) -> int:
-        """After how many rounds the lane's balance is positive."""
-        return int(-self.balance[lane] // self._pay_of(lane)) + 1
-
-    def _pay(self, rounds: int) -> None:
-        for lane in LANES:
-            pay = self._pay_of(lane)
-            self.balance[lane] = min(self.balance[lane] + rounds * pay, self.rounds[lane] * pay)

@@ -48,8 +48,11 @@ class Policy(Protocol):
     def released(self, request: Request) -> None:
         """A running request gave its blocks back: it ended, or was preempted."""
 
-    def prefill(self, pending: Sequence[Request]) -> Request:
-        """Whose chunk goes into the step next, of these in the order of their placing; never called with none."""
+    def prefill(self, pending: Sequence[Request]) -> Request | None:
+        """Whose chunk goes into the step next, of these in the order of their placing; None if the step is long enough.
+
+        Never called with none; and the first in a step is never None.
+        """
 
     def prefilled(self, request: Request, tokens: int) -> None:
         """So many of its tokens went into the step."""

@@ -256,6 +256,8 @@ class Scheduler:
         chunks: list[Work] = []
         while pending:
             request = self.queue.prefill(pending)
+            if request is None:
+                break
             total = len(request.tokens)
             end = min(total, request.kv + min(left, self.needs.chunk))
             if end < total:

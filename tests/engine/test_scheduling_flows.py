@@ -202,17 +202,17 @@ def test_a_prompt_within_the_quantum_passes_a_long_one_until_its_flow_is_ahead_b
         passed = 0
 
 
-def test_a_lane_that_was_alone_owes_nothing_to_one_that_comes():
-    """However much it computed while nobody else was there, the higher lane's prompts are computed first."""
-    policy = FairShare(lane_quantum=1_000.0)
-    policy.at(0.0)
-    alone, low = (request(n, 64_000, flow=lane, lane=lane) for n, lane in ((1, "interactive"), (2, "standard")))
-    for _ in range(20):
+def test_a_step_in_which_an_interactive_prompt_ends_is_not_made_longer_but_every_other_time():
+    policy = FairShare()
+    low = request(2, 64_000, flow="low", lane="standard")
+    for number, chosen in ((3, None), (4, low), (5, None)):
         policy.at(0.0)
-        assert policy.prefill([alone]) is alone
-        policy.prefilled(alone, 2_048)
+        first = request(number, 640, flow="chat", lane="interactive")
+        assert policy.prefill([low, first]) is first
+        policy.prefilled(first, 640)
+        assert policy.prefill([low]) is chosen
     policy.at(0.0)
-    assert policy.prefill([low, alone]) is alone
+    assert policy.prefill([low]) is low, "and is not empty"
 
 
 def test_replicas_that_hear_of_each_other_share_the_quantum():
@@ -233,7 +233,8 @@ def test_a_lane_borrows_for_who_is_late_and_most_for_a_flow_that_waits_while_ano
     standard = policy.flows["standard"]
     standard.charge(standard.flow("greedy"), 5_000.0)
     borrowed = ROUNDS["standard"] * WEIGHTS["standard"] * 1_000.0
-    policy.lanes.charge("standard", WEIGHTS["standard"] * 1_000.0 + borrowed * LATE - 1.0)
+    policy.lanes.kept["standard"] = 0.0
+    policy.lanes.balance["standard"] = -borrowed * LATE + 1.0
 
     def turn(now: float) -> str:
         policy.at(now)
@@ -243,7 +244,7 @@ def test_a_lane_borrows_for_who_is_late_and_most_for_a_flow_that_waits_while_ano
 
     assert turn(10.5) == "g", "its first token is not late"
     assert turn(20.0) == "greedy", "a part is for whoever is late"
-    policy.lanes.charge("standard", 1.0)
+    policy.lanes.balance["standard"] -= 1.0
     assert turn(20.0) == "g", "who got the most gets no more than that"
     policy.flows["standard"].flow("modest").counter = 0.0
     policy.push(request(3, flow="modest", lane="standard", arrived_at=20.0))
