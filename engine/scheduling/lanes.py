@@ -55,9 +55,7 @@ class LaneShares:
         late = late or {}
         if not backlogged:
             return None
-        able = self._able(backlogged, late)
-        # When all are in debt, to those that are quiet by now, the one that is the least so by its weight.
-        return able or max(backlogged, key=lambda lane: (self.balance[lane] / self.weights[lane], -RANK[lane]))
+        return self._able(backlogged, late) or self._least_in_debt(backlogged)
 
     def charge(self, lane: Lane, cost: float, backlogged: Collection[Lane]) -> None:
         """The lane was given `cost` µs while these had work, it being one of them or not.
@@ -86,6 +84,10 @@ class LaneShares:
     def _most(self, lane: Lane) -> float:
         """What a lane may keep, or borrow."""
         return self.rounds[lane] * self.weights[lane] * self.quantum
+
+    def _least_in_debt(self, backlogged: Collection[Lane]) -> Lane:
+        """By weight, where all are: to lanes that are quiet by now."""
+        return max(backlogged, key=lambda lane: (self.balance[lane] / self.weights[lane], -RANK[lane]))
 
     def _able(self, backlogged: Collection[Lane], late: Mapping[Lane, float]) -> Lane | None:
         for lane in LANES:
