@@ -177,11 +177,14 @@ class GroupedPool:
             length = min(gaps)
         return length
 
-    def publish(self, block: Block, key: bytes, scope: str = "") -> Block:
-        """Let a written block be found under `key` in each group that has it; returns the one to use from now on."""
-        return tuple(
-            [number if number == ABSENT else pool.publish(number, key, scope) for pool, number in self._parts(block)]
-        )
+    def publish(self, table: list[Block], index: int, key: bytes, scope: str = "") -> None:
+        """Let a table's written block be found under `key` in each group that has it. Where an equal block was there
+        before, the table has that one from now on."""
+        for group, number in enumerate(table[index]):
+            if number != ABSENT:
+                known = self.pools[group].publish(number, key, scope)
+                if known != number:
+                    table[index] = (*table[index][:group], known, *table[index][group + 1 :])
 
     def expect(self, keys: Sequence[bytes]) -> None:
         """Somebody waits who will look for these keys: what is there under them is evicted after all else."""
@@ -208,9 +211,6 @@ class GroupedPool:
             pool.check()
 
     # ------------------------------------------------------------ inside
-
-    def _parts(self, block: Block) -> Iterable[tuple[BlockPool, int]]:
-        return zip(self.pools, block, strict=True)
 
     def _columns(self, blocks: Sequence[Block]) -> Iterable[tuple[BlockPool, list[int]]]:
         for group, pool in enumerate(self.pools):

@@ -37,7 +37,7 @@ class DecodeBatch:
         self.rows.append(Decode(request))
         self._tokens.append(request.tokens)
         self.lanes[request.lane] += 1
-        self._enter(request)
+        self.plan(request)
 
     def leave(self, request: Request) -> None:
         """The request decodes no more, or not now."""
@@ -56,20 +56,22 @@ class DecodeBatch:
         self.lanes[after] += 1
 
     def plan(self, request: Request) -> None:
-        """The request was attended to, and its blocks may be others now."""
+        """Enter into the calendar when the request needs attention next: after one token at the earliest. It has come
+        or was attended to, and its blocks may be others now."""
         self.rows[request.slot].revision += 1
-        self._enter(request)
-
-    def _enter(self, request: Request) -> None:
-        """Enter into the calendar when the request needs attention next: after one token at the earliest."""
         length = len(request.tokens)
         # All its tokens but the last have their KV: the block is full when those reach its end.
         ahead = BLOCK_TOKENS - (length - 1) % BLOCK_TOKENS
-        ahead = min(ahead, request.credit - (length - request.prompt))
-        if request.owes:
-            ahead = min(ahead, request.owes)
-        request.due = self._step + ahead
-        self._calendar.setdefault(request.due, []).append(request)
+        credit, owes = request.credit - (length - request.prompt), request.owes
+        ahead = min(ahead, credit)
+        if 0 < owes < ahead:
+            ahead = owes
+        request.due = due = self._step + ahead
+        entries = self._calendar.get(due)
+        if entries is None:
+            self._calendar[due] = [request]
+        else:
+            entries.append(request)
 
     def advance(self, works: Sequence[Work], tokens: Sequence[int | None]) -> Iterator[Request]:
         """A step was done: all got their token. Yields those that need attention: to be planned again, or to leave."""
@@ -79,8 +81,8 @@ class DecodeBatch:
         else:
             for work, token in zip(works, tokens, strict=False):
                 work.request.tokens.append(token)  # type: ignore[arg-type]  # a decode samples
-        self._step += 1
-        for request in self._calendar.pop(self._step, ()):
-            # An entry counts only while it says when the request is due.
-            if request.slot >= 0 and request.due == self._step:
+        self._step = step = self._step + 1
+        for request in self._calendar.pop(step, ()):
+            # An entry counts only while it says when the request is due, and once.
+            if request.due == step and request.slot >= 0:
                 yield request

@@ -107,9 +107,11 @@ class FairShare:
         return None if self._lane is None else self.flows[self._lane].choose(matched)
 
     def _turn(self) -> Lane | None:
-        backlogged = [lane for lane, flows in self.flows.items() if len(flows)]
-        late = {lane: self.flows[lane].late(self._now - self._first_token[lane]) for lane in backlogged}
-        return self.lanes.choose(backlogged, late)
+        late: dict[Lane, float] = {}
+        for lane, flows in self.flows.items():
+            if len(flows):
+                late[lane] = flows.late(self._now - self._first_token[lane])
+        return self.lanes.choose(late, late)
 
     def take(self, request: Request) -> None:
         flows = self.flows[request.lane]
@@ -141,10 +143,11 @@ class FairShare:
         flow.running[request.arrival] = request
         self._charge(request, request.spent + self._ahead(request, BLOCK_TOKENS) - request.charged)
 
-    def grown(self, request: Request) -> None:
-        ahead = request.spent + BLOCK_TOKENS * request.rates.decoded - request.charged
-        if ahead > 0:
-            self._charge(request, ahead)
+    def grown(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            ahead = request.spent + BLOCK_TOKENS * request.rates.decoded - request.charged
+            if ahead > 0:
+                self._charge(request, ahead)
 
     def released(self, request: Request) -> None:
         flow = self.flows[request.lane].flow(request.flow)
@@ -261,10 +264,10 @@ class FairShare:
 
     def _batch_weight(self, now: float) -> float:
         """From its own weight up to the highest lane's, as the slack before the earliest deadline falls."""
-        least, most = self.weights["batch"], max(self.weights.values())
-        flows = self.flows["batch"]
+        least, flows = self.weights["batch"], self.flows["batch"]
         deadline = flows.earliest()
         if deadline is None:
             return least
+        most = max(self.weights.values())
         slack = deadline - now - flows.queued / 1e6
         return least + (most - least) * min(1.0, max(0.0, 1 - slack / URGENT_S))

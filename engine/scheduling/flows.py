@@ -41,12 +41,29 @@ _MEAN_WEIGHT = 1 / 8
 class Flow:
     """One tenant in one lane. `counter` is µs of engine time per weight; `queued` µs of requests that wait."""
 
-    __slots__ = ("_queues", "_turns", "counter", "name", "output", "queued", "running", "since", "waiting", "weight")
+    __slots__ = (
+        "_queues",
+        "_turns",
+        "charged",
+        "counter",
+        "entry",
+        "name",
+        "output",
+        "queued",
+        "running",
+        "since",
+        "waiting",
+        "weight",
+    )
 
     def __init__(self, name: str, counter: float) -> None:
         self.name = name
         self.weight = 1.0
         self.counter = counter
+        self.charged = 0
+        """When its counter changed last, as a serial number."""
+        self.entry: tuple[float, int, Flow] | None = None
+        """Its place in the order of those that wait: counter, serial number, itself."""
         self.output = OUTPUT_GUESS
         self.queued = 0.0
         self.waiting: dict[int, Request] = {}
@@ -131,7 +148,8 @@ class FlowShares:
         self.flows: dict[str, Flow] = {}
         self.queued = 0.0
         self._order: list[tuple[float, int, Flow]] = []
-        """Backlogged flows by counter; an entry counts only while it says the flow's counter."""
+        """Backlogged flows by counter, among equals who was charged first. An entry counts while it is its flow's last;
+        one that says less than the counter is put right when it comes to the top."""
         self._serial = 0
         self._floor = 0.0
         """The most that the least of those that waited had got so far."""
@@ -163,6 +181,8 @@ class FlowShares:
             level = self._level(flow)
             flow.counter = min(max(flow.counter, level), level + DEBT)
             flow.since = max(now, request.arrived_at)
+            self._serial += 1
+            flow.charged = self._serial
             self._enter(flow)
         flow.push(request, self._urgency(request))
         if self.by_deadline and request.deadline is not None:
@@ -219,7 +239,10 @@ class FlowShares:
         if cost:
             flow.counter += cost / flow.weight
             self._most = max(self._most, flow.counter)
-            if flow.waiting:
+            self._serial += 1
+            flow.charged = self._serial
+            # One that rises is looked at again when it comes to the top, one that falls might never come there.
+            if cost < 0 and flow.waiting:
                 self._enter(flow)
 
     def forget_idle(self) -> None:
@@ -257,16 +280,21 @@ class FlowShares:
         return float("inf") if request.deadline is None else request.deadline
 
     def _enter(self, flow: Flow) -> None:
-        self._serial += 1
-        heapq.heappush(self._order, (flow.counter, self._serial, flow))
+        flow.entry = entry = flow.counter, flow.charged, flow
+        heapq.heappush(self._order, entry)
 
     def _least(self) -> Flow | None:
         order = self._order
         while order:
-            counter, _, flow = order[0]
-            if flow.waiting and flow.counter == counter:
+            entry = order[0]
+            flow = entry[2]
+            if flow.entry is not entry or not flow.waiting:
+                heapq.heappop(order)
+            elif flow.charged != entry[1]:
+                flow.entry = entry = flow.counter, flow.charged, flow
+                heapq.heapreplace(order, entry)
+            else:
                 return flow
-            heapq.heappop(order)
         return None
 
     def _within(self, limit: float) -> list[Flow]:
@@ -274,10 +302,8 @@ class FlowShares:
         found: list[Flow] = []
         entries = []
         while len(found) < CANDIDATES and (flow := self._least()) is not None and flow.counter <= limit:
-            entry = heapq.heappop(self._order)
-            if flow not in found:
-                found.append(flow)
-                entries.append(entry)
+            found.append(flow)
+            entries.append(heapq.heappop(self._order))
         for entry in entries:
             heapq.heappush(self._order, entry)
         return found

@@ -42,8 +42,8 @@ class Policy(Protocol):
     def placed(self, request: Request) -> None:
         """An admitted request has its blocks, and its counts say what was read."""
 
-    def grown(self, request: Request) -> None:
-        """A running request got another block to decode into."""
+    def grown(self, requests: Iterable[Request]) -> None:
+        """Each of these running requests gets another block to decode into."""
 
     def released(self, request: Request) -> None:
         """A running request gave its blocks back: it ended, or was preempted."""
@@ -105,7 +105,7 @@ class FirstComeFirstServed:
     def placed(self, request: Request) -> None:
         """Nobody is charged."""
 
-    def grown(self, request: Request) -> None:
+    def grown(self, requests: Iterable[Request]) -> None:
         """Nobody is charged."""
 
     def released(self, request: Request) -> None:

@@ -108,7 +108,7 @@ class Request:
     @property
     def spent(self) -> float:
         """µs of engine time that it got so far; what is computed again is our cost and not the flow's."""
-        return self.rates.cost(self.computed, self.read_hbm, self.output)
+        return self.rates.cost(self.computed, self.read_hbm, len(self.tokens) - self.prompt)
 
     @property
     def fresh_output(self) -> int:
@@ -130,7 +130,9 @@ class Request:
     @property
     def owes(self) -> int:
         """Output tokens to come until it has recovered."""
-        return 0 if self.recovered else max(1, math.ceil((self.lost - self._earned()) / self.rates.decoded))
+        if self._recovered or self.recovered:
+            return 0
+        return max(1, math.ceil((self.lost - self._earned()) / self.rates.decoded))
 
     def _earned(self) -> float:
         prefilled = min(self.kv, self._placed_tokens) - self._placed_seen
@@ -153,9 +155,9 @@ class Request:
     def extend_keys(self, blocks: int) -> list[bytes]:
         """The keys of the first `blocks` whole blocks of `tokens`; only new ones are hashed."""
         keys = self.keys
-        while len(keys) < blocks:
-            start = len(keys) * BLOCK_TOKENS
-            parent = keys[-1] if keys else self.root
+        for index in range(len(keys), blocks):
+            start = index * BLOCK_TOKENS
+            parent = keys[-1] if index else self.root
             keys.append(block_key(self.segment_at(start)[1], parent, self.tokens[start : start + BLOCK_TOKENS]))
         return keys
 

@@ -177,11 +177,13 @@ class Scheduler:
     def _attend(self, request: Request) -> None:
         """A decoding request has filled a block, spent its credit, or recovered from its preemption."""
         self._fill(request)
-        self._changed |= request.recovers()
-        if request.paused:
+        if request.recovers():
+            self._changed = True
+        length = len(request.tokens)
+        if length - request.prompt >= request.credit:
             self.batch.leave(request)
             self._hold(request)
-        elif self._has_room(request):
+        elif len(request.table) * BLOCK_TOKENS >= length:
             self.batch.plan(request)
         else:
             self._starved[request.arrival] = request
@@ -205,27 +207,27 @@ class Scheduler:
     def _grow(self, step: Step) -> None:
         """Give each request the block that its next token needs, by preemption if it must be; the oldest first."""
         if min(self.needs.spare(self._prefills.values())) >= len(self._starved):
-            blocks = self.pool.allocate(len(self._starved))
-            for request, block in zip(self._starved.values(), blocks, strict=True):
-                self._extend(request, block, step)
-            self._starved.clear()
+            starved, self._starved = self._starved.values(), {}
+            self._extend(starved, self.pool.allocate(len(starved)), step)
             return
         for request in sorted(self._starved.values(), key=lambda request: request.arrival):
             if request.table and self._make_way(request, step):
-                self._extend(request, self.pool.allocate(1)[0], step)
+                self._extend([request], self.pool.allocate(1), step)
                 del self._starved[request.arrival]
             elif request.slot >= 0:
                 self.batch.leave(request)
 
-    def _extend(self, request: Request, block: Block, step: Step) -> None:
-        request.table.append(block)
-        request.laid += 1
-        step.fresh.append(block)
-        self.queue.grown(request)
-        if request.slot >= 0:
-            self.batch.plan(request)
-        else:
-            self.batch.join(request)
+    def _extend(self, requests: Collection[Request], blocks: Sequence[Block], step: Step) -> None:
+        """Give each of these its block: they decode on."""
+        step.fresh += blocks
+        self.queue.grown(requests)
+        for request, block in zip(requests, blocks, strict=True):
+            request.table.append(block)
+            request.laid += 1
+            if request.slot >= 0:
+                self.batch.plan(request)
+            else:
+                self.batch.join(request)
 
     def _make_way(self, request: Request, step: Step) -> bool:
         """Preempt until there is a block for the next token of this one. False if there is none, or it gave way."""
@@ -289,8 +291,14 @@ class Scheduler:
 
     def _fill(self, request: Request) -> None:
         """Publish the blocks that are full, and give back those that fell out of the window."""
-        self._publish(request)
-        self.pool.slide(request.table, request.kv)
+        kv, first = request.kv, request.published
+        full = kv // BLOCK_TOKENS
+        if full > first and request.store != "none":
+            keys = request.extend_keys(full)
+            for index in range(first, full):
+                self.pool.publish(request.table, index, keys[index], request.segment_at(index * BLOCK_TOKENS)[2])
+            request.published = full
+        self.pool.slide(request.table, kv)
 
     # ------------------------------------------------------------ admission
 
@@ -301,23 +309,23 @@ class Scheduler:
         self._changed = True
 
     def _admit(self, step: Step) -> None:
-        room = self._room()
+        room, full = self._room(), False
         while (request := self.queue.peek(self._matched_tokens)) is not None:
             # Admitted when the step comes to it: who is admitted sooner could not be overtaken any more.
-            if self._prefill_before(request) >= room or not self._make_room(request, step):
+            full = self._prefill_before(request) >= room
+            if full or not self._make_room(request, step):
                 break
             self.queue.take(request)
             self._place(request, step)
             if self.queue.keeps_awaited:
                 self.pool.dismiss(self._wanted(request))
             self.queue.placed(request)
-        self._changed = False
+        self._changed = full  # the next step has room again, whatever else happens
         self._spare = self.needs.spare(self._prefills.values())
 
     def _gained(self) -> bool:
         """Whether there are more blocks than when the first of the queue could not be admitted; nothing prefills."""
-        spare = self.needs.spare(())
-        return spare != self._spare and any(now > before for now, before in zip(spare, self._spare, strict=True))
+        return any(pool.available > before for pool, before in zip(self.pool.pools, self._spare, strict=True))
 
     def _prefill_before(self, request: Request) -> int:
         """Tokens to prefill of running requests that this one would not overtake."""
@@ -392,16 +400,6 @@ class Scheduler:
             step.began.append(request)
         self._running[request.arrival] = request
         self._prefills[request.placed] = request
-
-    def _publish(self, request: Request) -> None:
-        full = request.kv // BLOCK_TOKENS
-        if full <= request.published or request.store == "none":
-            return
-        keys = request.extend_keys(full)
-        for index in range(request.published, full):
-            scope = request.segment_at(index * BLOCK_TOKENS)[2]
-            request.table[index] = self.pool.publish(request.table[index], keys[index], scope)
-        request.published = full
 
     # ------------------------------------------------------------ giving way
 

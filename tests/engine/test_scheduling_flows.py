@@ -159,7 +159,7 @@ def test_output_is_charged_block_by_block_and_not_before():
     made.computed = 100
     for output in (1, 28, 64, 92):
         made.tokens = [0] * (100 + output)
-        policy.grown(made)
+        policy.grown([made])
         assert made.charged == pytest.approx(made.rates.cost(100, 0, output + 64))
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.protocol import Lane
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.lanes import LANES, ROUNDS, WEIGHTS, LaneShares
+from engine.scheduling.policy import FirstComeFirstServed, Policy
 from engine.scheduling.request import Request
 from engine.scheduling.work import Step
 from tests.engine.scheduling import RATES, Replica, request
@@ -239,6 +240,15 @@ def test_g1_no_capacity_is_left_while_somebody_waits(data: st.DataObject, slots:
             source.fill(replica)
         replica.step()
     assert not replicas_idle
+
+
+@pytest.mark.parametrize("policy", [FirstComeFirstServed, FairShare])
+def test_g1_prompts_that_fill_a_step_to_the_last_token_keep_nobody_waiting(policy: type[Policy]):
+    replica = Replica(policy(), running=16, budget=512)
+    replica.add(*[request(number, 256, 200) for number in range(24)])
+    for _ in range(10):
+        replica.step()
+    assert len(replica.scheduler.running) == 16
 
 
 @settings(max_examples=25, deadline=None)

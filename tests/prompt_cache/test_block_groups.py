@@ -114,7 +114,7 @@ class GroupsMachine(RuleBasedStateMachine):
         one.tokens = end
         if publish:
             for index in range(before, one.tokens // TOKENS):
-                one.table[index] = self.pool.publish(one.table[index], CHAIN[index])
+                self.pool.publish(one.table, index, CHAIN[index])
         self.pool.slide(one.table, one.tokens)
         self.check_parts(one)
 
@@ -153,7 +153,8 @@ def test_what_fell_out_of_the_window_can_be_used_by_others():
 def test_a_prefix_needs_only_the_last_blocks_of_its_window():
     pool = GroupedPool([(6, 0), (6, 64)])
     table = pool.allocate(4)
-    table = [pool.publish(block, key) for block, key in zip(table, CHAIN, strict=False)]
+    for index in range(4):
+        pool.publish(table, index, CHAIN[index])
     pool.free(table)
     window = pool.pools[1]
     window.purge([CHAIN[0], CHAIN[1]])
