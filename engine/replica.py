@@ -6,22 +6,21 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
-import stat
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 import structlog
 
 from engine.assembly import Assembled, assemble
 from engine.compilers import Compilers, Compiling
+from engine.endings import Endings
 from engine.engine import Event
-from engine.errors import EngineError, StartError
+from engine.errors import EngineError
 from engine.grammar.guide import InvalidGrammar
 from engine.journal import Journal
 from engine.link import GatewayLink
+from engine.listening import listen, listening_address, remove_socket
 from engine.loop import Command, EngineLoop
 from engine.options import ReplicaOptions
 from engine.protocol import (
@@ -29,8 +28,6 @@ from engine.protocol import (
     VERSION,
     Abort,
     Ack,
-    Address,
-    AddressError,
     Beat,
     Began,
     Counts,
@@ -46,7 +43,6 @@ from engine.protocol import (
     Purge,
     Scope,
     ToReplica,
-    parse_address,
 )
 from engine.watchdog import Watchdog
 
@@ -55,8 +51,6 @@ __all__ = ["ReplicaOptions", "main", "serve"]
 logger = structlog.get_logger("engine.replica")
 
 BEAT_S = 1.0
-ORPHAN_PATIENCE_S = 5.0
-"""A `Done` whose gateway is gone waits this long for the next one to connect, then goes to any that is connected."""
 ACK_PATIENCE_S = 2.0
 _PARENT_S = 0.5
 
@@ -90,12 +84,7 @@ class Replica:
         """Those that have proved themselves, the longest connected first."""
         self._connections: set[asyncio.Task[None]] = set()
         self._owners: dict[str, GatewayLink] = {}
-        self._unacknowledged: dict[int, Done] = {done.sequence: done for done in journal.unacknowledged()}
-        self._holders: dict[int, GatewayLink] = {}
-        self._orphaned_at: dict[int, float] = dict.fromkeys(self._unacknowledged, time.monotonic())
-        self._pending: dict[int, Done] = {}
-        """Written, but not yet on the disk."""
-        self._sync_wanted = asyncio.Event()
+        self._endings = Endings(journal, self.links)
         self._draining = False
         self._compiling: dict[str, Compiling] = {}
         """Requests whose grammars are being compiled."""
@@ -131,9 +120,7 @@ class Replica:
         if not link.gateway:
             return
         logger.info("gateway connected", gateway=link.gateway)
-        # What is not yet on the disk follows when it is.
-        taken = self._holders.keys() | self._pending.keys()
-        self._replay(link, [sequence for sequence in self._unacknowledged if sequence not in taken])
+        self._endings.welcome(link)
 
     def _part(self, link: GatewayLink) -> None:
         """What the gateway was running is stopped; what it has not acknowledged waits for the next one."""
@@ -146,19 +133,7 @@ class Replica:
         for id, owner in list(self._owners.items()):
             if owner is link:
                 self._stop_request(id)
-        for sequence, holder in list(self._holders.items()):
-            if holder is link and sequence not in self._pending:
-                self._orphan(sequence)
-
-    def _orphan(self, sequence: int) -> None:
-        self._holders.pop(sequence, None)
-        self._orphaned_at[sequence] = time.monotonic()
-
-    def _replay(self, link: GatewayLink, sequences: Sequence[int]) -> None:
-        for sequence in sequences:
-            self._holders[sequence] = link
-            self._orphaned_at.pop(sequence, None)
-        link.send(msgspec.structs.replace(self._unacknowledged[sequence], replayed=True) for sequence in sequences)
+        self._endings.part(link)
 
     # ------------------------------------------------------------ what gateways say
 
@@ -174,7 +149,7 @@ class Replica:
             case Abort():
                 self._abort(link, message)
             case Ack():
-                self._acknowledge(message)
+                self._endings.acknowledge(message)
             case Scope():
                 link.introduce(message)
             case Forget():
@@ -241,17 +216,12 @@ class Replica:
         if message.choice is not None:
             self._change(message.id, lambda: self._abort_in_engine(message.id, message.choice))
             return
-        ended = [sequence for sequence, done in self._unacknowledged.items() if done.id == message.id]
         if owner is not None:
             # A gateway that was lost and is back asks for the end of what it left running.
             if not owner.open:
                 self._owners[message.id] = link
             self._stop_request(message.id)
-        elif ended:
-            for sequence in self._pending.keys() & set(ended):
-                self._holders[sequence] = link
-            self._replay(link, [sequence for sequence in ended if sequence not in self._pending])
-        else:
+        elif not self._endings.tell(message.id, link):
             link.send([Done(message.id, 0, "rejected", Counts(), 0, error="no such request is running")])
 
     def _stop_request(self, id: str) -> None:
@@ -276,15 +246,6 @@ class Replica:
             attempt, delivered = heard
             self.journal.delivered(message.id, attempt, delivered)
 
-    def _acknowledge(self, message: Ack) -> None:
-        done = self._unacknowledged.get(message.sequence)
-        if done is None or done.id != message.id:
-            return
-        del self._unacknowledged[message.sequence]
-        self._holders.pop(message.sequence, None)
-        self._orphaned_at.pop(message.sequence, None)
-        self.journal.acknowledge(message.sequence)
-
     # ------------------------------------------------------------ what the engine says
 
     def _deliver_from_thread(self, happened: Sequence[Event]) -> None:
@@ -302,14 +263,9 @@ class Replica:
         outgoing: dict[GatewayLink, list[Event]] = {}
         for event in happened:
             if isinstance(event, Began):
-                self._sync_wanted.set()
+                self._endings.sync_soon()
             if isinstance(event, Done) and event.sequence:
-                self._unacknowledged[event.sequence] = event
-                owner = self._owners.pop(event.id, None)
-                if owner is not None:
-                    self._holders[event.sequence] = owner
-                self._pending[event.sequence] = event
-                self._sync_wanted.set()
+                self._endings.add(event, self._owners.pop(event.id, None))
                 continue
             link = self._owners.get(event.id)
             if isinstance(event, Done):
@@ -318,35 +274,6 @@ class Replica:
                 outgoing.setdefault(link, []).append(event)
         for link, messages in outgoing.items():
             link.send(messages)
-
-    async def _sync(self) -> None:
-        """Bring the journal to the disk whenever that is wanted, everything that has come together at once."""
-        while True:
-            await self._sync_wanted.wait()
-            self._sync_wanted.clear()
-            ended = list(self._pending.values())
-            try:
-                await self.events.run_in_executor(None, self.journal.sync)
-            except OSError as error:
-                logger.exception("the journal cannot be written")
-                self._fail(error)
-                return
-            for done in ended:
-                del self._pending[done.sequence]
-                self._send_done(done)
-
-    def _send_done(self, done: Done) -> None:
-        if done.sequence not in self._unacknowledged:
-            return
-        holder = self._holders.get(done.sequence)
-        if holder is not None and holder.open:
-            holder.send([done])
-            return
-        self._orphan(done.sequence)
-        # Its gateway may have come back meanwhile.
-        back = next((link for link in self.links if holder is not None and link.gateway == holder.gateway), None)
-        if back is not None:
-            self._replay(back, [done.sequence])
 
     # ------------------------------------------------------------ the watchdog's questions, asked in its thread
 
@@ -376,17 +303,8 @@ class Replica:
             beat = self._beat()
             for link in self.links:
                 link.send([beat])
-            self._sync_wanted.set()  # now and then, so that long streams are on the disk too
-            self._place_orphans()
-
-    def _place_orphans(self) -> None:
-        heir = next((link for link in self.links if link.gateway), None)
-        if heir is None:
-            return
-        overdue = time.monotonic() - ORPHAN_PATIENCE_S
-        waiting = [sequence for sequence, since in self._orphaned_at.items() if since < overdue]
-        if waiting:
-            self._replay(heir, waiting)
+            self._endings.sync_soon()  # now and then, so that long streams are on the disk too
+            self._endings.place_orphans()
 
     async def _watch_parent(self, parent: int) -> None:
         while os.getppid() == parent:  # noqa: ASYNC110  # the kernel tells nobody
@@ -398,8 +316,8 @@ class Replica:
 
     async def run(self) -> None:
         """Listen until told to stop. Raises StartError if the address cannot be used, EngineFailed."""
-        server = await _listen(_address(self.options), self)
-        tasks = [asyncio.create_task(self._sync()), asyncio.create_task(self._beats())]
+        server = await listen(self.options.address, self.connected)
+        tasks = [asyncio.create_task(self._endings.sync(self._fail)), asyncio.create_task(self._beats())]
         if self.options.parent_pid is not None:
             tasks.append(asyncio.create_task(self._watch_parent(self.options.parent_pid)))
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -412,7 +330,7 @@ class Replica:
             address=self.options.address,
             model=self.hello.model.name,
             epoch=self.hello.epoch,
-            replayed=len(self._unacknowledged),
+            replayed=len(self._endings),
         )
         try:
             await self.stopping.wait()
@@ -427,7 +345,7 @@ class Replica:
                 task.cancel()
             await asyncio.gather(*tasks, *self._connections, return_exceptions=True)
             server.close()
-            _remove_socket(_address(self.options))
+            remove_socket(self.options.address)
         if self.failure is not None:
             raise EngineFailed(f"the engine failed: {self.failure}") from self.failure
         logger.info("stopped", replica=self.options.name)
@@ -440,8 +358,8 @@ class Replica:
             await self._until(lambda: not self._owners, self.options.drain_s)
         for id in list(self._owners):
             self._stop_request(id)
-        await self._until(lambda: not self._owners and not self._pending, ACK_PATIENCE_S)
-        await self._until(lambda: not self._holders, ACK_PATIENCE_S)
+        await self._until(lambda: not self._owners and not self._endings.pending, ACK_PATIENCE_S)
+        await self._until(lambda: not self._endings.awaited, ACK_PATIENCE_S)
 
     async def _until(self, condition: Callable[[], bool], patience: float) -> None:
         end = time.monotonic() + patience
@@ -449,50 +367,9 @@ class Replica:
             await asyncio.sleep(0.01)
 
 
-def _address(options: ReplicaOptions) -> Address:
-    try:
-        return parse_address(options.address)
-    except AddressError as error:
-        raise StartError(f"listen: {error}") from error
-
-
-async def _listen(address: Address, replica: Replica) -> asyncio.Server:
-    try:
-        if address.path is None:
-            return await asyncio.start_server(replica.connected, address.host, address.port)
-        await _free_socket(address.path)
-        mask = os.umask(0o077)
-        try:
-            return await asyncio.start_unix_server(replica.connected, address.path)
-        finally:
-            os.umask(mask)
-    except OSError as error:
-        raise StartError(f"listen: {replica.options.address} cannot be used: {error.strerror or error}") from error
-
-
-async def _free_socket(path: str) -> None:
-    """Remove the socket that a dead process left. Raises StartError if a live one listens there."""
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(os.stat(path).st_mode):
-            raise StartError(f"listen: {path} is there and not a socket")
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(1.0)
-            try:
-                probe.connect(path)
-            except OSError:
-                os.unlink(path)
-            else:
-                raise StartError(f"listen: unix:{path} is in use by another process")
-
-
-def _remove_socket(address: Address) -> None:
-    if address.path is not None:
-        Path(address.path).unlink(missing_ok=True)
-
-
 async def serve(options: ReplicaOptions) -> None:
     """Run a replica until SIGTERM, SIGINT or its parent's end. Raises EngineError if it cannot start."""
-    _address(options)
+    listening_address(options.address)
     # The journal's lock first: a second replica on one folder should say so before it loads a model.
     journal = Journal(options.data)
     try:
