@@ -75,7 +75,7 @@ class Acceptance:
         if not 1 <= generate.choices <= MOST_CHOICES:
             raise Rejected(f"choices: {generate.choices} is not within 1..{MOST_CHOICES}")
         try:
-            check_sampling(sampling, vocabulary)
+            check_sampling(sampling, vocabulary, len(generate.emitted))
         except InvalidSampling as error:
             raise Rejected(str(error)) from error
         # Whose time is over ends before it begins: its grammar may be what took so long to compile.

@@ -206,7 +206,7 @@ class Sampling(Part, frozen=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
     min_tokens: int = 0
-    """No stop token is drawn before so many output tokens."""
+    """No stop token is drawn before so many output tokens, those that were emitted before included."""
     logprobs: int | None = None
     """Tell each output token's log probability, and those of so many likeliest tokens beside it (at most 20)."""
     prompt_logprobs: int | None = None

@@ -14,8 +14,11 @@ class InvalidSampling(ValueError):
     """A parameter is out of its range; the message names it."""
 
 
-def check_sampling(sampling: Sampling, vocabulary: int) -> None:
-    """Raise InvalidSampling unless every parameter is in its range; `max_tokens` is checked with the context."""
+def check_sampling(sampling: Sampling, vocabulary: int, emitted: int = 0) -> None:
+    """Raise InvalidSampling unless every parameter is in its range; `max_tokens` is checked with the context.
+
+    `emitted`: how many tokens of the output are there already; the least number counts them, the largest does not.
+    """
     _number("temperature", sampling.temperature, least=0)
     _number("top_p", sampling.top_p, above=0, most=1)
     _number("min_p", sampling.min_p, least=0, most=1)
@@ -23,7 +26,7 @@ def check_sampling(sampling: Sampling, vocabulary: int) -> None:
     _number("frequency_penalty", sampling.frequency_penalty)
     _number("repetition_penalty", sampling.repetition_penalty, above=0)
     _number("top_k", sampling.top_k, least=0)
-    _number("min_tokens", sampling.min_tokens, least=0, most=sampling.max_tokens)
+    _number("min_tokens", sampling.min_tokens, least=0, most=emitted + sampling.max_tokens)
     for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if count is not None:
             _number(name, count, least=0, most=MOST_LOGPROBS)

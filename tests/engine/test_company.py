@@ -127,3 +127,23 @@ def test_the_sampler_goes_on_where_it_was_after_preemption(tiny_model: Path, tok
     if mode == "grammar":
         assert preempted.run.done.reason == "stop"  # type: ignore[union-attr]
         assert len(json.loads(text_of(tokenizer, preempted.run.tokens))) == 25
+
+
+@pytest.mark.parametrize("mode", sorted(mode for mode in MODES if mode not in ("three", "of the prompt")))
+@settings(max_examples=MORE or 2, deadline=None)
+@given(data=st.data())
+def test_the_sampler_goes_on_where_another_replica_died(
+    tiny_model: Path, tokenizer: Path, mode: str, data: st.DataObject
+):
+    """What it had told is context: penalties, grammar, least length and random numbers go on after it."""
+    length = data.draw(st.sampled_from(LENGTHS), "length")
+    expected = alone(tiny_model, tokenizer, length, mode, "auto")
+    told = data.draw(st.integers(1, len(expected.tokens) - 1), "told")
+    output = MODES[mode].get("output", OUTPUT) - told
+    bench = bench_of(tiny_model, tokenizer, budget=data.draw(st.sampled_from([70, 400]), "budget"), running=2)
+    run = bench.one(request("rest", length, mode, output=output, emitted=expected.tokens[:told]))
+    assert expected.tokens[:told] + run.tokens == expected.tokens
+    assert run.logprobs == expected.logprobs[told:]
+    assert run.done is not None
+    assert expected.done is not None
+    assert run.done.reason == expected.done.reason
