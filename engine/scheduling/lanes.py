@@ -21,7 +21,7 @@ WEIGHTS: Mapping[Lane, float] = {"interactive": 8, "standard": 4, "batch": 1}
 RANK: Mapping[Lane, int] = {lane: rank for rank, lane in enumerate(LANES)}
 QUANTUM = 250_000.0
 """µs of engine time that a weight of 1 is paid in a round."""
-ROUNDS: Mapping[Lane, float] = {"interactive": 16, "standard": 1, "batch": 1}
+ROUNDS: Mapping[Lane, float] = {"interactive": 16, "standard": 4, "batch": 1}
 """How many rounds' pay a lane may keep, and how many it may borrow."""
 
 
