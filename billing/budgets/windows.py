@@ -119,10 +119,10 @@ def _reached(thresholds: str, spent: int, limit: int) -> int:
     return max((percent for percent in map(int, thresholds.split(",")) if spent * FULL >= percent * limit), default=0)
 
 
-def describe(window: BudgetWindow) -> str:
-    """Whose budget it is, in words: "the monthly budget of project …"."""
+def describe(window: BudgetWindow, name: str | None = None) -> str:
+    """Whose budget it is, in words: "the monthly budget of the project …". `name`: what people call its subject."""
     span = {"month": "monthly", "day": "daily", "total": "total"}[window.span]
-    return f"the {span} budget of the {window.scope}{f' {window.subject}' if window.subject else ''}"
+    return f"the {span} budget of the {window.scope}{f' {name or window.subject}' if window.subject else ''}"
 
 
 def resets(window: BudgetWindow) -> datetime | None:

@@ -51,7 +51,7 @@ class InsufficientFunds(Exception):
         self.needed_pico = needed_pico
         self.affordable_pico = affordable_pico
         self.currency = currency
-        self.whose = whose
+        self.window = window
         self.budget_id = None if window is None else window.budget_id
         self.resets_at: datetime | None = None if window is None else resets(window)
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from billing.balances import CurrencyMismatch
+from billing.budgets.windows import describe
 from billing.holds.decisions import InsufficientFunds
 from billing.holds.records import Hold, HoldRequest
 from billing.holds.reserving import Holds
@@ -30,6 +31,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.generation import Generation
 from gateway.metering import Terms, pack
 from gateway.registry import Registry
+from gateway.tenancy.authenticator import Principal
 from prompt_cache.directives import CachePlan, plan, rules_for
 from storage.database import DatabaseUnavailable
 
@@ -43,11 +45,20 @@ said in characters."""
 
 
 class Payer(Struct, frozen=True):
-    """Who asks and who pays."""
+    """Who asks and who pays; the project by its name and the key by its public id too, for people to read."""
 
     tenant_id: UUID
     project_id: UUID
     key_id: UUID
+    project: str
+    key: str
+
+    @classmethod
+    def of(cls, principal: Principal) -> Payer:
+        """A project's key pays for what it asks."""
+        assert principal.project_id is not None
+        assert principal.project is not None
+        return cls(principal.tenant_id, principal.project_id, principal.key_id, principal.project, principal.public_id)
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
@@ -240,13 +251,15 @@ def _unaffordable(error: InsufficientFunds, prepared: Prepared, fits: int) -> Un
     prompt_tokens, max_output = len(prepared.prompt.tokens), prepared.held_output
     needed, left = format_pico(error.needed_pico), format_pico(error.affordable_pico)
     resets_at = None if error.resets_at is None else error.resets_at.isoformat().replace("+00:00", "Z")
-    whose = "The balance" if error.budget_id is None else error.whose.capitalize()
+    names = {"project": prepared.payer.project, "key": prepared.payer.key}
+    budget = None if error.window is None else describe(error.window, names.get(error.scope))
+    whose = "The balance" if budget is None else budget[0].upper() + budget[1:]
     advice = (
         f"max_tokens of at most {fits} would fit."
         if fits
         else f"{whose} does not cover the {prompt_tokens} tokens of the prompt."
     )
-    limit = "" if error.budget_id is None else f" under {error.whose}"
+    limit = "" if budget is None else f" under {budget}"
     until = f" It begins anew at {resets_at}." if resets_at else ""
     elsewhere = format_pico(error.elsewhere_pico)
     if error.elsewhere_pico:

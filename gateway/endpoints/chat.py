@@ -27,11 +27,10 @@ def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
         """Generate answers, whole or streamed."""
         gateway.requests.check()
         about, principal = of(request.scope), project_principal(request.scope)
-        assert principal.project_id is not None
         call = openai_chat.parse(await read_body(request, options.patience))
         model = gateway.services.models.get(call.generation.model)
         about.model = model.name
-        payer = Payer(principal.tenant_id, principal.project_id, principal.key_id)
+        payer = Payer.of(principal)
         prepared = await gateway.admission.prepare(about.id, payer, call.generation)
         lane = call.generation.lane
         header = Header.of("chatcmpl", about.id, model, about.name, int(time.time()), lane=lane)

@@ -29,12 +29,11 @@ def completions(gateway: Gateway) -> HTTPRouteHandler:
         """Go on from texts or token ids, whole or streamed."""
         gateway.requests.check()
         about, principal = of(request.scope), project_principal(request.scope)
-        assert principal.project_id is not None
         call = openai_completions.parse(await read_body(request, options.patience))
         first = call.generations[0]
         model = gateway.services.models.get(first.model)
         about.model = model.name
-        payer = Payer(principal.tenant_id, principal.project_id, principal.key_id)
+        payer = Payer.of(principal)
         prepared = [
             await gateway.admission.prepare(uuid7() if index else about.id, payer, generation)
             for index, generation in enumerate(call.generations)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
@@ -38,6 +38,23 @@ async def test_a_budget_refuses_with_its_name_and_its_end(
         assert shortage["resets_at"].endswith("-01T00:00:00Z")
         assert "monthly budget of the tag nightly" in error.message
         assert (window.held, window.spent) == (0, 0)
+
+
+@pytest.mark.parametrize("scope", ["project", "key"])
+async def test_a_refusal_calls_projects_and_keys_what_people_call_them(
+    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, scope: Literal["project", "key"]
+) -> None:
+    async with running_stack(fresh_sqlite_url, tmp_path, model_folder) as stack:
+        mine = [key for key in await stack.tenancy.list_keys(stack.tenant.id) if key.public_id in stack.key]
+        (project,) = await stack.tenancy.list_projects(stack.tenant.id)
+        subject, name = (str(project.id), project.name) if scope == "project" else (str(mine[0].id), mine[0].public_id)
+        await Budgets(stack.database).set(stack.tenant.id, scope, subject, "day", limit_pico=1000, currency="USD")
+        error = (await stack.post({**OK, "max_tokens": 5})).json()["error"]
+        assert error["insufficient_funds"]["scope"] == scope
+        assert (
+            f"under the daily budget of the {scope} {name}. The daily budget of the {scope} {name} does not"
+            in (error["message"])
+        )
 
 
 async def test_a_grant_for_a_model_admits_it_alone(fresh_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:

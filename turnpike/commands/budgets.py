@@ -23,6 +23,7 @@ def set_budget(settings: Settings, arguments: argparse.Namespace) -> int:
     async def work(office: Office) -> int:
         tenant = await office.tenancy.tenant(arguments.tenant)
         scope, subject = await _subject(office, tenant.id, arguments)
+        name = arguments.project or arguments.key or arguments.tag
         limit = parse_amount(arguments.limit)
         currency = await currency_of(office, tenant.id)
         identity = await office.budgets.set(
@@ -37,7 +38,7 @@ def set_budget(settings: Settings, arguments: argparse.Namespace) -> int:
             dry_run=arguments.dry_run,
         )
         done = "would set" if arguments.dry_run else f"set budget {identity}:"
-        whose = f"{scope} {subject}".strip() if subject else tenant.name
+        whose = f"the {scope} {name}" if name else tenant.name
         print(f"{done} {format_pico(limit)} {currency} for {whose}, window {arguments.window}, {arguments.action}")
         return 0
 
