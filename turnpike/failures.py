@@ -25,7 +25,7 @@ def known() -> tuple[type[Exception], ...]:
     from billing.rating.terms import InvalidTerms  # noqa: PLC0415
     from billing.rating.usage_lines import CostMismatch  # noqa: PLC0415
     from billing.usage import InvalidPeriod, InvalidUsage  # noqa: PLC0415
-    from billing.webhooks.endpoints import InvalidWebhook  # noqa: PLC0415
+    from billing.webhooks.endpoints import InvalidWebhook, WebhookNotFound  # noqa: PLC0415
     from engine.errors import EngineError  # noqa: PLC0415
     from engine.protocol import AddressError  # noqa: PLC0415
     from gateway.conversation.served_model import ModelFolderError  # noqa: PLC0415
@@ -81,6 +81,7 @@ def known() -> tuple[type[Exception], ...]:
         UnknownBudget,
         UnknownEpoch,
         UnknownSheet,
+        WebhookNotFound,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Literal
 from uuid import UUID
 
@@ -13,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.tables.webhooks import webhook_attempt, webhook_delivery, webhook_endpoint
 from billing.webhooks.addresses import AddressPolicy, UrlRefused
 from billing.webhooks.signing import Sealer, new_secret, shown
+from billing.webhooks.topics import TOPICS, fits
 from storage.base import from_instant, new_id
 from storage.database import Database
 
@@ -22,7 +22,6 @@ MAX_ENDPOINTS = 50
 OVERLAP_S = 24 * 3600
 """How long messages carry the old secret's signature beside the new one's."""
 _SECOND = 1_000_000
-_TOPIC = re.compile(r"\*|[a-z0-9_]+(\.[a-z0-9_]+)*(\.\*)?", re.ASCII)
 _ENDPOINT, _DELIVERY, _ATTEMPT = webhook_endpoint.c, webhook_delivery.c, webhook_attempt.c
 
 
@@ -85,9 +84,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
 def wants(topics: list[str], topic: str) -> bool:
     """Whether an endpoint with these patterns (`invoice.paid`, `invoice.*`, `*`) is told of this topic."""
-    return any(
-        pattern in ("*", topic) or (pattern.endswith(".*") and topic.startswith(pattern[:-1])) for pattern in topics
-    )
+    return any(fits(pattern, topic) for pattern in topics)
 
 
 class Endpoints:
@@ -262,9 +259,11 @@ def _check_topics(topics: list[str]) -> list[str]:
     unique = list(dict.fromkeys(topics))
     if not 1 <= len(unique) <= 50:
         raise InvalidWebhook("topics", "name one to 50 topics, such as invoice.* or *")
-    for topic in unique:
-        if len(topic) > 100 or _TOPIC.fullmatch(topic) is None:
-            raise InvalidWebhook("topics", f"{topic[:100]!r} is not a topic such as invoice.paid, invoice.* or *")
+    for pattern in unique:
+        if not any(fits(pattern, topic) for topic in TOPICS):
+            raise InvalidWebhook(
+                "topics", f"{pattern[:100]!r} is none of {', '.join(TOPICS)}, nor a pattern such as invoice.* or *"
+            )
     return unique
 
 

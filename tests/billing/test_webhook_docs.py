@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 
 from billing.webhooks.signing import headers, new_secret, shown
+from billing.webhooks.topics import TOPICS
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "webhooks.md"
+
+
+def test_the_page_names_every_topic() -> None:
+    named = re.findall(r"^\| (`\S+`(?:, `\S+`)*) \|", PAGE.read_text(), re.MULTILINE)
+    assert {topic for row in named for topic in re.findall(r"`(\S+)`", row)} == set(TOPICS)
 
 
 def test_the_page_verifies_what_is_sent() -> None:

@@ -274,6 +274,8 @@ async def test_what_is_refused(database: Database) -> None:
         ("topics", "https://hook.test/", ["invoice.*", "Invoice"]),
         ("topics", "https://hook.test/", ["*.paid"]),
         ("topics", "https://hook.test/", ["a,b"]),
+        ("topics", "https://hook.test/", ["invoice.payed"]),
+        ("topics", "https://hook.test/", ["invoices.*"]),
         ("description", "https://hook.test/", ["*"]),
     ):
         with pytest.raises(InvalidWebhook) as refusal:
