@@ -22,6 +22,7 @@ from billing.books import Books
 from billing.chain import root_of
 from billing.epochs import Epoch, epochs_before
 from billing.event_columns import EventColumns
+from billing.rehearsal import transaction
 from billing.seals import seal_rows
 from billing.tables.chain import usage_chain
 from billing.tables.money import hold_batch, rollup_hour
@@ -139,26 +140,24 @@ class Periods:
         """Have a row for every period from the first one on to the next; those that are over are closing."""
         now = await self._database.now()
         async with self._database.transaction() as session:
-            latest = await session.scalar(select(func.max(billing_period.c.period)))
-            # all tenants: the calendar is everybody's
-            rows, period = [], latest or await self._first(session) or period_of(now)
-            while period <= following(period_of(now)):
-                starts_at, ends_at = bounds(period)
-                rows.append({"period": period, "starts_at": starts_at, "ends_at": ends_at, "state": "open"})
-                period = following(period)
-            if rows:
-                await session.execute(self._database.insert(billing_period).on_conflict_do_nothing(), rows)
-            over = (billing_period.c.state == "open") & (billing_period.c.ends_at <= now)
-            await session.execute(update(billing_period).where(over).values(state="closing"))
+            await self._prepare(session, now)
 
-    async def close(self, period: str) -> Period:
-        """Close the period for good; one that is closed already stays as it is. Raises InvalidPeriod, PeriodOpen."""
+    async def close(self, period: str, *, dry_run: bool = False) -> Period:
+        """Close the period for good; one that is closed already stays as it is. A dry run only says whether it can be,
+        and returns it as it is. Raises InvalidPeriod, PeriodOpen.
+        """
         found = await self.get(period)
         if found.state == "closed":
             return found
         if (await self._database.now()) < found.ends_at:
             raise PeriodOpen(period, [f"it ends at {from_instant(found.ends_at).isoformat()}"])
         _refuse(await self.waiting(period), period)  # mostly here, where nobody has to wait for it
+        if dry_run:
+            now = await self._database.now()
+            async with transaction(self._database, write=False) as session:
+                await self._prepare(session, now)
+                _refuse(await self._waiting(session, period), period)
+            return found
         await self.prepare()
         async with self._database.transaction() as session:
             if self._database.dialect == "postgresql":  # SQLite has one writer, and that is us
@@ -187,6 +186,19 @@ class Periods:
                 except PeriodOpen:
                     break
         return closed
+
+    async def _prepare(self, session: AsyncSession, now: int) -> None:
+        latest = await session.scalar(select(func.max(billing_period.c.period)))
+        # all tenants: the calendar is everybody's
+        rows, period = [], latest or await self._first(session) or period_of(now)
+        while period <= following(period_of(now)):
+            starts_at, ends_at = bounds(period)
+            rows.append({"period": period, "starts_at": starts_at, "ends_at": ends_at, "state": "open"})
+            period = following(period)
+        if rows:
+            await session.execute(self._database.insert(billing_period).on_conflict_do_nothing(), rows)
+        over = (billing_period.c.state == "open") & (billing_period.c.ends_at <= now)
+        await session.execute(update(billing_period).where(over).values(state="closing"))
 
     async def _first(self, session: AsyncSession) -> str | None:
         """The first period in which anything was admitted."""

@@ -19,9 +19,9 @@ from billing.invoices.numbering import take, use
 from billing.invoices.party_store import lock_documents
 from billing.invoices.posting import entries_of, post, tell
 from billing.invoices.records import Record, columns_of, locked, of_period, read_document
-from billing.invoices.rehearsal import transaction
 from billing.invoices.states import State
 from billing.prices import PriceBook
+from billing.rehearsal import transaction
 from billing.seals import seal_rows
 from billing.tables.invoices import invoice
 from billing.tables.money import rollup_hour

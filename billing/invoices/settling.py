@@ -16,9 +16,9 @@ from billing.invoices.notices import notice, topic_of
 from billing.invoices.party_store import lock_documents
 from billing.invoices.posting import entries_of, moves, post, reversed_entries, step_id, tell
 from billing.invoices.records import Record, locked
-from billing.invoices.rehearsal import transaction
 from billing.invoices.states import State, after_settling, follow
 from billing.ledger import Entry
+from billing.rehearsal import transaction
 from billing.seals import seal_rows
 from billing.tables.invoices import invoice, invoice_payment
 from storage.database import Database

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.prices.books import Book, book_for_writing, book_named
 from billing.prices.errors import (
+    EmptyInterval,
     NotADraft,
     NothingToOverride,
     PriceInPast,
@@ -24,6 +25,7 @@ from billing.prices.grid import check_rows, digest, label, unusual
 from billing.prices.intervals import Interval, check_free, in_force
 from billing.prices.sheets import Proposal, Sheet, intervals_of, one_sheet, proposed, rows_of_sheet, sheets
 from billing.prices.version import Cell, Rows
+from billing.rehearsal import transaction
 from billing.seals import seal_rows
 from billing.tables.prices import price_change, price_interval, price_row, price_sheet
 from storage.database import Database
@@ -59,9 +61,11 @@ class PriceSheets:
                 await self._log(session, sheet, "set", by=by, reason=reason, at=now)
         return await self.get(sheet)
 
-    async def approve(self, sheet: int, by: str, reason: str = "") -> Sheet:
-        """Bring a draft into force, at its time. Raises UnknownSheet, NotADraft, SamePerson, PriceRefused."""
-        async with self._database.transaction() as session:
+    async def approve(self, sheet: int, by: str, reason: str = "", *, dry_run: bool = False) -> Sheet:
+        """Bring a draft into force, at its time; the sheet as it is then. Raises UnknownSheet, NotADraft, SamePerson,
+        PriceRefused.
+        """
+        async with transaction(self._database, write=not dry_run) as session:
             await _one_at_a_time(session, self._database)
             found = await one_sheet(session, self._database, sheet)
             if found.state != "draft":
@@ -75,18 +79,21 @@ class PriceSheets:
             await self._check(session, proposal, found.forced)
             await self._schedule(session, sheet, found.book, proposal, now)
             await self._log(session, sheet, "approve", by=by, reason=reason, at=now)
-        return await self.get(sheet)
+            after = await one_sheet(session, self._database, sheet)
+        return after if dry_run else await self.get(sheet)
 
-    async def withdraw(self, sheet: int, by: str, reason: str = "") -> Sheet:
-        """Take back a draft, or what is scheduled and has not begun. Raises UnknownSheet, NotADraft."""
-        async with self._database.transaction() as session:
+    async def withdraw(self, sheet: int, by: str, reason: str = "", *, dry_run: bool = False) -> Sheet:
+        """Take back a draft, or what is scheduled and has not begun; the sheet as it is then. Raises UnknownSheet,
+        NotADraft.
+        """
+        async with transaction(self._database, write=not dry_run) as session:
             await _one_at_a_time(session, self._database)
             found = await one_sheet(session, self._database, sheet)
             if found.state not in ("draft", "scheduled"):
                 raise NotADraft(f"price sheet {sheet} is {found.state}; set other prices instead of withdrawing it")
             await session.execute(delete(price_interval).where(price_interval.c.sheet == sheet))
             await self._log(session, sheet, "withdraw", by=by, reason=reason, at=await _now(session, self._database))
-        return await self.get(sheet)
+            return await one_sheet(session, self._database, sheet)
 
     async def get(self, sheet: int) -> Sheet:
         """A sheet by its number. Raises UnknownSheet."""
@@ -206,7 +213,7 @@ def _starts(proposal: Proposal, intervals: Iterable[Interval], now: int) -> int:
     elif starts < now:
         raise PriceInPast("prices cannot begin in the past; say an instant to come, or leave it out for now")
     if proposal.effective_until is not None and proposal.effective_until <= starts:
-        raise PriceRefused("prices have to begin before they end")
+        raise EmptyInterval("prices have to begin before they end")
     return starts
 
 

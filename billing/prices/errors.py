@@ -6,7 +6,9 @@ from billing.money import InvalidPrice
 
 
 class PriceRefused(ValueError):
-    """A change of prices that cannot be made."""
+    """A change of prices that cannot be made; `field` says what of the proposal is wrong, if it is one thing."""
+
+    field = ""
 
 
 class UnusualPrice(InvalidPrice):
@@ -22,13 +24,25 @@ class UnusualPrice(InvalidPrice):
 class PriceInPast(PriceRefused):
     """Prices cannot begin before now: what was admitted has its price already."""
 
+    field = "effective_at"
+
+
+class EmptyInterval(PriceRefused):
+    """Prices cannot end before they begin."""
+
+    field = "effective_until"
+
 
 class OverlappingPrices(PriceRefused):
     """There are prices for this interval already."""
 
+    field = "effective_at"
+
 
 class WrongCurrency(PriceRefused):
     """A book has one currency."""
+
+    field = "currency"
 
     def __init__(self, book: str, wanted: str, found: str) -> None:
         super().__init__(f"the price book {book!r} is in {wanted}, not in {found}; make another book for {found}")

@@ -228,7 +228,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
     async def propose(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Keep a proposal for another operator to activate; or say what it would change."""
         who, asked = operator(request.scope), decode(_NEW, await request.body())
-        with _refusing():
+        with _refusing(proposed=True):
             proposal = Proposal(
                 model=asked.model,
                 rows=_rows(asked.prices),
@@ -264,8 +264,8 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
-    """Refusals of prices as failures of the request."""
+def _refusing(*, proposed: bool = False) -> Iterator[None]:
+    """Refusals of prices as failures of the request. `proposed`: its body is a proposal, whose field is named."""
     try:
         yield
     except SamePerson as error:
@@ -276,10 +276,13 @@ def _refusing() -> Iterator[None]:
     except UnknownSheet as error:
         raise NotFound(f"There is no price sheet {error.sheet}.") from error
     except UnknownBook as error:
-        raise InvalidRequest(f"$.book: there is no price book {error.name[:80]!r}.", path="$.book") from error
+        book = "$.book" if proposed else "book"
+        text = f"{book}: there is no price book {error.name[:80]!r}."
+        raise InvalidRequest(text, path=book, code="unknown_book") from error
     except (InvalidPrice, InvalidMoney, PriceRefused) as error:
         code = next((code for kind, code in _CODES if isinstance(error, kind)), "price_refused")
-        path = "$.prices" if isinstance(error, InvalidPrice) else "$.currency" if code == "wrong_currency" else None
+        field = error.field if isinstance(error, PriceRefused) else "prices" if isinstance(error, InvalidPrice) else ""
+        path = f"$.{field}" if proposed and field else None
         text = str(error).replace("--force REASON", "say why in $.force")
         raise InvalidRequest(f"{text}.", path=path, code=code) from error
 

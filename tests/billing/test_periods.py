@@ -100,6 +100,8 @@ async def test_a_period_closes_after_its_end_when_nothing_is_open(database: Data
 
     await settle(database, PriceBook(database), [tenant.event(hold)])
     assert await periods.close_due(60) == []
+    assert (await periods.close("2026-11", dry_run=True)).state == "closing"
+    assert (await periods.get("2026-11")).state == "closing"
     at(database, DECEMBER + 60 * 1_000_000)
     (closed,) = await periods.close_due(60)
     assert (closed.period, closed.state, closed.closed_at) == ("2026-11", "closed", DECEMBER + 60 * 1_000_000)
@@ -113,6 +115,9 @@ async def test_periods_close_in_their_order_and_none_is_forgotten(database: Data
     at(database, bounds("2027-03")[0])
     with pytest.raises(PeriodOpen, match="1 requests"):
         await periods.close("2026-11")
+    with pytest.raises(PeriodOpen, match="2026-11 is not closed yet"):
+        await periods.close("2027-02", dry_run=True)
+    assert await periods.known() == []
     await periods.prepare()
     with pytest.raises(PeriodOpen, match="2026-11 is not closed yet"):
         await periods.close("2027-02")

@@ -104,9 +104,10 @@ async def test_what_is_wrong_is_named_and_nothing_is_written(stack: Stack) -> No
         ({"prices": [{**GRID[0], "price": "-1"}]}, "$.prices", "price_refused"),
         ({"prices": [{**GRID[0], "price": "99999"}, *GRID[1:]]}, "$.prices", "unusual_price"),
         ({"prices": [{"meter": "output", "price": 2}]}, "$.prices[0].price", "invalid_value"),
-        ({"book": "none"}, "$.book", None),
+        ({"book": "none"}, "$.book", "unknown_book"),
         ({"currency": "EUR"}, "$.currency", "wrong_currency"),
-        ({"effective_at": "2020-01-01T00:00:00Z"}, None, "price_in_past"),
+        ({"effective_at": "2020-01-01T00:00:00Z"}, "$.effective_at", "price_in_past"),
+        ({"effective_until": "2020-01-01T00:00:00Z"}, "$.effective_until", "price_refused"),
         ({"effective_at": "soon"}, "$.effective_at", "invalid_value"),
         ({"author": "bob"}, "$", "invalid_value"),
     ]
@@ -125,7 +126,7 @@ async def test_only_operators_come_in_and_only_here(stack: Stack) -> None:
         await Desk(stack, key).get(path, 401)
     ann = Desk(stack, key)
     await ann.get(f"{SHEETS}/99", 404)
-    await ann.get("/admin/v1/prices?book=none", 400)
+    assert (await ann.get("/admin/v1/prices?book=none", 400))["error"]["param"] == "book"
     await ann.get("/admin/v1/prices?modle=x", 400)
     await ann.get(f"{SHEETS}?limit=0", 400)
     (row,) = await stack.tenancy.list_operator_keys()

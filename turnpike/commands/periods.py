@@ -42,7 +42,10 @@ def close_period(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike periods close PERIOD`."""
 
     async def work(office: Office) -> int:
-        closed = await Periods(office.database).close(arguments.period)
+        closed = await Periods(office.database).close(arguments.period, dry_run=arguments.dry_run)
+        if closed.state != "closed":
+            print(f"{closed.period} can be closed; nothing was written")
+            return 0
         print(f"{closed.period} is closed since {_when(closed.closed_at)}")
         return 0
 

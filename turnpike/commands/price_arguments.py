@@ -47,6 +47,7 @@ def _declare_prices(tree: Any, command: Callable[[str, str], Any]) -> None:
         decide = leaf(name, text, f"{name}_prices")
         decide.add_argument("sheet", type=int, metavar="SHEET", help="number of the price sheet")
         _who(decide)
+        decide.add_argument("--dry-run", action="store_true", help="check, write nothing")
 
     listing = leaf("list", "the prices in force", "list_prices")
     listing.add_argument("served_model", nargs="?", metavar="NAME", help="one served model alone")

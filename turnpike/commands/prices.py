@@ -47,7 +47,9 @@ def approve_prices(settings: Settings, arguments: argparse.Namespace) -> int:
 
     async def work(office: Office) -> int:
         who = await author(office, settings, arguments)
-        _tell(await who.sheets.approve(arguments.sheet, who.name, arguments.reason))
+        _decided(
+            await who.sheets.approve(arguments.sheet, who.name, arguments.reason, dry_run=arguments.dry_run), arguments
+        )
         return 0
 
     return with_office(settings, work)
@@ -58,7 +60,9 @@ def withdraw_prices(settings: Settings, arguments: argparse.Namespace) -> int:
 
     async def work(office: Office) -> int:
         who = await author(office, settings, arguments)
-        _tell(await who.sheets.withdraw(arguments.sheet, who.name, arguments.reason))
+        _decided(
+            await who.sheets.withdraw(arguments.sheet, who.name, arguments.reason, dry_run=arguments.dry_run), arguments
+        )
         return 0
 
     return with_office(settings, work)
@@ -323,6 +327,13 @@ async def _book(office: Office, arguments: argparse.Namespace, *, writing: bool)
     if name not in books and name != BASE:
         raise UnknownBook(name)
     return books.get(name)
+
+
+def _decided(sheet: Sheet, arguments: argparse.Namespace) -> None:
+    if arguments.dry_run:
+        print(f"{sheet.model}: price sheet {sheet.id} would be {sheet.state}; nothing written")
+    else:
+        _tell(sheet)
 
 
 def _tell(sheet: Sheet) -> None:
