@@ -133,6 +133,11 @@ class Balances:
         await check_free(self._database, made.id, what)
         return False
 
+    async def posted(self, identity: UUID) -> bool:
+        """Whether money was put in, paid back or used under this id."""
+        async with opened(self._database) as books:
+            return await books.posted(identity)
+
     async def refund(
         self,
         tenant_id: UUID,

@@ -111,6 +111,7 @@ def _add_periods(tree: _Parser) -> None:
     text = "close a period that is over and waits for nothing; the worker does so by itself"
     close = tree.leaf(periods, "close", text, ADMIN, _command("periods", "close_period"))
     close.add_argument("period", help="such as 2026-11")
+    close.add_argument("--dry-run", action="store_true", help="say whether it can be closed, and write nothing")
     text = "let no period wait for a gateway epoch that is lost, and its spool with it"
     dead = tree.leaf(periods, "declare-dead", text, ADMIN, _command("periods", "declare_epoch_dead"))
     dead.add_argument("epoch", help="as `turnpike periods list` names it")
@@ -336,7 +337,8 @@ def build_parser() -> argparse.ArgumentParser:
     keys = tree.group("keys", "API keys")
     create = tree.leaf(keys, "create", "make a key; stdout has the key alone", ADMIN, _command("keys", "create_key"))
     create.add_argument("--tenant", help="whose key it is")
-    create.add_argument("--project", help="the key's project; made if it does not exist")
+    create.add_argument("--project", help="the key's project")
+    create.add_argument("--create-project", action="store_true", help="make the project if the tenant has none such")
     create.add_argument("--admin", action="store_true", help="a key for the tenant's reports, not for inference")
     create.add_argument("--operator", action="store_true", help="a key for who runs Turnpike (/admin/v1), of no tenant")
     create.add_argument("--name", default="", help="what the key is for; with --operator, who presents it")

@@ -66,6 +66,10 @@ def test_two_people(run: Run) -> None:
     assert status == 2
     assert "ann wrote price sheet 1" in out
     assert "0.40" in run("prices diff 1")[1]
+    status, out = run("prices approve 1 --by ann --dry-run")
+    assert (status, "ann wrote price sheet 1" in out) == (2, True)
+    assert "price sheet 1 would be active; nothing written" in run("prices approve 1 --by bob --dry-run")[1]
+    assert "price sheet 1 would be withdrawn; nothing written" in run("prices withdraw 1 --dry-run")[1]
     status, out = run("prices approve 1 --by bob")
     assert (status, "active" in out) == (0, True)
     shown = run("prices show 1")[1]
@@ -218,6 +222,32 @@ def test_a_tenant_is_named_in_one_way_everywhere(run: Run) -> None:
     for line in ("tenants credit acme 20.00 --tenant acme", "tenants credit --tenant", "budgets list"):
         with pytest.raises(SystemExit):
             run(line)
+
+
+def test_money_says_what_it_would_come_to(run: Run) -> None:
+    run("tenants create acme")
+    assert "acme would have 0.00005" in run("tenants credit acme 0.00005 --dry-run")[1]
+    assert "EUR; nothing" in run("tenants credit acme 1 --currency EUR --dry-run")[1]
+    once = "tenants credit acme 20 --id 01a20052-c944-72d1-a7c7-a100361121e3"
+    assert "acme has 20.00" in run(once)[1]
+    assert "acme would have 20.00" in run(f"{once} --dry-run")[1]  # it counts once
+    assert "acme would have 25.00" in run("tenants grant acme 5 --dry-run")[1]
+    assert "acme would have 20.00" in run("tenants grant acme 5 --for-model qwen --dry-run")[1]
+    assert "acme would have 17.50" in run("tenants refund acme 2.50 --dry-run")[1]
+    assert "acme has 17.50" in run("tenants refund acme 2.50")[1]
+
+
+def test_a_misspelt_name_makes_and_finds_nothing(run: Run) -> None:
+    run("tenants create acme")
+    status, out = run("keys create --tenant acme --project defualt")
+    assert (status, "has no project defualt, but default" in out) == (2, True)
+    assert "defualt" not in run("keys list")[1]
+    assert "made project nightly" in run("keys create --tenant acme --project nightly --create-project")[1]
+    assert "for the project nightly, window month" in run("budgets set acme 1 --project nightly")[1]
+    assert "would set 1.000000000000 USD for acme," in run("budgets set acme 1 --dry-run")[1]
+    for command in ("test", "rotate", "enable", "resend"):
+        status, out = run(f"webhooks {command} --tenant acme 01a20052-c944-72d1-a7c7-a100361121e3")
+        assert (status, "there is no webhook" in out) == (2, True)
 
 
 def test_help_tells_a_commands_own_arguments_first(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,12 @@ def create_key(settings: Settings, arguments: argparse.Namespace) -> int:
             try:
                 project = await office.tenancy.project(tenant.id, arguments.project)
             except NotFound:
+                if not arguments.create_project:
+                    there = ", ".join(project.name for project in await office.tenancy.list_projects(tenant.id))
+                    raise CommandError(
+                        f"--project: tenant {tenant.name} has no project {arguments.project}, but {there or 'none'}; "
+                        "--create-project makes it"
+                    ) from None
                 project = await office.tenancy.create_project(tenant.id, arguments.project)
                 print(f"made project {project.name} of tenant {tenant.name}", file=sys.stderr)
         issued = await office.tenancy.create_key(tenant.id, project.id if project else None, arguments.name)

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from billing.adjustments import adjust
-from billing.money import PICO, format_pico, parse_amount
+from billing.money import format_pico, parse_amount
 from billing.statements import by_day, statement
 from storage.base import from_instant, to_instant
 from turnpike.commands.running import CURRENCY, currency_of, table, with_office
@@ -35,26 +35,29 @@ def grant_tenant(settings: Settings, arguments: argparse.Namespace) -> int:
 def _grant(settings: Settings, arguments: argparse.Namespace, kind: str) -> int:
     async def work(office: Office) -> int:
         tenant = await office.tenancy.tenant(arguments.tenant)
-        project = None
+        project, model = None, getattr(arguments, "for_model", None)
         if getattr(arguments, "for_project", None):
             found = {project.name: project.id for project in await office.tenancy.list_projects(tenant.id)}
             if arguments.for_project not in found:
                 raise CommandError(f"--for-project: tenant {tenant.name} has no project {arguments.for_project}")
             project = found[arguments.for_project]
+        amount, identity = parse_amount(arguments.amount), _identity(arguments)
+        repeated = identity is not None and await office.balances.posted(identity)
         await office.balances.grant(
             tenant.id,
-            parse_amount(arguments.amount),
+            amount,
             arguments.currency or await currency_of(office, tenant.id),
             kind=kind,
             reason=arguments.reason,
-            grant_id=_identity(arguments),
+            grant_id=identity,
             priority=arguments.priority,
             expires_at=_expiry(arguments.expires),
-            model=getattr(arguments, "for_model", None),
+            model=model,
             project_id=project,
             dry_run=arguments.dry_run,
         )
-        return await _said(office, tenant.id, tenant.name, arguments)
+        everywhere = model is None and project is None  # what is for one thing only is not in what the tenant has
+        return await _said(office, tenant.id, tenant.name, arguments, amount if everywhere and not repeated else 0)
 
     return with_office(settings, work)
 
@@ -64,15 +67,17 @@ def refund_tenant(settings: Settings, arguments: argparse.Namespace) -> int:
 
     async def work(office: Office) -> int:
         tenant = await office.tenancy.tenant(arguments.tenant)
+        amount, identity = parse_amount(arguments.amount), _identity(arguments)
+        repeated = identity is not None and await office.balances.posted(identity)
         await office.balances.refund(
             tenant.id,
-            parse_amount(arguments.amount),
+            amount,
             arguments.currency or await currency_of(office, tenant.id),
             reason=arguments.reason,
-            refund_id=_identity(arguments),
+            refund_id=identity,
             dry_run=arguments.dry_run,
         )
-        return await _said(office, tenant.id, tenant.name, arguments)
+        return await _said(office, tenant.id, tenant.name, arguments, 0 if repeated else -amount)
 
     return with_office(settings, work)
 
@@ -96,7 +101,7 @@ def adjust_usage(settings: Settings, arguments: argparse.Namespace) -> int:
         print(
             f"{'would be ' if arguments.dry_run else ''}{format_pico(made.cost_pico)} in {made.period}, event {made.id}"
         )
-        return await _said(office, tenant.id, tenant.name, arguments)
+        return await _said(office, tenant.id, tenant.name, arguments, None)
 
     return with_office(settings, work)
 
@@ -136,10 +141,17 @@ def show_statement(settings: Settings, arguments: argparse.Namespace) -> int:
     return with_office(settings, work)
 
 
-async def _said(office: Office, tenant_id: UUID, name: str, arguments: argparse.Namespace) -> int:
+async def _said(office: Office, tenant_id: UUID, name: str, arguments: argparse.Namespace, change: int | None) -> int:
+    """Say what the tenant has; after a dry run, what it would have by a `change` that is known beforehand."""
     balance = await office.balances.get(tenant_id)
-    has = f"{format_pico(balance.available)} {balance.currency}" if balance else f"{format_pico(0 * PICO)} {CURRENCY}"
-    print(f"{name} has {has}" + (", and nothing was written" if arguments.dry_run else ""))
+    has = balance.available if balance else 0
+    currency = balance.currency if balance else getattr(arguments, "currency", None) or CURRENCY
+    if not arguments.dry_run:
+        print(f"{name} has {format_pico(has)} {currency}")
+    elif change is None:
+        print(f"{name} has {format_pico(has)} {currency}, and nothing was written")
+    else:
+        print(f"{name} would have {format_pico(has + change)} {currency}; nothing was written")
     return 0
 
 
