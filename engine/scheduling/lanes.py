@@ -3,10 +3,11 @@
 Each lane has a balance in µs. What a lane is given it pays, and all lanes that have work are paid by weight out of it:
 so balances say how far lanes are from their shares, a lane that is alone pays nothing, and capacity that a lane leaves
 goes to the others at once. A quiet lane is paid as if it had work, and that it keeps, up to `ROUNDS` rounds' pay: when
-it comes back it spends it first, without the others being paid. The highest lane with work is served that is owed
-something or has kept something; one whose next request is late may go into debt, up to as much again or a part of it,
-and pays that back out of the shares to come. Both let a burst go first, for a bounded time. A lower lane keeps little,
-so that what it did not want while it was quiet does not hold up the higher ones later.
+it comes back it spends it first, whole, without the others being paid; alone it spends nothing. The highest lane with
+work is served that is owed something or has kept something; one whose next request is late may go into debt, up to as
+much again or a part of it, and pays that back out of the shares to come. Both let a burst go first, for a bounded time:
+a lower lane waits for what is kept, and for what is borrowed until its own share of that time has come to as much. A
+lower lane keeps little, so that what it did not want while it was quiet does not hold up the higher ones later.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class LaneShares:
         """
         shared = sum(self.weights[other] for other in LANES if other in backlogged or other == lane)
         more = cost * (1 - self.weights[lane] / shared)
-        if cost > 0 and self.balance[lane] <= 0 and self.kept[lane] > 0:
-            self.kept[lane] -= more
+        if more > 0 and self.balance[lane] <= 0 and self.kept[lane] > 0:
+            self.kept[lane] -= cost
             return
         self.balance[lane] -= more
         for other, weight in self.weights.items():

@@ -338,9 +338,9 @@ def test_a_late_lane_borrows_up_to_its_bound_and_pays_back(part: float):
         assert lane is not None
         lanes.charge(lane, 1.0, ["interactive", "batch"])
         order.append(lane)
-    # What it has kept, and as much or a part of it on top, on which it pays a ninth itself; from then on by weight.
+    # What it has kept, and as much or a part of it, of which batch is owed a ninth; from then on by weight.
     first = order.index("batch")
-    assert first == pytest.approx(16 * 8 * (1 + part) * 9, abs=1)
+    assert first == pytest.approx(16 * 8 + 16 * 8 * part * 9, abs=1)
     assert order[first:].count("batch") == pytest.approx((3_000 - first) / 9, abs=1)
 
 
@@ -360,7 +360,7 @@ def test_g4_a_lane_that_was_alone_owes_nothing_to_one_that_comes():
         lanes.charge("interactive", 1.0, ["interactive"])
     assert lanes.kept["interactive"] == 16 * 8
     order = []
-    for _ in range(100):
+    for _ in range(16 * 8):
         order.append(lane := lanes.choose(both))
         assert lane is not None
         lanes.charge(lane, 1.0, both)

@@ -56,7 +56,7 @@ def test_a_higher_lane_takes_a_slot_at_once():
 
 @pytest.mark.slow
 def test_no_slot_is_taken_again_before_its_loss_was_earned_again():
-    replica = Replica(FairShare(), running=1)
+    replica = Replica(FairShare(lane_quantum=25_000.0), running=1)
     batch = private(0, 640, 400, "batch")
     replica.add(batch)  # type: ignore[arg-type]
     number = 0
