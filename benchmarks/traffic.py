@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from uuid import UUID
 
 from billing.prices import PriceBook, PriceVersion
 from billing.usage import Counts, Usage, UsageEvent, period_of
-from storage.base import new_id
+from storage.base import id_of, new_id
 
 PRICES = {"uncached": "0.40", "read_automatic": "0.04", "read_5m": "0.04", "write_5m": "0.50", "output": "1.60"}
 TENANTS = 200
@@ -60,8 +59,9 @@ class Traffic:
         tenant = self.tenants[min(int(rng.paretovariate(0.8)) - 1, TENANTS - 1)]
         project, key = rng.choice(self._keys[tenant])
         version, usage, counts, lane, cost = rng.choice(self._kinds)
+        number = (at // 1000) << 80 | 7 << 76 | rng.getrandbits(12) << 64 | 2 << 62 | rng.getrandbits(62)
         return UsageEvent(
-            id=UUID(int=(at // 1000) << 80 | 7 << 76 | rng.getrandbits(12) << 64 | 2 << 62 | rng.getrandbits(62)),
+            id=id_of(number.to_bytes(16, "big")),
             tenant_id=tenant,
             project_id=project,
             key_id=key,

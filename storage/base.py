@@ -42,9 +42,14 @@ class Base(DeclarativeBase):
 
 
 def new_id() -> UUID:
-    """A fresh UUIDv7: unique, and ordered by time. It is of the driver's class, which hashes, compares and shows itself
-    many times faster than its base class in the standard library does."""
-    return _Id(uuid_utils.uuid7().bytes)
+    """A fresh UUIDv7: unique, and ordered by time."""
+    return id_of(uuid_utils.uuid7().bytes)
+
+
+def id_of(raw: bytes) -> UUID:
+    """The id of these 16 bytes. It is of the driver's class, which hashes, compares and shows itself many times faster
+    than its base class in the standard library does."""
+    return _Id(raw)
 
 
 def to_instant(moment: datetime) -> int:
