@@ -159,7 +159,7 @@ class Runner:
             rows = [first + position - work.start for position in range(at, until)]
             logits = self.model.head(hidden[rows + [rows[0]] * self.tiling.padding(len(rows))])[: len(rows)]
             scored += logprobs_of(logits, request.tokens[at + 1 : until + 1], [wanted] * len(rows))
-        request.scored = end
+        request.scored = max(request.scored, end)  # computed again after a preemption, it was told before
         return tuple(scored)
 
     def _sound(self, works: Sequence[Work], hidden: torch.Tensor) -> list[bool]:

@@ -116,6 +116,18 @@ def test_every_family_in_any_company(family_folders: Families, tokenizer: Path, 
     assert_in_company(family_folders(family), tokenizer, data)
 
 
+def test_the_prompt_is_scored_once_when_it_is_computed_again_in_parts(tiny_model: Path, tokenizer: Path):
+    """Its slot is taken when all of the prompt but its end is computed, and it begins anew."""
+    bench = bench_of(tiny_model, tokenizer, budget=70, running=1, swap=0)
+    young = bench.add(request("young", 129, "of the prompt", read=False, lane="batch"))
+    while len(young.prompt_logprobs) < 128:
+        bench.step()
+    bench.add(request("urgent", 65, "greedy", lane="interactive"))
+    bench.finish()
+    assert bench.counts("young").recomputed > 64
+    assert_same(young, alone(tiny_model, tokenizer, 129, "of the prompt", "auto"))
+
+
 @pytest.mark.parametrize("swap", [0, 9])
 @pytest.mark.parametrize("mode", ["grammar", "penalties", "logprobs"])
 def test_the_sampler_goes_on_where_it_was_after_preemption(tiny_model: Path, tokenizer: Path, mode: str, swap: int):
