@@ -58,12 +58,17 @@ async def _in_focus(database: Database, path: Path, record: Record) -> Decimal:
         return sum((Decimal(row["BilledCost"]) for row in csv.DictReader(file)), Decimal())
 
 
-async def test_a_contract_and_storage_on_real_invoices(database: Database, tmp_path: Path) -> None:
-    customer = await Customer.make(database, buyer=msgspec.structs.replace(BUYER, country="DE", vat_id=""))
-    book, tenant = PriceBook(database), customer.tenant
-    rows = dict(tenant.version.rows) | {("storage", "*", 0): 360_000}
+async def _price_storage(database: Database, book: PriceBook, customer: Customer) -> None:
+    rows = dict(customer.tenant.version.rows) | {("storage", "*", 0): 360_000}
     await PriceSheets(database).put(Proposal(model="stdlib-qa", rows=rows), by="ann")
-    customer.tenant = msgspec.structs.replace(tenant, version=await book.current("stdlib-qa"))
+    customer.tenant = msgspec.structs.replace(customer.tenant, version=await book.current("stdlib-qa"))
+
+
+async def test_a_contract_and_storage_on_real_invoices(database: Database, tmp_path: Path) -> None:
+    book = PriceBook(database)
+    customer = await Customer.make(database, buyer=msgspec.structs.replace(BUYER, country="DE", vat_id=""))
+    await _price_storage(database, book, customer)
+    tenant = customer.tenant
     await Contracts(database, book).put(customer.id, parse_terms(TERMS), "2026-10", by="ann")
 
     events = await customer.use("2026-10-03", OUTPUT, OUTPUT)
@@ -122,11 +127,10 @@ async def test_a_month_in_which_nothing_counted_holds_up_no_later_one(database: 
 
 
 async def test_late_storage_is_a_correction_on_the_next_invoice(database: Database, tmp_path: Path) -> None:
+    book = PriceBook(database)
     customer = await Customer.make(database, buyer=msgspec.structs.replace(BUYER, country="DE", vat_id=""))
-    book, tenant = PriceBook(database), customer.tenant
-    rows = dict(tenant.version.rows) | {("storage", "*", 0): 360_000}
-    await PriceSheets(database).put(Proposal(model="stdlib-qa", rows=rows), by="ann")
-    customer.tenant = msgspec.structs.replace(tenant, version=await book.current("stdlib-qa"))
+    await _price_storage(database, book, customer)
+    tenant = customer.tenant
     first, million_hours = period_bounds("2026-10")[0], 3600 * 10**6
 
     def stored(*hours: int) -> list[Stored]:
@@ -165,11 +169,10 @@ async def test_late_storage_is_a_correction_on_the_next_invoice(database: Databa
 
 
 async def test_a_month_of_storage_alone_is_invoiced_before_the_next(database: Database) -> None:
+    book = PriceBook(database)
     customer = await Customer.make(database)
-    book, tenant = PriceBook(database), customer.tenant
-    rows = dict(tenant.version.rows) | {("storage", "*", 0): 360_000}
-    await PriceSheets(database).put(Proposal(model="stdlib-qa", rows=rows), by="ann")
-    customer.tenant = msgspec.structs.replace(tenant, version=await book.current("stdlib-qa"))
+    await _price_storage(database, book, customer)
+    tenant = customer.tenant
     set_clock(database, "2026-10-03")
     hour = Stored(customer.id, tenant.project_id, "stdlib-qa", period_bounds("2026-10")[0], 3600 * 10**6)
     assert await record_storage(database, book, [hour]) == 1
