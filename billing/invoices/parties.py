@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from billing.invoices.countries import NAMES
 from billing.money import InvalidMoney, check_currency
 
 _MEMBERS = "AT BE BG CY CZ DE DK EE ES FI FR GR HR HU IE IT LT LU LV MT NL PL PT RO SE SI SK"
@@ -136,6 +137,17 @@ class Buyer(Party, frozen=True, kw_only=True):
             raise InvalidParty("detail", f"{self.detail!r} is not one of {', '.join(get_args(Detail))}")
         if self.treatment in ("exempt", "zero", "outside") and not self.exemption:
             raise InvalidParty("exemption", f"{self.treatment} needs the reason that the invoice shall state")
+
+
+def check_countries(party: Seller | Buyer) -> None:
+    """Refuse countries that there are not, such as UK for GB: the tax would follow from them. What is on documents
+    already is not checked again. Raises InvalidParty."""
+    countries = {"country": [party.country], "rates": list(party.rates) if isinstance(party, Seller) else []}
+    for field, codes in countries.items():
+        for code in codes:
+            if code not in NAMES:
+                near = {"UK": "GB", "EL": "GR"}.get(code)
+                raise InvalidParty(field, f"{code} is no country of ISO 3166{f'; it is {near} there' if near else ''}")
 
 
 def parse_rate(text: str) -> int:

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from billing.invoices.advice import length
+from billing.invoices.countries import name_of
 from billing.invoices.currencies import format_minor, minor_unit
 from billing.invoices.document import ClassSavings, Document, Line, ModelSavings, Savings
 from billing.invoices.parties import Party, format_rate
@@ -97,7 +98,7 @@ def meter_name(meter: str) -> str:
 
 def _party(party: Party) -> dict[str, Any]:
     town = f"{party.postal_code} {party.city}".strip()
-    lines = [*party.address, town, party.country]
+    lines = [*party.address, town, name_of(party.country)]
     language = _LANGUAGES.get(party.country, "en")
     return {"name": party.name, "lines": lines, "vat_id": party.vat_id, "language": language}
 

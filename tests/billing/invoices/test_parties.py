@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from billing.invoices.parties import Buyer, InvalidParty, Seller, format_rate, parse_rate
+from billing.invoices.countries import NAMES, name_of
+from billing.invoices.parties import EU, Buyer, InvalidParty, Seller, check_countries, format_rate, parse_rate
 from billing.invoices.tax import Tax, tax_for, tax_totals
 from tests.billing.invoices.documents import BUYER, SELLER
 
@@ -38,6 +39,23 @@ def test_a_buyer_that_cannot_be_is_refused(changes: dict[str, Any], field: str) 
     with pytest.raises(InvalidParty) as refused:
         msgspec.structs.replace(BUYER, **changes)
     assert refused.value.field == field
+
+
+def test_a_country_that_there_is_not_is_refused() -> None:
+    check_countries(BUYER)
+    check_countries(SELLER)
+    with pytest.raises(InvalidParty, match="country: UK is no country of ISO 3166; it is GB there"):
+        check_countries(msgspec.structs.replace(BUYER, country="UK", vat_id=""))
+    with pytest.raises(InvalidParty, match="rates: ZZ is no country"):
+        check_countries(msgspec.structs.replace(SELLER, rates={"DE": 1900, "ZZ": 100}))
+
+
+def test_a_country_has_a_name() -> None:
+    assert len(NAMES) == 250  # ISO's 249 and Kosovo
+    assert all(len(code) == 2 and code.isupper() and name == name.strip() for code, name in NAMES.items())
+    assert set(NAMES) > EU
+    assert name_of("DE") == "Germany"
+    assert name_of("ZZ") == "ZZ"
 
 
 @pytest.mark.parametrize(
