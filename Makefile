@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 # Flags for `turnpike serve`, such as: ARGS="--port 9000"
 ARGS ?=
+# A file's tests share what they start, so they stay together; conftest.py says which files come first.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: help serve install install-dev check test test-fast test-long test-rating soak golden format lock docs clean
@@ -50,13 +52,12 @@ check: install-dev ## Format, lint, types, architecture, compose file
 
 test: install-dev ## All tests, on SQLite and PostgreSQL
 	$(BIN)/python -m tests.servers --install
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not e2e"
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "e2e and not alone"
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest $(TWO) -m "not alone"
+	$(BIN)/python -m pytest -m alone tests/e2e
 
 test-fast: install-dev ## The tests that take no real processes or long runs
 	$(BIN)/python -m tests.servers --install
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not e2e"
+	$(BIN)/python -m pytest $(TWO) -m "not slow and not e2e"
 
 test-rating: install-dev ## Rating against fractions, 10,000 examples of each rule: two minutes
 	RATING_EXAMPLES=10000 $(BIN)/python -m pytest --timeout 900 tests/billing/test_terms.py

@@ -20,7 +20,7 @@ from typing import Any
 from uuid import UUID
 
 from tests.e2e.deployment import Answer, Deployment
-from tests.e2e.processes import get, run
+from tests.e2e.processes import command, get
 from tests.servers import PostgresServer, postgres_server, redis_server
 
 _KINDS = {"engine": 3, "gateway": 2, "gateway worker": 4, "worker": 1, "postgresql": 3}
@@ -181,7 +181,7 @@ def _verdict(deployment: Deployment, answers: list[Answer]) -> dict[str, Any]:
     told = {UUID(hex=a.request.removeprefix("req_")): a.usage for a in answers if a.usage is not None}
     sequences = Counter((row.replica, row.sequence) for row in rows if row.sequence)
     unconfirmed = sum(row.delivery == "unconfirmed" for row in rows)
-    audits = {name: run("audit", name, env=deployment.env) for name in ("money", "counts")}
+    audits = {name: command("audit", name, env=deployment.env) for name in ("money", "counts")}
     return {
         "requests": len(answers),
         "acknowledged": len(told),

@@ -11,16 +11,22 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from hypothesis.internal.conjecture import engine as hypothesis_engine
 
 from storage import migrate
 from storage.base import Base
 from storage.database import Database
 from tests.servers import PostgresServer, RedisServer, postgres_server, redis_server
 
+SHRINKING_S = 20
+"""How long hypothesis may look for a smaller example: it would for 300 s, and be cut off by our time limit of 120 s
+before it has shown any. It says itself that this constant may be changed."""
+
 _numbers = itertools.count(1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    hypothesis_engine.MAX_SHRINKING_SECONDS = SHRINKING_S
     config.addinivalue_line(
         "filterwarnings",
         # advanced-alchemy 1.12 decorates its mixins with what SQLAlchemy 2.1 no longer needs
@@ -28,10 +34,22 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of real processes come first, then files with slow tests: with several workers, whose order this is by
+    `--no-loadscope-reorder`, no long file is left over for one of them at the end."""
+    weights: dict[Path, int] = {}
+    for item in items:
+        weight = 2 if item.get_closest_marker("e2e") else int(item.get_closest_marker("slow") is not None)
+        weights[item.path] = max(weight, weights.get(item.path, 0))
+    items.sort(key=lambda item: -weights[item.path])
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """The session's PostgreSQL server. Do not stop it; `tests.servers.postgres_server` gives one for that."""
-    with postgres_server() as server:
+    """The session's PostgreSQL server, which never waits for the disk. Do not stop it; `tests.servers.postgres_server`
+    gives one for that."""
+    with postgres_server(fsync="off", synchronous_commit="off", full_page_writes="off") as server:
         yield server
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from storage.database import Database
 from tests.e2e.endless_model import NAME, make_endless_model
-from tests.e2e.processes import Process, free_port, run, wait_ready
+from tests.e2e.processes import Process, command, free_port, wait_ready
 
 
 class Answer(msgspec.Struct):
@@ -54,7 +54,7 @@ class Deployment:
         self.key = self.command("keys", "create", "--tenant", "acme", "--project", "default").strip()
 
     def command(self, *arguments: str) -> str:
-        answer = run(*arguments, env=self.env)
+        answer = command(*arguments, env=self.env)
         assert answer.returncode == 0, f"{arguments}: {answer.stderr}"
         return answer.stdout
 
@@ -186,7 +186,7 @@ def wait_for_text(streams: Streams, at_least: int = 1) -> None:
 def assert_books(deployment: Deployment) -> None:
     deployment.wait_settled()
     for check in ("money", "counts"):
-        audited = run("audit", check, env=deployment.env)
+        audited = command("audit", check, env=deployment.env)
         assert audited.returncode == 0, audited.stdout + audited.stderr
 
 

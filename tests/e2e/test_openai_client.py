@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from tests.e2e.conftest import Running
-from tests.e2e.processes import DEMO_MODEL, get, run, this_month, usage
+from tests.e2e.processes import DEMO_MODEL, command, get, run, this_month, usage
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 MODEL = "stdlib-qa"
@@ -111,7 +111,7 @@ def test_a_revoked_key_stops_within_a_second(serve: Running) -> None:
 
 
 def test_the_usage_api_agrees_with_the_command(serve: Running) -> None:
-    admin = run("keys", "create", "--tenant", "demo", "--admin", env=serve.env).stdout.strip()
+    admin = command("keys", "create", "--tenant", "demo", "--admin", env=serve.env).stdout.strip()
     rows = usage(this_month(), serve.env)
     for key in (admin, serve.key):
         status, body = get(

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.deployment import Deployment, Streams, assert_alive, assert_books, events, wait_for_text
 from tests.e2e.endless_model import NAME, make_endless_model
-from tests.e2e.processes import Process, free_port, get, process, run, this_month, usage, wait_ready
+from tests.e2e.processes import Process, command, free_port, get, process, this_month, usage, wait_ready
 from tests.servers import postgres_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -173,7 +173,7 @@ def test_serve_dies_in_the_middle_of_an_answer(tmp_path: Path, death: signal.Sig
     }
     with process(tmp_path / "first", "serve", env=env) as first:
         first.wait_for_output(r"curl ")
-        key = run("keys", "create", "--tenant", "demo", "--project", "default", env=env).stdout.strip()
+        key = command("keys", "create", "--tenant", "demo", "--project", "default", env=env).stdout.strip()
         children = first.children()
         hang = socket.create_connection(("127.0.0.1", port))
         data = json.dumps(
@@ -195,6 +195,6 @@ def test_serve_dies_in_the_middle_of_an_answer(tmp_path: Path, death: signal.Sig
         while time.monotonic() < deadline and not usage(this_month(), env):
             time.sleep(0.2)
         for check in ("money", "counts"):
-            audited = run("audit", check, env=env)
+            audited = command("audit", check, env=env)
             assert audited.returncode == 0, audited.stdout + audited.stderr
     assert [row["requests"] for row in usage(this_month(), env)] == [1]

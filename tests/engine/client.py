@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import multiprocessing
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from engine.errors import EngineError
+from engine.options import ReplicaOptions
 from engine.protocol import (
     VERSION,
     Ack,
@@ -30,24 +34,25 @@ from engine.protocol import (
     link_proof,
     read_from_replica,
 )
+from engine.replica import main
 
-ROOT = Path(__file__).resolve().parents[2]
 LINK_KEY = b"k" * 32
-_START = """
-import json, sys
-from pathlib import Path
-from typing import ClassVar
-from engine.replica import ReplicaOptions, main
-from engine.errors import EngineError
-fields = json.loads(sys.argv[1])
-for name in ("model", "data"):
-    fields[name] = Path(fields[name])
-try:
-    sys.exit(main(ReplicaOptions(link_key=bytes.fromhex(fields.pop("link_key")), **fields)))
-except EngineError as error:
-    print(error, file=sys.stderr)
-    sys.exit(2)
-"""
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload([__name__])
+
+
+def _run(fault: str, fields: dict[str, Any], output: Path) -> None:
+    """What a replica's process does: `fault` first, then it is one until it stops. What it prints goes to a file."""
+    written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(written, sys.stdout.fileno())
+    os.dup2(written, sys.stderr.fileno())
+    warnings.simplefilter("error")
+    exec(fault, {})  # the tests' own
+    try:
+        sys.exit(main(ReplicaOptions(**fields)))
+    except EngineError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        sys.exit(2)
 
 
 @dataclass
@@ -120,59 +125,66 @@ class Client:
 
 @dataclass
 class ReplicaProcess:
-    """A real replica process on a Unix socket."""
+    """A real replica process on a Unix socket, forked from a server that has imported what takes seconds."""
 
-    process: asyncio.subprocess.Process
+    process: ForkServerProcess
     path: str
     data: Path
+    printed: Path
 
     @classmethod
     async def start(
         cls, folder: Path, model: Path, /, fault: str = "", output: Path | None = None, **fields: object
     ) -> ReplicaProcess:
-        """`fault` is code that the process runs first, to break something in itself; `output` a file for what it says,
-        which else is kept until its end."""
+        """`fault` is code that the process runs first, to break something in itself; `output` a file for its words."""
         path = str(folder / "socket")
         options = {
-            "model": str(model),
+            "model": model,
             "address": f"unix:{path}",
-            "data": str(folder / "journal"),
+            "data": folder / "journal",
             "name": "replica",
-            "link_key": LINK_KEY.hex(),
+            "link_key": LINK_KEY,
             "device": "cpu",
             "kv_memory": 8 << 20,
             **fields,
         }
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            fault + _START,
-            json.dumps(options),
-            cwd=ROOT,
-            env={**os.environ, "PYTHONWARNINGS": "error"},
-            stdout=asyncio.subprocess.PIPE if output is None else output.open("wb"),
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        return cls(process, path, Path(str(options["data"])))
+        printed = output or folder / "printed"
+        process = _FORKS.Process(target=_run, args=(fault, options, printed))
+        process.start()
+        return cls(process, path, Path(str(options["data"])), printed)
+
+    @property
+    def status(self) -> int | None:
+        """The exit status, negative for a signal; None while it runs."""
+        return self.process.exitcode
 
     def leaves_socket(self) -> bool:
         """Whether the socket's file is there."""
         return Path(self.path).exists()
 
+    def signal(self, which: signal.Signals) -> None:
+        """Send it a signal."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, which)
+
     async def kill(self) -> None:
         """kill -9."""
-        self.process.send_signal(signal.SIGKILL)
-        await self.process.communicate()
+        self.signal(signal.SIGKILL)
+        await self.ended()
 
     async def stop(self) -> int:
         """SIGTERM; the exit status."""
-        if self.process.returncode is None:
-            self.process.terminate()
-        await asyncio.wait_for(self.process.communicate(), 20)
-        assert self.process.returncode is not None
-        return self.process.returncode
+        if self.status is None:
+            self.signal(signal.SIGTERM)
+        return await self.ended()
+
+    async def ended(self, seconds: float = 30) -> int:
+        """The exit status, once it has ended."""
+        await asyncio.to_thread(self.process.join, seconds)
+        assert self.status is not None, "it does not end"
+        return self.status
 
     async def output(self) -> str:
         """All that it printed, after its end."""
-        out, _ = await asyncio.wait_for(self.process.communicate(), 30)
-        return out.decode()
+        await self.ended()
+        return self.printed.read_text()

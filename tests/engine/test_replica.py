@@ -53,7 +53,7 @@ LONG = [(11 * i + i * i) % VOCABULARY for i in range(300)]
 async def replica(tmp_path: Path, tiny_model: Path) -> AsyncIterator[ReplicaProcess]:
     process = await ReplicaProcess.start(tmp_path, tiny_model)
     yield process
-    if process.process.returncode is None:
+    if process.status is None:
         await process.kill()
 
 
@@ -223,12 +223,12 @@ async def test_sigterm_ends_what_runs_and_the_journal_keeps_it(tmp_path: Path, t
     client = await Client.dial(replica.path)
     client.send(*ALL, generate("runs", LONG, 1700), generate("paused", LONG, 10, credit=2))
     await client.until(lambda: len(client.tokens.get("paused", ())) == 2 and bool(client.tokens.get("runs")))
-    replica.process.terminate()
+    replica.signal(signal.SIGTERM)
     await client.until(lambda: "runs" in client.done and "paused" in client.done)
     assert client.done["paused"].reason == "abort"
     assert client.done["runs"].counts.output == len(client.tokens["runs"])
     assert "stopped" in await replica.output()
-    assert replica.process.returncode == 0
+    assert replica.status == 0
     again = await ReplicaProcess.start(tmp_path, tiny_model)
     heir = await Client.dial(again.path)
     await heir.until(lambda: len(heir.beats) > 1)
@@ -240,7 +240,7 @@ async def test_sigterm_ends_what_runs_and_the_journal_keeps_it(tmp_path: Path, t
 async def test_it_ends_with_its_parent(tmp_path: Path, tiny_model: Path):
     replica = await ReplicaProcess.start(tmp_path, tiny_model, parent_pid=os.getpid() + 1)
     assert "parent is gone" in await replica.output()
-    assert replica.process.returncode == 0
+    assert replica.status == 0
 
 
 SLOW_COMPILER = """
@@ -335,7 +335,7 @@ async def test_what_is_wrong_at_the_start_is_named(
 async def test_a_process_that_cannot_start_prints_one_line(tmp_path: Path):
     replica = await ReplicaProcess.start(tmp_path, tmp_path / "nowhere")
     assert (await replica.output()).splitlines() == [f"{tmp_path}/nowhere: no such model folder"]
-    assert replica.process.returncode == 2
+    assert replica.status == 2
 
 
 async def test_a_second_replica_on_the_same_folder_or_address_says_so(
@@ -537,9 +537,9 @@ async def test_over_tcp_too(tmp_path: Path, tiny_model: Path):
     writer.write(encode(Dial(VERSION, "me", link_proof(LINK_KEY, hello.challenge, "me"))))
     assert isinstance(await read_from_replica(reader), Beat)
     writer.close()
-    replica.process.send_signal(signal.SIGINT)
+    replica.signal(signal.SIGINT)
     await replica.output()
-    assert replica.process.returncode == 0
+    assert replica.status == 0
 
 
 def test_requests_survive_the_wire() -> None:
