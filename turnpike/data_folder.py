@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tempfile import TemporaryFile
+
 from turnpike import secrets
 from turnpike.secrets import Secrets
 from turnpike.settings import Settings
@@ -15,9 +17,8 @@ def prepare_data_folder(settings: Settings) -> None:
     """Make the data folder (mode 0700). Raises DataFolderError."""
     try:
         settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        probe = settings.data / ".writable"
-        probe.touch()
-        probe.unlink()
+        with TemporaryFile(dir=settings.data):  # has no name, for another process to trip over
+            pass
     except OSError as error:
         raise DataFolderError(f"data_dir: cannot write to {settings.data}: {error.strerror}") from error
 

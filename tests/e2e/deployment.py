@@ -38,6 +38,7 @@ class Deployment:
         self.port = free_port()
         self.base = f"http://127.0.0.1:{self.port}"
         self.env = {
+            "TURNPIKE_DATA_DIR": str(folder / "data"),
             "TURNPIKE_DATABASE_URL": database_url,
             "TURNPIKE_REDIS_URL": redis_url,
             "TURNPIKE_SECRETS_FILE": str(folder / "secrets.json"),
