@@ -55,7 +55,7 @@ def jobs(office: Office, settings: Settings) -> list[Job]:
     what nobody needs any more is forgotten."""
     periods = Periods(office.database)
     exports = ExportJobs(office.database, office.prices, settings.exports)
-    dispatcher = webhooks.dispatcher(settings, office.database, read_secrets(settings))
+    dispatcher = webhooks.dispatcher(settings, office.tenancy, office.database, read_secrets(settings))
     codes = parse_account_codes(settings.account_codes)
 
     async def sweep() -> bool:

@@ -62,9 +62,10 @@ def _notice(window: BudgetWindow, percent: int, currency: str) -> Notice:
     end = resets(window)
     told = {
         "budget": str(window.budget_id),
-        "what": describe(window),
+        "what": describe(window.scope, window.span, window.subject),
         "scope": window.scope,
         "subject": window.subject,
+        "subject_name": window.subject,
         "window": window.span,
         "threshold_percent": percent,
         "spent": format_pico(window.spent),
@@ -73,3 +74,10 @@ def _notice(window: BudgetWindow, percent: int, currency: str) -> Notice:
         "resets_at": None if end is None else end.isoformat(),
     }
     return Notice(new_id(), window.tenant_id, THRESHOLD, msgspec.json.encode(told).decode())
+
+
+def named(payload: str, name: str) -> str:
+    """A notice that says what people call the subject of its budget, beside its id."""
+    told = msgspec.json.decode(payload)
+    told |= {"subject_name": name, "what": describe(told["scope"], told["window"], name)}
+    return msgspec.json.encode(told).decode()

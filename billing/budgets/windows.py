@@ -119,10 +119,10 @@ def _reached(thresholds: str, spent: int, limit: int) -> int:
     return max((percent for percent in map(int, thresholds.split(",")) if spent * FULL >= percent * limit), default=0)
 
 
-def describe(window: BudgetWindow, name: str | None = None) -> str:
+def describe(scope: Scope, span: Span, name: str) -> str:
     """Whose budget it is, in words: "the monthly budget of the project …". `name`: what people call its subject."""
-    span = {"month": "monthly", "day": "daily", "total": "total"}[window.span]
-    return f"the {span} budget of the {window.scope}{f' {name or window.subject}' if window.subject else ''}"
+    of = {"month": "monthly", "day": "daily", "total": "total"}[span]
+    return f"the {of} budget of the {scope} {name}".rstrip()
 
 
 def resets(window: BudgetWindow) -> datetime | None:

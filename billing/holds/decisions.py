@@ -40,7 +40,7 @@ class InsufficientFunds(Exception):
         *,
         elsewhere_pico: int = 0,
     ) -> None:
-        whose = f"the {scope}" if window is None else describe(window)
+        whose = f"the {scope}" if window is None else describe(window.scope, window.span, window.subject)
         elsewhere = f", beside {format_pico(elsewhere_pico)} for other models or projects" if elsewhere_pico else ""
         super().__init__(
             f"the request may cost {format_pico(needed_pico)} {currency}, "

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
 from uuid import UUID
 
+import msgspec
 import structlog
 from cryptography.exceptions import InvalidTag
 from sqlalchemy import Column, ColumnElement, Select, delete, func, select, update
 
+from billing.budgets.use import THRESHOLD, named
 from billing.months import least_id
 from billing.tables.money import outbox
 from billing.tables.webhooks import webhook_attempt, webhook_delivery, webhook_endpoint
@@ -35,7 +38,15 @@ _FANNED_OUT = 200
 FORGOTTEN = 1000
 _ENDPOINT, _DELIVERY, _OUTBOX = webhook_endpoint.c, webhook_delivery.c, outbox.c
 
+Names: TypeAlias = Callable[[UUID], Awaitable[dict[str, str]]]
+"""What people call a tenant's projects and keys, by their ids."""
+
 log = structlog.get_logger(__name__)
+
+
+async def no_names(tenant_id: UUID) -> dict[str, str]:
+    """Where nobody knows: ids stay."""
+    return {}
 
 
 def event_name(event_id: UUID) -> str:
@@ -52,11 +63,14 @@ def delay_us(failures: int) -> int:
 class Dispatcher:
     """One worker's part of it. Raises DatabaseUnavailable; what was under way is then done again."""
 
-    def __init__(self, database: Database, sealer: Sealer, sender: Sender, give_up_s: int = GIVE_UP_S) -> None:
+    def __init__(
+        self, database: Database, sealer: Sealer, sender: Sender, give_up_s: int = GIVE_UP_S, names: Names = no_names
+    ) -> None:
         self._database = database
         self._sealer = sealer
         self._sender = sender
         self._give_up_us = give_up_s * 1_000_000
+        self._names = names
 
     async def run(self) -> bool:
         """Take what is new and what is due, once; whether there may be more."""
@@ -97,9 +111,10 @@ class Dispatcher:
             tenants = list({event.tenant_id for event in events})
             enabled = (_ENDPOINT.state == "enabled") & one_of(self._database, _ENDPOINT.tenant_id, tenants)
             endpoints = (await session.execute(select(webhook_endpoint).where(enabled))).all()
+            said = await self._payloads(events)
             rows = [
                 delivery_row(
-                    endpoint.id, event.tenant_id, event.id, event.topic, event.payload, at=event.created_at, now=now
+                    endpoint.id, event.tenant_id, event.id, event.topic, said[event.id], at=event.created_at, now=now
                 )
                 for event in events
                 for endpoint in endpoints
@@ -110,6 +125,17 @@ class Dispatcher:
             ids = [event.id for event in events]
             await session.execute(update(outbox).where(one_of(self._database, _OUTBOX.id, ids)).values(sent_at=now))
         return len(events)
+
+    async def _payloads(self, events: Sequence[Any]) -> dict[UUID, str]:
+        """What each event says, a budget's with names for its ids: who counts money knows none."""
+        payloads = {event.id: event.payload for event in events}
+        of: dict[UUID, dict[str, str]] = {}
+        for event in events:
+            if event.topic == THRESHOLD and (subject := msgspec.json.decode(event.payload)["subject"]):
+                if event.tenant_id not in of:
+                    of[event.tenant_id] = await self._names(event.tenant_id)
+                payloads[event.id] = named(event.payload, of[event.tenant_id].get(subject, subject))
+        return payloads
 
     async def _take(self) -> list[tuple[Any, Any, int]]:
         """Deliveries that are due, leased to us, each with its endpoint and the time."""

@@ -252,7 +252,8 @@ def _unaffordable(error: InsufficientFunds, prepared: Prepared, fits: int) -> Un
     needed, left = format_pico(error.needed_pico), format_pico(error.affordable_pico)
     resets_at = None if error.resets_at is None else error.resets_at.isoformat().replace("+00:00", "Z")
     names = {"project": prepared.payer.project, "key": prepared.payer.key}
-    budget = None if error.window is None else describe(error.window, names.get(error.scope))
+    window = error.window
+    budget = None if window is None else describe(window.scope, window.span, names.get(window.scope) or window.subject)
     whose = "The balance" if budget is None else budget[0].upper() + budget[1:]
     advice = (
         f"max_tokens of at most {fits} would fit."

@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 from sqlalchemy import insert, select, update
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
+from billing.budgets.setting import Budgets
+from billing.holds.reserving import Holds
+from billing.prices import PriceBook
+from billing.settlement import settle
 from billing.tables.money import outbox
 from billing.tables.webhooks import webhook_delivery, webhook_endpoint
+from billing.usage import Usage
 from billing.webhooks.addresses import AddressPolicy, parse_networks
 from billing.webhooks.dispatch import Dispatcher, delay_us
 from billing.webhooks.endpoints import MAX_ENDPOINTS, Endpoints, InvalidWebhook, WebhookNotFound, wants
@@ -23,10 +28,11 @@ from billing.webhooks.signing import Sealer, headers, new_secret, shown
 from storage.base import new_id
 from storage.database import Database
 from tests.billing.hooks import Receiver, receiver, status
+from tests.billing.money import Tenant
 
 POLICY = AddressPolicy(allow_http=True, networks=parse_networks("127.0.0.1/32"))
 SEALER = Sealer(b"m" * 32)
-PAYLOAD = {"budget": "monthly", "spent": "12.50", "über": True}
+PAYLOAD = {"subject": "", "spent": "12.50", "über": True}
 
 
 async def _happen(database: Database, tenant: UUID, topic: str, count: int = 1) -> list[UUID]:
@@ -90,6 +96,31 @@ async def test_what_happens_is_told_to_who_wants_it(database: Database) -> None:
     assert await endpoints.deliveries(other) == []
     with pytest.raises(WebhookNotFound):
         await endpoints.delivery(other, newest.id)
+
+
+async def test_a_budget_is_told_of_with_the_names_that_people_use(database: Database) -> None:
+    tenant = await Tenant.rich(database, 10**9)
+    endpoints, project, key = Endpoints(database, SEALER, POLICY), str(tenant.project_id), str(tenant.key_id)
+    for scope, subject in (("tenant", ""), ("project", project), ("key", key)):
+        await Budgets(database).set(tenant.id, scope, subject, "day", limit_pico=400_000, currency="USD")  # type: ignore[arg-type]
+    hold = await Holds(database).reserve(tenant.request(400_000))
+    await settle(database, PriceBook(database), [tenant.event(hold, Usage(uncached=1))])
+
+    async def names(tenant_id: UUID) -> dict[str, str]:
+        assert tenant_id == tenant.id
+        return {project: "research"}
+
+    async with receiver() as right:
+        await endpoints.add(tenant.id, _url(right), ["budget.*"])
+        await _dispatcher(database, names=names).run()
+        told = {data["scope"]: data for data in (json.loads(each.body)["data"] for each in right.received)}
+    assert {scope: (data["subject"], data["subject_name"]) for scope, data in told.items()} == {
+        "tenant": ("", ""),
+        "project": (project, "research"),
+        "key": (key, key),  # nobody knows it any more
+    }
+    assert told["project"]["what"] == "the daily budget of the project research"
+    assert told["tenant"]["what"] == "the daily budget of the tenant"
 
 
 async def test_tried_again_until_it_is_taken_and_sent_again_when_asked(database: Database) -> None:
