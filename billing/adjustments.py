@@ -92,7 +92,7 @@ async def adjust(
     if dry_run:
         return await _tried(database, event_id, event)
     await months.ensure_for(database, as_bytes([identity]))
-    numbers = await traits.numbers(database, [traits.traits_of(event)])
+    numbers = await traits.numbers(database, traits.all_traits([event]))
     async with opened(database) as books:
         if await books.events_there([identity]):  # since a moment ago
             raise IdReused(identity, "this adjustment alone")

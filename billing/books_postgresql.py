@@ -54,8 +54,6 @@ def _roll_up(sums: tuple[str, ...]) -> str:
     """  # noqa: S608  # names of columns
 
 
-_CHUNK = 256 * 1024
-"""Bytes of a COPY that are handed over at once: the driver waits between them for as long as the socket is full."""
 _KEY_KINDS = tuple(_type(tables.rollup_hour, name) for name in KEYS)
 _keys = attrgetter(*KEYS)
 _NOTICE = ("uuid", "uuid", "text", "text")
@@ -206,9 +204,8 @@ class PostgresBooks:
         made: list[Made] = []
 
         async def source() -> AsyncIterator[bytes]:
-            copied = rows.binary()
-            for at in range(0, len(copied), _CHUNK):
-                yield copied[at : at + _CHUNK]
+            for piece in rows.binary():
+                yield piece
             await asyncio.sleep(0)  # all of it is on its way before we keep the event loop to ourselves
             made.append(meanwhile())
 

@@ -101,15 +101,19 @@ def batches(rows: EventRows) -> list[Batch]:
 
 def _leaves(rows: EventRows) -> Bytes:
     """The leaves of all events (n × LEAF)."""
-    texts = {number: _encode(traits) for number, traits in rows.kinds().items()}
-    leaves = np.empty((len(rows.columns), LEAF), np.uint8)
-    for places, records in rows.records:
-        told = np.concatenate((records[:, _BEFORE_TRAITS], records[:, _AFTER_TRAITS]), axis=1)
-        size, data = told.shape[1], told.tobytes()
-        digests = [
-            sha256(texts[number] + data[at : at + size]).digest()
-            for number, at in zip(rows.numbers[places].tolist(), range(0, len(data), size), strict=True)
-        ]
+    of = rows.columns
+    texts = [_encode(kind) for kind in of.kinds]
+    widest = max(map(len, texts))
+    padded = np.stack([np.frombuffer(text.rjust(widest, b"\0"), np.uint8) for text in texts])
+    padding = np.array([widest - len(text) for text in texts], np.int64)
+    leaves = np.empty((len(of), LEAF), np.uint8)
+    for places, records in rows.records():
+        kind = of.kind[places]
+        told = np.concatenate((padded[kind], records[:, _BEFORE_TRAITS], records[:, _AFTER_TRAITS]), axis=1)
+        ends = np.arange(1, len(told) + 1) * told.shape[1]
+        starts = ends - told.shape[1] + padding[kind]
+        data = told.tobytes()
+        digests = [sha256(data[start:end]).digest() for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
         leaves[places] = np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), LEAF)
     return leaves
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
 from struct import Struct
 from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import Column, Integer, RowMapping, Text
 
 from billing.event_columns import Bytes, EventColumns, Numbers, as_bytes
@@ -30,10 +31,15 @@ _NULL = -1
 _OWNER = np.dtype([(name, "V16") for name in ("tenant_id", "project_id", "key_id")] + [("period", f"S{_PERIOD_BYTES}")])
 
 
+_BLOCK = 1024
+"""Rows that are made at once: of a few hundred bytes each, so that they stay in a processor's cache and in memory that
+is used over and over; what is larger the operating system gives and takes page by page."""
+
+
 class EventRows:
     """Events with the numbers of their traits.
 
-    `records` are the rows of a binary COPY of all columns of `usage_fact`, in the order of NAMES. Every value has a
+    Their records are the rows of a binary COPY of all columns of `usage_fact`, in the order of NAMES. Every value has a
     fixed size, so that a row is one record; that of an event which corrects another is of another shape. What is copied
     leaves out the columns in which none of the events has anything: each would cost the database as much as the others.
     """
@@ -43,16 +49,14 @@ class EventRows:
         self.traits = traits
         self.numbers: Numbers = np.array([traits[kind] for kind in columns.kinds], np.int64)[columns.kind]
 
-    @cached_property
-    def records(self) -> list[tuple[Numbers, Bytes]]:
-        """The records by shape (n × size), each with the places of its events."""
+    def records(self) -> Iterator[tuple[Numbers, Bytes]]:
+        """Some records of one shape at a time (k × size), with the places of their events (k)."""
         correcting = self.columns.correcting
-        if not correcting.any():
-            return [(np.arange(len(self.columns)), self._records(correcting=False))]
-        places = np.flatnonzero(~correcting), np.flatnonzero(correcting)
-        return [
-            (some, self._records(correcting=shape)[some]) for some, shape in zip(places, (False, True), strict=True)
-        ]
+        for shape in (False, True):
+            places = np.flatnonzero(correcting == shape)
+            for at in range(0, len(places), _BLOCK):
+                some = places[at : at + _BLOCK]
+                yield some, self._records(some, correcting=shape)
 
     @cached_property
     def said(self) -> tuple[str, ...]:
@@ -63,19 +67,15 @@ class EventRows:
             none.add("corrects")
         return tuple(name for name in NAMES if name not in none)
 
-    def binary(self) -> bytes:
-        """All rows as one binary COPY of the columns that are `said`."""
+    def binary(self) -> Iterator[bytes]:
+        """All rows as one binary COPY of the columns that are `said`, in pieces."""
         count = np.frombuffer(len(self.said).to_bytes(2, "big"), np.uint8)
-        rows = []
-        for places, records in self.records:
+        yield _SIGNATURE
+        for places, records in self.records():
             counts = np.broadcast_to(count, (len(places), 2))
-            parts = _parts(self.said, correcting=bool(len(places)) and bool(self.columns.correcting[places[0]]))
-            rows.append(np.concatenate((counts, *(records[:, part] for part in parts)), axis=1).tobytes())
-        return b"".join((_SIGNATURE, *rows, _TRAILER))
-
-    def kinds(self) -> dict[int, Traits]:
-        """The traits by their numbers."""
-        return {self.traits[kind]: kind for kind in self.columns.kinds}
+            parts = _parts(self.said, correcting=bool(self.columns.correcting[places[0]]))
+            yield np.concatenate((counts, *(records[:, part] for part in parts)), axis=1).tobytes()
+        yield _TRAILER
 
     def mappings(self) -> list[dict[str, Any]]:
         """All rows by name."""
@@ -87,27 +87,32 @@ class EventRows:
             for event, number in zip(self.columns.events, self.numbers.tolist(), strict=True)
         ]
 
-    def _records(self, *, correcting: bool) -> Bytes:
-        """All events in one shape; for those of the other, the id that they correct is 0 or left out."""
+    @cached_property
+    def _owners(self) -> NDArray[np.void]:
+        """Each owner of `columns.owners` as a record has it."""
+        return np.array(
+            [
+                (*(one.to_bytes(16, "big") for one in (tenant, project, key)), period.encode())
+                for tenant, project, key, period in self.columns.owners
+            ],
+            _OWNER,
+        )
+
+    def _records(self, places: Numbers, *, correcting: bool) -> Bytes:
+        """The records of the events in these places, all of one shape."""
         of, shape = self.columns, _SHAPES[correcting]
-        rows = np.zeros(len(of), shape)
-        rows["columns"] = len(NAMES)
-        for name in NAMES:
-            rows[f"size of {name}"] = _NULL if name == "corrects" and not correcting else _SIZES[name][0]
+        rows = np.frombuffer(bytearray(_EMPTY[correcting] * len(places)), shape)
         for name, numbers in of.numbers.items():
-            rows[name] = numbers
-        rows["traits"] = self.numbers
-        rows["id"] = of.ids.view("V16")[:, 0]
-        owners = np.array([_owner(*owner) for owner in of.owners], _OWNER)[of.owner]
+            rows[name] = numbers[places]
+        rows["traits"] = self.numbers[places]
+        rows["id"] = of.ids[places].view("V16")[:, 0]
+        owners = self._owners[of.owner[places]]
         for name in _OWNER.names or ():
             rows[name] = owners[name]
         if correcting:
-            rows["corrects"] = as_bytes([event.corrects or event.id for event in of.events]).view("V16")[:, 0]
-        return rows.view(np.uint8).reshape(len(of), shape.itemsize)
-
-
-def _owner(tenant: int, project: int, key: int, period: str) -> tuple[bytes, ...]:
-    return *(one.to_bytes(16, "big") for one in (tenant, project, key)), period.encode()
+            corrected = [of.events[place].corrects for place in places.tolist()]
+            rows["corrects"] = as_bytes([id for id in corrected if id is not None]).view("V16")[:, 0]
+        return rows.view(np.uint8).reshape(len(places), shape.itemsize)
 
 
 def record_of(row: RowMapping) -> bytes:
@@ -151,7 +156,17 @@ def _shape(*, correcting: bool) -> np.dtype[Any]:
     return np.dtype(fields)
 
 
+def _empty(*, correcting: bool) -> bytes:
+    """A record with the sizes of its columns, all else 0: most of every record is as here."""
+    record = np.zeros(1, _SHAPES[correcting])
+    record["columns"] = len(NAMES)
+    for name in NAMES:
+        record[f"size of {name}"] = _NULL if name == "corrects" and not correcting else _SIZES[name][0]
+    return record.tobytes()
+
+
 _SHAPES = (_shape(correcting=False), _shape(correcting=True))
+_EMPTY = (_empty(correcting=False), _empty(correcting=True))
 
 
 @lru_cache(64)

@@ -59,8 +59,9 @@ async def settle(database: Database, book: PriceBook, records: Sequence[Settleme
     written.
     """
     given = [record for record in records if isinstance(record, UsageEvent)]
-    releases = {record.request_id: record.hold_batch for record in records if isinstance(record, Release)}
-    columns = EventColumns({event.id: event for event in reversed(given)}.values())  # the first of each
+    given_back = [record for record in records if isinstance(record, Release)] if len(given) < len(records) else []
+    releases = {release.request_id: release.hold_batch for release in given_back}
+    columns = EventColumns(given)
     versions = await _versions(book, set(columns.numbers["price_version"].tolist()))
     await months.ensure_for(database, columns.ids)
     numbers = await traits.numbers(database, columns.kinds)

@@ -7,21 +7,23 @@ them, and never change.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from operator import attrgetter
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import select
 
 from billing.tables.money import usage_traits
-from billing.usage import TRAITS
+from billing.usage import TRAITS, UsageEvent
 from storage.database import Database
 
 Traits: TypeAlias = tuple[str, ...]
 """The values of TRAITS, in their order."""
 
-traits_of = attrgetter(*TRAITS)
-"""The traits of an event."""
+
+def all_traits(events: Iterable[UsageEvent]) -> list[Traits]:
+    """The traits of each event."""
+    return [(e.model, e.model_digest, e.lane, e.status, e.reason, e.delivery, e.source, e.replica) for e in events]
+
 
 _known: WeakKeyDictionary[Database, dict[Traits, int]] = WeakKeyDictionary()
 """The numbers in each database, as far as this process knows."""
