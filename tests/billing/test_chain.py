@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import Text, literal, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import chain
+from billing import chain, traits
 from billing.audit.checks import check
-from billing.event_rows import NAMES
+from billing.event_columns import EventColumns
+from billing.event_rows import NAMES, EventRows
 from billing.holds.reserving import Holds
 from billing.periods import Periods, bounds
 from billing.prices import PriceBook
@@ -20,6 +23,7 @@ from billing.usage import TRAITS, Usage, UsageEvent
 from storage.base import Count, Id, new_id
 from storage.database import Database
 from tests.billing.money import Tenant
+from tests.billing.recorded import store
 
 DECEMBER = bounds("2026-12")[0]
 CHAIN = {
@@ -76,6 +80,27 @@ async def _findings(database: Database) -> dict[str, set[UUID]]:
 def test_a_leaf_says_all_that_an_event_says() -> None:
     assert (*(name for name in NAMES if name != "traits"), *TRAITS) == chain.COLUMNS, "a second form is needed"
     assert set(chain.COLUMNS) == {column.name for column in usage_event.columns}
+
+
+async def test_leaves_of_a_large_batch_in_any_order(database: Database) -> None:
+    """Rows and leaves are made some at a time, those of corrections apart; of an event that comes twice, once."""
+    database.clock = literal(DECEMBER - 1, Count())
+    tenant = await Tenant.rich(database, 10**13)
+    one = tenant.event(await Holds(database).reserve(tenant.request(10**8)), Usage(uncached=7))
+    replace = msgspec.structs.replace
+    events = [replace(one, id=new_id(), sequence=n, reason="stop" if n % 3 else "length") for n in range(2100)]
+    events += [replace(e, id=new_id(), corrects=e.id, cost_pico=-n) for n, e in enumerate(events[1:1200:100], 1)]
+    random.Random(7).shuffle(events)
+    again = [replace(event, sequence=9999) for event in events[::300]]
+    await store(database, *events, *again)
+    columns = EventColumns([*events, *again])
+    (batch,) = chain.batches(EventRows(columns, await traits.numbers(database, columns.kinds)))
+    async with database.reading() as session:
+        rows = (await session.execute(select(usage_event))).mappings().all()
+    assert {row["id"]: row["sequence"] for row in rows} == {event.id: event.sequence for event in events}
+    assert sum(row["corrects"] is not None for row in rows) == 12
+    assert dict(chain.entries_of(batch.entries)) == {row["id"]: chain.leaf_of(row) for row in rows}
+    assert [id for id, _ in chain.entries_of(batch.entries)] == sorted(event.id for event in events)
 
 
 async def test_links_follow_each_other(database: Database) -> None:
