@@ -9,10 +9,11 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from billing.balances import Balances
 from billing.periods import Periods
+from billing.tables.money import balance
 from billing.usage import Usage
 from gateway.tenancy.tables import Project
 from storage.database import Database
@@ -49,6 +50,14 @@ async def _use(url: str) -> None:
     await customer.use("2026-10-09T08:15", Usage(output=500_000), Usage(output=500_000))
     set_clock(database, "2026-11-02")
     await Periods(database).close("2026-10")
+    await database.close()
+
+
+async def _alter(url: str) -> None:
+    """Change what no program of ours would."""
+    database = await Database.open(url)
+    async with database.transaction() as session:
+        await session.execute(update(balance).values(overdraft=1))
     await database.close()
 
 
@@ -103,3 +112,7 @@ def test_from_an_empty_folder_to_a_paid_invoice(tmp_path: Path, capsys: pytest.C
     assert "cannot become" in turnpike.run("invoices", "uncollectible", one, status=2)
     assert "credit note instead" in turnpike.run("invoices", "void", one, status=2)
     turnpike.run("audit", "money")
+    asyncio.run(_alter(f"sqlite:///{tmp_path}/turnpike.db"))
+    said = turnpike.run("audit", "money", status=1)
+    assert "a balance's overdraft is wrong" in said
+    assert "1 findings" in said
