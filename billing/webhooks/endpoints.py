@@ -155,14 +155,24 @@ class Endpoints:
         return await self.get(tenant_id, endpoint_id)
 
     async def rotate(self, tenant_id: UUID, endpoint_id: UUID, overlap_s: int = OVERLAP_S) -> str:
-        """A new secret, which is not shown again; the old one signs too for `overlap_s`. Raises WebhookNotFound."""
+        """A new secret, which is not shown again; the old one signs too for `overlap_s`.
+
+        Raises WebhookNotFound, InvalidWebhook while an earlier overlap lasts: its secret would stop signing before the
+        time that was promised for it. Without an overlap all old ones stop at once.
+        """
         secret = new_secret()
         async with self._database.transaction() as session:
-            row = await self._row(session, tenant_id, endpoint_id)
+            row = await self._row(session, tenant_id, endpoint_id, lock=True)
+            now = (await session.execute(select(self._database.clock))).scalar_one()
+            if overlap_s and row.previous_until is not None and row.previous_until > now:
+                until = from_instant(row.previous_until).isoformat(timespec="seconds")
+                raise InvalidWebhook(
+                    "overlap_s", f"the secret before this one signs until {until}; wait, or rotate with an overlap of 0"
+                )
             values = {
                 "secret": self._sealer.seal(secret, endpoint_id),
                 "previous_secret": row.secret if overlap_s else None,
-                "previous_until": self._database.clock + overlap_s * _SECOND if overlap_s else None,
+                "previous_until": now + overlap_s * _SECOND if overlap_s else None,
             }
             await session.execute(update(webhook_endpoint).where(_ENDPOINT.id == endpoint_id).values(values))
         return shown(secret)
@@ -214,9 +224,10 @@ class Endpoints:
             await session.execute(update(webhook_delivery).where(mine).values(values))
         return (await self.delivery(tenant_id, delivery_id))[0]
 
-    async def _row(self, session: AsyncSession, tenant_id: UUID, endpoint_id: UUID) -> Any:
+    async def _row(self, session: AsyncSession, tenant_id: UUID, endpoint_id: UUID, *, lock: bool = False) -> Any:
         mine = (_ENDPOINT.tenant_id == tenant_id) & (_ENDPOINT.id == endpoint_id) & (_ENDPOINT.state != "removed")
-        row = (await session.execute(select(webhook_endpoint).where(mine))).one_or_none()
+        query = select(webhook_endpoint).where(mine)
+        row = (await session.execute(self._database.locked(query) if lock else query)).one_or_none()
         if row is None:
             raise WebhookNotFound("endpoint", endpoint_id)
         return row

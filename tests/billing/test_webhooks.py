@@ -194,6 +194,8 @@ async def test_a_secret_is_changed_with_an_overlap(database: Database) -> None:
         await dispatcher.run()
         for secret in (old, new):
             assert _verified(secret, right.received[-1])["type"] == "webhook.test"
+        with pytest.raises(InvalidWebhook, match="overlap_s: the secret before this one signs until"):
+            await endpoints.rotate(tenant, endpoint.id)
         async with database.transaction() as session:
             await session.execute(update(webhook_endpoint).values(previous_until=1))
         await endpoints.test(tenant, endpoint.id)
@@ -201,6 +203,7 @@ async def test_a_secret_is_changed_with_an_overlap(database: Database) -> None:
         _verified(new, right.received[-1])
         with pytest.raises(WebhookVerificationError):
             _verified(old, right.received[-1])
+        await endpoints.rotate(tenant, endpoint.id)
         newest = await endpoints.rotate(tenant, endpoint.id, overlap_s=0)
         await endpoints.test(tenant, endpoint.id)
         await dispatcher.run()
