@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
 from uuid import UUID
 
 import msgspec
@@ -12,11 +13,12 @@ from billing.invoices.document import Document, Line, Savings
 from billing.invoices.parties import Buyer, Detail, Seller
 from billing.invoices.rounding import Carried, carried, rounded
 from billing.invoices.tax import Tax, tax_for, tax_totals
-from billing.rating.lines import RatedLine
+from billing.rating.lines import Kind, RatedLine
 from billing.usage import METERS, period_bounds
 from storage.base import from_instant
 
 _UNITS = {"usage": "tokens", "storage": "token-seconds"}
+_KINDS = get_args(Kind)
 
 
 class Funding(msgspec.Struct, frozen=True):
@@ -115,7 +117,7 @@ def merged(rated: Iterable[RatedLine], detail: Detail) -> list[RatedLine]:
     """The lines in the order of the document; by model, those that differ in their project alone become one."""
     found: dict[tuple[object, ...], RatedLine] = {}
     for line in rated:
-        if detail == "model" and line.kind == "usage":
+        if detail == "model" and line.kind in _UNITS:
             line = msgspec.structs.replace(line, project_id=None)  # noqa: PLW2901  # the same line, seen from further off
         key = tuple(
             value
@@ -131,11 +133,14 @@ def merged(rated: Iterable[RatedLine], detail: Detail) -> list[RatedLine]:
 
 
 def _order(line: RatedLine) -> tuple[object, ...]:
+    """Each project's models, all that is about a model together; then what is about no project, and about no model."""
     return (
         line.corrects_period or "",
-        line.kind != "usage",
+        line.project_id is None,
         str(line.project_id or ""),
+        line.model is None,
         line.model or "",
+        _KINDS.index(line.kind),
         line.lane or "",
         line.context_from,
         line.price_version or 0,

@@ -106,7 +106,7 @@ def _stored(record: Record, line: int) -> Select[Any]:
     mine = (
         (stored.tenant_id == of.tenant_id)
         & (stored.period == of.period)
-        & (stored.project_id == of.project_id)
+        & (of.project_id.is_(None) | (stored.project_id == of.project_id))
         & (stored.model == of.model)
         & (stored.price_version == of.price_version)
         & (stored.hour >= of.service_start)

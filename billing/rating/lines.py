@@ -7,7 +7,8 @@ from uuid import UUID
 
 import msgspec
 
-Kind = Literal["usage", "storage", "minimum", "commitment", "credit", "discount", "adjustment", "carry"]
+Kind = Literal["usage", "storage", "discount", "minimum", "commitment", "credit", "adjustment", "carry"]
+"""In the order of documents."""
 
 
 class InvalidLine(ValueError):

@@ -26,6 +26,7 @@ from billing.rating.terms import parse_terms
 from billing.reconciliation import reconcile
 from billing.rollups import HOUR
 from billing.usage import Usage, period_bounds
+from storage.base import new_id
 from storage.database import Database
 from tests.billing.invoices.books import Customer, set_clock
 from tests.billing.invoices.documents import BUYER
@@ -73,14 +74,19 @@ async def test_a_contract_and_storage_on_real_invoices(database: Database, tmp_p
 
     events = await customer.use("2026-10-03", OUTPUT, OUTPUT)
     hour = period_bounds("2026-10")[0]
-    stored = Stored(customer.id, tenant.project_id, "stdlib-qa", hour, 10_000_000_000 * 3600)  # at 0.36 a million hours
-    assert await record_storage(database, book, [stored]) == 1
+    stored = [  # at 0.36 a million hours
+        Stored(customer.id, project, "stdlib-qa", hour, billions * 10**9 * 3600)
+        for project, billions in ((tenant.project_id, 4), (new_id(), 6))
+    ]
+    assert await record_storage(database, book, stored) == 2
     october = await customer.invoice("2026-10")
     # 32.00 of output, 4.00 less by steps and 2.80 by the discount; with 3,600.00 of storage all 30.00 are drawn
     assert await _lines(customer, october) == [
-        ("usage", "", 3200), ("discount", "", -280), ("commitment", "", 3000), ("commitment", "", -3000),
-        ("discount", "", -400), ("storage", "", 360_000),
+        ("usage", "", 3200), ("storage", "", 360_000), ("discount", "", -400), ("discount", "", -280),
+        ("commitment", "", 3000), ("commitment", "", -3000),
     ]  # fmt: skip
+    (day,) = await drill_down.days(database, october, 2)
+    assert (day.units, day.exact_pico) == (10 * 10**9 * 3600, 3600 * DOLLAR), "of both projects"
     assert (october.usage_pico, october.charges_pico) == (32 * DOLLAR, 3600 * DOLLAR - 680 * CENT)
     assert october.gross == 362_520 * 119 // 100 + (362_520 * 119 % 100 >= 50)
     assert await _in_focus(database, tmp_path / "october.csv", october) == Decimal(october.gross) / 100
