@@ -17,6 +17,7 @@ from engine.scheduling.lanes import LANES
 from engine.scheduling.policy import Policy
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.tokens import Tokens
 from prompt_cache.block_groups import GroupedPool
 from prompt_cache.keys import BLOCK_TOKENS
 
@@ -176,7 +177,7 @@ class _Run:
             id=str(number),
             attempt=1,
             arrival=number,
-            tokens=[0] * arrival.prompt,
+            tokens=Tokens([0] * arrival.prompt),
             prompt=arrival.prompt,
             segments=((arrival.prompt, b"scope", "scope"),),
             root=b"model",

@@ -13,6 +13,7 @@ from engine.scheduling.fair_share import FairShare
 from engine.scheduling.lanes import LANES
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.tokens import Tokens
 from prompt_cache.block_groups import GroupedPool
 
 TARGET_US = 100.0
@@ -28,7 +29,7 @@ def measure(running: int, steps: int) -> float:
                 id=str(number),
                 attempt=1,
                 arrival=number,
-                tokens=[number] * prompt,
+                tokens=Tokens([number] * prompt),
                 prompt=prompt,
                 segments=((prompt, b"scope", "scope"),),
                 root=b"model",

@@ -15,6 +15,7 @@ from engine.sampling.bounds import InvalidSampling, check_sampling
 from engine.sampling.counter_random import choice_seed
 from engine.sampling.row import SamplingRow
 from engine.scheduling.request import Request
+from engine.scheduling.tokens import Tokens
 from prompt_cache.keys import block_key
 
 Segments: TypeAlias = tuple[tuple[int, bytes, str], ...]
@@ -110,7 +111,7 @@ class Acceptance:
             id=generate.id,
             attempt=generate.attempt,
             arrival=self._arrivals,
-            tokens=generate.tokens + generate.emitted,
+            tokens=Tokens(generate.tokens + generate.emitted),
             prompt=len(generate.tokens) + len(generate.emitted),
             segments=segments,
             root=root,

@@ -122,7 +122,7 @@ class Runner:
         for work in works:
             start, count = work.start, work.count
             decodes += count == 1
-            tokens += work.request.tokens[start : start + count]
+            tokens += work.tokens
             positions += range(start, start + count)
             last.append(len(tokens) - 1)
         padding = [0] * self.tiling.padding(len(tokens))

@@ -77,8 +77,9 @@ class GroupedPool:
 
     def allocate(self, count: int) -> list[Block]:
         """Take `count` blocks in every group. Raises OutOfBlocks, and then took none."""
-        if count > self.available:
-            raise OutOfBlocks(f"{count} blocks asked for, {self.available} available")
+        for pool in self.pools:
+            if count > pool.available:
+                raise OutOfBlocks(f"{count} blocks asked for, {self.available} available")
         return list(zip(*[pool.allocate(count) for pool in self.pools], strict=True))
 
     def begin(self, count: int) -> list[Block]:

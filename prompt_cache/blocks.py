@@ -12,7 +12,7 @@ does not know the root cannot find it (C1). Every operation is O(1) per block.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 
@@ -30,6 +30,8 @@ class BlockPool:
         if total < 1:
             raise ValueError(f"a pool of {total} blocks")
         self.total = total
+        self.available = total
+        """How many blocks `allocate` can give: free ones, and cached ones that it would evict."""
         self.evictions = 0
         self._on_free = on_free
         self._free = list(range(total - 1, -1, -1))
@@ -43,7 +45,7 @@ class BlockPool:
         self._key: list[bytes | None] = [None] * total
         self._scope = [""] * total
         self._index: dict[bytes, int] = {}
-        self._scopes: dict[str, dict[bytes, None]] = {}
+        self._scopes: defaultdict[str, dict[bytes, None]] = defaultdict(dict)
 
     # ------------------------------------------------------------ figures
 
@@ -62,11 +64,6 @@ class BlockPool:
         """Blocks in at least one table."""
         return self.total - self.available
 
-    @property
-    def available(self) -> int:
-        """How many blocks `allocate` can give: free ones, and cached ones that it would evict."""
-        return len(self._free) + len(self._cached) + len(self._awaited)
-
     def references(self, block: int) -> int:
         """How many tables hold the block."""
         return self._references[block]
@@ -77,16 +74,17 @@ class BlockPool:
         """Take `count` blocks with one reference each and no key. Raises OutOfBlocks, and then took none."""
         if count > self.available:
             raise OutOfBlocks(f"{count} blocks asked for, {self.available} of {self.total} available")
-        blocks = []
-        for _ in range(count):
-            if self._free:
-                block = self._free.pop()
-            else:
-                block, _ = (self._cached or self._awaited).popitem(last=False)
-                self._unpublish(block)
-                self.evictions += 1
-            self._references[block] = 1
+        self.available -= count
+        free = self._free
+        blocks = free[: -count - 1 : -1]
+        del free[len(free) - len(blocks) :]
+        while len(blocks) < count:
+            block, _ = (self._cached or self._awaited).popitem(last=False)
+            self._unpublish(block)
+            self.evictions += 1
             blocks.append(block)
+        for block in blocks:
+            self._references[block] = 1
         return blocks
 
     def free(self, blocks: Sequence[int]) -> None:
@@ -100,6 +98,7 @@ class BlockPool:
                 raise ValueError(f"block {block} is freed but not referenced")
             self._references[block] = references
             if references == 0:
+                self.available += 1
                 key = self._key[block]
                 if key is None:
                     self._release(block)
@@ -149,6 +148,7 @@ class BlockPool:
                 if self._key[block] is None:
                     raise ValueError(f"block {block} is shared but free")
                 self._uncache(block)
+                self.available -= 1
             self._references[block] += 1
 
     def publish(self, block: int, key: bytes, scope: str = "") -> int:
@@ -157,7 +157,7 @@ class BlockPool:
         That is another one if an equal block was published before: the caller's reference has then moved to it, and
         its own block was freed, so that a prefix is stored once.
         """
-        if self._references[block] == 0:
+        if not self._references[block]:
             raise ValueError(f"block {block} is published but not referenced")
         known = self._index.get(key)
         if known == block:
@@ -171,10 +171,7 @@ class BlockPool:
         self._index[key] = block
         self._key[block] = key
         self._scope[block] = scope
-        keys = self._scopes.get(scope)
-        if keys is None:
-            keys = self._scopes[scope] = {}
-        keys[key] = None
+        self._scopes[scope][key] = None
         return block
 
     def purge(self, keys: Iterable[bytes]) -> int:
@@ -230,6 +227,7 @@ class BlockPool:
         assert not free & cached, "a block is free and cached"
         assert not free & referenced, "a free block is referenced"
         assert not cached & referenced, "a cached block is referenced"
+        assert len(free) + len(cached) == self.available, "what is available is counted wrong"
         assert len(free) + len(cached) + len(referenced) == self.total, "free + cached + referenced is not total"
         assert min(self._references) >= 0, "a block has a negative reference count"
         keyed = {block: key for block, key in enumerate(self._key) if key is not None}

@@ -33,7 +33,9 @@ _BLOCK = _length(b"turnpike/block/v1") + b"turnpike/block/v1"
 
 
 def _token_bytes(tokens: Sequence[int]) -> bytes:
-    return array("I", tokens).tobytes()
+    if not (isinstance(tokens, array) and tokens.typecode == "I"):
+        tokens = array("I", tokens)
+    return tokens.tobytes()
 
 
 def scope_root(secret: bytes, domain: Sequence[str]) -> bytes:
@@ -54,9 +56,9 @@ def model_root(model_digest: str, adapter_digest: str = "", media_digests: Itera
 def block_key(root: bytes, parent: bytes, tokens: Sequence[int]) -> bytes:
     """The key of a whole block of `BLOCK_TOKENS` tokens in the scope with this root, after the block `parent`."""
     # `_digest` of the purpose and three fields, written out: each running request makes one every 64 tokens.
-    head = b"%b%b%b%b%b" % (_BLOCK, len(root).to_bytes(8, "big"), root, len(parent).to_bytes(8, "big"), parent)
     block = _token_bytes(tokens)
-    return hashlib.sha256(head + len(block).to_bytes(8, "big") + block).digest()
+    size, above, below = len(root).to_bytes(8, "big"), len(parent).to_bytes(8, "big"), len(block).to_bytes(8, "big")
+    return hashlib.sha256(b"".join((_BLOCK, size, root, above, parent, below, block))).digest()
 
 
 def prefix_key(root: bytes, parent: bytes, rest: Sequence[int]) -> bytes:

@@ -7,8 +7,7 @@ uncached and each cached prefill token, and a part for each request that decodes
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 
@@ -27,11 +26,11 @@ class Rates:
     row: float = 50.0
     batch: int = 64
     copied: float = 50.0
+    decoded: float = field(init=False)
+    """Engine time of one decoded token at saturation."""
 
-    @cached_property
-    def decoded(self) -> float:
-        """Engine time of one decoded token at saturation."""
-        return self.row + self.step / self.batch
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "decoded", self.row + self.step / self.batch)
 
     def cost(self, uncached: float, cached: float, decoded: float) -> float:
         """Engine time of so many tokens."""

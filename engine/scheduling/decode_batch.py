@@ -7,25 +7,24 @@ request here; so a calendar by steps says who needs it, and all others cost noth
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 
 from engine.protocol import Lane
 from engine.scheduling.lanes import LANES
 from engine.scheduling.request import Request
+from engine.scheduling.tokens import LatestTokens
 from engine.scheduling.work import Decode, Work
 from prompt_cache.keys import BLOCK_TOKENS
 
 
 class DecodeBatch:
-    """Requests whose next token has room in their blocks. `lanes` counts them by lane."""
+    """Requests whose next token has room in their blocks, `most` at a time. `lanes` counts them by lane."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         self.rows: list[Decode] = []
-        self._tokens: list[list[int]] = []
-        """Those of each row's request."""
         self.lanes: dict[Lane, int] = dict.fromkeys(LANES, 0)
-        self._step = 0
+        self._latest = LatestTokens(most)
+        """Column by column what the rows' requests drew."""
         self._calendar: dict[int, list[Request]] = {}
 
     def __len__(self) -> int:
@@ -35,18 +34,18 @@ class DecodeBatch:
         """The request decodes from the next step on."""
         request.slot = len(self.rows)
         self.rows.append(Decode(request))
-        self._tokens.append(request.tokens)
+        request.tokens.follow(self._latest, request.slot)
         self.lanes[request.lane] += 1
         self.plan(request)
 
     def leave(self, request: Request) -> None:
         """The request decodes no more, or not now."""
+        request.tokens.settle()
         last = self.rows.pop()
-        tokens = self._tokens.pop()
         if last.request is not request:
             self.rows[request.slot] = last
-            self._tokens[request.slot] = tokens
             last.request.slot = request.slot
+            last.request.tokens.follow(self._latest, request.slot)
         self.lanes[request.lane] -= 1
         request.rest()
 
@@ -59,30 +58,29 @@ class DecodeBatch:
         """Enter into the calendar when the request needs attention next: after one token at the earliest. It has come
         or was attended to, and its blocks may be others now."""
         self.rows[request.slot].revision += 1
-        length = len(request.tokens)
+        length = request.tokens.take()
         # All its tokens but the last have their KV: the block is full when those reach its end.
         ahead = BLOCK_TOKENS - (length - 1) % BLOCK_TOKENS
-        credit, owes = request.credit - (length - request.prompt), request.owes
+        credit = request.credit - (length - request.prompt)
         ahead = min(ahead, credit)
-        if 0 < owes < ahead:
-            ahead = owes
-        request.due = due = self._step + ahead
-        entries = self._calendar.get(due)
-        if entries is None:
-            self._calendar[due] = [request]
-        else:
-            entries.append(request)
+        if not request.repaid and 0 < request.owes < ahead:
+            ahead = request.owes
+        request.due = due = self._latest.steps + ahead
+        self._calendar.setdefault(due, []).append(request)
 
-    def advance(self, works: Sequence[Work], tokens: Sequence[int | None]) -> Iterator[Request]:
-        """A step was done: all got their token. Yields those that need attention: to be planned again, or to leave."""
+    def advance(self, works: Sequence[Work], tokens: Sequence[int]) -> Iterator[tuple[Request, int]]:
+        """A step was done: all got their token, `works` being the rows in any order. Yields those that need
+        attention, to be planned again or to leave, and how many tokens they have."""
         if works == self.rows:
-            # Nobody left: what is done for each of them alone is this, so it is done without a line of Python.
-            deque(map(list.append, self._tokens, tokens), maxlen=0)  # type: ignore[arg-type]  # decodes sample
-        else:
-            for work, token in zip(works, tokens, strict=False):
-                work.request.tokens.append(token)  # type: ignore[arg-type]  # a decode samples
-        self._step = step = self._step + 1
+            self._latest.write(tokens)
+        else:  # somebody left, and somebody else has the row
+            row = [0] * len(self.rows)
+            for work, token in zip(works, tokens, strict=True):
+                row[work.request.slot] = token
+            self._latest.write(row)
+        step = self._latest.steps
         for request in self._calendar.pop(step, ()):
             # An entry counts only while it says when the request is due, and once.
             if request.due == step and request.slot >= 0:
-                yield request
+                # It takes what it drew: each is due before that is written over.
+                yield request, request.tokens.take()

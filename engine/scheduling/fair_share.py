@@ -44,11 +44,10 @@ FIRST_TOKEN_S: Mapping[Lane, float] = {"interactive": 0.1, "standard": 0.1, "bat
 """How long a flow that got less than others may wait for its next service until its lane may borrow for it."""
 TO_FINISH: Mapping[Lane, bool] = {"interactive": True, "standard": False, "batch": False}
 """In which lanes flows that a single request separates are level."""
-_ADMITTED: Mapping[Lane, float] = {LANES[0]: 1.0}
-"""Whoever of the highest lane was admitted on what it borrowed is computed on it."""
 HEARD_S = 60.0
 """A replica that was not heard for so long has no part of Q."""
 _FORGET_EVERY = 1024
+_NONE: frozenset[Lane] = frozenset()
 
 
 class FairShare:
@@ -69,6 +68,10 @@ class FairShare:
         self.lanes = LaneShares(weights, lane_quantum)
         self.flows = {lane: FlowShares(quantum, lane == "batch", TO_FINISH[lane]) for lane in LANES}
         self.service = ServiceTotals()
+        self._backlogged: frozenset[Lane] = frozenset()
+        """Lanes in which somebody waits."""
+        self._working: frozenset[Lane] = frozenset()
+        """Those, and the ones that had prompts to compute in the last step."""
         self._prompting: frozenset[Lane] = frozenset()
         """Lanes that had prompts to compute in the last step."""
         self._prompting_now: frozenset[Lane] = frozenset()
@@ -89,8 +92,9 @@ class FairShare:
     # ------------------------------------------------------------ the queue
 
     def at(self, now: float) -> bool:
-        self.lanes.weights["batch"] = self._batch_weight(now)
-        self._prompting, self._prompting_now = self._prompting_now, frozenset()
+        self.lanes.weigh("batch", self._batch_weight(now))
+        self._prompting, self._prompting_now = self._prompting_now, _NONE
+        self._working = self._backlogged | self._prompting
         self._was_short, self._is_short = self._is_short, False
         self._first_ends = False
         self._now = now
@@ -101,29 +105,37 @@ class FairShare:
         request.rates = self.costs.rates if not request.began else request.rates
         request.estimate = self.estimate(request)
         self.flows[request.lane].push(request, self._now)
+        self._backlogged |= {request.lane}
+        self._working |= {request.lane}
 
     def peek(self, matched: Matched) -> Request | None:
         self._lane = self._turn()
         return None if self._lane is None else self.flows[self._lane].choose(matched)
 
     def _turn(self) -> Lane | None:
-        late: dict[Lane, float] = {}
-        for lane, flows in self.flows.items():
-            if len(flows):
-                late[lane] = flows.late(self._now - self._first_token[lane])
-        return self.lanes.choose(late, late)
+        return self.lanes.choose(self._backlogged, self._late)
+
+    def _late(self, lane: Lane) -> float:
+        return self.flows[lane].late(self._now - self._first_token[lane])
 
     def take(self, request: Request) -> None:
-        flows = self.flows[request.lane]
-        flows.take(request, self._now)
-        flows.flow(request.flow).turn(request.sub_flow)
+        self._leave(request, self._now)
+        self.flows[request.lane].flow(request.flow).turn(request.sub_flow)
         self._taken += 1
         if self._taken % _FORGET_EVERY == 0:
             for other in self.flows.values():
                 other.forget_idle()
 
     def remove(self, request: Request) -> None:
-        self.flows[request.lane].take(request)
+        self._leave(request, None)
+
+    def _leave(self, request: Request, served: float | None) -> None:
+        """A request waits no more: it is served now, or gone."""
+        flows = self.flows[request.lane]
+        flows.take(request, served)
+        if not len(flows):
+            self._backlogged -= {request.lane}
+            self._working = self._backlogged | self._prompting
 
     def __len__(self) -> int:
         return sum(map(len, self.flows.values()))
@@ -145,8 +157,8 @@ class FairShare:
 
     def grown(self, requests: Iterable[Request]) -> None:
         for request in requests:
-            ahead = request.spent + BLOCK_TOKENS * request.rates.decoded - request.charged
-            if ahead > 0:
+            ahead = request.ahead(BLOCK_TOKENS)
+            if ahead > 0.0:
                 self._charge(request, ahead)
 
     def released(self, request: Request) -> None:
@@ -190,8 +202,7 @@ class FairShare:
         flows = self.flows[request.lane]
         request.charged += cost
         flows.charge(flows.flow(request.flow), cost)
-        backlogged = {lane for lane, flows in self.flows.items() if len(flows)}
-        self.lanes.charge(request.lane, cost, backlogged | self._prompting)
+        self.lanes.charge(request.lane, cost, self._working)
 
     def _ahead(self, request: Request, usual: float) -> float:
         """µs that the request is thought to need still, if `usual` tokens come out; what is redone is not its cost."""
@@ -209,7 +220,7 @@ class FairShare:
             return None
         if len(pending) == 1:
             return pending[0]
-        lane = self.lanes.choose(lanes, _ADMITTED) if len(lanes) > 1 else pending[0].lane
+        lane = self.lanes.choose(lanes, _admitted) if len(lanes) > 1 else pending[0].lane
         prompts = [request for request in pending if request.lane == lane]
         flows, ranks = self.flows[prompts[0].lane], self._ranks(prompts)
         limit = flows.quantum + min(
@@ -271,3 +282,8 @@ class FairShare:
         most = max(self.weights.values())
         slack = deadline - now - flows.queued / 1e6
         return least + (most - least) * min(1.0, max(0.0, 1 - slack / URGENT_S))
+
+
+def _admitted(lane: Lane) -> float:
+    """Whoever of the highest lane was admitted on what it borrowed is computed on it."""
+    return 1.0 if lane == LANES[0] else 0.0

@@ -237,12 +237,11 @@ class FlowShares:
     def charge(self, flow: Flow, cost: float) -> None:
         """Add `cost` µs to a flow's counter; negative to correct it."""
         if cost:
-            flow.counter += cost / flow.weight
-            self._most = max(self._most, flow.counter)
-            self._serial += 1
-            flow.charged = self._serial
+            flow.counter = counter = flow.counter + cost / flow.weight
+            self._most = max(self._most, counter)
+            self._serial = flow.charged = self._serial + 1
             # One that rises is looked at again when it comes to the top, one that falls might never come there.
-            if cost < 0 and flow.waiting:
+            if cost < 0.0 and flow.waiting:
                 self._enter(flow)
 
     def forget_idle(self) -> None:

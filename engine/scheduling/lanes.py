@@ -12,7 +12,8 @@ lower lane keeps little, so that what it did not want while it was quiet does no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeAlias
 
 from engine.protocol import Lane
 
@@ -24,6 +25,10 @@ QUANTUM = 250_000.0
 """µs of engine time that a weight of 1 is paid in a round."""
 ROUNDS: Mapping[Lane, float] = {"interactive": 16, "standard": 4, "batch": 1}
 """How many rounds' pay a lane may keep, and how many it may borrow."""
+
+Parts: TypeAlias = tuple[float, list[tuple[Lane, float, float]], list[tuple[Lane, float, float]]]
+"""The part of a cost that its lane pays; and for each other lane, first those with work and then the quiet ones, its
+weight and the sum of weights by which it is paid."""
 
 
 class LaneShares:
@@ -45,55 +50,74 @@ class LaneShares:
         self.rounds = dict(rounds)
         self.balance = dict.fromkeys(LANES, 0.0)
         """What each lane is owed, by its share; negative when it got more."""
-        self.kept = {lane: self._most(lane) for lane in LANES}
+        self._most = {lane: self.rounds[lane] * self.weights[lane] * self.quantum for lane in LANES}
+        """What a lane may keep, or borrow."""
+        self.kept = dict(self._most)
         """What it may have beyond that."""
+        self._parts: dict[tuple[Lane, frozenset[Lane]], Parts] = {}
+        """By the lane that is charged, and who has work."""
 
-    def choose(self, backlogged: Collection[Lane], late: Mapping[Lane, float] | None = None) -> Lane | None:
+    def choose(self, backlogged: Collection[Lane], late: Callable[[Lane], float] = lambda _: 0.0) -> Lane | None:
         """The lane to serve now of those that have work; None if none has.
 
-        `late`: which part of all that it may borrow a lane may borrow for its next request, from 0 to 1.
+        `late` says which part of all that it may borrow a lane may borrow for its next request, from 0 to 1.
         """
-        late = late or {}
         if not backlogged:
             return None
         return self._able(backlogged, late) or self._least_in_debt(backlogged)
 
-    def charge(self, lane: Lane, cost: float, backlogged: Collection[Lane]) -> None:
+    def weigh(self, lane: Lane, weight: float) -> None:
+        """From now on the lane has this weight."""
+        if weight != self.weights[lane]:
+            self.weights[lane] = weight
+            self._most[lane] = self.rounds[lane] * weight * self.quantum
+            self._parts.clear()
+
+    def charge(self, lane: Lane, cost: float, backlogged: frozenset[Lane]) -> None:
         """The lane was given `cost` µs while these had work, it being one of them or not.
 
         `cost` is negative when it is given back what it was charged too much.
         """
-        shared = sum(self.weights[other] for other in LANES if other in backlogged or other == lane)
-        more = cost * (1 - self.weights[lane] / shared)
-        if more > 0 and self.balance[lane] <= 0 and self.kept[lane] > 0:
+        parts = self._parts.get((lane, backlogged))
+        if parts is None:
+            parts = self._parts[lane, backlogged] = self._divided(lane, backlogged)
+        own, paid, quiet = parts
+        balance, more = self.balance, cost * own
+        if more > 0.0 and balance[lane] <= 0.0 and self.kept[lane] > 0.0:
             self.kept[lane] -= cost
             return
-        self.balance[lane] -= more
-        for other, weight in self.weights.items():
-            if other in backlogged and other != lane:
-                self.balance[other] += cost * weight / shared
-            elif other != lane:
-                self._keep(other, cost * weight / (shared + weight))
+        balance[lane] -= more
+        for other, weight, shared in paid:
+            balance[other] += cost * weight / shared
+        for other, weight, shared in quiet:
+            self._keep(other, cost * weight / shared)
+
+    def _divided(self, lane: Lane, backlogged: frozenset[Lane]) -> Parts:
+        """How what the lane is given is divided while these have work."""
+        weights = self.weights
+        shared = sum(weights[other] for other in LANES if other in backlogged or other == lane)
+        others = [(other, weight) for other, weight in weights.items() if other != lane]
+        return (
+            1 - weights[lane] / shared,
+            [(other, weight, shared) for other, weight in others if other in backlogged],
+            [(other, weight, shared + weight) for other, weight in others if other not in backlogged],
+        )
 
     def _keep(self, lane: Lane, pay: float) -> None:
         """Pay a quiet lane: its debt first."""
         rest = self.balance[lane] + pay
         self.balance[lane] = min(rest, 0.0)
         if rest > 0:
-            self.kept[lane] = min(self.kept[lane] + rest, self._most(lane))
-
-    def _most(self, lane: Lane) -> float:
-        """What a lane may keep, or borrow."""
-        return self.rounds[lane] * self.weights[lane] * self.quantum
+            self.kept[lane] = min(self.kept[lane] + rest, self._most[lane])
 
     def _least_in_debt(self, backlogged: Collection[Lane]) -> Lane:
         """By weight, where all are: to lanes that are quiet by now."""
         return max(backlogged, key=lambda lane: (self.balance[lane] / self.weights[lane], -RANK[lane]))
 
-    def _able(self, backlogged: Collection[Lane], late: Mapping[Lane, float]) -> Lane | None:
+    def _able(self, backlogged: Collection[Lane], late: Callable[[Lane], float]) -> Lane | None:
         for lane in LANES:
-            if lane in backlogged and (
-                self.kept[lane] > 0 or self.balance[lane] > -self._most(lane) * late.get(lane, 0.0)
-            ):
-                return lane
+            if lane in backlogged:
+                balance = self.balance[lane]
+                if self.kept[lane] > 0.0 or balance > 0.0 or balance > -self._most[lane] * late(lane):
+                    return lane
         return None

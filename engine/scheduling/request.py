@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from engine.protocol import Counts, Lane, Sampling, StorePolicy
 from engine.scheduling.costs import Rates
+from engine.scheduling.tokens import Tokens
 from prompt_cache.block_groups import Block
 from prompt_cache.keys import BLOCK_TOKENS, block_key, prefix_key
 
@@ -23,7 +24,7 @@ class Request:
     attempt: int
     arrival: int
     """Place in the order of arrival; kept when the request is preempted."""
-    tokens: list[int]
+    tokens: Tokens
     prompt: int
     """How many of `tokens` are context: prompt and emitted."""
     segments: tuple[tuple[int, bytes, str], ...]
@@ -81,6 +82,8 @@ class Request:
     """µs that its flow and lane were charged for it so far, ahead of what it got."""
     served: float = 0.0
     """µs of what it got that are in its flow's total of service."""
+    repaid: bool = False
+    """Whether it is known to have `recovered`."""
     computed: int = 0
     read_hbm: int = 0
     recomputed: int = 0
@@ -88,7 +91,6 @@ class Request:
     _placed_seen: int = 0
     _placed_output: int = 0
     _placed_tokens: int = 0
-    _recovered: bool = False
 
     @property
     def kv(self) -> int:
@@ -110,6 +112,12 @@ class Request:
         """µs of engine time that it got so far; what is computed again is our cost and not the flow's."""
         return self.rates.cost(self.computed, self.read_hbm, len(self.tokens) - self.prompt)
 
+    def ahead(self, tokens: int) -> float:
+        """µs that it got so far and that so many more tokens of output cost, less what it was charged."""
+        rates = self.rates
+        spent = rates.cost(self.computed, self.read_hbm, self.tokens.take() - self.prompt)
+        return spent + tokens * rates.decoded - self.charged
+
     @property
     def fresh_output(self) -> int:
         """Output tokens sampled since the request last got its blocks."""
@@ -118,19 +126,15 @@ class Request:
     @property
     def recovered(self) -> bool:
         """Whether it made progress since it last got its blocks, as much as it had lost by giving them up before."""
-        if not self._recovered:
+        if not self.repaid:
             earned = self._earned()
-            self._recovered = earned > 0 and earned >= self.lost
-        return self._recovered
-
-    def recovers(self) -> bool:
-        """Whether it has recovered since this was last asked."""
-        return not self._recovered and self.recovered
+            self.repaid = earned > 0 and earned >= self.lost
+        return self.repaid
 
     @property
     def owes(self) -> int:
         """Output tokens to come until it has recovered."""
-        if self._recovered or self.recovered:
+        if self.repaid or self.recovered:
             return 0
         return max(1, math.ceil((self.lost - self._earned()) / self.rates.decoded))
 
@@ -155,11 +159,17 @@ class Request:
     def extend_keys(self, blocks: int) -> list[bytes]:
         """The keys of the first `blocks` whole blocks of `tokens`; only new ones are hashed."""
         keys = self.keys
-        for index in range(len(keys), blocks):
-            start = index * BLOCK_TOKENS
-            parent = keys[-1] if index else self.root
-            keys.append(block_key(self.segment_at(start)[1], parent, self.tokens[start : start + BLOCK_TOKENS]))
+        while len(keys) < blocks:
+            self.name(len(keys))
         return keys
+
+    def name(self, index: int) -> tuple[bytes, str]:
+        """The key of a whole block of `tokens`, and the scope id; those before it have their keys."""
+        keys = self.keys
+        _, scope, id = self.segment_at(index * BLOCK_TOKENS)
+        if index == len(keys):
+            keys.append(block_key(scope, keys[-1] if index else self.root, self.tokens.block(index)))
+        return keys[index], id
 
     def input_key(self) -> bytes:
         """The prefix key of the prompt as it was sent: what it is known by, under its scopes, when it does harm."""
@@ -170,11 +180,10 @@ class Request:
 
     def segment_at(self, block_start: int) -> tuple[int, bytes, str]:
         """The segment that the block beginning at this token belongs to: the one of its last token."""
-        end = block_start + BLOCK_TOKENS
-        for segment in self.segments:
-            if segment[0] >= end:
-                return segment
-        return self.segments[-1]
+        segments = self.segments
+        if len(segments) == 1:
+            return segments[0]
+        return next((segment for segment in segments if segment[0] >= block_start + BLOCK_TOKENS), segments[-1])
 
     def place(self, table: list[Block], found: int, tokens: int, copies: float = 0.0) -> None:
         """The request got its blocks, the first `found` of them out of the index; its first `tokens` tokens have their
@@ -188,7 +197,7 @@ class Request:
         self._kv = tokens
         self.seen = max(self.seen, tokens)
         self._placed_seen, self._placed_output, self._placed_tokens = self.seen, self.output, len(self.tokens)
-        self._recovered = False
+        self.repaid = False
 
     def account(self, end: int) -> None:
         """Count that the tokens kv..end are computed now: new ones of the prompt, or again after preemption."""

@@ -58,7 +58,7 @@ class Scheduler:
         self.costs: StepCosts = FixedCosts() if costs is None else costs
         self.targets = targets
         self.swap = SwapSpace(swap)
-        self.batch = DecodeBatch()
+        self.batch = DecodeBatch(max_running)
         self.parked: dict[int, Request] = {}
         """Without blocks and out of credit: not in the queue until credit comes."""
         self.preemptions = 0
@@ -166,20 +166,22 @@ class Scheduler:
         In the order of the step; works that failed are not among them, and their requests have been removed.
         """
         decodes = len(self.batch)
+        prefills = list(zip(works[decodes:], tokens[decodes:], strict=True)) if len(works) > decodes else []
+        if prefills:
+            works, tokens = works[:decodes], tokens[:decodes]
         # Before the prompts that end now join the batch: they have their first token already.
-        for request in self.batch.advance(works[:decodes], tokens):
-            self._attend(request)
-        for work, token in zip(works[decodes:], tokens[decodes:], strict=True):
+        for request, length in self.batch.advance(works, tokens):  # type: ignore[arg-type]  # a decode samples
+            self._attend(request, length)
+        for work, token in prefills:
             self._prefilled(work, token)
 
     # ------------------------------------------------------------ decoding
 
-    def _attend(self, request: Request) -> None:
-        """A decoding request has filled a block, spent its credit, or recovered from its preemption."""
-        self._fill(request)
-        if request.recovers():
+    def _attend(self, request: Request, length: int) -> None:
+        """A decoding request of so many tokens has filled a block, spent its credit, or repaid its preemption."""
+        self._fill(request, length - 1)
+        if not request.repaid and request.recovered:
             self._changed = True
-        length = len(request.tokens)
         if length - request.prompt >= request.credit:
             self.batch.leave(request)
             self._hold(request)
@@ -282,21 +284,22 @@ class Scheduler:
 
     def _prefilled(self, work: Work, token: int | None) -> None:
         request = work.request
-        request.account(work.start + work.count)
-        self._fill(request)
+        end = work.start + work.count
+        request.account(end)
+        self._fill(request, end)
         if token is not None:
             request.tokens.append(token)
             del self._prefills[request.placed]
             self._decode(request)
 
-    def _fill(self, request: Request) -> None:
-        """Publish the blocks that are full, and give back those that fell out of the window."""
-        kv, first = request.kv, request.published
-        full = kv // BLOCK_TOKENS
+    def _fill(self, request: Request, kv: int) -> None:
+        """Publish the blocks that its first `kv` tokens fill, and give back those that fell out of the window."""
+        first, full = request.published, kv // BLOCK_TOKENS
         if full > first and request.store != "none":
-            keys = request.extend_keys(full)
-            for index in range(first, full):
-                self.pool.publish(request.table, index, keys[index], request.segment_at(index * BLOCK_TOKENS)[2])
+            while first < full:
+                key, scope = request.name(first)
+                self.pool.publish(request.table, first, key, scope)
+                first += 1
             request.published = full
         self.pool.slide(request.table, kv)
 

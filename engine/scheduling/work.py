@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from engine.scheduling.request import Request
@@ -17,6 +18,11 @@ class Prefill:
     start: int
     count: int
     samples: bool
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The tokens to compute."""
+        return self.request.tokens[self.start : self.start + self.count]
 
 
 class Decode:
@@ -39,21 +45,28 @@ class Decode:
         """The position of the token to compute."""
         return len(self.request.tokens) - 1
 
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The token to compute."""
+        return (self.request.tokens.last,)
+
 
 Work: TypeAlias = Prefill | Decode
 
 
-@dataclass
 class Step:
     """What one step does, in this order: copy blocks out, clear fresh ones, copy blocks back, work.
 
     Work of one token comes first.
     """
 
-    out: list[tuple[Block, Block]] = field(default_factory=list)
-    """(on the device, in the swap space)"""
-    back: list[tuple[Block, Block]] = field(default_factory=list)
-    """(in the swap space, on the device)"""
-    work: list[Work] = field(default_factory=list)
-    began: list[Request] = field(default_factory=list)
-    fresh: list[Block] = field(default_factory=list)
+    __slots__ = ("back", "began", "fresh", "out", "work")
+
+    def __init__(self) -> None:
+        self.out: list[tuple[Block, Block]] = []
+        """(on the device, in the swap space)"""
+        self.back: list[tuple[Block, Block]] = []
+        """(in the swap space, on the device)"""
+        self.work: list[Work] = []
+        self.began: list[Request] = []
+        self.fresh: list[Block] = []

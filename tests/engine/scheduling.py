@@ -10,6 +10,7 @@ from engine.scheduling.costs import FixedCosts, Rates
 from engine.scheduling.policy import Policy
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.tokens import Tokens
 from engine.scheduling.work import Step
 from prompt_cache.block_groups import GroupedPool
 
@@ -24,7 +25,7 @@ def request(number: int, prompt: int = 64, output: int = 8, **fields: object) ->
         "id": str(number),
         "attempt": 1,
         "arrival": number,
-        "tokens": [hash(prefix) % 1000] * prompt,
+        "tokens": Tokens([hash(prefix) % 1000] * prompt),
         "prompt": prompt,
         "segments": ((prompt, b"root", "scope"),),
         "root": b"model",

@@ -11,6 +11,7 @@ from engine.scheduling.fair_share import HEARD_S, FairShare
 from engine.scheduling.flows import DEBT, LATE, PATIENCE, FlowShares
 from engine.scheduling.lanes import LANES, ROUNDS, WEIGHTS
 from engine.scheduling.service import KEPT, ServiceTotals
+from engine.scheduling.tokens import Tokens
 from tests.engine.scheduling import request
 
 
@@ -88,7 +89,7 @@ def test_who_wakes_is_not_billed_for_what_others_have_in_flight():
     policy.push(woken := request(9, flow="woken"))
     assert shares.flow("woken").counter == pytest.approx(rates.cost(2 * 64, 0, 0)), "prompts, and no output yet"
     policy.take(woken)
-    long[0].tokens += [0] * 10
+    long[0].tokens = Tokens([0] * 74)
     policy.push(request(10, flow="later"))
     assert shares.flow("later").counter == pytest.approx(rates.cost(2 * 64, 0, 10))
 
@@ -150,7 +151,7 @@ def test_output_is_charged_block_by_block_and_not_before():
         policy.take(done)
         policy.placed(done)
         done.computed = 64
-        done.tokens += [0] * 2000
+        done.tokens = Tokens([0] * 2064)
         policy.released(done)
     policy.push(made := request(99, 100, 2000))
     policy.take(made)
@@ -158,7 +159,7 @@ def test_output_is_charged_block_by_block_and_not_before():
     assert made.charged == made.rates.cost(100, 0, 64)
     made.computed = 100
     for output in (1, 28, 64, 92):
-        made.tokens = [0] * (100 + output)
+        made.tokens = Tokens([0] * (100 + output))
         policy.grown([made])
         assert made.charged == pytest.approx(made.rates.cost(100, 0, output + 64))
 
