@@ -1,4 +1,8 @@
-"""What scheduling and block accounting cost a step, in µs, with many requests decoding and others waiting."""
+"""What scheduling and block accounting cost a step, in µs, with many requests decoding and others waiting.
+
+Counted is all that `schedule` and `commit` do: whose turn it is, the step's work, its tokens taken to their requests,
+keys of full blocks and their place in the index, new blocks, and charges to flows and lanes. Not counted is the model.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,9 @@ def measure(running: int, steps: int) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduling", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scheduling", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--running", type=int, default=256)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--json", type=Path, help="write the figures here too")
