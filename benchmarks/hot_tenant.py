@@ -23,6 +23,7 @@ import uvloop
 from benchmarks.processes import Processes, server_cpu_s
 from billing.audit.checks import check
 from billing.balances import Balances
+from billing.holds.allowances import Allowances
 from billing.holds.decisions import InsufficientFunds
 from billing.holds.records import Hold, HoldRequest
 from billing.holds.reserving import Holds
@@ -70,7 +71,7 @@ class Worker:
 
     def __init__(self, share: Share, database: Database, version: PriceVersion, spool: Spool) -> None:
         self._share = share
-        self._holds = Holds(database)
+        self.allowances = Allowances(Holds(database), spool, share.name)
         self._spool = spool
         self._project, self._key = new_id(), new_id()
         self._cost = version.cost(USAGE, "standard")
@@ -90,12 +91,14 @@ class Worker:
             self._asked += 1
             asked_ns = time.perf_counter_ns()
             try:
-                hold = await self._holds.reserve(self._request())
+                hold = await self.allowances.reserve(self._request())
             except InsufficientFunds:
                 self.refused += 1
                 continue
             self.reserve_ns.append(time.perf_counter_ns() - asked_ns)
-            await self._spool.append(self._event(hold))
+            event = self._event(hold)
+            await self._spool.append(event)
+            self.allowances.ended(hold, event.cost_pico)
 
     def _request(self) -> HoldRequest:
         share = self._share
@@ -111,7 +114,7 @@ class Worker:
             model=hold.model, model_digest="digest", lane=hold.lane, price_version=hold.price_version,
             admitted_at=hold.admitted_at, finished_at=hold.admitted_at, period=hold.period, status="ok", reason="stop",
             delivery="confirmed", source="gateway", replica="r", sequence=0, attempt=1, counts=COUNTS, usage=USAGE,
-            cost_pico=self._cost, hold_batch=hold.batch,
+            cost_pico=self._cost, hold_batch=hold.batch, allowance=hold.allowance,
         )  # fmt: skip
 
 
@@ -126,6 +129,7 @@ async def _work(share: Share) -> Done:
         before = time.process_time()
         await settler.start()
         await worker.run()
+        await worker.allowances.close()
         drained = await settler.drain(_DRAIN_S)
         cpu_s = time.process_time() - before
         await settler.stop()

@@ -25,6 +25,8 @@ from tests.servers import PostgresServer, postgres_server, redis_server
 
 _KINDS = {"engine": 3, "gateway": 2, "gateway worker": 4, "worker": 1, "postgresql": 3}
 """What is killed how often, by weight."""
+_GATEWAY = ("--workers", "2", "--allowance-requests", "2")
+"""Two requests at once get money set aside for them: so some have holds of their own, and others take from those."""
 _AT_ONCE = 0.25
 """How often the next one is killed before the last one is back."""
 _BACK_S = 45.0
@@ -124,7 +126,7 @@ class Reaper:
 
 def start(deployment: Deployment, name: str) -> None:
     """Start a process as this benchmark has it."""
-    deployment.start(name, *(("--workers", "2") if name == "gateway" else ()))
+    deployment.start(name, *_GATEWAY if name == "gateway" else ())
 
 
 def kill(

@@ -93,16 +93,31 @@ async def _settle(
     columns = await book_late(books, columns)
     rows = EventRows(columns, numbers)
     rolled, chained = await books.write_events(rows, lambda: (roll_up(columns), batches(rows)))
-    used = {event.id: event.hold_batch for event in columns.events}
+    used = {event.id: event.hold_batch for event in columns.events if event.allowance is None}
     settled = await books.holds.end(used, "settled")
     unused = {request: batch for request, batch in releases.items() if request not in used}
+    drawn = _Drawn(columns.events if len(used) < len(columns) else ())
+    spent = await books.holds.spend(drawn.costs) if drawn.costs else []
     released = await books.holds.end(unused, "released")
     await books.roll_up(rolled)
     await books.chain(chained)
     unheld = len(used) > sum(some.requests for some in settled)
-    await _post(books, rolled, [*settled, *released], columns.events, currencies, unheld=unheld)
+    ended = [*settled, *spent, *released]
+    await _post(books, rolled, ended, columns.events, currencies, drawn=drawn.requests, unheld=unheld)
     await refuse(books, refused)
     return Settled(written=len(columns), released=sum(some.requests for some in released), refused=len(refused))
+
+
+class _Drawn:
+    """Of events: what was held out of allowances. `costs` by tenant and allowance, `requests` by tenant."""
+
+    def __init__(self, events: Iterable[UsageEvent]) -> None:
+        self.costs: dict[tuple[UUID, UUID], int] = defaultdict(int)
+        self.requests: dict[UUID, int] = defaultdict(int)
+        for event in events:
+            if event.allowance is not None:
+                self.costs[event.tenant_id, event.allowance] += event.cost_pico
+                self.requests[event.tenant_id] += 1
 
 
 async def refuse(books: Books, records: Iterable[tuple[Settlement, str]]) -> None:
@@ -127,11 +142,13 @@ async def _post(
     new: Sequence[UsageEvent],
     currencies: Mapping[UUID, str],
     *,
+    drawn: Mapping[UUID, int],
     unheld: bool,
 ) -> None:
     """Give back what was held, debit what was used, and write the entries: all that needs the balances.
 
-    `unheld`: some of the new events come after their hold has ended.
+    `drawn`: how many of each tenant's new events were held out of an allowance. `unheld`: some of the others come after
+    their hold has ended.
     """
     ended: dict[UUID, list[Ended]] = defaultdict(list)
     counted_on: set[UUID] = set()
@@ -161,7 +178,7 @@ async def _post(
             entries = wallet.use([Cost(*of, pico) for of, pico in costs.items()], paid.get(period, {}))
             if entries:
                 transactions.append(Transaction(new_id(), tenant, currencies[tenant], "usage", period, entries))
-        after = wallet.balance
+        after = wallet.balance.changed(holds=drawn.get(tenant, 0))
         balances.append(after)
         changed += wallet.changed.values()
         if after.overdraft and not before.overdraft:

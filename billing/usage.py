@@ -212,7 +212,7 @@ class UsageEvent(msgspec.Struct, frozen=True, tag="event"):
     is the replica's journal sequence, 0 if the journal has none. `context_from` is the lower bound, in tokens of the
     prompt, of the context tier that priced it. An adjustment has the id of the event that it `corrects`: nothing was
     counted for it, and its usage (a SignedUsage) and cost are what changes. `hold_batch` is where the request's hold is
-    kept, if that is known: it is for who ends the hold, and is not recorded.
+    kept, if that is known, or `allowance` what it was taken from: they are for who ends the hold, and not recorded.
     """
 
     id: UUID
@@ -239,6 +239,7 @@ class UsageEvent(msgspec.Struct, frozen=True, tag="event"):
     context_from: int = 0
     corrects: UUID | None = None
     hold_batch: UUID | None = None
+    allowance: UUID | None = None
 
     def __post_init__(self) -> None:
         check_period(self.period)

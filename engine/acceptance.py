@@ -20,8 +20,8 @@ from prompt_cache.keys import block_key
 
 Segments: TypeAlias = tuple[tuple[int, bytes, str], ...]
 
-_LONGEST_ID = 256
-"""Ids go into journal records, which are bounded."""
+_LONGEST_ID, _LONGEST_CLAIM = 256, 64 * 1024
+"""Ids and claims go into journal records, which are bounded."""
 
 
 class Rejected(Exception):
@@ -59,6 +59,8 @@ class Acceptance:
         sampling = generate.sampling
         if not 1 <= len(generate.id) <= _LONGEST_ID:
             raise Rejected(f"id: {len(generate.id)} characters are not within 1..{_LONGEST_ID}")
+        if len(generate.claim) > _LONGEST_CLAIM:
+            raise Rejected(f"claim: {len(generate.claim)} bytes are more than {_LONGEST_CLAIM}")
         if not generate.tokens:
             raise Rejected("tokens: the prompt is empty")
         vocabulary = self._vocabulary
@@ -91,7 +93,7 @@ class Acceptance:
         for member in members:
             guide = None if grammar is None else grammar.guide()
             member.row = SamplingRow(member.sampling, generate.tokens, generate.emitted, guide)
-        return Family(members, private=private)
+        return Family(members, private=private, claim=generate.claim)
 
     def _grammar(self, text: str) -> Grammar:
         if self.grammars is None:

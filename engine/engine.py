@@ -87,6 +87,8 @@ class StepResult:
 
     events: list[Event] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
+    claims: dict[str, bytes] = field(default_factory=dict)
+    """Of the requests that began, those that have one."""
     ran: bool = False
 
 
@@ -360,6 +362,8 @@ class Engine:
         misses = (Miss(read, request.prompt, "cold" if request.read else "no_read"),)
         queued = max(0.0, self._clock() - request.arrived_at)
         self._result.events.append(Began(request.id, request.attempt, planned, misses, queued))
+        if claim := self._requests[request.id].claim:
+            self._result.claims[request.id] = claim
         self._result.progress.append(Progress(request.id, request.attempt, request.counts()))
 
     def _finish(self, family: Family, reason: Reason, error: str | None, invalid: str | None = None) -> None:

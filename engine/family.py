@@ -24,6 +24,7 @@ class Family:
     """Output tokens that reached the client, of all choices."""
     private: bool = False
     """Whether its blocks are in the index for its own sake only."""
+    claim: bytes = b""
     ended: dict[int, Reason] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

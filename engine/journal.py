@@ -53,6 +53,7 @@ class Begun(Record, frozen=True):
     handle: int
     id: str
     attempt: int
+    claim: bytes = b""
 
 
 class Went(Record, frozen=True):
@@ -101,6 +102,7 @@ class _Live:
     attempt: int
     counts: Counts
     delivered: int = 0
+    claim: bytes = b""
 
 
 def frame(record: AnyRecord) -> bytes:
@@ -185,13 +187,13 @@ class Journal:
 
     # ------------------------------------------------------------ writing
 
-    def begin(self, id: str, attempt: int) -> None:
-        """The request was scheduled."""
+    def begin(self, id: str, attempt: int, claim: bytes = b"") -> None:
+        """The request was scheduled; its `Done` will have this claim."""
         with self._guard:
             self._handle += 1
             self._handles[id, attempt] = self._handle
-            self._live[self._handle] = _Live(id, attempt, Counts())
-            self._buffer.append(frame(Begun(self._handle, id, attempt)))
+            self._live[self._handle] = _Live(id, attempt, Counts(), claim=claim)
+            self._buffer.append(frame(Begun(self._handle, id, attempt, claim)))
 
     def progress(self, counts: Iterable[tuple[str, int, Counts]]) -> None:
         """(id, attempt, counts) after a step; those that have not begun or have ended are passed over."""
@@ -267,9 +269,9 @@ class Journal:
     # ------------------------------------------------------------ inside
 
     def _end(self, handle: int, done: Done) -> Done:
-        self._live.pop(handle, None)
+        live = self._live.pop(handle, None)
         self._sequence += 1
-        numbered = msgspec.structs.replace(done, sequence=self._sequence)
+        numbered = msgspec.structs.replace(done, sequence=self._sequence, claim=live.claim if live else b"")
         self._done[self._sequence] = numbered
         self._count(numbered.counts)
         self._buffer.append(frame(Ended(handle, numbered)))
@@ -315,7 +317,7 @@ class Journal:
         """Follow a record of the last epochs; False if what it speaks of is not known."""
         match record:
             case Begun():
-                self._live[record.handle] = _Live(record.id, record.attempt, Counts())
+                self._live[record.handle] = _Live(record.id, record.attempt, Counts(), claim=record.claim)
             case Went():
                 known = [(handle, counts) for handle, counts in record.counts if handle in self._live]
                 for handle, counts in known:
@@ -342,7 +344,7 @@ class Journal:
             yield Ended(0, self._done[sequence])
         yield self._totals  # after those, which it includes
         for handle, live in self._live.items():
-            yield Begun(handle, live.id, live.attempt)
+            yield Begun(handle, live.id, live.attempt, live.claim)
             yield Went([(handle, live.counts)])
             yield Heard(handle, live.delivered)
 

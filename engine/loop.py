@@ -110,7 +110,7 @@ class EngineLoop:
         journal = self.journal
         for index, event in enumerate(result.events):
             if isinstance(event, Began):
-                journal.begin(event.id, event.attempt)
+                journal.begin(event.id, event.attempt, result.claims.get(event.id, b""))
             elif isinstance(event, Done) and event.reason != "rejected":
                 result.events[index] = journal.end(event)
         if result.progress:

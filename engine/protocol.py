@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-VERSION = 2
+VERSION = 3
 OLDEST_VERSION = 1
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
@@ -259,10 +259,14 @@ class Generate(Message, frozen=True, tag="Generate"):
     """How many outputs are drawn for one prompt, each under a seed derived from `seed` and as its own request would
     be. The prompt is computed and counted once; limits and `credit` are each choice's own; `counts.output` and
     `delivered` are sums over all. With `store` `none` nothing is read either."""
+    claim: bytes = b""
+    """What whoever bills this request must know of it, if nobody else will: journaled, and given back in `Done`."""
 
     @property
     def version(self) -> int:
         """The oldest protocol version whose replicas answer this request as it is meant."""
+        if self.claim:
+            return 3
         return max(self.sampling.version, 1 if self.choices == 1 and self.grammar is None else 2)
 
 
@@ -379,6 +383,8 @@ class Done(Message, frozen=True, tag="Done"):
     invalid: str | None = None
     """With reason `rejected` or, once output had begun, `error`: the field of `Generate` in which the client is wrong,
     as only the replica could tell."""
+    claim: bytes = b""
+    """That of `Generate`, if it was ever scheduled."""
 
 
 class Ack(Message, frozen=True, tag="Ack"):

@@ -67,7 +67,7 @@ class Leftovers:
         await self._until(lambda: self._spool.drained and not self._recovering())
         left = {request: batch for request, batch in (await self._open()).items() if request in open_before}
         for request, batch in left.items():
-            await self._recorder.release(request, "the gateway died before anything was done", batch)
+            await self._recorder.release_open(request, "the gateway died before anything was done", batch)
         if left:
             log.warning("gave back the holds of requests that an earlier start never sent", holds=len(left))
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from uuid import UUID
 
 import structlog
 from msgspec import Struct
 
+from billing.holds.allowances import Allowances
 from billing.holds.records import Hold
 from billing.prices import PriceVersion
 from billing.spool import Spool, SpoolUnavailable
@@ -63,14 +65,16 @@ def event_of(hold: Hold, terms: Terms, price: PriceVersion, counts: EngineCounts
         cost_pico=price.cost(usage, hold.lane),
         context_from=price.context_from(usage.prompt, hold.lane),
         hold_batch=hold.batch,
+        allowance=hold.allowance,
     )
 
 
 class Recorder:
-    """Appends to the spool, and goes on trying while that fails."""
+    """Appends to the spool, and goes on trying while that fails; what requests held is free for others after that."""
 
-    def __init__(self, spool: Spool) -> None:
+    def __init__(self, spool: Spool, allowances: Allowances) -> None:
         self._spool = spool
+        self._allowances = allowances
         self._failed_at: float | None = None
 
     @property
@@ -99,10 +103,23 @@ class Recorder:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _PAUSE_MOST)
 
+    async def use(self, hold: Hold, event: UsageEvent, *, failing: Callable[[], None]) -> None:
+        """Record the usage of a request that held this; `failing` is called if that does not succeed at once."""
+        if not await self.once(event):
+            failing()
+            await self.until_durable(event)
+        self._allowances.ended(hold, event.cost_pico)
+
     async def once_release(self, request_id: UUID, reason: str) -> None:
-        """Like `release`, tried once: for a hold that may not even exist, and expires if it does."""
+        """Release what may not even exist, and expires if it does: tried once."""
         await self.once(Release(request_id, reason))
 
-    async def release(self, request_id: UUID, reason: str, hold_batch: UUID | None = None) -> None:
+    async def release(self, hold: Hold, reason: str) -> None:
         """Record that nothing was done: the hold is to be given back."""
+        if hold.allowance is None:
+            await self.release_open(hold.request_id, reason, hold.batch)
+        self._allowances.ended(hold)
+
+    async def release_open(self, request_id: UUID, reason: str, hold_batch: UUID | None) -> None:
+        """Record that a hold of the database's is to be given back."""
         await self.until_durable(Release(request_id, reason, hold_batch))

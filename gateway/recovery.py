@@ -1,7 +1,7 @@
 """What earlier gateways left behind: a replica's journal repeats each request whose usage nobody acknowledged.
 
 Such a request is billed from its hold's terms and the journal's counts, once: if an orphaned spool knew better, the
-event is a repetition and changes nothing.
+event is a repetition and changes nothing. The hold is the database's, or the one that the request carried.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class Recovery:
         link.send(Ack(done.id, done.sequence))
 
     async def _find(self, done: Done) -> Hold | None:
-        """The hold, as soon as the database can be asked."""
+        """The hold that the request carried; else the database's, as soon as that can be asked."""
+        if done.claim:
+            return Hold.claimed(done.claim)
         while True:
             try:
                 return await self._holds.get(UUID(done.id))

@@ -101,13 +101,13 @@ class RequestOwner:
         hold = await self._reserve()
         prepared = self.prepared
         if self._unwanted():
-            await around.recorder.release(self.request_id, "ended before it began", hold.batch)
+            await around.recorder.release(hold, "ended before it began")
             raise self._failure or Interrupted("The client left.")
         try:
             exchange = self._dispatch(hold)
         except Failure as failure:
             self.delivery.fail(failure)
-            await around.recorder.release(self.request_id, "no replica", hold.batch)
+            await around.recorder.release(hold, "no replica")
             return
         self.stage = "running"
         self._arm(around.admission.lifetimes.request + _DEADLINE_GRACE)
@@ -174,6 +174,7 @@ class RequestOwner:
             store=prepared.plan.store,
             choices=prepared.generation.choices,
             grammar=None if prepared.generation.grammar is None else prepared.generation.grammar.text,
+            claim=hold.claim,
         )
         exchange = self._exchange = fleet.generate(
             fleet.choose(prepared.model.name, generate.version), scopes, generate
@@ -247,7 +248,7 @@ class RequestOwner:
         counts = done.counts if known and done else seen(self._began.counts if self._began else None, exchange.received)
         sequence = done.sequence if done else 0
         if not known and not counts.prompt and not counts.output:
-            await around.recorder.release(self.request_id, ending.reason, hold.batch)
+            await around.recorder.release(hold, ending.reason)
             return
         delivered = self._choices.tokens if ending.status == "ok" else self.delivery.delivered
         event = event_of(
@@ -268,9 +269,8 @@ class RequestOwner:
                 attempt=_ATTEMPT,
             ),
         )
-        if not await around.recorder.once(event):
-            self.delivery.fail(Interrupted("The answer's usage could not be recorded."))
-            await around.recorder.until_durable(event)
+        unrecorded = Interrupted("The answer's usage could not be recorded.")
+        await around.recorder.use(hold, event, failing=lambda: self.delivery.fail(unrecorded))
         if sequence:
             around.fleet.acknowledge(exchange, sequence)
         around.metrics.finished(prepared.model.name, ending.status, event.usage)

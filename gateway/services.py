@@ -8,6 +8,7 @@ from msgspec import Struct, field
 
 from billing.epochs import EpochKeeper
 from billing.exports.jobs import ExportJobs
+from billing.holds.allowances import BUSY, Allowances
 from billing.holds.reserving import Holds
 from billing.prices import PriceBook
 from billing.settler import Settler
@@ -39,6 +40,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     client that does not read, or has not sent its body, for so long is given up. `courtesy`: how long a hold of another
     gateway, or of an earlier start, is left to who may still know something of it. `public_prices`: whether the base
     book is shown to those without a key. `hold_slice`: output tokens whose money is held at a time; 0: all.
+    `allowance_requests`: so many requests of a tenant at once get money set aside for it; 0: never.
     """
 
     body_limit: int = 8 * 1024 * 1024
@@ -48,6 +50,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     courtesy: float = 30.0
     public_prices: bool = False
     hold_slice: int = 0
+    allowance_requests: int = BUSY
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
 
 
@@ -79,13 +82,17 @@ class Gateway:
         self.services = services
         self.metrics = Metrics(services.name)
         self.metrics.watch(fleet=services.fleet, spool=services.spool, settler=services.settler)
-        self.recorder = Recorder(services.spool)
+        self._allowances = Allowances(
+            services.holds, services.spool, services.name, busy=services.options.allowance_requests
+        )
+        self.recorder = Recorder(services.spool, self._allowances)
         self.admission = Admission(
             services.name,
             models=services.models,
             fleet=services.fleet,
             prices=services.prices,
             holds=services.holds,
+            allowances=self._allowances,
             lifetimes=services.options.lifetimes,
             slice_tokens=services.options.hold_slice,
         )
@@ -145,6 +152,7 @@ class Gateway:
         await self.leftovers.stop()
         await self.recovery.stop()
         await self.services.fleet.stop()
+        await self._allowances.close()
         await self.services.settler.drain(_SETTLE_S)
         await self.services.settler.stop()
         if self._refreshing is not None:

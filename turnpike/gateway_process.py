@@ -52,6 +52,7 @@ async def services(
                 drain_timeout=settings.drain_timeout,
                 public_prices=settings.public_prices,
                 hold_slice=settings.hold_slice_tokens,
+                allowance_requests=settings.allowance_requests,
                 lifetimes=Lifetimes(request=settings.request_timeout),
             ),
         )

@@ -103,6 +103,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             at_least=0,
         ),
     ] = 0
+    allowance_requests: Annotated[
+        int,
+        _about(
+            "so many requests of a tenant that wait for their holds at once get money set aside for the tenant, from "
+            "which others are admitted without asking the database; 0: none ever do",
+            SERVE,
+            GATEWAY,
+            at_least=0,
+        ),
+    ] = 8
     drain_timeout: Annotated[
         float,
         _about(

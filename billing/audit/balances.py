@@ -145,11 +145,9 @@ def _is_as_asked(row: Any) -> bool:
         split(row.budgets), grants_in(row.budgets)
     except (msgspec.MsgspecError, ValueError):
         return False
-    if not asked.model:  # of before requests were kept whole
-        return True
     same = (row.request_id, row.tenant_id, row.gateway) == (asked.request_id, asked.tenant_id, asked.gateway)
     lasts = row.expires_at - row.admitted_at == asked.lifetime_s * 1_000_000
-    return same and lasts and row.amount_pico >= asked.amount_pico
+    return same and lasts and (row.amount_pico >= asked.amount_pico or asked.is_allowance)
 
 
 def _are_as_asked(batch: Batch) -> bool:
@@ -166,7 +164,7 @@ def _are_as_asked(batch: Batch) -> bool:
         (batch.first, batch.last) == (min(ever), max(ever))
         and {(batch.tenant_id, batch.gateway)} == {(one.tenant_id, one.gateway) for one in ever.values()}
         and (batch.open, batch.amount_pico) == (len(amounts), sum(amounts.values()))
-        and all(amounts[request] >= one.amount_pico for request, one in asked.items())
+        and all(amounts[request] >= one.amount_pico or one.is_allowance for request, one in asked.items())
         and lasts in lifetimes
         and all(lasts <= one.lifetime_s * 1_000_000 for one in asked.values())
     )

@@ -126,6 +126,18 @@ class HoldBooks(ABC):
             await self._keep(kept, state)
         return [Ended(of[0], *total, of[1], ids_of.get(of, ())) for of, total in totals.items()]
 
+    async def spend(self, costs: Mapping[tuple[UUID, UUID], int]) -> list[Ended]:
+        """Take so much out of these tenants' allowances, as far as there is so much left. What that was counts as
+        ended, of no request: those that take from an allowance have no holds here."""
+        after: list[Batch] = []
+        spent: list[Ended] = []
+        for batch in await self._read({allowance for _, allowance in costs}, whole=False):
+            cost = costs.get((batch.tenant_id, batch.id), 0)
+            after.append(batch.amended({id: max(0, amount - cost) for id, amount in batch.amounts().items()}))
+            spent.append(Ended(batch.tenant_id, 0, batch.amount_pico - after[-1].amount_pico))
+        await self._save(after)
+        return spent
+
     async def overdue(self, now: int, most: int) -> dict[UUID, UUID]:
         """Open holds whose time had passed at `now`, of at most so many batches, with these; not those that someone
         else is ending."""

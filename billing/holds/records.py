@@ -20,7 +20,7 @@ class HoldRequest(msgspec.Struct, frozen=True, array_like=True):
 
     `gateway` is the name of the gateway worker that runs the request, `tag` what the client calls it for budgets.
     `terms` is for the gateway alone: what it needs to make usage of a journal's counts later. Fields are only added at
-    the end, with a default: open holds outlive an upgrade.
+    the end, with a default: open holds outlive an upgrade. An allowance (`billing.holds.allowances`) is for no model.
     """
 
     request_id: UUID
@@ -42,6 +42,11 @@ class HoldRequest(msgspec.Struct, frozen=True, array_like=True):
         if self.lifetime_s <= 0:
             raise InvalidMoney(f"a hold for {self.lifetime_s} seconds")
 
+    @property
+    def is_allowance(self) -> bool:
+        """Whether it is for many requests, which take from it until it is ended."""
+        return not self.model
+
 
 class TopUp(msgspec.Struct, frozen=True):
     """Raise the hold of a request that runs until it is `amount_pico` in all, so that a repetition changes nothing.
@@ -56,8 +61,11 @@ class TopUp(msgspec.Struct, frozen=True):
             raise InvalidMoney(f"a hold of {self.amount_pico} pico-units")
 
 
-class Hold(msgspec.Struct, frozen=True):
-    """A reservation as the database has it. Its billing period was fixed by the database's clock at admission."""
+class Hold(msgspec.Struct, frozen=True, array_like=True):
+    """A reservation as the database has it. Its billing period was fixed by the database's clock at admission.
+
+    One that was taken out of an `allowance` has no row of its own: whoever runs the request carries it (`claim`).
+    """
 
     request_id: UUID
     tenant_id: UUID
@@ -79,6 +87,7 @@ class Hold(msgspec.Struct, frozen=True):
     """How much of the amount is reserved from which grants for one model or project, and not from the balance."""
     batch: UUID | None = None
     """Where an open hold is kept (`billing.holds.batches`). Without it, it is found by its id, which takes longer."""
+    allowance: UUID | None = None
 
     @classmethod
     def of(
@@ -113,6 +122,16 @@ class Hold(msgspec.Struct, frozen=True):
             batch,
         )
 
+    @property
+    def claim(self) -> bytes:
+        """All of it, for who is to bill the request if we cannot; nothing if a row says it."""
+        return _encoder.encode(self) if self.allowance is not None else b""
+
+    @staticmethod
+    def claimed(claim: bytes) -> Hold:
+        """The hold whose `claim` this is. Raises msgspec.MsgspecError."""
+        return _hold_decoder.decode(claim)
+
 
 def join(budgets: Sequence[UUID], grants: Mapping[UUID, int] = {}) -> str:
     """What a hold is reserved from beside the balance, as one text: windows of budgets, and grants with how much."""
@@ -134,6 +153,7 @@ def grants_in(sources: str) -> dict[UUID, int]:
 
 _encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
 _decoder = msgspec.msgpack.Decoder(HoldRequest)
+_hold_decoder = msgspec.msgpack.Decoder(Hold)
 _list_decoder = msgspec.msgpack.Decoder(list[HoldRequest])
 pack = _encoder.encode
 """A request as the row of its ended hold keeps it: whatever no statement asks for is in there."""

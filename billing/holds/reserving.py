@@ -29,6 +29,9 @@ from storage.database import Database
 
 _MAX_BATCH = 500
 _SWEEP = 1000
+_ALLOWANCE_PART = 64
+"""An allowance is at most the 64th part of what is available: what lies idle in one is missed by nobody until little is
+left, and then there are none."""
 
 
 class Holds:
@@ -58,6 +61,37 @@ class Holds:
         or when the caller is cancelled, it may have been raised: ask again, or let the hold end.
         """
         return await self._top_ups.submit(TopUp(held.request_id, amount_pico, held.batch))
+
+    async def set_aside(self, request: HoldRequest, currency: str, least_pico: int) -> Hold | None:
+        """Hold an allowance of what the request asks for, or of the part of what is available that one may be of.
+        None if that is less than `least_pico`, or where the balance alone does not say what a request may cost: with
+        budgets, or with grants for one model or project.
+
+        Raises DatabaseUnavailable, or the caller is cancelled: then it may exist; release it or let it expire.
+        """
+        tenant = request.tenant_id
+        async with opened(self._database) as books:
+            owner = (await books.lock({tenant})).get(tenant)
+            if owner is None or owner.currency != currency or owner.budgets or owner.restricted:
+                return None
+            amount = min(request.amount_pico, owner.available // _ALLOWANCE_PART)
+            if amount < least_pico:
+                return None
+            asked = msgspec.structs.replace(request, amount_pico=amount)
+            hold = Hold.of(asked, await books.now())
+            await books.holds.take([(asked, hold)], {tenant: amount})
+        return hold
+
+    async def take_back(self, tenant: UUID, allowance: UUID, pico: int) -> None:
+        """Let so much of an allowance be available again. Raises DatabaseUnavailable; then it may be so, or not."""
+        async with opened(self._database) as books:
+            freed = await books.holds.spend({(tenant, allowance): pico})
+            owners = await books.lock({some.tenant_id for some in freed})
+            await books.save([owners[some.tenant_id].holding(-some.amount_pico) for some in freed])
+
+    def currency_of(self, version: int) -> str | None:
+        """The currency of a price version; None if nothing was reserved at it yet."""
+        return self._currencies.get(version)
 
     async def get(self, request_id: UUID) -> Hold | None:
         """The hold of a request that is open, or ended without usage; None if its usage is settled, or it had none."""

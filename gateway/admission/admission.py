@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from billing.balances import CurrencyMismatch
 from billing.budgets.windows import describe
+from billing.holds.allowances import Allowances
 from billing.holds.decisions import InsufficientFunds
 from billing.holds.records import Hold, HoldRequest
 from billing.holds.reserving import Holds
@@ -88,6 +89,7 @@ class Admission:
         fleet: Fleet,
         prices: PriceBook,
         holds: Holds,
+        allowances: Allowances,
         lifetimes: Lifetimes,
         slice_tokens: int = 0,
     ) -> None:
@@ -99,6 +101,7 @@ class Admission:
         self._fleet = fleet
         self._prices = prices
         self._holds = holds
+        self._allowances = allowances
 
     async def prepare(self, request_id: UUID, payer: Payer, generation: Generation) -> Prepared:
         """Render, tokenize, plan, check. Raises ModelNotFound, InvalidRequest, Unavailable."""
@@ -164,8 +167,10 @@ class Admission:
 
     async def _hold(self, prepared: Prepared) -> Hold:
         payer, generation = prepared.payer, prepared.generation
+        # a hold that is to be raised has a row of its own
+        whole = prepared.held_output == prepared.sampling.max_tokens
         try:
-            return await self._holds.reserve(
+            return await (self._allowances if whole else self._holds).reserve(
                 HoldRequest(
                     request_id=prepared.request_id,
                     tenant_id=payer.tenant_id,

@@ -99,6 +99,7 @@ def event(hold: Hold | HoldRequest, version: PriceVersion, usage: Usage, sequenc
         cost_pico=version.cost(usage, hold.lane),
         context_from=version.context_from(usage.prompt, hold.lane),
         hold_batch=hold.batch if isinstance(hold, Hold) else None,
+        allowance=hold.allowance if isinstance(hold, Hold) else None,
     )
 
 

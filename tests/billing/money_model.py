@@ -15,7 +15,8 @@ Window = tuple[str, int]
 
 
 class Request(msgspec.Struct):
-    """What is known of one request. Its hold's state is open, settled, released or expired."""
+    """What is known of one request. Its hold's state is open, settled, released or expired; `drawn` if it was taken
+    from what is set aside."""
 
     hold: Hold
     windows: list[Window]
@@ -30,10 +31,16 @@ class Request(msgspec.Struct):
     granted: int = 0
     """How much of its hold, while it is open, is of the pots for its model."""
 
-    @property
-    def is_late(self) -> bool:
-        """Whether usage came after the hold had ended."""
-        return self.cost is not None and self.state in ("expired", "released")
+    late: bool = False
+    """Whether usage came after the hold had ended."""
+
+
+class Aside(msgspec.Struct):
+    """Money that is set aside for requests to come: what is left of it, until it is released or expired."""
+
+    hold: Hold
+    left: int
+    state: str = "open"
 
 
 class Pot(msgspec.Struct):
@@ -64,6 +71,7 @@ class Money:
         self.owed = 0
         self.line = 0
         self.requests: dict[UUID, Request] = {}
+        self.asides: dict[UUID, Aside] = {}
 
     def put_in(self, pot: Pot) -> None:
         """What was paid goes to what is owed first."""
@@ -111,7 +119,8 @@ class Money:
     def held(self) -> int:
         """Of what is for everything."""
         some = [request for request in self.requests.values() if request.state == "open"]
-        return sum(request.hold.amount_pico - request.granted for request in some)
+        aside = sum(one.left for one in self.asides.values() if one.state == "open")
+        return aside + sum(request.hold.amount_pico - request.granted for request in some)
 
     def free(self, model: str) -> int:
         """What is left for the model only, and no open hold counts on."""

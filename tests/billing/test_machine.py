@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from types import ModuleType
 from typing import Any, ClassVar, TypeVar, cast
@@ -38,6 +38,8 @@ from billing.audit.checks import check
 from billing.balances import Balances, RefundRefused
 from billing.budgets.setting import Budgets
 from billing.budgets.windows import Span
+from billing.holds import reserving
+from billing.holds.allowances import Allowance
 from billing.holds.decisions import HoldEnded, InsufficientFunds
 from billing.holds.records import Hold
 from billing.holds.reserving import Holds
@@ -51,7 +53,7 @@ from billing.wallet import PAID_PRIORITY, PROMO_PRIORITY
 from storage.base import Count, new_id
 from storage.database import Database
 from tests.billing.money import Tenant
-from tests.billing.money_model import Money, Pot, Request, Window
+from tests.billing.money_model import Aside, Money, Pot, Request, Window
 
 T = TypeVar("T")
 
@@ -168,6 +170,7 @@ class MoneyMachine(RuleBasedStateMachine):
         self.latest: dict[str, int] = {}
         """Limits, those that were taken away too: they bind what was admitted under them."""
         self.closed: set[str] = set()
+        self.allowances: dict[UUID, Allowance] = {}
         self.adjusted: dict[UUID, str] = {}
         """Corrections, and the periods that they were booked in."""
         self.bounded = True
@@ -308,10 +311,58 @@ class MoneyMachine(RuleBasedStateMachine):
                 elsewhere = sum(self.money.free(other) for other in MODELS if other != model)
                 assert answer.elsewhere_pico == (elsewhere if money <= budgets else 0)
 
-    @action(2, lambda self: self.all)
+    @action(2, tokens=st.integers(1, 12), least=st.integers(1, 6), calls=crashes)
+    def set_aside(self, tokens: int, least: int, calls: int | None) -> None:
+        """For requests to come, unless what they may cost depends on what they are for."""
+        money, lifetime = self.money, self.data.draw(st.integers(1, 100))
+        asked = msgspec.structs.replace(self.tenant.request(tokens * TOKEN, lifetime_s=lifetime), model="")
+        fits = min(tokens * TOKEN, max(0, money.available) // 2)
+        found: list[Hold | None] = []
+
+        async def aside() -> None:
+            found.append(await self.holds.set_aside(asked, "USD", least * TOKEN))
+
+        if calls is not None:
+            self.crash(reserving, aside, calls)
+        if not found:
+            self.run(aside())
+        (hold,) = found
+        if self.limits or money.restricted or fits < least * TOKEN:
+            assert hold is None
+        else:
+            assert hold is not None
+            assert (hold.amount_pico, hold.admitted_at) == (fits, self.now)
+            money.asides[hold.request_id] = Aside(hold, fits)
+            self.allowances[hold.request_id] = Allowance(hold, "USD", self.now * 1000)
+
+    @action(3, lambda self: self.allowances, amount=amounts, model=models, milliseconds=st.integers(0, 1500))
+    def take_from_what_is_aside(self, amount: int, model: str, milliseconds: int) -> None:
+        self.now += milliseconds * 1000
+        self.tick(0)
+        one = self.allowances[self.data.draw(st.sampled_from(list(self.allowances)))]
+        before, request = one.free, self.of[model].request(amount)
+        hold = one.take(request, self.now * 1000)
+        if hold is not None:
+            assert amount <= before
+            assert (hold.admitted_at, hold.period) == (self.now, period_of(self.now))
+            assert Hold.claimed(hold.claim) == hold
+            self.money.requests[hold.request_id] = Request(hold, [], state="drawn")
+
+    @action(1, lambda self: self.allowances)
+    def take_some_of_it_back(self) -> None:
+        one = self.allowances[self.data.draw(st.sampled_from(list(self.allowances)))]
+        pico = self.data.draw(st.integers(0, one.free))
+        one.free -= pico
+        self.run(self.holds.take_back(self.tenant.id, one.id, pico))
+        aside = self.money.asides[one.id]
+        if aside.state == "open":
+            aside.left -= pico
+
+    @action(2, lambda self: [request for request in self.all if request.state != "drawn"])
     def top_up_some(self) -> None:
         """Open holds and ended ones, some twice, to more than they are and to less."""
-        some = self.data.draw(st.lists(st.sampled_from(self.all), min_size=1, max_size=4))
+        ordinary = [request for request in self.all if request.state != "drawn"]
+        some = self.data.draw(st.lists(st.sampled_from(ordinary), min_size=1, max_size=4))
         asked = [(request, self.data.draw(amounts)) for request in some]
 
         async def together() -> list[Hold | BaseException]:
@@ -350,6 +401,9 @@ class MoneyMachine(RuleBasedStateMachine):
                 batch.append(self.of[request.hold.model].event(request.hold, Usage(uncached=tokens)))
             else:
                 batch.append(Release(request.hold.request_id, "rejected"))
+        if self.allowances and self.data.draw(st.booleans()):
+            aside = self.data.draw(st.sampled_from(list(self.allowances)))
+            batch.append(Release(aside, "not needed any more", aside))
         batch = self.data.draw(st.permutations(batch))
 
         async def finish() -> None:
@@ -366,19 +420,37 @@ class MoneyMachine(RuleBasedStateMachine):
                     request.tokens = record.usage.uncached
                     request.booked = self.booked_in(request.hold.period)
                     costs[record.model] += record.cost_pico
-                    if request.state == "open":
+                    if request.state == "drawn":
+                        self.spend(request)
+                    elif request.state == "open":
                         request.state = "settled"
-                    self.bounded &= not request.is_late
+                    else:
+                        request.late = True
+                    self.bounded &= not request.late
         for record in batch:  # an event outweighs a release in the same batch
-            if isinstance(record, Release) and self.money.requests[record.request_id].state == "open":
-                self.money.requests[record.request_id].state = "released"
+            if isinstance(record, Release):
+                ended = (self.money.requests | self.money.asides)[record.request_id]
+                if ended.state == "open":
+                    ended.state = "released"
         for model, cost in costs.items():
             self.money.pay(model, cost)
+
+    def spend(self, request: Request) -> None:
+        """Of what was set aside, as far as it is there."""
+        cost, one = request.cost or 0, cast(UUID, request.hold.allowance)
+        self.allowances[one].end(request.hold.request_id, cost)
+        aside = self.money.asides[one]
+        if aside.state == "open":
+            assert cost <= aside.left
+            aside.left -= cost
+        else:
+            request.late = True
 
     @action(1, seconds=st.integers(0, 100))
     def expire(self, seconds: int) -> None:
         self.tick(seconds)
-        due = [r for r in self.all if r.state == "open" and r.hold.expires_at <= self.now]
+        everyone = [*self.all, *self.money.asides.values()]
+        due = [one for one in everyone if one.state == "open" and one.hold.expires_at <= self.now]
         assert self.run(self.holds.sweep()) == len(due)
         for request in due:
             request.state = "expired"
@@ -407,27 +479,27 @@ class MoneyMachine(RuleBasedStateMachine):
         else:
             self.money.give_back(request.hold.model, -tokens * TOKEN)
 
-    def crashing_first(self, module: ModuleType, work: Callable[[], Awaitable[None]], calls: int | None) -> None:
+    def crashing_first(
+        self, module: ModuleType, work: Callable[[], Coroutine[Any, Any, None]], calls: int | None
+    ) -> None:
         """Do it; unless `calls` is None, fail before that at one of the books' calls, after which nothing is written
         of what came before it; if there are fewer, it is done twice."""
 
-        async def crash(calls: int) -> None:
-            left = iter(range(calls))
+        if calls is not None:
+            self.crash(module, work, calls)
+        self.run(work())
 
-            @asynccontextmanager
-            async def fragile(database: Database) -> AsyncIterator[Any]:
-                async with opened(database) as books:
-                    yield Fragile(books, left)
+    def crash(self, module: ModuleType, work: Callable[[], Coroutine[Any, Any, None]], calls: int) -> None:
+        """Do it until so many calls of the books were made, if there are more."""
+        left = iter(range(calls))
 
-            with patch.object(module, "opened", fragile), suppress(Crash):
-                await work()
+        @asynccontextmanager
+        async def fragile(database: Database) -> AsyncIterator[Any]:
+            async with opened(database) as books:
+                yield Fragile(books, left)
 
-        async def do() -> None:
-            if calls is not None:
-                await crash(calls)
-            await work()
-
-        self.run(do())
+        with patch.object(module, "opened", fragile), suppress(Crash):
+            self.run(work())
 
     # ------------------------------------------------------------ periods
 
@@ -443,7 +515,7 @@ class MoneyMachine(RuleBasedStateMachine):
     @action(1)
     def close_what_is_over(self) -> None:
         """Everything that is over closes, in its order, up to the first period with a request that runs."""
-        running = {r.hold.period for r in self.all if r.state == "open"}
+        running = {r.hold.period for r in (*self.all, *self.money.asides.values()) if r.state == "open"}
         for period in self.run(self.periods.close_due(0)):
             assert period.ends_at <= self.now
             assert period.period not in running | self.closed
@@ -490,9 +562,9 @@ class MoneyMachine(RuleBasedStateMachine):
         assert left == {pot.id: (pot.left, pot.used) for pot in self.money.pots if pot.model is None}
         for model in MODELS:
             assert sum(one.free for one in grants if one.model == model) == self.money.free(model)
-        for request in self.all:
-            hold = self.run(self.holds.get(request.hold.request_id))
-            assert (hold.state if hold else "settled") == request.state
+        for one in (*self.all, *self.money.asides.values()):
+            hold = self.run(self.holds.get(one.hold.request_id))
+            assert (hold.state if hold else "settled") == one.state.replace("drawn", "settled")
         booked = {r.hold.request_id: r.booked for r in self.money.events()}
         assert self.run(self.booked()) == booked | self.adjusted
         self.tick(10**6)
@@ -511,6 +583,12 @@ class MoneyMachine(RuleBasedStateMachine):
 
 
 @pytest.fixture
+def large_allowances(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of what is available may be set aside, so that it matters here."""
+    monkeypatch.setattr(reserving, "_ALLOWANCE_PART", 2)
+
+
+@pytest.fixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite in the thread of the loop: a step calls it a hundred times, and handing that over takes longer."""
 
@@ -521,7 +599,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_threads")
+@pytest.mark.usefixtures("no_threads", "large_allowances")
 def test_money_behaves_like_its_model(empty_again: Callable[[], str], capsys: pytest.CaptureFixture[str]) -> None:
     """In rounds, each on a database without rows."""
     loop, tally = uvloop.new_event_loop(), Tally()

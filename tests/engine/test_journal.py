@@ -42,21 +42,23 @@ def done(id: str, output: int, attempt: int = 1) -> Done:
 def test_what_had_begun_ends_with_the_counts_last_written(tmp_path: Path):
     journal = opened(tmp_path)
     assert journal.epoch == 1
-    journal.begin("ends", 1)
-    journal.begin("crashes", 2)
+    journal.begin("ends", 1, b"paid by one")
+    journal.begin("crashes", 2, b"paid by two")
     journal.progress([("ends", 1, counts(1)), ("crashes", 2, counts(1))])
     journal.progress([("crashes", 2, counts(5))])
     journal.delivered("crashes", 2, 3)
     journal.delivered("crashes", 2, 2)
     ended = journal.end(done("ends", 1))
-    assert ended.sequence == (1 << SEQUENCE_BITS) + 1
+    assert (ended.sequence, ended.claim) == ((1 << SEQUENCE_BITS) + 1, b"paid by one")
     journal.close()
     again = opened(tmp_path)
     assert again.epoch == 2
     assert again.damaged == again.torn_bytes == 0
     first, second = again.unacknowledged()
     assert first == ended
-    assert second == Done("crashes", 2, "crash", counts(5), (2 << SEQUENCE_BITS) + 1, delivered=3, replayed=True)
+    assert second == Done(
+        "crashes", 2, "crash", counts(5), (2 << SEQUENCE_BITS) + 1, delivered=3, replayed=True, claim=b"paid by two"
+    )
     again.close()
     # A crash is told once, under one number, until it is acknowledged.
     third = opened(tmp_path)

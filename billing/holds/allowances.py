@@ -1,0 +1,301 @@
+"""Money set aside for busy tenants: from an allowance, requests are admitted without asking the database.
+
+An allowance is a hold that a gateway worker has for a tenant and not for a request. While it is open, the worker takes
+the holds of that tenant's requests out of it, in memory: what the database reserved cannot be spent twice, so the
+bound of overspending stays 0. A usage event takes its cost out of the allowance in the transaction that debits the
+balance; what the request did not need is the next one's. Requests carry their holds with them (`Hold.claim`), since no
+row says them; what becomes of an allowance whose worker dies is what becomes of its holds.
+
+Nothing is taken from an allowance after two seconds, or after the month: prices in force, budgets and credit lines
+count for who comes later. A tenant gets one only while many of its requests come at once, and much is available.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from uuid import UUID
+
+import structlog
+
+from billing.holds.decisions import InsufficientFunds
+from billing.holds.records import Hold, HoldRequest
+from billing.holds.reserving import Holds
+from billing.spool import Spool, SpoolUnavailable
+from billing.usage import Release, period_bounds
+from storage.base import new_id
+from storage.database import DatabaseUnavailable
+
+log = structlog.get_logger(__name__)
+
+BUSY = 8
+"""So many requests of a tenant that wait for their holds at once are many."""
+_OPEN_S = 2.0
+_IDLE_S = 1.0
+_TICK_S = 0.25
+_AHEAD_S = 0.5
+"""An allowance is of what is taken in so much time."""
+_FEW = 4
+"""It is worth having for so many requests; the first is of so many times what waits."""
+_WORTH = 8
+_AGAIN_S = 1.0
+"""After a tenant got none, another is asked for as late as this."""
+_NOBODY = UUID(int=0)
+_US, _S = 1_000, 1_000_000_000
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def _now_ns() -> int:
+    """Nanoseconds that have passed, those in which the machine slept too."""
+    return time.clock_gettime_ns(_CLOCK)
+
+
+class Allowance:
+    """What is left of one. `clock` in nanoseconds; the database's was heard when it said `held`."""
+
+    def __init__(self, held: Hold, currency: str, heard_ns: int) -> None:
+        self.id = held.request_id
+        self.tenant_id = held.tenant_id
+        self.currency = currency
+        self.free = held.amount_pico
+        self.worth = held.amount_pico // _WORTH
+        """Less than this is not given back before its end."""
+        self.closed = False
+        """Nothing more is taken from it."""
+        self._taken: dict[UUID, int] = {}
+        self._admitted_at = held.admitted_at
+        self._period = held.period
+        self._heard_ns = heard_ns
+        month_ns = (period_bounds(held.period)[1] - held.admitted_at) * _US
+        self._until_ns = heard_ns + min(int(_OPEN_S * _S), month_ns)
+
+    @property
+    def unused(self) -> bool:
+        """Whether every request that took from it has ended."""
+        return not self._taken
+
+    def is_over(self, now_ns: int) -> bool:
+        """Whether its time has passed."""
+        return now_ns >= self._until_ns
+
+    def is_nearly_over(self, now_ns: int) -> bool:
+        """Whether it is time to have another."""
+        return now_ns >= self._until_ns - _AHEAD_S * _S
+
+    def take(self, request: HoldRequest, now_ns: int) -> Hold | None:
+        """The request's hold, admitted now by the database's clock; None if it does not fit."""
+        amount = request.amount_pico
+        if amount > self.free or now_ns >= self._until_ns:
+            return None
+        self.free -= amount
+        self._taken[request.request_id] = amount
+        admitted_at = self._admitted_at + (now_ns - self._heard_ns) // _US
+        return Hold(
+            request.request_id, request.tenant_id, request.project_id, request.key_id, request.model, request.lane,
+            request.price_version, amount, request.gateway, request.terms, admitted_at, self._period,
+            admitted_at + request.lifetime_s * 1_000_000, allowance=self.id,
+        )  # fmt: skip
+
+    def end(self, request_id: UUID, cost: int) -> None:
+        """The request has ended, and its cost is recorded; 0 if nothing was done for it."""
+        amount = self._taken.pop(request_id, None)
+        if amount is not None:
+            self.free = max(0, self.free + amount - cost)
+
+
+class _Owner:
+    """A busy tenant's allowances, the oldest first, and how fast it takes from them."""
+
+    def __init__(self, now_ns: int) -> None:
+        self.allowances: list[Allowance] = []
+        self.low = 0
+        """With less than this left, another is set aside."""
+        self.taken = 0
+        self.since_ns = now_ns
+        self.used_ns = now_ns
+        self.not_before_ns = 0
+        self.asking: asyncio.Task[None] | None = None
+
+
+class Allowances:
+    """Holds for the requests of one gateway worker: out of allowances where there are any, else as `Holds` has them."""
+
+    def __init__(
+        self, holds: Holds, spool: Spool, gateway: str, *, busy: int = BUSY, clock: Callable[[], int] = _now_ns
+    ) -> None:
+        """`spool` is the worker's own: what is given back comes after the usage that was taken. `busy`: how many
+        requests of a tenant must wait for their holds at once, before money is set aside for it; 0: it never is.
+        `clock` in nanoseconds."""
+        self._holds = holds
+        self._spool = spool
+        self._gateway = gateway
+        self._busy = busy
+        self._clock = clock
+        self._owners: dict[UUID, _Owner] = {}
+        self._open: dict[UUID, Allowance] = {}
+        """By id: every one that is not given back yet."""
+        self._waiting: dict[UUID, int] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    def __len__(self) -> int:
+        """How many allowances there are."""
+        return len(self._open)
+
+    async def reserve(self, request: HoldRequest) -> Hold:
+        """As `Holds.reserve`."""
+        if (hold := self._take(request)) is not None:
+            return hold
+        tenant = request.tenant_id
+        waiting = self._waiting[tenant] = self._waiting.get(tenant, 0) + 1
+        try:
+            if self._busy and waiting >= self._busy:
+                self._ask(request, waiting * request.amount_pico * _FEW)
+            return await self._holds.reserve(request)
+        except InsufficientFunds:
+            if not await self._give_back(tenant):
+                raise
+            return await self._holds.reserve(request)
+        finally:
+            self._waiting[tenant] -= 1
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
+
+    def ended(self, hold: Hold, cost: int = 0) -> None:
+        """The request of this hold has ended: usage of this cost is in the spool, or nothing was done for it."""
+        if hold.allowance is not None and (allowance := self._open.get(hold.allowance)) is not None:
+            allowance.end(hold.request_id, cost)
+
+    async def close(self) -> None:
+        """Give back all that no request needs any more; what some still need is left to who ends their holds."""
+        self._stopping = True
+        asking = [owner.asking for owner in self._owners.values() if owner.asking is not None]
+        await asyncio.gather(*asking, return_exceptions=True)
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        for allowance in self._open.values():
+            allowance.closed = True
+        self._owners.clear()
+        await self._tidy()
+
+    # ------------------------------------------------ taking
+
+    def _take(self, request: HoldRequest) -> Hold | None:
+        owner = self._owners.get(request.tenant_id)
+        if owner is None or not owner.allowances:
+            return None
+        now_ns = self._clock()
+        currency = self._holds.currency_of(request.price_version)
+        hold, left = None, 0
+        for allowance in owner.allowances:
+            if hold is None and allowance.currency == currency:
+                hold = allowance.take(request, now_ns)
+            left += 0 if allowance.is_nearly_over(now_ns) else allowance.free
+        owner.used_ns = now_ns
+        owner.taken += request.amount_pico
+        if left < owner.low:
+            seconds = max(1, now_ns - owner.since_ns) / _S
+            self._ask(request, int(owner.taken / seconds * _AHEAD_S))
+        return hold
+
+    # ------------------------------------------------ setting aside
+
+    def _ask(self, request: HoldRequest, pico: int) -> None:
+        """Set so much aside, on the side; at most one at a time for a tenant."""
+        owner, now_ns = self._owners.get(request.tenant_id), self._clock()
+        if owner is None:
+            owner = self._owners[request.tenant_id] = _Owner(now_ns)
+        if owner.asking is not None or now_ns < owner.not_before_ns or self._stopping:
+            return
+        owner.not_before_ns = now_ns + int(_AGAIN_S * _S)
+        owner.asking = asyncio.create_task(self._set_aside(owner, request, pico))
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._watch())
+
+    async def _set_aside(self, owner: _Owner, request: HoldRequest, pico: int) -> None:
+        currency = self._holds.currency_of(request.price_version)
+        if currency is None:  # it is learned as the first request is reserved
+            owner.asking = None
+            owner.not_before_ns = 0
+            return
+        least = _FEW * request.amount_pico
+        asked = HoldRequest(
+            new_id(), request.tenant_id, _NOBODY, _NOBODY, "", "", 0, max(pico, least),
+            request.lifetime_s + int(_OPEN_S) + 1, self._gateway, b"",
+        )  # fmt: skip
+        try:
+            held = await self._holds.set_aside(asked, currency, least)
+        except DatabaseUnavailable:
+            with contextlib.suppress(SpoolUnavailable):  # then it ends with its time
+                await self._spool.append(Release(asked.request_id, "nobody knows whether it was set aside"))
+            return
+        except Exception:
+            log.exception("no money could be set aside", tenant=str(request.tenant_id))
+            return
+        finally:
+            owner.asking = None
+        if held is None:
+            return
+        now_ns = self._clock()
+        allowance = self._open[held.request_id] = Allowance(held, currency, now_ns)
+        owner.allowances.append(allowance)
+        owner.low = held.amount_pico // 2
+        owner.not_before_ns = owner.taken = 0
+        owner.since_ns = now_ns
+
+    # ------------------------------------------------ giving back
+
+    async def _watch(self) -> None:
+        """Close what is old or idle, and give back what nobody needs, as long as there is anything."""
+        while self._open or self._owners:
+            await asyncio.sleep(_TICK_S)
+            now_ns = self._clock()
+            for tenant, owner in list(self._owners.items()):
+                idle = now_ns - owner.used_ns > _IDLE_S * _S
+                self._close(owner, lambda one, idle=idle, now_ns=now_ns: idle or one.is_over(now_ns))  # type: ignore[misc]
+                if not owner.allowances and owner.asking is None and now_ns >= owner.not_before_ns:
+                    del self._owners[tenant]
+            await self._tidy()
+
+    def _close(self, owner: _Owner, which: Callable[[Allowance], bool]) -> list[Allowance]:
+        closed = [one for one in owner.allowances if which(one)]
+        for one in closed:
+            one.closed = True
+            owner.allowances.remove(one)
+        return closed
+
+    async def _give_back(self, tenant: UUID) -> bool:
+        """A tenant's money is short: let what lies in our allowances be available; whether there was anything."""
+        owner = self._owners.get(tenant)
+        if owner is None or not owner.allowances:
+            return False
+        owner.not_before_ns = self._clock() + int(_AGAIN_S * _S)
+        freed = False
+        for allowance in self._close(owner, lambda _: True):
+            freed |= await self._free(allowance)
+        return freed
+
+    async def _tidy(self) -> None:
+        """Give back what lies in closed allowances, and end those from which no request has anything any more."""
+        for allowance in [one for one in self._open.values() if one.closed]:
+            if allowance.unused:
+                try:
+                    await self._spool.append(Release(allowance.id, "not needed any more", allowance.id))
+                except SpoolUnavailable:
+                    return  # again with the next tick
+                del self._open[allowance.id]
+            elif allowance.free >= allowance.worth:
+                await self._free(allowance)
+
+    async def _free(self, allowance: Allowance) -> bool:
+        pico, allowance.free = allowance.free, 0
+        if not pico:
+            return False
+        try:
+            await self._holds.take_back(allowance.tenant_id, allowance.id, pico)
+        except DatabaseUnavailable:  # it may be done: not twice; the rest comes back with the allowance's end
+            return False
+        return True
