@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from billing.holds.records import unpack
 from tests.e2e.deployment import Answer, Deployment
 from tests.e2e.processes import command, get
 from tests.servers import PostgresServer, postgres_server, redis_server
@@ -183,6 +184,7 @@ def _verdict(deployment: Deployment, answers: list[Answer]) -> dict[str, Any]:
     told = {UUID(hex=a.request.removeprefix("req_")): a.usage for a in answers if a.usage is not None}
     sequences = Counter((row.replica, row.sequence) for row in rows if row.sequence)
     unconfirmed = sum(row.delivery == "unconfirmed" for row in rows)
+    released = deployment.query("SELECT request FROM ended_hold")
     audits = {name: command("audit", name, env=deployment.env) for name in ("money", "counts")}
     return {
         "requests": len(answers),
@@ -200,6 +202,7 @@ def _verdict(deployment: Deployment, answers: list[Answer]) -> dict[str, Any]:
         "unconfirmed": unconfirmed,
         "unconfirmed_percent": round(100 * unconfirmed / max(1, len(events)), 2),
         "from_journals": sum(row.source == "journal" for row in rows),
+        "allowances": sum(unpack(row.request).is_allowance for row in released),
         "open_holds": deployment.query("SELECT coalesce(sum(open), 0) FROM hold_batch")[0][0],
         "findings": [json.loads(line) for line in audits["money"].stdout.splitlines()],
         "money_is_right": audits["money"].returncode == 0,

@@ -82,17 +82,17 @@ class Gateway:
         self.services = services
         self.metrics = Metrics(services.name)
         self.metrics.watch(fleet=services.fleet, spool=services.spool, settler=services.settler)
-        self._allowances = Allowances(
+        self.allowances = Allowances(
             services.holds, services.spool, services.name, busy=services.options.allowance_requests
         )
-        self.recorder = Recorder(services.spool, self._allowances)
+        self.recorder = Recorder(services.spool, self.allowances)
         self.admission = Admission(
             services.name,
             models=services.models,
             fleet=services.fleet,
             prices=services.prices,
             holds=services.holds,
-            allowances=self._allowances,
+            allowances=self.allowances,
             lifetimes=services.options.lifetimes,
             slice_tokens=services.options.hold_slice,
         )
@@ -152,7 +152,7 @@ class Gateway:
         await self.leftovers.stop()
         await self.recovery.stop()
         await self.services.fleet.stop()
-        await self._allowances.close()
+        await self.allowances.close()
         await self.services.settler.drain(_SETTLE_S)
         await self.services.settler.stop()
         if self._refreshing is not None:

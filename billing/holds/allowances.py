@@ -42,7 +42,6 @@ _FEW = 4
 _WORTH = 8
 _AGAIN_S = 1.0
 """After a tenant got none, another is asked for as late as this."""
-_NOBODY = UUID(int=0)
 _US, _S = 1_000, 1_000_000_000
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -152,7 +151,7 @@ class Allowances:
         waiting = self._waiting[tenant] = self._waiting.get(tenant, 0) + 1
         try:
             if self._busy and waiting >= self._busy:
-                self._ask(request, waiting * request.amount_pico * _FEW)
+                self._ask(request)
             return await self._holds.reserve(request)
         except InsufficientFunds:
             if not await self._give_back(tenant):
@@ -188,7 +187,7 @@ class Allowances:
         if owner is None or not owner.allowances:
             return None
         now_ns = self._clock()
-        currency = self._holds.currency_of(request.price_version)
+        currency = self._holds.currencies.get(request.price_version)
         hold, left = None, 0
         for allowance in owner.allowances:
             if hold is None and allowance.currency == currency:
@@ -197,36 +196,31 @@ class Allowances:
         owner.used_ns = now_ns
         owner.taken += request.amount_pico
         if left < owner.low:
-            seconds = max(1, now_ns - owner.since_ns) / _S
-            self._ask(request, int(owner.taken / seconds * _AHEAD_S))
+            self._ask(request)
         return hold
 
     # ------------------------------------------------ setting aside
 
-    def _ask(self, request: HoldRequest, pico: int) -> None:
-        """Set so much aside, on the side; at most one at a time for a tenant."""
+    def _ask(self, request: HoldRequest) -> None:
+        """Set money aside, on the side; at most one allowance at a time for a tenant."""
         owner, now_ns = self._owners.get(request.tenant_id), self._clock()
         if owner is None:
             owner = self._owners[request.tenant_id] = _Owner(now_ns)
         if owner.asking is not None or now_ns < owner.not_before_ns or self._stopping:
             return
         owner.not_before_ns = now_ns + int(_AGAIN_S * _S)
-        owner.asking = asyncio.create_task(self._set_aside(owner, request, pico))
+        owner.asking = asyncio.create_task(self._set_aside(owner, request))
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch())
 
-    async def _set_aside(self, owner: _Owner, request: HoldRequest, pico: int) -> None:
-        currency = self._holds.currency_of(request.price_version)
-        if currency is None:  # it is learned as the first request is reserved
-            owner.asking = None
-            owner.not_before_ns = 0
-            return
+    async def _set_aside(self, owner: _Owner, request: HoldRequest) -> None:
         least = _FEW * request.amount_pico
-        asked = HoldRequest(
-            new_id(), request.tenant_id, _NOBODY, _NOBODY, "", "", 0, max(pico, least),
-            request.lifetime_s + int(_OPEN_S) + 1, self._gateway, b"",
-        )  # fmt: skip
+        soon = owner.taken * int(_AHEAD_S * _S) // max(1, self._clock() - owner.since_ns)
+        pico = max(least, soon, least * self._waiting.get(request.tenant_id, 0))
+        lifetime_s = request.lifetime_s + int(_OPEN_S) + 1
+        asked = HoldRequest.for_many(new_id(), request.tenant_id, pico, lifetime_s, self._gateway)
         try:
+            currency = await self._holds.currency(request.price_version)
             held = await self._holds.set_aside(asked, currency, least)
         except DatabaseUnavailable:
             with contextlib.suppress(SpoolUnavailable):  # then it ends with its time

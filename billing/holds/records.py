@@ -11,6 +11,7 @@ import msgspec
 from billing.money import MAX_PICO, InvalidMoney
 from billing.usage import period_of
 
+_NOBODY = UUID(int=0)
 State = Literal["open", "released", "expired"]
 """A hold that was settled is gone: its usage event says all that it said."""
 
@@ -41,6 +42,11 @@ class HoldRequest(msgspec.Struct, frozen=True, array_like=True):
             raise InvalidMoney(f"a hold of {self.amount_pico} pico-units")
         if self.lifetime_s <= 0:
             raise InvalidMoney(f"a hold for {self.lifetime_s} seconds")
+
+    @classmethod
+    def for_many(cls, identity: UUID, tenant_id: UUID, amount_pico: int, lifetime_s: int, gateway: str) -> HoldRequest:
+        """For an allowance of this id."""
+        return cls(identity, tenant_id, _NOBODY, _NOBODY, "", "", 0, amount_pico, lifetime_s, gateway, b"")
 
     @property
     def is_allowance(self) -> bool:

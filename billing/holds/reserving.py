@@ -21,6 +21,7 @@ from billing.holds.finding import open_hold
 from billing.holds.records import Hold, HoldRequest, TopUp, unpack
 from billing.ledger import Balance
 from billing.open_books import opened
+from billing.prices import UnknownPriceVersion
 from billing.tables.money import ended_hold, hold_batch, price_version
 from billing.wallet import OpenGrant, Wallet
 from storage.batcher import MicroBatcher
@@ -41,7 +42,8 @@ class Holds:
         self._database = database
         self._batcher: MicroBatcher[HoldRequest, Hold] = MicroBatcher(self._reserve, _MAX_BATCH)
         self._top_ups: MicroBatcher[TopUp, Hold] = MicroBatcher(self._raise, _MAX_BATCH)
-        self._currencies: dict[int, str] = {}
+        self.currencies: dict[int, str] = {}
+        """Of the price versions that were asked for so far."""
         self._careful: set[UUID] = set()
 
     async def reserve(self, request: HoldRequest) -> Hold:
@@ -63,7 +65,7 @@ class Holds:
         return await self._top_ups.submit(TopUp(held.request_id, amount_pico, held.batch))
 
     async def set_aside(self, request: HoldRequest, currency: str, least_pico: int) -> Hold | None:
-        """Hold an allowance of what the request asks for, or of the part of what is available that one may be of.
+        """Hold an allowance (`HoldRequest.for_many`), or as much of it as one may be of what is available.
         None if that is less than `least_pico`, or where the balance alone does not say what a request may cost: with
         budgets, or with grants for one model or project.
 
@@ -89,9 +91,12 @@ class Holds:
             owners = await books.lock({some.tenant_id for some in freed})
             await books.save([owners[some.tenant_id].holding(-some.amount_pico) for some in freed])
 
-    def currency_of(self, version: int) -> str | None:
-        """The currency of a price version; None if nothing was reserved at it yet."""
-        return self._currencies.get(version)
+    async def currency(self, version: int) -> str:
+        """The currency of a price version. Raises UnknownPriceVersion, DatabaseUnavailable."""
+        await self._learn_currencies({version})
+        if version not in self.currencies:
+            raise UnknownPriceVersion(version)
+        return self.currencies[version]
 
     async def get(self, request_id: UUID) -> Hold | None:
         """The hold of a request that is open, or ended without usage; None if its usage is settled, or it had none."""
@@ -146,7 +151,7 @@ class Holds:
 
     async def _at_once(self, requests: list[HoldRequest]) -> list[Hold] | None:
         async with self._database.direct(transaction=False) as connection:
-            taken = await take_at_once(connection, self._database.clock_sql, requests, self._currencies)
+            taken = await take_at_once(connection, self._database.clock_sql, requests, self.currencies)
         if taken is None:
             return None
         now, batches = taken
@@ -180,7 +185,7 @@ class Holds:
             budgets = await books.budgets.windows(windows) if windows else []
             grants = await _restricted(books, owners)
             now = await books.now() if grants else 0
-            decisions = Decisions(now, owners, (), budgets, self._currencies, grants=grants)
+            decisions = Decisions(now, owners, (), budgets, self.currencies, grants=grants)
             answers: list[Hold | Exception] = []
             for one in asked:
                 answer = decisions.top_up(one, known.get(one.request_id))
@@ -211,15 +216,15 @@ class Holds:
             terms = [one for one in await books.budgets.in_force(tenants) if any(map(one.is_for, requests))]
             if terms:
                 windows = await books.budgets.opened([(one, one.starts_at(now)) for one in terms])
-        return Decisions(now, owners, terms, windows, self._currencies, grants=await _restricted(books, owners))
+        return Decisions(now, owners, terms, windows, self.currencies, grants=await _restricted(books, owners))
 
     async def _learn_currencies(self, versions: set[int]) -> None:
-        unknown = versions - self._currencies.keys()
+        unknown = versions - self.currencies.keys()
         if unknown:
             query = select(price_version.c.id, price_version.c.currency)
             async with self._database.reading() as session:
                 rows = await session.execute(query.where(one_of(self._database, price_version.c.id, unknown)))
-            self._currencies |= {row.id: row.currency for row in rows}
+            self.currencies |= {row.id: row.currency for row in rows}
 
     async def _sweep_some(self, now: int) -> int:
         async with opened(self._database) as books:

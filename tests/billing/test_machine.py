@@ -41,7 +41,7 @@ from billing.budgets.windows import Span
 from billing.holds import reserving
 from billing.holds.allowances import Allowance
 from billing.holds.decisions import HoldEnded, InsufficientFunds
-from billing.holds.records import Hold
+from billing.holds.records import Hold, HoldRequest
 from billing.holds.reserving import Holds
 from billing.open_books import opened
 from billing.periods import Periods, following
@@ -315,7 +315,7 @@ class MoneyMachine(RuleBasedStateMachine):
     def set_aside(self, tokens: int, least: int, calls: int | None) -> None:
         """For requests to come, unless what they may cost depends on what they are for."""
         money, lifetime = self.money, self.data.draw(st.integers(1, 100))
-        asked = msgspec.structs.replace(self.tenant.request(tokens * TOKEN, lifetime_s=lifetime), model="")
+        asked = HoldRequest.for_many(new_id(), self.tenant.id, tokens * TOKEN, lifetime, "g1")
         fits = min(tokens * TOKEN, max(0, money.available) // 2)
         found: list[Hold | None] = []
 

@@ -171,6 +171,7 @@ class FakeReplica:
             run.delivered,
             error,  # type: ignore[arg-type]
             invalid=invalid,
+            claim=generate.claim,
         )
         self.journal[generate.id] = done
         self.done.append(done)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from billing.audit.checks import check
+from billing.holds.records import Hold
 from engine.protocol import Counts, Done
 from gateway.services import GatewayOptions
 from tests.gateway.stack import quick_lifetimes, running_stack
@@ -15,6 +17,8 @@ from tests.gateway.stack import quick_lifetimes, running_stack
 WHOLE: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4
 SHORT_COURTESY = GatewayOptions(courtesy=0.3, lifetimes=quick_lifetimes(), drain_timeout=1.0)
+
+ASIDE = GatewayOptions(courtesy=0.3, lifetimes=quick_lifetimes(), drain_timeout=1.0, allowance_requests=1)
 
 
 async def leave_a_hold(url: str, folder: Path, model_folder: Path, name: str) -> str:
@@ -117,3 +121,37 @@ async def test_a_hold_that_nothing_was_done_for_is_given_back(
             stack.gateway.recovery.stray(stack.gateway.services.fleet.links[0], late)
             (event,) = await stack.settled(1)
             assert event.output == 2, "a journal that comes later is still billed"
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_request_that_took_from_an_allowance_is_billed_from_what_it_carried(
+    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, known: bool
+) -> None:
+    """No row says its hold: the journal gives it back. What nobody needs of the allowance is given back after that."""
+    earlier = tmp_path / "earlier"
+    earlier.mkdir()
+    async with running_stack(fresh_sqlite_url, earlier, model_folder, options=ASIDE) as stack:
+        stack.say(TEXT)
+        while not len(stack.gateway.allowances):
+            await stack.post(WHOLE)
+        stack.forget()
+        stack.say(TEXT, queued=9)
+        asking = asyncio.create_task(stack.post(WHOLE))
+        await stack.until(lambda: stack.replica.runs)
+        ((identity, run),) = stack.replica.runs.items()
+        assert Hold.claimed(run.generate.claim).allowance is not None
+        for task in list(stack.gateway.requests._running.values()):
+            task.cancel()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, options=ASIDE, start_replica=False) as stack:
+        before = len(await stack.events())
+        assert "open" in await stack.holds()
+        if known:
+            counts = Counts(prompt=9, computed=9, output=4)
+            stack.replica.journal[identity] = Done(identity, 1, "crash", counts, 12, 2, claim=run.generate.claim)
+        await stack.replica.start()
+        await stack.ready()
+        events = await stack.settled(before + known)
+        assert [event.output for event in events if event.source == "journal"] == [2] * known
+        assert await check(stack.database) == []
