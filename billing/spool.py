@@ -90,7 +90,7 @@ class Spool:
         """What waits of what we appended, in order: it need not be read back."""
         self._kept = 0
         """How many records these have."""
-        self._encoder = msgspec.msgpack.Encoder()
+        self._encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
         self._decoder = msgspec.msgpack.Decoder(Settlement)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
         self._batcher: MicroBatcher[tuple[bytes, Settlement], None] = MicroBatcher(self._flush, _MAX_BATCH)

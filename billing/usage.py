@@ -83,7 +83,7 @@ def _check_number(name: str, number: int, most: int) -> None:
         raise InvalidUsage(f"{name} is {number!r}, not a whole number from 0 to {most}")
 
 
-class Counts(msgspec.Struct, frozen=True):
+class Counts(msgspec.Struct, frozen=True, gc=False):
     """What the engine physically did, in tokens: `prompt = computed + read_hbm + read_dram + read_nvme`.
 
     Prompt is 0 if the request was never scheduled. `output` counts sampled tokens. The last three stand beside the
@@ -120,7 +120,7 @@ COUNTS = Counts.__struct_fields__
 """The names of the counts, in order."""
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """What is billed, in tokens: disjoint parts of the prompt (uncached, read and written by class) and the output.
 
     `read` is keyed by class, `automatic` where KV was there without a lease; `write` by class. Raises InvalidUsage.
@@ -156,7 +156,12 @@ class Usage(msgspec.Struct, frozen=True):
     @property
     def prompt(self) -> int:
         """Tokens of the prompt that are billed, in whatever way."""
-        return self.uncached + sum(self.read.values()) + sum(self.write.values())
+        total = self.uncached
+        for tokens in self.read.values():
+            total += tokens
+        for tokens in self.write.values():
+            total += tokens
+        return total
 
     def meters(self) -> dict[str, int]:
         """Tokens by meter: every meter, in the order of METERS."""
@@ -205,7 +210,7 @@ _ALLOWED = dict(zip(_TOLD, map(get_args, (Status, Delivery, Source)), strict=Tru
 _MAY_TELL = set(product(*_ALLOWED.values()))
 
 
-class UsageEvent(msgspec.Struct, frozen=True, tag="event"):
+class UsageEvent(msgspec.Struct, frozen=True, tag="event", gc=False):
     """The record of a finished request; `id` is the request's. Raises InvalidUsage or InvalidPeriod.
 
     Instants are microseconds since the Unix epoch. `period` was fixed by the database's clock at admission. `sequence`
@@ -271,7 +276,7 @@ class UsageEvent(msgspec.Struct, frozen=True, tag="event"):
             raise InvalidUsage("output is billed, and its prompt is not")
 
 
-class Release(msgspec.Struct, frozen=True, tag="release"):
+class Release(msgspec.Struct, frozen=True, tag="release", gc=False):
     """Nothing was done for this request: its hold is to be given back."""
 
     request_id: UUID

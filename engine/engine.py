@@ -402,6 +402,7 @@ class Engine:
                 error=error,
                 reasons=family.reasons,
                 invalid=invalid,
+                claim=family.claim,
             )
         )
 

@@ -188,7 +188,7 @@ class Journal:
     # ------------------------------------------------------------ writing
 
     def begin(self, id: str, attempt: int, claim: bytes = b"") -> None:
-        """The request was scheduled; its `Done` will have this claim."""
+        """The request was scheduled; should we die, its `Done` will have this claim."""
         with self._guard:
             self._handle += 1
             self._handles[id, attempt] = self._handle
@@ -269,9 +269,9 @@ class Journal:
     # ------------------------------------------------------------ inside
 
     def _end(self, handle: int, done: Done) -> Done:
-        live = self._live.pop(handle, None)
+        self._live.pop(handle, None)
         self._sequence += 1
-        numbered = msgspec.structs.replace(done, sequence=self._sequence, claim=live.claim if live else b"")
+        numbered = msgspec.structs.replace(done, sequence=self._sequence)
         self._done[self._sequence] = numbered
         self._count(numbered.counts)
         self._buffer.append(frame(Ended(handle, numbered)))
@@ -308,7 +308,9 @@ class Journal:
         self._sequence = self.epoch << SEQUENCE_BITS
         for handle in list(self._live):
             live = self._live[handle]
-            crashed = Done(live.id, live.attempt, "crash", live.counts, 0, live.delivered, replayed=True)
+            crashed = Done(
+                live.id, live.attempt, "crash", live.counts, 0, live.delivered, replayed=True, claim=live.claim
+            )
             self._end(handle, crashed)
         self._handles.clear()
         self._rewrite()

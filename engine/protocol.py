@@ -384,7 +384,7 @@ class Done(Message, frozen=True, tag="Done"):
     """With reason `rejected` or, once output had begun, `error`: the field of `Generate` in which the client is wrong,
     as only the replica could tell."""
     claim: bytes = b""
-    """That of `Generate`, if it was ever scheduled."""
+    """That of `Generate`."""
 
 
 class Ack(Message, frozen=True, tag="Ack"):

@@ -36,15 +36,15 @@ class MicroBatcher(Generic[Item, Result]):
         """Items not yet taken into a flush."""
         return len(self._queue)
 
-    async def submit(self, item: Item) -> Result:
-        """Queue the item and wait for its own result. Raises what `flush` answered for it, or BatcherClosed."""
+    def submit(self, item: Item) -> asyncio.Future[Result]:
+        """Queue the item; await its own result. Raises BatcherClosed, and the future what `flush` answered for it."""
         if self._closed:
             raise BatcherClosed
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._queue.append((item, future))
         if self._runner is None:
             self._runner = asyncio.create_task(self._run())
-        return await future
+        return future
 
     async def close(self) -> None:
         """Take nothing more, and wait until what was taken is done."""

@@ -16,7 +16,7 @@ State = Literal["open", "released", "expired"]
 """A hold that was settled is gone: its usage event says all that it said."""
 
 
-class HoldRequest(msgspec.Struct, frozen=True, array_like=True):
+class HoldRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Reserve `amount_pico` for a request, for at most `lifetime_s`. Raises InvalidMoney.
 
     `gateway` is the name of the gateway worker that runs the request, `tag` what the client calls it for budgets.
@@ -67,7 +67,7 @@ class TopUp(msgspec.Struct, frozen=True):
             raise InvalidMoney(f"a hold of {self.amount_pico} pico-units")
 
 
-class Hold(msgspec.Struct, frozen=True, array_like=True):
+class Hold(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A reservation as the database has it. Its billing period was fixed by the database's clock at admission.
 
     One that was taken out of an `allowance` has no row of its own: whoever runs the request carries it (`claim`).

@@ -117,7 +117,7 @@ def test_stop_token_ends_and_is_sent_and_counted(bench: Bench):
 @pytest.mark.parametrize("steps", range(6))
 def test_abort_in_any_phase_frees_at_once_and_counts_what_was_done(benches: Benches, steps: int):
     bench = benches(budget=128, running=2)
-    bench.add(generate("a", LONG, 8))
+    bench.add(generate("a", LONG, 8, claim=b"who pays"))
     for _ in range(steps):
         bench.step()
     assert bench.engine.abort("a")
@@ -126,7 +126,7 @@ def test_abort_in_any_phase_frees_at_once_and_counts_what_was_done(benches: Benc
     bench.step()
     done = bench.runs["a"].done
     assert done is not None
-    assert done.reason == "abort"
+    assert (done.reason, done.claim) == ("abort", b"who pays"), "also if it never began"
     computed = min(128 * steps, 300)
     assert done.counts == Counts(prompt=computed, computed=computed, output=max(0, steps - 2))
     assert not bench.engine.abort("a")

@@ -122,10 +122,10 @@ async def test_kill_9_loses_nothing_that_was_shown(tmp_path: Path, tiny_model: P
     client = await Client.dial(replica.path)
     client.send(*ALL)
     client.acknowledges = False
-    client.send(generate("short", LONG[:50], 3))
+    client.send(generate("short", LONG[:50], 3, claim=b"short's"))
     await client.finished("short")
     for index in range(3):
-        client.send(generate(str(index), LONG, 1500, credit=1500))
+        client.send(generate(str(index), LONG, 1500, credit=1500, claim=bytes([index])))
     client.send(generate("waits", LONG, 3, credit=0))
     await client.until(lambda: all(len(client.tokens.get(str(index), ())) > 40 for index in range(3)))
     client.send(Credit("0", 25, 1500))
@@ -145,10 +145,11 @@ async def test_kill_9_loses_nothing_that_was_shown(tmp_path: Path, tiny_model: P
         assert "waits" not in heir.done
         short = heir.done["short"]
         assert short == msgspec.structs.replace(client.done["short"], replayed=True)
+        assert short.claim == b"short's"
         for index in range(3):
             end = heir.done[str(index)]
             end.counts.check()
-            assert (end.reason, end.replayed) == ("crash", True)
+            assert (end.reason, end.replayed, end.claim) == ("crash", True, bytes([index]))
             assert end.counts.prompt == 300
             # At most the step that was running when it was killed had not been shown.
             assert 0 <= end.counts.output - len(client.tokens[str(index)]) <= 1

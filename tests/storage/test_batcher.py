@@ -30,7 +30,7 @@ async def test_a_lone_item_is_flushed_at_once_and_a_crowd_together() -> None:
     batcher = MicroBatcher(recorder.flush, 3)
     assert await batcher.submit(1) == 2
     recorder.gate.clear()
-    tasks = [asyncio.create_task(batcher.submit(n)) for n in range(2, 9)]
+    tasks = [asyncio.ensure_future(batcher.submit(n)) for n in range(2, 9)]
     await asyncio.sleep(0.01)
     recorder.gate.set()
     assert await asyncio.gather(*tasks) == [2 * n for n in range(2, 9)]
@@ -57,9 +57,9 @@ async def test_who_gives_up_while_queued_is_left_out() -> None:
     recorder = Recorder()
     batcher = MicroBatcher(recorder.flush, 10)
     recorder.gate.clear()
-    first = asyncio.create_task(batcher.submit(1))
+    first = asyncio.ensure_future(batcher.submit(1))
     await asyncio.sleep(0)
-    quitter, stayer = asyncio.create_task(batcher.submit(2)), asyncio.create_task(batcher.submit(3))
+    quitter, stayer = asyncio.ensure_future(batcher.submit(2)), asyncio.ensure_future(batcher.submit(3))
     await asyncio.sleep(0.01)
     quitter.cancel()
     first.cancel()  # its flush is under way and goes on
