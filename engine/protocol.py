@@ -20,6 +20,8 @@ from typing import Literal, TypeAlias
 import msgspec
 
 VERSION = 3
+CLAIMS = 3
+"""From this version on a replica gives back a request's `claim`."""
 OLDEST_VERSION = 1
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
@@ -266,7 +268,7 @@ class Generate(Message, frozen=True, tag="Generate"):
     def version(self) -> int:
         """The oldest protocol version whose replicas answer this request as it is meant."""
         if self.claim:
-            return 3
+            return CLAIMS
         return max(self.sampling.version, 1 if self.choices == 1 and self.grammar is None else 2)
 
 

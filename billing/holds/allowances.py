@@ -63,12 +63,14 @@ class Allowance:
         """Less than this is not given back before its end."""
         self.closed = False
         """Nothing more is taken from it."""
+        self._low = held.amount_pico // 2
         self._taken: dict[UUID, int] = {}
         self._admitted_at = held.admitted_at
         self._period = held.period
         self._heard_ns = heard_ns
         month_ns = (period_bounds(held.period)[1] - held.admitted_at) * _US
         self._until_ns = heard_ns + min(int(_OPEN_S * _S), month_ns)
+        self._short_ns = self._until_ns - int(_AHEAD_S * _S)
 
     @property
     def unused(self) -> bool:
@@ -79,9 +81,9 @@ class Allowance:
         """Whether its time has passed."""
         return now_ns >= self._until_ns
 
-    def is_nearly_over(self, now_ns: int) -> bool:
+    def is_short(self, now_ns: int) -> bool:
         """Whether it is time to have another."""
-        return now_ns >= self._until_ns - _AHEAD_S * _S
+        return self.free < self._low or now_ns >= self._short_ns
 
     def take(self, request: HoldRequest, now_ns: int) -> Hold | None:
         """The request's hold, admitted now by the database's clock; None if it does not fit."""
@@ -109,8 +111,6 @@ class _Owner:
 
     def __init__(self, now_ns: int) -> None:
         self.allowances: list[Allowance] = []
-        self.low = 0
-        """With less than this left, another is set aside."""
         self.taken = 0
         self.since_ns = now_ns
         self.used_ns = now_ns
@@ -186,18 +186,16 @@ class Allowances:
         owner = self._owners.get(request.tenant_id)
         if owner is None or not owner.allowances:
             return None
-        now_ns = self._clock()
-        currency = self._holds.currencies.get(request.price_version)
-        hold, left = None, 0
-        for allowance in owner.allowances:
-            if hold is None and allowance.currency == currency:
-                hold = allowance.take(request, now_ns)
-            left += 0 if allowance.is_nearly_over(now_ns) else allowance.free
-        owner.used_ns = now_ns
+        now_ns = owner.used_ns = self._clock()
         owner.taken += request.amount_pico
-        if left < owner.low:
-            self._ask(request)
-        return hold
+        currency = self._holds.currencies.get(request.price_version)
+        for allowance in owner.allowances:
+            if allowance.currency == currency and (hold := allowance.take(request, now_ns)) is not None:
+                if allowance is owner.allowances[-1] and allowance.is_short(now_ns):
+                    self._ask(request)
+                return hold
+        self._ask(request)
+        return None
 
     # ------------------------------------------------ setting aside
 
@@ -236,7 +234,6 @@ class Allowances:
         now_ns = self._clock()
         allowance = self._open[held.request_id] = Allowance(held, currency, now_ns)
         owner.allowances.append(allowance)
-        owner.low = held.amount_pico // 2
         owner.not_before_ns = owner.taken = 0
         owner.since_ns = now_ns
 

@@ -20,7 +20,7 @@ from billing.holds.records import Hold, HoldRequest
 from billing.holds.reserving import Holds
 from billing.money import InvalidMoney, format_pico
 from billing.prices import PriceBook, PriceMissing, PriceVersion
-from engine.protocol import Sampling
+from engine.protocol import CLAIMS, Sampling
 from gateway.admission.bounds import output_bound
 from gateway.admission.drawing import sampling_for
 from gateway.admission.lifetimes import Lifetimes
@@ -167,10 +167,11 @@ class Admission:
 
     async def _hold(self, prepared: Prepared) -> Hold:
         payer, generation = prepared.payer, prepared.generation
-        # a hold that is to be raised has a row of its own
+        # what is to be raised, or not given back by the replica's journal, has a row of its own
         whole = prepared.held_output == prepared.sampling.max_tokens
+        carried = whole and self._fleet.version(prepared.model.name) >= CLAIMS
         try:
-            return await (self._allowances if whole else self._holds).reserve(
+            return await (self._allowances if carried else self._holds).reserve(
                 HoldRequest(
                     request_id=prepared.request_id,
                     tenant_id=payer.tenant_id,

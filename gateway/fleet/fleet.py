@@ -75,6 +75,10 @@ class Fleet:
         """The shortest context among the healthy replicas of a model, None if there are none."""
         return min((link.hello.capacity.context_tokens for link in self.healthy(model) if link.hello), default=None)
 
+    def version(self, model: str) -> int:
+        """The oldest protocol version among the healthy replicas of a model, 0 if there are none."""
+        return min((link.hello.version for link in self.healthy(model) if link.hello), default=0)
+
     def choose(self, model: str, version: int = 1) -> Link:
         """The least loaded healthy replica of a model that speaks this protocol version. Raises Unavailable."""
         healthy = [link for link in self.healthy(model) if link.hello and link.hello.version >= version]
