@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from uuid import UUID
 
 import structlog
@@ -32,17 +33,16 @@ log = structlog.get_logger(__name__)
 
 BUSY = 8
 """So many requests of a tenant that wait for their holds at once are many."""
-_OPEN_S = 2.0
-_IDLE_S = 1.0
-_TICK_S = 0.25
-_AHEAD_S = 0.5
+_OPEN_NS = 2_000_000_000
+_IDLE_NS = 1_000_000_000
+_AHEAD_NS = 500_000_000
 """An allowance is of what is taken in so much time."""
 _FEW = 4
 """It is worth having for so many requests; the first is of so many times what waits."""
 _WORTH = 8
-_AGAIN_S = 1.0
+_AGAIN_NS = 1_000_000_000
 """After a tenant got none, another is asked for as late as this."""
-_US, _S = 1_000, 1_000_000_000
+_TICK = timedelta(milliseconds=250)
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -68,9 +68,9 @@ class Allowance:
         self._admitted_at = held.admitted_at
         self._period = held.period
         self._heard_ns = heard_ns
-        month_ns = (period_bounds(held.period)[1] - held.admitted_at) * _US
-        self._until_ns = heard_ns + min(int(_OPEN_S * _S), month_ns)
-        self._short_ns = self._until_ns - int(_AHEAD_S * _S)
+        month_ns = (period_bounds(held.period)[1] - held.admitted_at) * 1000
+        self._until_ns = heard_ns + min(_OPEN_NS, month_ns)
+        self._short_ns = self._until_ns - _AHEAD_NS
 
     @property
     def unused(self) -> bool:
@@ -92,7 +92,7 @@ class Allowance:
             return None
         self.free -= amount
         self._taken[request.request_id] = amount
-        admitted_at = self._admitted_at + (now_ns - self._heard_ns) // _US
+        admitted_at = self._admitted_at + (now_ns - self._heard_ns) // 1000
         return Hold(
             request.request_id, request.tenant_id, request.project_id, request.key_id, request.model, request.lane,
             request.price_version, amount, request.gateway, request.terms, admitted_at, self._period,
@@ -206,16 +206,16 @@ class Allowances:
             owner = self._owners[request.tenant_id] = _Owner(now_ns)
         if owner.asking is not None or now_ns < owner.not_before_ns or self._stopping:
             return
-        owner.not_before_ns = now_ns + int(_AGAIN_S * _S)
+        owner.not_before_ns = now_ns + _AGAIN_NS
         owner.asking = asyncio.create_task(self._set_aside(owner, request))
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch())
 
     async def _set_aside(self, owner: _Owner, request: HoldRequest) -> None:
         least = _FEW * request.amount_pico
-        soon = owner.taken * int(_AHEAD_S * _S) // max(1, self._clock() - owner.since_ns)
+        soon = owner.taken * _AHEAD_NS // max(1, self._clock() - owner.since_ns)
         pico = max(least, soon, least * self._waiting.get(request.tenant_id, 0))
-        lifetime_s = request.lifetime_s + int(_OPEN_S) + 1
+        lifetime_s = request.lifetime_s + _OPEN_NS // 10**9 + 1
         asked = HoldRequest.for_many(new_id(), request.tenant_id, pico, lifetime_s, self._gateway)
         try:
             currency = await self._holds.currency(request.price_version)
@@ -242,10 +242,10 @@ class Allowances:
     async def _watch(self) -> None:
         """Close what is old or idle, and give back what nobody needs, as long as there is anything."""
         while self._open or self._owners:
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(_TICK.total_seconds())
             now_ns = self._clock()
             for tenant, owner in list(self._owners.items()):
-                idle = now_ns - owner.used_ns > _IDLE_S * _S
+                idle = now_ns - owner.used_ns > _IDLE_NS
                 self._close(owner, lambda one, idle=idle, now_ns=now_ns: idle or one.is_over(now_ns))  # type: ignore[misc]
                 if not owner.allowances and owner.asking is None and now_ns >= owner.not_before_ns:
                     del self._owners[tenant]
@@ -263,7 +263,7 @@ class Allowances:
         owner = self._owners.get(tenant)
         if owner is None or not owner.allowances:
             return False
-        owner.not_before_ns = self._clock() + int(_AGAIN_S * _S)
+        owner.not_before_ns = self._clock() + _AGAIN_NS
         freed = False
         for allowance in self._close(owner, lambda _: True):
             freed |= await self._free(allowance)

@@ -327,7 +327,7 @@ class MoneyMachine(RuleBasedStateMachine):
         if not found:
             self.run(aside())
         (hold,) = found
-        if self.limits or money.restricted or fits < least * TOKEN:
+        if self.latest or money.restricted or fits < least * TOKEN:  # the key's budget stays
             assert hold is None
         else:
             assert hold is not None
