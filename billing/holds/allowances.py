@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from uuid import UUID
 
@@ -246,17 +246,18 @@ class Allowances:
             now_ns = self._clock()
             for tenant, owner in list(self._owners.items()):
                 idle = now_ns - owner.used_ns > _IDLE_NS
-                self._close(owner, lambda one, idle=idle, now_ns=now_ns: idle or one.is_over(now_ns))  # type: ignore[misc]
+                self._close(owner, [one for one in owner.allowances if idle or one.is_over(now_ns)])
                 if not owner.allowances and owner.asking is None and now_ns >= owner.not_before_ns:
                     del self._owners[tenant]
-            await self._tidy()
+            try:
+                await self._tidy()
+            except Exception:
+                log.exception("allowances could not be given back, trying again")
 
-    def _close(self, owner: _Owner, which: Callable[[Allowance], bool]) -> list[Allowance]:
-        closed = [one for one in owner.allowances if which(one)]
-        for one in closed:
+    def _close(self, owner: _Owner, some: Sequence[Allowance]) -> None:
+        for one in some:
             one.closed = True
             owner.allowances.remove(one)
-        return closed
 
     async def _give_back(self, tenant: UUID) -> bool:
         """A tenant's money is short: let what lies in our allowances be available; whether there was anything."""
@@ -264,10 +265,9 @@ class Allowances:
         if owner is None or not owner.allowances:
             return False
         owner.not_before_ns = self._clock() + _AGAIN_NS
-        freed = False
-        for allowance in self._close(owner, lambda _: True):
-            freed |= await self._free(allowance)
-        return freed
+        some = list(owner.allowances)
+        self._close(owner, some)
+        return any([await self._free(allowance) for allowance in some])
 
     async def _tidy(self) -> None:
         """Give back what lies in closed allowances, and end those from which no request has anything any more."""

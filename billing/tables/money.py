@@ -98,6 +98,7 @@ ledger's entries.
 `overdraft` is 0 but for usage that arrived after its hold had expired and the money was promised to others: then it is
 what is missing. Only settling raises it, so reserving can never bring what is available below zero.
 `holds` is how many holds there were, but for those that `billing.retention` forgot: each is open, or has ended once.
+Those that were taken out of an allowance count when their usage is settled.
 `budgets` is how many are in force.
 `restricted` is what grants for one model or project have left, beside all that: holds count on those grants themselves.
 """
@@ -121,6 +122,8 @@ hold_batch = Table(
 )
 """Open holds, those in a row that were taken together (`billing.holds.batches`): `open` of them, of `amount_pico` in
 all. One that ends leaves its row; what it was is in its usage event, or in `ended_hold`.
+
+An allowance (`billing.holds.allowances`) is a hold too, alone in its row, and shrinks by what is used of it.
 
 `sources` is what each is reserved from beside the balance (`billing.holds.records.join`): windows of budgets, and
 grants for one model or project. The first of them expires at `expires_at`, or later. `first` and `last` are the least
