@@ -20,6 +20,22 @@ _LONGEST_CONTEXT = 1 << 24
 _SIZES = ("_size", "_dim", "_rank", "_experts")
 _ELEMENTS_PER_BYTE = 8
 """More than any format of weights has."""
+_LANGUAGE_PARTS = {
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1_000_000.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+    }
+}
+"""Models of images and text whose language part we run alone, with what its configuration may leave out: the values of
+`Gemma3TextConfig` of transformers, and those of Gemma 3 4B (Gemma Team 2025)."""
+_PREFIX = "language_model."
+"""Before the names of the language part's tensors."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +60,8 @@ class ModelConfig:
     activation: str
     dtype: str
     stop_tokens: tuple[int, ...]
+    prefix: str = ""
+    """Before the names of all tensors in the files: of the language part of a model that can do more."""
 
     def windows(self, window: int, slides: Callable[[int], bool]) -> tuple[int, ...]:
         """The window of each layer in tokens, 0 where it attends to everything.
@@ -57,6 +75,14 @@ class ModelConfig:
         if len(types) != self.layers or not set(types) <= known.keys():
             raise ModelError(f"{self.fields.path}: field layer_types {types!r} is not supported")
         return tuple(known[kind] for kind in types)
+
+
+def _language_part(config: Fields) -> Fields:
+    """The fields of the language part: its own before those of the whole."""
+    whole = {name: value for name, value in config.fields.items() if not isinstance(value, dict)}
+    kept = {"quantization_config": config.fields.get("quantization_config")}
+    left_out = _LANGUAGE_PARTS[config.text("model_type", "")]
+    return Fields(config.path, {**whole, **kept, **left_out, **config.inner("text_config").fields})
 
 
 def _stop_tokens(folder: Path, config: Fields) -> tuple[int, ...]:
@@ -113,6 +139,9 @@ def read_config(folder: Path) -> ModelConfig:
     if not path.is_file():
         raise ModelError(f"{path}: missing; is {folder} a model folder?")
     config = read_fields(path)
+    is_part = config.text("model_type", "unknown") in _LANGUAGE_PARTS
+    if is_part:
+        config = _language_part(config)
     model_type = config.text("model_type", "unknown")
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     result = ModelConfig(
@@ -135,6 +164,7 @@ def read_config(folder: Path) -> ModelConfig:
         activation=config.text("hidden_activation", config.text("hidden_act", "silu")),
         dtype=config.text("dtype", config.text("torch_dtype", "float32")),
         stop_tokens=_stop_tokens(folder, config),
+        prefix=_PREFIX if is_part else "",
     )
     if result.heads % result.kv_heads:
         raise ModelError(

@@ -60,7 +60,7 @@ def load_model(
             f"{folder / 'config.json'}: model_type {config.model_type!r} is not supported"
             f" (supported: {', '.join(sorted(ARCHITECTURES))})"
         )
-    with Checkpoint(folder, config.fields.inner("quantization_config")) as checkpoint, torch.inference_mode():
+    with Checkpoint(folder, config.fields.inner("quantization_config"), config.prefix) as checkpoint, torch.inference_mode():
         check_sizes(config, sum(file.stat().st_size for file in folder.glob("*.safetensors")))
         packed = keep_packed(weights, lambda: checkpoint.decoded_bytes(like.itemsize), like.device)
         return architecture(

@@ -37,15 +37,18 @@ def _naming(path: Path, name: str) -> Iterator[None]:
 class Checkpoint:
     """The tensors of a model folder by name; use it as a context manager. Raises ModelError.
 
-    `quantization` are the fields of the configuration's `quantization_config`.
+    `quantization` are the fields of the configuration's `quantization_config`. Where `prefix` is given, tensors are
+    called by what follows it, and others are not there.
     """
 
-    def __init__(self, folder: Path, quantization: Fields | None = None) -> None:
+    def __init__(self, folder: Path, quantization: Fields | None = None, prefix: str = "") -> None:
         self.folder = folder
         self.quantization = Fields(folder, {}) if quantization is None else quantization
         self._files: dict[Path, Any] = {}
         self._stack = ExitStack()
-        self._where = self._locate()
+        self._prefix = prefix
+        stored = self._locate().items()
+        self._where = {name.removeprefix(prefix): path for name, path in stored if name.startswith(prefix)}
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -93,7 +96,7 @@ class Checkpoint:
         if path is None:
             raise ModelError(f"{self.folder}: tensor {name} is missing")
         with _naming(path, name):
-            tensor: torch.Tensor = self._open(path).get_tensor(name)
+            tensor: torch.Tensor = self._open(path).get_tensor(self._prefix + name)
         return tensor
 
     def load(self, name: str, into: torch.Tensor) -> None:
@@ -134,7 +137,7 @@ class Checkpoint:
         words = 32 // self.quantization.integer("bits", 4)
         for name, path in self._where.items():
             with _naming(path, name):
-                count = math.prod(self._open(path).get_slice(name).get_shape())
+                count = math.prod(self._open(path).get_slice(self._prefix + name).get_shape())
             if name.endswith(("qweight", "weight_packed")):
                 count *= words
             elif name.endswith("_blocks"):

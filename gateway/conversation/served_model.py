@@ -18,6 +18,8 @@ from gateway.generation import Turn
 from prompt_cache.model_digest import text_digest
 
 DEFAULT_MIN_CACHEABLE = 1024
+_CONTEXTS = {"gemma3_text": 131_072}
+"""Contexts in tokens that configurations may leave out."""
 Value = TypeVar("Value", int, str)
 
 
@@ -69,6 +71,8 @@ def load_served_model(folder: Path) -> ServedModel:
     if not folder.is_dir():
         raise ModelFolderError(f"{folder}: there is no such model folder")
     config = _json(folder / "config.json", needed=True)
+    if isinstance(config.get("text_config"), dict):  # of images and text: it is the language part that is served
+        config |= config["text_config"]
     generation = _json(folder / "generation_config.json", needed=False)
     ours = _toml(folder / "turnpike.toml")
     try:
@@ -76,7 +80,7 @@ def load_served_model(folder: Path) -> ServedModel:
         template = ChatTemplate.load(folder, tokenizer.special_texts)
     except (TokenizerError, TemplateError) as error:
         raise ModelFolderError(str(error)) from error
-    context = config.get("max_position_embeddings")
+    context = config.get("max_position_embeddings", _CONTEXTS.get(str(config.get("model_type"))))
     if not isinstance(context, int) or context < 2:
         raise ModelFolderError(f"{folder / 'config.json'}: max_position_embeddings is {context!r}, not a context")
     return ServedModel(

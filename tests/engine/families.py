@@ -117,6 +117,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3_text", {"head_dim": 16, "sliding_window": WINDOW, "layer_types": LAYERS}),
 }
 
+SEEING = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+"""The part of a model of images and text that we leave alone."""
+
+
+def write_multimodal(folder: Path) -> Path:
+    """A folder with a tiny Gemma 3 of images and text, whose language part is that of `FAMILIES`."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    torch.manual_seed(3)
+    vision = {**SEEING, "image_size": 28, "patch_size": 14}
+    text = {**BASE, **FAMILIES["gemma3"][1]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision))
+        model.save_pretrained(folder, max_shard_size="40KB")
+    return folder
+
 
 def write_family(name: str, folder: Path, **changes: object) -> Path:
     """A folder with the family's tiny model, as transformers saves it; biases and norms are random as well."""

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from engine.models.config import read_config
 from engine.protocol import Sampling
 from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import sample
 from tests.engine.conftest import Families, generate, make_bench
-from tests.engine.families import FAMILIES, VOCABULARY, by_transformers
+from tests.engine.families import FAMILIES, VOCABULARY, by_transformers, write_multimodal
 
 PROMPT = [(7 * i * i + 3 * i) % VOCABULARY for i in range(150)]
 OUTPUT = 64
@@ -66,6 +67,40 @@ def test_a_configuration_in_hub_style_is_the_same_model(name: str, family_folder
     (tmp_path / "config.json").write_text(json.dumps(in_hub_style(config)))
     run, expected = (make_bench(each).one(generate("a", PROMPT, 1)) for each in (tmp_path, folder))
     assert torch.equal(run.logits[0], expected.logits[0])
+
+
+def test_of_a_model_of_images_and_text_the_language_part_is_run(tmp_path: Path):
+    folder = write_multimodal(tmp_path / "new")
+    run = make_bench(folder).one(generate("a", PROMPT, OUTPUT, temperature=1.5, seed=5))
+    logits = by_transformers(folder, PROMPT + run.tokens)[len(PROMPT) - 1 : -1]
+    assert (torch.stack(run.logits) - logits).abs().max().item() < 1e-4
+    assert len(set(run.tokens)) >= 40
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    for file in folder.iterdir():
+        (hub / file.name).symlink_to(file)
+    config = json.loads((folder / "config.json").read_text())
+    text = in_hub_style({**config.pop("text_config"), "dtype": config.pop("dtype")})
+    dtype = text.pop("torch_dtype")
+    (hub / "config.json").unlink()
+    (hub / "config.json").write_text(json.dumps({**config, "text_config": text, "torch_dtype": dtype}))
+    again = make_bench(hub).one(generate("a", PROMPT, 1))
+    assert torch.equal(again.logits[0], run.logits[0])
+
+
+def test_what_hubs_leave_out_of_a_language_part_is_what_it_was_made_with(tmp_path: Path):
+    from transformers import Gemma3TextConfig
+
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    whole = {"model_type": "gemma3", "torch_dtype": "bfloat16", "eos_token_id": [1, 106], "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps({**whole, "text_config": text}))
+    read, made = read_config(tmp_path), Gemma3TextConfig(**text)
+    assert (read.model_type, read.dtype, read.stop_tokens) == ("gemma3_text", "bfloat16", (1, 106))
+    assert (read.heads, read.kv_heads, read.head_dim) == (8, 4, 256)
+    assert (made.num_attention_heads, made.num_key_value_heads, made.head_dim) == (8, 4, 256)
+    assert (read.vocabulary, read.context_tokens) == (made.vocab_size, made.max_position_embeddings)
+    assert (read.rope.theta, read.norm_eps) == (1e6, made.rms_norm_eps)
+    assert (read.tied_embeddings, read.activation) == (made.tie_word_embeddings, made.hidden_activation)
 
 
 def far(logits: torch.Tensor, reference: torch.Tensor) -> float:

@@ -337,6 +337,15 @@ def test_defaults_without_our_file(tmp_path: Path) -> None:
     assert (model.defaults.temperature, model.defaults.top_p) == (0.6, 0.9)
 
 
+def test_of_a_model_of_images_and_text_the_language_part_is_served(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path / "both")
+    text: dict[str, object] = {"model_type": "gemma3_text"}
+    for context, expected in ((None, 131_072), (4096, 4096)):
+        text |= {} if context is None else {"max_position_embeddings": context}
+        (folder / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
+        assert load_served_model(folder).context_tokens == expected
+
+
 def test_the_demo_model_renders_as_transformers_does() -> None:
     from transformers import AutoTokenizer
 
