@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from types import ModuleType
 from typing import Any, ClassVar, TypeVar, cast
@@ -52,6 +52,7 @@ from billing.usage import Release, Settlement, Usage, UsageEvent, period_bounds,
 from billing.wallet import PAID_PRIORITY, PROMO_PRIORITY
 from storage.base import Count, new_id
 from storage.database import Database
+from tests.billing.machine_parts import ACTIONS, Crash, Fragile, action
 from tests.billing.money import Tenant
 from tests.billing.money_model import Aside, Money, Pot, Request, Window
 
@@ -85,55 +86,6 @@ amounts = st.integers(0, 12).map(lambda tokens: tokens * TOKEN)
 models = st.sampled_from(MODELS)
 crashes = st.none() | st.integers(0, 12)
 """At which of the books' calls the process ends first, if it does."""
-
-
-class Action(msgspec.Struct):
-    """What may happen, and with what."""
-
-    name: str
-    when: Callable[[Any], bool]
-    arguments: dict[str, st.SearchStrategy[Any]]
-
-
-ACTIONS: list[Action] = []
-"""Each as often as its weight."""
-
-
-def action(
-    weight: int, when: Callable[[Any], object] = lambda _: True, **arguments: st.SearchStrategy[Any]
-) -> Callable[[T], T]:
-    """Let a method be a step. Rules of Hypothesis would not do: of those it leaves out many in each run, and then what
-    takes three of them to happen hardly ever does."""
-
-    def declare(method: T) -> T:
-        ACTIONS.extend([Action(cast(Any, method).__name__, lambda machine: bool(when(machine)), arguments)] * weight)
-        return method
-
-    return declare
-
-
-class Crash(Exception):
-    """The end of the process, as far as its transaction is concerned."""
-
-
-class Fragile:
-    """Books that work for so many calls."""
-
-    def __init__(self, books: Any, left: Iterator[int]) -> None:
-        self._books = books
-        self._left = left
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._books, name)
-        if not callable(found):
-            return Fragile(found, self._left)
-
-        async def call(*arguments: Any, **named: Any) -> Any:
-            if next(self._left, None) is None:
-                raise Crash
-            return await found(*arguments, **named)
-
-        return call
 
 
 class Tally:
