@@ -30,7 +30,7 @@ def warm_up(runner: Runner, budget: int) -> None:
         runner.threads.use(rows)
         with torch.inference_mode():
             for product in runner.tiling.products.values():
-                product(runner.model.embedding.weight.new_zeros(rows, product.inputs))
+                product(runner.model.embedding.weight.new_zeros(rows, product.inputs, dtype=product.dtype))
         ran += 1
         if time.perf_counter() - began > _LIMIT_S:
             break

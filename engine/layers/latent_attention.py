@@ -17,6 +17,9 @@ from engine.layers.linear import Linear
 from engine.layers.norm import RmsNorm
 from engine.weights.loader import Loader
 
+_NORM_EPS = 1e-6
+"""Of the norms inside the attention, whatever `rms_norm_eps` says: so were the models trained."""
+
 
 def _halves(x: torch.Tensor) -> torch.Tensor:
     """Elements that are turned as pairs, brought from beside each other to the two halves."""
@@ -41,12 +44,12 @@ class LatentAttention:
         if "q_lora_rank" in fields:
             rank = fields.integer("q_lora_rank")
             down = load.linear([f"{name}.q_a_proj"], [rank], config.hidden, bias=bias)
-            self.query_down = down, load.norm(f"{name}.q_a_layernorm", rank)
+            self.query_down = down, load.norm(f"{name}.q_a_layernorm", rank, eps=_NORM_EPS)
             self.query = load.linear([f"{name}.q_b_proj"], [query], rank)
         else:
             self.query = load.linear([f"{name}.q_proj"], [query], config.hidden)
         self.latent = load.linear([f"{name}.kv_a_proj_with_mqa"], [self.rank + self.rope], config.hidden, bias=bias)
-        self.latent_norm = load.norm(f"{name}.kv_a_layernorm", self.rank)
+        self.latent_norm = load.norm(f"{name}.kv_a_layernorm", self.rank, eps=_NORM_EPS)
         up = load.tensor(f"{name}.kv_b_proj.weight", self.heads * (self.nope + value), self.rank)
         up = load.rounded(f"{name}.kv_b_proj", up).view(self.heads, self.nope + value, self.rank)
         self.absorb = HeadLinear(up[:, : self.nope].transpose(1, 2))

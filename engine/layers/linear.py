@@ -74,7 +74,8 @@ class Linear:
         self._bias = bias
         self.tiling = tiling
         self.inputs = weight.shape[1]
-        tiling.products.setdefault((Linear, *weight.shape, bias is not None), self)
+        self.dtype = weight.dtype
+        tiling.products.setdefault((Linear, *weight.shape, bias is not None, weight.dtype), self)
 
     @property
     def nbytes(self) -> int:
@@ -101,6 +102,7 @@ class PackedLinear(Linear):
         self._onednn = _packed(like.new_zeros(1, 1)) is not None
         self.tiling = tiling
         self.inputs = pieces[0].shape[1]
+        self.dtype = like.dtype
         outputs = [piece.shape[0] for piece in pieces]
         tiling.products.setdefault((PackedLinear, *outputs, self.inputs, bias is not None), self)
 

@@ -49,7 +49,7 @@ class MixtureOfExperts:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] → the same."""
-        chosen, weights = self.router(self.gate(x).float()[:, : len(self.experts)])
+        chosen, weights = self.router(self.gate(x.to(self.gate.dtype)).float()[:, : len(self.experts)])
         rows, ranks = chosen.shape
         # Pairs of row and rank, in order of the expert, then of the row.
         order = chosen.reshape(-1).argsort(stable=True)

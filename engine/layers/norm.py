@@ -9,7 +9,7 @@ from engine.weights.checkpoint import Checkpoint
 
 
 class RmsNorm:
-    """x / rms(x) · w over the last dimension, each row by itself."""
+    """x / rms(x) · w over the last dimension, each row by itself; in fp32 where w is of that type."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         self.weight = weight
@@ -18,13 +18,16 @@ class RmsNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] → the same."""
-        return rms_norm(x, self.shape, self.weight, self.eps)
+        return rms_norm(x.to(self.weight.dtype), self.shape, self.weight, self.eps).to(x.dtype)
 
 
 def load_norm(
     checkpoint: Checkpoint, name: str, size: int, eps: float, like: torch.Tensor, *, plus_one: bool = False
 ) -> RmsNorm:
-    """The norm with the weight `name`.weight of `size` elements; `plus_one`: it is stored as w − 1 (Gemma)."""
-    weight = like.new_empty(size)
+    """The norm with the weight `name`.weight of `size` elements; `plus_one`: it is stored as w − 1 (Gemma).
+
+    w is then of fp32: next to 1, bf16 would keep little of what is stored.
+    """
+    weight = like.new_empty(size, dtype=torch.float32 if plus_one else like.dtype)
     checkpoint.load(f"{name}.weight", weight)
     return RmsNorm(weight.add_(1.0) if plus_one else weight, eps)

@@ -5,6 +5,7 @@
 
 Experts are in groups; a token may only use those of its best groups. V2 ranks by softmax, a group by its best expert.
 V3 ranks by sigmoid plus a bias that balances the load and is not part of the weight, a group by its two best experts.
+Routers compute in fp32.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class DeepSeekLayer:
         inner, count = fields.integer("moe_intermediate_size"), fields.integer("n_routed_experts")
         router = (_v3_router if third else _v2_router)(load, f"{name}.mlp.gate", count)
         experts = [FeedForward(load, f"{name}.mlp.experts.{expert}", inner) for expert in range(count)]
-        self.mlp = MixtureOfExperts(load.gate(f"{name}.mlp.gate", count), router, experts)
+        self.mlp = MixtureOfExperts(load.gate(f"{name}.mlp.gate", count, exact=True), router, experts)
         if shared := fields.count("n_shared_experts"):
             self.shared = FeedForward(load, f"{name}.mlp.shared_experts", inner * shared)
 

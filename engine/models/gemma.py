@@ -41,10 +41,10 @@ class GemmaLayer:
         return h + self.mlp_out_norm(self.mlp(self.mlp_norm(h)))
 
 
-def _cap(load: Loader, name: str, default: float) -> float | None:
+def _cap(load: Loader, name: str, default: float | None) -> float | None:
     """A soft cap; a missing field means the published model's, null none."""
     fields = load.config.fields
-    if name in fields.fields and name not in fields:
+    if name not in fields and (default is None or name in fields.fields):
         return None
     return fields.number(name, default)
 
@@ -59,8 +59,14 @@ def gemma2(load: Loader) -> Decoder:
     config = load.config
     scale, soft_cap = _scale(load), _cap(load, "attn_logit_softcapping", 50.0)
     windows = config.windows(config.fields.count("sliding_window", 4096), lambda index: index % 2 == 0)
+    bias = config.attention_bias
     layers = [
-        GemmaLayer(load, index, config.rope, Variant(window=window, scale=scale, soft_cap=soft_cap))
+        GemmaLayer(
+            load,
+            index,
+            config.rope,
+            Variant(window=window, scale=scale, soft_cap=soft_cap, qkv_bias=bias, output_bias=bias),
+        )
         for index, window in enumerate(windows)
     ]
     return Decoder(
@@ -81,13 +87,22 @@ def gemma3(load: Loader) -> Decoder:
         local = read_rope(fields, "sliding_attention")
     else:
         local = RopeConfig(fields.number("rope_local_base_freq", 10000.0))
+    bias = config.attention_bias
     layers = [
         GemmaLayer(
             load,
             index,
             local if window else config.rope,
-            Variant(window=window, scale=_scale(load), qk_norm=True, plus_one=True),
+            Variant(
+                window=window, scale=_scale(load), qk_norm=True, plus_one=True, qkv_bias=bias, output_bias=bias
+            ),
         )
         for index, window in enumerate(windows)
     ]
-    return Decoder(load, layers, embedding_scale=math.sqrt(config.hidden), plus_one=True)
+    return Decoder(
+        load,
+        layers,
+        embedding_scale=math.sqrt(config.hidden),
+        plus_one=True,
+        logit_cap=_cap(load, "final_logit_softcapping", None),
+    )

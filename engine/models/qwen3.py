@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.layers.self_attention import Variant
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
@@ -10,15 +12,13 @@ from engine.models.qwen2 import qwen_windows
 from engine.weights.loader import Loader
 
 
-def qwen3_variants(config: ModelConfig) -> list[Variant]:
-    """The attention of each layer."""
+def qwen3_variants(config: ModelConfig, windows: Sequence[int]) -> list[Variant]:
+    """The attention of each layer, which has this window."""
     bias = config.attention_bias
-    return [
-        Variant(window=window, qk_norm=True, qkv_bias=bias, output_bias=bias) for window in qwen_windows(config)
-    ]
+    return [Variant(window=window, qk_norm=True, qkv_bias=bias, output_bias=bias) for window in windows]
 
 
 def qwen3(load: Loader) -> Decoder:
     """Qwen3, dense."""
-    variants = qwen3_variants(load.config)
+    variants = qwen3_variants(load.config, qwen_windows(load.config))
     return Decoder(load, [LlamaLayer(load, index, variant) for index, variant in enumerate(variants)])

@@ -1,7 +1,8 @@
 """Qwen3-MoE (Yang et al. 2025): Qwen3 whose feed-forward layers are mixtures of many small experts.
 
 The router takes the softmax over all experts, then the best; whether their weights are made to add up to 1 again is
-configured. Layers in `mlp_only_layers`, or off the `decoder_sparse_step`, are dense.
+configured. Layers in `mlp_only_layers`, or off the `decoder_sparse_step`, are dense. A sliding window, where one is
+used at all, is that of all layers.
 """
 
 from __future__ import annotations
@@ -52,11 +53,13 @@ class Qwen3MoeLayer:
 def qwen3_moe(load: Loader) -> Decoder:
     """Qwen3-MoE."""
     fields = load.config.fields
+    window = fields.count("sliding_window") if fields.flag("use_sliding_window") else 0
+    variants = qwen3_variants(load.config, [window] * load.config.layers)
     step, dense = fields.integer("decoder_sparse_step", 1), fields.fields.get("mlp_only_layers") or []
     return Decoder(
         load,
         [
             Qwen3MoeLayer(load, index, variant, sparse=index not in dense and (index + 1) % step == 0)
-            for index, variant in enumerate(qwen3_variants(load.config))
+            for index, variant in enumerate(variants)
         ],
     )

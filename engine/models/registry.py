@@ -63,8 +63,9 @@ def load_model(
     with Checkpoint(folder, config.fields.inner("quantization_config"), config.prefix) as checkpoint, torch.inference_mode():
         check_sizes(config, sum(file.stat().st_size for file in folder.glob("*.safetensors")))
         packed = keep_packed(weights, lambda: checkpoint.decoded_bytes(like.itemsize), like.device)
-        return architecture(
-            Loader(
-                checkpoint, config, like, tiling, context_tokens, quantize=quantize, kv_dtype=kv_dtype, packed=packed
-            )
+        load = Loader(
+            checkpoint, config, like, tiling, context_tokens, quantize=quantize, kv_dtype=kv_dtype, packed=packed
         )
+        model = architecture(load)
+        checkpoint.check_all_read(config.layers, config.fields.count("num_nextn_predict_layers"))
+        return model

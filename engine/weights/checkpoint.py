@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +25,9 @@ from engine.quantization.stored import find_weight, read_weight
 PARTS = ("weight", "weight_packed", "qweight")
 """What the main tensor of a linear layer is called in the formats that there are."""
 _INDEX = "model.safetensors.index.json"
+_WHOLE = "model.safetensors"
+_LAYER = re.compile(r"model\.layers\.(\d+)\..*\.(weight|bias|qweight|weight_packed)$")
+"""The weights and biases of a layer, of which none may be overlooked; others are scales and tables."""
 
 
 @contextmanager
@@ -49,6 +53,7 @@ class Checkpoint:
         self._prefix = prefix
         stored = self._locate().items()
         self._where = {name.removeprefix(prefix): path for name, path in stored if name.startswith(prefix)}
+        self._read: set[str] = set()
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -77,7 +82,9 @@ class Checkpoint:
                 if not path.is_file():
                     raise ModelError(f"{path}: named in {_INDEX} but missing")
             return where
-        paths = sorted(self.folder.glob("*.safetensors"))
+        whole = self.folder / _WHOLE
+        # Beside it may lie the same weights once more under other names, or an adapter's.
+        paths = [whole] if whole.is_file() else sorted(self.folder.glob("*.safetensors"))
         if not paths:
             raise ModelError(f"{self.folder}: has no .safetensors file")
         return {name: path for path in paths for name in self._open(path).keys()}  # noqa: SIM118 - not a dict
@@ -95,6 +102,7 @@ class Checkpoint:
         path = self._where.get(name)
         if path is None:
             raise ModelError(f"{self.folder}: tensor {name} is missing")
+        self._read.add(name)
         with _naming(path, name):
             tensor: torch.Tensor = self._open(path).get_tensor(self._prefix + name)
         return tensor
@@ -130,6 +138,21 @@ class Checkpoint:
         tensor = self.read(name)
         self._check_shape(name, tensor.shape, shape)
         return tensor
+
+    def check_all_read(self, layers: int, others: int = 0) -> None:
+        """Raise ModelError naming a weight or bias of a layer that no one has read.
+
+        The configuration then says something else than the files, and the model would answer with a part of itself.
+        The `others` layers behind the first `layers` are left alone. Biases that are all zero change nothing: some
+        quantizers write one for every product.
+        """
+        for name in sorted(self._where.keys() - self._read):
+            layer = _LAYER.match(name)
+            if layer is None or layers <= int(layer[1]) < layers + others:
+                continue
+            if name.endswith(".bias") and not self.read(name).any():
+                continue
+            raise ModelError(f"{self._where[name]}: the configuration has no place for tensor {name}")
 
     def decoded_bytes(self, itemsize: int) -> int:
         """About how many bytes the weights take when all are decoded to elements of `itemsize` bytes."""

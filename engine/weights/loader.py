@@ -101,14 +101,18 @@ class Loader:
             return self.linear([fused], [sum(outputs)], inputs, bias=bias)
         return self.linear(names, outputs, inputs, bias=bias)
 
-    def gate(self, name: str, experts: int, *, bias: bool = False) -> Linear:
-        """The router `name` of a mixture of experts. Its outputs are padded with zeros to a whole number of vectors."""
+    def gate(self, name: str, experts: int, *, bias: bool = False, exact: bool = False) -> Linear:
+        """The router `name` of a mixture of experts. Its outputs are padded with zeros to a whole number of vectors.
+
+        `exact`: it is computed in fp32, whatever the model runs in.
+        """
         padded = -(-experts // _GATE_MULTIPLE) * _GATE_MULTIPLE
-        weight = self.like.new_zeros(padded, self.config.hidden)
+        dtype = torch.float32 if exact else self.like.dtype
+        weight = self.like.new_zeros(padded, self.config.hidden, dtype=dtype)
         self.checkpoint.load(f"{name}.weight", weight[:experts])
         biases = None
         if bias:
-            biases = self.like.new_zeros(padded)
+            biases = self.like.new_zeros(padded, dtype=dtype)
             self.checkpoint.load(f"{name}.bias", biases[:experts])
         return Linear(weight, biases, self.tiling)
 
@@ -143,10 +147,14 @@ class Loader:
         device = self.like.device
         return [Mxfp4Weight(blocks[one][rows], scales[one][rows]).to(device) for one in range(count)]
 
-    def norm(self, name: str, size: int | None = None, *, plus_one: bool = False) -> RmsNorm:
-        """The norm `name` of `size` elements, the hidden size if None; `plus_one` where it is stored as w − 1."""
+    def norm(self, name: str, size: int | None = None, *, plus_one: bool = False, eps: float | None = None) -> RmsNorm:
+        """The norm `name` of `size` elements, the hidden size if None; `plus_one` where it is stored as w − 1.
+
+        `eps`: where it is not the one that the configuration says.
+        """
         size = self.config.hidden if size is None else size
-        return load_norm(self.checkpoint, name, size, self.config.norm_eps, self.like, plus_one=plus_one)
+        eps = self.config.norm_eps if eps is None else eps
+        return load_norm(self.checkpoint, name, size, eps, self.like, plus_one=plus_one)
 
     def embedding(self, name: str) -> Embedding:
         """The embedding or head `name`."""

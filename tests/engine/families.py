@@ -81,6 +81,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 32,
             "norm_topk_prob": True,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 1,
         },
     ),
     "qwen3 moe partly": (
@@ -108,13 +111,29 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek v3": (
         "deepseek_v3",
-        {**LATENT, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}},
+        {**LATENT, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}, "rms_norm_eps": 0.01},
     ),
     "gemma2": (
         "gemma2",
-        {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 5.0},
+        {
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 5.0,
+            "attention_bias": True,
+        },
     ),
     "gemma3": ("gemma3_text", {"head_dim": 16, "sliding_window": WINDOW, "layer_types": LAYERS}),
+    "gemma3 capped": (
+        "gemma3_text",
+        {
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "layer_types": LAYERS,
+            "attention_bias": True,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
 }
 
 SEEING = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from engine.models.config import read_config
 from engine.protocol import Sampling
@@ -101,6 +102,33 @@ def test_what_hubs_leave_out_of_a_language_part_is_what_it_was_made_with(tmp_pat
     assert (read.vocabulary, read.context_tokens) == (made.vocab_size, made.max_position_embeddings)
     assert (read.rope.theta, read.norm_eps) == (1e6, made.rms_norm_eps)
     assert (read.tied_embeddings, read.activation) == (made.tie_word_embeddings, made.hidden_activation)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_norms_that_are_stored_less_one_keep_their_last_bits_in_bf16(name: str, family_folders: Families):
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+
+    folder, stored = family_folders(name), "model.norm.weight"
+    theirs = Gemma3RMSNorm(48)
+    where = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"][stored]
+    theirs.load_state_dict({"weight": load_file(folder / where)[stored]})
+    x = torch.randn(64, 48, generator=torch.Generator().manual_seed(1)).bfloat16()
+    model = make_bench(folder, dtype=torch.bfloat16).engine.runner.model
+    assert torch.equal(model.norm(x), theirs(x))
+
+
+@pytest.mark.parametrize("name", ["deepseek v2", "deepseek v3"])
+def test_experts_of_deepseek_are_chosen_in_fp32(name: str, family_folders: Families):
+    mixture = make_bench(family_folders(name), dtype=torch.bfloat16).engine.runner.model.layers[1].mlp
+    route, scored = mixture.router, []
+
+    def listen(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scored.append(logits)
+        return route(logits)
+
+    mixture.router = listen
+    mixture(torch.randn(8, 48, generator=torch.Generator().manual_seed(1)).bfloat16())
+    assert not torch.equal(scored[0], scored[0].bfloat16().float())
 
 
 def far(logits: torch.Tensor, reference: torch.Tensor) -> float:

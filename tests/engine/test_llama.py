@@ -148,6 +148,7 @@ def rewrite(folder: Path, **changes: object) -> None:
         ({"tie_word_embeddings": "no"}, "field tie_word_embeddings must be true or false"),
         ({"attention_bias": True}, r"tensor model\.layers\.0\.self_attn\.q_proj\.bias is missing"),
         ({"num_hidden_layers": 3}, r"tensor model\.layers\.2\.\S+ is missing"),
+        ({"num_hidden_layers": 1}, r"no place for tensor model\.layers\.1\.input_layernorm\.weight"),
         ({"intermediate_size": 80}, r"gate_proj\.weight has shape \[72, 48\], the configuration says \[80, 48\]"),
         ({"vocab_size": 200}, r"embed_tokens\.weight has shape \[131, 48\]"),
         ({"vocab_size": 10**12}, "field vocab_size 1000000000000 asks for weights of"),
@@ -165,6 +166,31 @@ def test_a_wrong_configuration_is_named(changes: dict[str, object], message: str
     rewrite(folder, **changes)
     with pytest.raises(ModelError, match=message):
         load(folder)
+
+
+def test_a_tensor_that_the_configuration_does_not_speak_of_is_named(tmp_path: Path):
+    folder = write_model(tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    bias = {"model.layers.1.self_attn.q_proj.bias": torch.zeros(48)}
+    tables = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4), "lm_head.bias": torch.ones(131)}
+    save_file({**tensors, **bias, **tables}, folder / "model.safetensors")
+    load(folder)  # it changes nothing
+    bias["model.layers.1.self_attn.q_proj.bias"][7] = 0.5
+    save_file({**tensors, **bias}, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"no place for tensor model\.layers\.1\.self_attn\.q_proj\.bias"):
+        load(folder)
+    save_file(tensors, folder / "model.safetensors")
+    rewrite(folder, num_hidden_layers=1, num_nextn_predict_layers=1)
+    load(folder)  # the layer behind the last one predicts several tokens at once
+
+
+def test_of_several_files_the_one_that_is_the_model_is_read(tmp_path: Path):
+    folder = write_model(tmp_path / "model")
+    before = make_bench(folder).one(generate("a", PROMPT, 8)).logits
+    tensors = load_file(folder / "model.safetensors")
+    save_file({"model.norm.weight": torch.zeros(48), "extra": torch.ones(1)}, folder / "other.safetensors")
+    assert torch.equal(make_bench(folder).one(generate("a", PROMPT, 8)).logits[0], before[0])
+    assert "extra" not in tensors
 
 
 def test_a_damaged_folder_is_named(tmp_path: Path):
