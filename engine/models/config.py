@@ -72,8 +72,14 @@ class ModelConfig:
         if not types or not window:
             return tuple(window if window and slides(index) else 0 for index in range(self.layers))
         known = {"sliding_attention": window, "full_attention": 0}
-        if len(types) != self.layers or not set(types) <= known.keys():
-            raise ModelError(f"{self.fields.path}: field layer_types {types!r} is not supported")
+        if len(types) != self.layers:
+            raise ModelError(
+                f"{self.fields.path}: field layer_types has {len(types)} entries, num_hidden_layers is {self.layers}"
+            )
+        if unknown := sorted(set(types) - known.keys()):
+            raise ModelError(
+                f"{self.fields.path}: field layer_types: {unknown[0]!r} is not supported ({', '.join(known)} are)"
+            )
         return tuple(known[kind] for kind in types)
 
 

@@ -61,6 +61,13 @@ class Mxfp4Weight:
         return Mxfp4Weight(self.blocks.to(device, copy=True), self.scales.to(device, copy=True))
 
 
+def stored(values: torch.Tensor, scales: torch.Tensor) -> Mxfp4Weight:
+    """Of bytes [outputs, inputs / 2] and scale bytes [outputs, inputs / 32]. Raises ValueError for any other shapes."""
+    if values.dim() != 2 or values.shape != (len(scales), scales.shape[-1] * GROUP // 2):
+        raise ValueError(f"scales of shape {list(scales.shape)} do not fit values of {list(values.shape)}")
+    return Mxfp4Weight(values.view(len(values), -1, GROUP // 2), scales)
+
+
 def encode(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Bytes [outputs, groups, 16] and scale bytes [outputs, groups] of [outputs, inputs].
 

@@ -59,7 +59,12 @@ def find_weight(tensors: Tensors, name: str, quantization: Fields) -> torch.Tens
 
 
 def _packed(tensors: Tensors, layer: str, quantization: Fields) -> Packed:
-    words, scales, sizes = (tensors.read(f"{layer}.weight_{part}") for part in ("packed", "scale", "shape"))
+    words, scales = (tensors.read(f"{layer}.weight_{part}") for part in ("packed", "scale"))
+    if words.dtype == torch.uint8:
+        if scales.dtype != torch.uint8 or f"{layer}.weight_zero_point" in tensors:
+            raise ValueError(f"of packed 4-bit floats only MXFP4 is supported, and its scales are {scales.dtype}")
+        return mxfp4.stored(words, scales)
+    sizes = tensors.read(f"{layer}.weight_shape")
     if sizes.numel() != 2:
         raise ValueError(f"weight_shape has {sizes.numel()} elements instead of 2")
     outputs, inputs = sizes.flatten().tolist()
@@ -83,7 +88,10 @@ def _plain(tensors: Tensors, name: str, layer: str, quantization: Fields) -> tor
         if f"{layer}.{scale}" in tensors:
             if f"{layer}.weight_zero_point" in tensors:
                 raise ValueError(f"it is {weight.dtype} with zero points, which only packed integers may have")
-            return fp8.stored(weight, tensors.read(f"{layer}.{scale}"), _block(quantization))
+            scales = tensors.read(f"{layer}.{scale}")
+            # Powers of two (MXFP8) are stored as bytes.
+            scales = scales.view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales
+            return fp8.stored(weight, scales, _block(quantization))
     raise ValueError(f"it is {weight.dtype} and has no scales ({', '.join(_SCALES)})")
 
 

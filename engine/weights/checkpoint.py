@@ -157,12 +157,13 @@ class Checkpoint:
     def decoded_bytes(self, itemsize: int) -> int:
         """About how many bytes the weights take when all are decoded to elements of `itemsize` bytes."""
         elements = 0
-        words = 32 // self.quantization.integer("bits", 4)
+        bits = self.quantization.integer("bits", 4)
         for name, path in self._where.items():
             with _naming(path, name):
-                count = math.prod(self._open(path).get_slice(self._prefix + name).get_shape())
+                stored = self._open(path).get_slice(self._prefix + name)
+            count = math.prod(stored.get_shape())
             if name.endswith(("qweight", "weight_packed")):
-                count *= words
+                count *= (8 if stored.get_dtype() == "U8" else 32) // bits
             elif name.endswith("_blocks"):
                 count *= 2
             elements += count

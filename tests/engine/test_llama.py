@@ -145,6 +145,14 @@ def rewrite(folder: Path, **changes: object) -> None:
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "field factor must be a positive number"),
         ({"rope_scaling": [1]}, "field rope_scaling must be an object"),
+        (
+            {"model_type": "mistral", "sliding_window": 8, "layer_types": ["full_attention"]},
+            "field layer_types has 1 entries, num_hidden_layers is 2",
+        ),
+        (
+            {"model_type": "mistral", "sliding_window": 8, "layer_types": ["full_attention", "linear_attention"]},
+            "field layer_types: 'linear_attention' is not supported",
+        ),
         ({"tie_word_embeddings": "no"}, "field tie_word_embeddings must be true or false"),
         ({"attention_bias": True}, r"tensor model\.layers\.0\.self_attn\.q_proj\.bias is missing"),
         ({"num_hidden_layers": 3}, r"tensor model\.layers\.2\.\S+ is missing"),

@@ -148,8 +148,8 @@ def compressed(
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from compressed_tensors.quantization.utils import calculate_qparams
 
-    arguments = {"num_bits": 8 if fmt == "float-quantized" else 4, **arguments}
-    kind = "float" if fmt == "float-quantized" else "int"
+    arguments = {"num_bits": 8 if fmt in {"float-quantized", "mxfp8-quantized"} else 4, **arguments}
+    kind = "int" if fmt == "pack-quantized" else "float"
     args = QuantizationArgs(type=kind, **arguments)
     scheme = QuantizationScheme(targets=["Linear"], weights=args)
     torch.manual_seed(3)
@@ -174,6 +174,7 @@ def compressed(
     return packed, json.loads(json.dumps(config, default=str)), compressor.decompress(packed, scheme)["weight"]
 
 
+MX = {"strategy": "group", "group_size": 32, "scale_dtype": torch.uint8}
 COMPRESSED = {
     "fp8 tensor": ((200, 320), "float-quantized", {"strategy": "tensor"}),
     "fp8 channel": ((200, 320), "float-quantized", {"strategy": "channel"}),
@@ -182,6 +183,8 @@ COMPRESSED = {
     "int4 group asymmetric": ((44, 256), "pack-quantized", {"strategy": "group", "group_size": 64, "symmetric": False}),
     "int4 channel": ((44, 100), "pack-quantized", {"strategy": "channel"}),
     "int4 channel asymmetric": ((44, 100), "pack-quantized", {"strategy": "channel", "symmetric": False}),
+    "mxfp4": ((44, 96), "mxfp4-pack-quantized", MX),
+    "fp8 mx": ((44, 96), "mxfp8-quantized", MX),
     "int8 group": ((44, 256), "pack-quantized", {"num_bits": 8, "strategy": "group", "group_size": 128}),
 }
 
@@ -323,7 +326,7 @@ def test_kept_packed_when_quantized_on_load(quantize: Quantize, tmp_path: Path):
     assert_same_when_kept_packed(folder, quantize)
 
 
-@pytest.mark.parametrize("case", [*COMPRESSED, "fp8 e5m2", "mxfp4", "gptq 2 bits"])
+@pytest.mark.parametrize("case", [*COMPRESSED, "fp8 e5m2", "mxfp4 of ours", "gptq 2 bits"])
 def test_a_piece_of_a_packed_weight_is_that_piece_of_it_all(case: str, tmp_path: Path):
     torch.manual_seed(0)
     weight: Packed | None
@@ -336,7 +339,7 @@ def test_a_piece_of_a_packed_weight_is_that_piece_of_it_all(case: str, tmp_path:
             assert checkpoint.packed("l.weight_scale", shape) is None
     elif case == "fp8 e5m2":
         weight = fp8.stored(torch.randn(60, 96).to(torch.float8_e5m2), torch.rand(60, 3))
-    elif case == "mxfp4":
+    elif case == "mxfp4 of ours":
         weight = mxfp4.Mxfp4Weight(*mxfp4.encode(torch.randn(60, 96)))
     else:
         words = torch.randint(-(2**31), 2**31, (6, 64), dtype=torch.int64).int()
@@ -389,6 +392,23 @@ def test_what_is_missing_or_unknown_is_named(tmp_path: Path):
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": FORMATS["awq"]}))
     with pytest.raises(ModelError, match=r"tensor model\.layers\.1\.mlp\.up_proj\.scales is missing"):
         load(folder)
+
+
+def test_floats_of_4_bits_that_are_not_mxfp4_are_named(tmp_path: Path):
+    parts = {"packed": torch.zeros(8, 32, dtype=torch.uint8), "scale": torch.ones(8, 4).to(torch.float8_e4m3fn)}
+    save_file({f"layer.weight_{part}": tensor for part, tensor in parts.items()}, tmp_path / "model.safetensors")
+    with (
+        Checkpoint(tmp_path) as checkpoint,
+        pytest.raises(ModelError, match=r"layer\.weight: .* only MXFP4 is supported, and its scales are torch\.float8"),
+    ):
+        checkpoint.load("layer.weight", torch.empty(8, 64))
+    parts["scale"] = torch.zeros(8, 4, dtype=torch.uint8)
+    save_file({f"layer.weight_{part}": tensor for part, tensor in parts.items()}, tmp_path / "model.safetensors")
+    with (
+        Checkpoint(tmp_path) as checkpoint,
+        pytest.raises(ModelError, match=r"\[8, 4\] do not fit values of \[8, 32\]"),
+    ):
+        checkpoint.load("layer.weight", torch.empty(8, 64))
 
 
 def test_quantizing_on_load(tmp_path: Path):
