@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.calibration import calibrate
 from engine.device import block_counts, prototype
 from engine.engine import Engine, EngineLimits
 from engine.errors import ModelError, StartError
@@ -96,6 +97,7 @@ def assemble(options: ReplicaOptions) -> Assembled:
         token_targets=options.token_targets,
     )
     costs = MeasuredCosts(options.max_running)
+    calibrate(costs, runner, options.token_budget, options.max_running)
     if swap:
         costs.observe_copies(1, runner.time_copy())
     windows = [group.window for group in model.groups]

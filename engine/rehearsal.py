@@ -1,8 +1,9 @@
-"""Made-up tokens through the model's first layer and its head: what tests and measurements at start are made of."""
+"""Made-up tokens through the model and its head: what tests and measurements at start are made of."""
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,6 +52,26 @@ class Rehearsal:
 
     def compute(self, parts: Sequence[Part]) -> torch.Tensor:
         """Logits of all rows after one layer; parts of one token come first."""
+        with torch.inference_mode():
+            hidden = self._hidden(parts, 1)
+            return self.runner.model.head(hidden)[: sum(len(part.tokens) for part in parts)]
+
+    def time_step(self, parts: Sequence[Part]) -> float:
+        """µs of a step of these parts, all layers and the head of each part's last row; those of one token come
+        first."""
+        runner, rows = self.runner, sum(len(part.tokens) for part in parts)
+        if runner.device.type == "cpu":
+            runner.threads.use(rows)
+        began = time.perf_counter()
+        with torch.inference_mode():
+            hidden = self._hidden(parts, None)
+            if rows > len(parts):
+                hidden = hidden[[rows - 1] * (len(parts) + runner.tiling.padding(len(parts)))]
+            # Brought back to the host, as a sampled token is: on a GPU nothing has been computed before.
+            runner.model.head(hidden).argmax(-1).tolist()
+        return (time.perf_counter() - began) * 1e6
+
+    def _hidden(self, parts: Sequence[Part], depth: int | None) -> torch.Tensor:
         runner = self.runner
         tokens = [token for part in parts for token in part.tokens]
         positions = [at for part in parts for at in range(part.start, part.start + len(part.tokens))]
@@ -59,12 +80,10 @@ class Rehearsal:
             [(part.start, len(part.tokens), [(part.block,) * len(runner.memories)]) for part in parts],
             sum(len(part.tokens) == 1 for part in parts),
         )
-        with torch.inference_mode():
-            hidden = runner.model(
-                torch.tensor(tokens + padding, device=runner.device),
-                torch.tensor(positions + padding, device=runner.device),
-                plans,
-                runner.memories,
-                1,
-            )
-            return runner.model.head(hidden)[: len(tokens)]
+        return runner.model(
+            torch.tensor(tokens + padding, device=runner.device),
+            torch.tensor(positions + padding, device=runner.device),
+            plans,
+            runner.memories,
+            depth,
+        )

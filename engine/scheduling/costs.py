@@ -7,6 +7,7 @@ uncached and each cached prefill token, and a part for each request that decodes
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -78,7 +79,9 @@ class MeasuredCosts:
     """A table filled from the steps themselves: decode time by batch size, and time per prefilled token.
 
     Batch sizes share a row up to the next power of two. Each figure is a moving average over about eight steps, after
-    the first, which pays for warming up, was left out. Until both figures are there, no target limits a step.
+    the first, which pays for warming up, was left out. Sizes that no step had yet are as `calibrated` said, faster or
+    slower by as much as the nearest size that was seen; so what a token costs does not depend on how many happened to
+    run so far. Until there is any figure, no target limits a step.
     """
 
     _WEIGHT = 1 / 8
@@ -86,6 +89,7 @@ class MeasuredCosts:
     def __init__(self, batch: int, rates: Rates | None = None) -> None:
         self._first = rates or Rates(batch=batch)
         self._rates = self._first
+        self._calibrated: dict[int, float] = {}
         self._decode: dict[int, float] = {}
         self._prefill: float | None = None
         self._copied: float | None = None
@@ -95,18 +99,26 @@ class MeasuredCosts:
     def rates(self) -> Rates:
         return self._rates
 
+    def calibrate(self, decodes: Mapping[int, float], prefill: float) -> None:
+        """What was measured before there was work: µs of decode steps by batch size, and of a prefilled token."""
+        self._calibrated = {_row(size): took for size, took in decodes.items()}
+        self._prefill = prefill
+        self._refresh()
+
     def prefill_within(self, target: float, decodes: int) -> float:
-        if self._prefill is None or not self._decode:
+        if self._prefill is None or not (self._decode or self._calibrated):
             return math.inf
         return max(0.0, (target - self.decode_time(decodes)) / self._prefill)
 
     def decode_time(self, decodes: int) -> float:
-        """A decode step's time in µs: the row of its batch size, else the nearest measured one's."""
+        """A decode step's time in µs: the row of its batch size, else the nearest measured one's, made to fit."""
         if not decodes:
             return 0.0
         wanted = _row(decodes)
-        nearest = min(self._decode, key=lambda row: (abs(row - wanted), row), default=None)
-        return self._first.step_time(0, decodes) if nearest is None else self._decode[nearest]
+        if not self._decode:
+            return self._expected(wanted)
+        nearest = _nearest(self._decode, wanted)
+        return self._decode[nearest] * self._expected(wanted) / self._expected(nearest)
 
     def observe(self, prefill: int, decodes: int, took: float) -> None:
         self._steps += 1
@@ -114,11 +126,11 @@ class MeasuredCosts:
             return
         if prefill == 0:
             row = _row(decodes)
-            before = self._decode.get(row, took)
+            before = self._decode.get(row) or (self.decode_time(decodes) if self._calibrated else took)
             self._decode[row] = before + (took - before) * self._WEIGHT
         else:
             # Beside decodes that were not measured yet, all counts as prefill: a budget too small, never too large.
-            beside = min(self.decode_time(decodes), took / 2) if self._decode else 0.0
+            beside = min(self.decode_time(decodes), took / 2) if self._decode or self._calibrated else 0.0
             each = (took - beside) / prefill
             before = self._prefill or each
             # Small chunks are dearer per token; they weigh by their size.
@@ -131,12 +143,23 @@ class MeasuredCosts:
         self._rates = replace(self._rates, copied=self._copied)
 
     def _refresh(self) -> None:
-        first, largest = self._first, max(self._decode, default=0)
+        first = self._first
         uncached = self._prefill or first.uncached
-        decoded = self._decode[largest] / 2**largest if largest in self._decode else first.decoded
+        decoded = self.decode_time(first.batch) / first.batch
         # Reading a block that is on the device costs the bookkeeping; the lower tiers will measure their own.
         copied = self._copied or first.copied
         self._rates = Rates(0.0, uncached, cached=uncached / 100, row=decoded, batch=first.batch, copied=copied)
+
+    def _expected(self, row: int) -> float:
+        """What a row's steps take by what was known before the first one."""
+        if not self._calibrated:
+            return self._first.step_time(0, 1 << row)
+        nearest = _nearest(self._calibrated, row)
+        return self._calibrated[nearest] * self._first.step_time(0, 1 << row) / self._first.step_time(0, 1 << nearest)
+
+
+def _nearest(table: Iterable[int], row: int) -> int:
+    return min(table, key=lambda known: (abs(known - row), known))
 
 
 def _row(decodes: int) -> int:

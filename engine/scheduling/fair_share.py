@@ -102,7 +102,8 @@ class FairShare:
         return self._lane != before
 
     def push(self, request: Request) -> None:
-        request.rates = self.costs.rates if not request.began else request.rates
+        if not request.began:
+            request.rates = self.costs.rates
         request.estimate = self.estimate(request)
         self.flows[request.lane].push(request, self._now)
         self._backlogged |= {request.lane}
@@ -119,6 +120,8 @@ class FairShare:
         return self.flows[lane].late(self._now - self._first_token[lane])
 
     def take(self, request: Request) -> None:
+        if not request.began:
+            request.rates = self.costs.rates  # what things cost now: it may have waited for long
         self._leave(request, self._now)
         self.flows[request.lane].flow(request.flow).turn(request.sub_flow)
         self._taken += 1

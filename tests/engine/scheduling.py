@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.protocol import Sampling
+from engine.protocol import Lane, Sampling
 from engine.scheduling.costs import FixedCosts, Rates
 from engine.scheduling.policy import Policy
 from engine.scheduling.request import Request
-from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.scheduler import TOKEN_TARGETS, Scheduler
 from engine.scheduling.tokens import Tokens
 from engine.scheduling.work import Step
 from prompt_cache.block_groups import GroupedPool
@@ -55,11 +55,14 @@ class Replica:
     finished: list[Request] = field(default_factory=list)
     seen: Callable[[Step], None] | None = None
     windows: Sequence[tuple[int, int]] = ()
+    targets: Mapping[Lane, float] = field(default_factory=lambda: TOKEN_TARGETS)
     steps: int = 0
 
     def __post_init__(self) -> None:
         self.pool = GroupedPool([(self.blocks, 0), *self.windows])
-        self.scheduler = Scheduler(self.pool, self.budget, self.running, self.policy, costs=FixedCosts(self.rates))
+        self.scheduler = Scheduler(
+            self.pool, self.budget, self.running, self.policy, costs=FixedCosts(self.rates), targets=self.targets
+        )
 
     def add(self, *requests: Request) -> None:
         for each in requests:

@@ -1,0 +1,54 @@
+"""Measures at start what steps cost, so that the first requests are budgeted and charged as later ones are.
+
+What a decoded token costs depends on how many decode together. A table that only fills while requests come knows one
+size when the first crowd arrives: what it then charges would be several times too much, on this replica and not on
+another, where a crowd was seen before.
+"""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+from engine.rehearsal import Part, Rehearsal
+from engine.runner import Runner
+from engine.scheduling.costs import MeasuredCosts
+
+logger = structlog.get_logger("engine.calibration")
+
+_ROUNDS = 2
+_LIMIT_S = 1.5
+"""No further step is measured once all have taken so long: a large model's would hold up the start."""
+
+
+def calibrate(costs: MeasuredCosts, runner: Runner, budget: int, max_running: int) -> None:
+    """Fill the table with decode steps of 1 up to `max_running` requests, and a chunk of at most `budget` tokens.
+
+    Before there are requests: it writes to their memory.
+    """
+    began = time.perf_counter()
+    rehearsal = Rehearsal(runner)
+    # The largest first: what a decoded token costs is what it costs when the replica is full.
+    between = [1 << row for row in range(1, (max_running - 1).bit_length())]
+    decodes: dict[int, float] = {}
+    chunk = rehearsal.chunks(min(budget, 256))
+    each = _least(rehearsal, chunk) / sum(len(part.tokens) for part in chunk)
+    for size in dict.fromkeys([max_running, 1, *between]):
+        decodes[size] = _least(rehearsal, rehearsal.decodes(size))
+        if time.perf_counter() - began > _LIMIT_S:
+            break
+    # A step is no dearer than a larger one: where it was, something else held it up.
+    decodes = {size: min(took for other, took in decodes.items() if other >= size) for size in sorted(decodes)}
+    costs.calibrate(decodes, each)
+    logger.info(
+        "steps are measured",
+        decode_us={size: round(took) for size, took in decodes.items()},
+        prefill_token_us=round(each, 1),
+        s=round(time.perf_counter() - began, 2),
+    )
+
+
+def _least(rehearsal: Rehearsal, parts: list[Part]) -> float:
+    """µs of a step, when nothing else on the machine held it up."""
+    return min(rehearsal.time_step(parts) for _ in range(_ROUNDS))
