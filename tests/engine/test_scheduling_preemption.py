@@ -10,6 +10,7 @@ from engine.protocol import Lane
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.lanes import LANES
 from engine.scheduling.policy import FirstComeFirstServed
+from engine.scheduling.request import Request
 from tests.engine.scheduling import Replica, request
 
 
@@ -70,6 +71,29 @@ def test_no_slot_is_taken_again_before_its_loss_was_earned_again():
     work = batch.spent  # type: ignore[attr-defined]
     redone = batch.recomputed * replica.rates.uncached  # type: ignore[attr-defined]
     assert redone <= work + 1100 * replica.rates.uncached
+
+
+def test_memory_is_never_taken_twice_without_progress():
+    """Batch prompts are long and computed in many steps, in which the others keep wanting memory."""
+    replica = Replica(FairShare(), blocks=12, budget=128, running=6)
+    taken: list[int] = []
+    released = replica.policy.released
+
+    def noting(each: Request) -> None:
+        if each not in replica.finished:
+            taken.append(each.fresh_output)
+        released(each)
+
+    replica.policy.released = noting  # type: ignore[method-assign]
+    for number in range(12):
+        lane: Lane = "batch" if number % 2 else "interactive"
+        replica.add(private(number, 400 if number % 2 else 60, 150, lane))  # type: ignore[arg-type]
+        for _ in range(7):
+            replica.step()
+    replica.finish()
+    assert len(replica.finished) == 12
+    assert len(taken) > 5
+    assert min(taken) > 0, "a request gave way before it had got anything since the last time"
 
 
 def test_nothing_is_taken_where_it_would_not_be_enough():
