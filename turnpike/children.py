@@ -96,9 +96,14 @@ class Child:
             await asyncio.wait_for(process.wait(), patience)
         except TimeoutError:
             logger.error("child does not stop, killing it", child=self.name, patience_s=patience)
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            self.kill()
             await process.wait()
+
+    def kill(self) -> None:
+        """End the process at once; `run` starts it again."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
 
     def _terminate(self) -> None:
         if self._process is not None:

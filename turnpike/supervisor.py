@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 import uvloop
@@ -38,6 +39,8 @@ DEMO_TENANT = "demo"
 DEMO_GRANT_PICO = 100 * 10**12
 DEMO_QUESTION = "What does textwrap.dedent do?"
 READY_POLL_S = 0.05
+LEAST_S = 30.0
+"""The least time without a word of the replica after which it is killed."""
 
 logger = structlog.get_logger(__name__)
 
@@ -81,7 +84,13 @@ async def _serve(settings: Settings, listener: socket.socket, registry: Registry
         async with opened(settings) as office:
             await _provide_demo(office, settings)
             async with services(settings, office, known, registry) as built:
-                await _run(settings, office, built, listener, running)
+                # Later than its own watchdog, which says where it stands.
+                patience = max(2 * settings.stall_timeout, LEAST_S)
+                minding = asyncio.create_task(end_when_silent(replica, built.fleet.links[0], patience))
+                try:
+                    await _run(settings, office, built, listener, running)
+                finally:
+                    minding.cancel()
     finally:
         await replica.stop(settings.drain_timeout + AFTER_DRAIN_S)
         await asyncio.wait([running])
@@ -114,6 +123,35 @@ async def _run(
         for done in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(done, Exception):
                 logger.error("a task of serve failed", exc_info=done)
+
+
+class Heard(Protocol):
+    """The link to a replica, as far as it matters whether the replica lives."""
+
+    @property
+    def up(self) -> bool:
+        """Whether the link is open."""
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since anything was heard."""
+
+
+async def end_when_silent(replica: Child, link: Heard, patience: float, every: float = 1.0) -> None:
+    """Kill a replica that was heard since it started, and then not for `patience` seconds; it is started again.
+
+    A replica whose steps stand still ends itself (`engine.watchdog`). One whose process stands still cannot.
+    """
+    heard: int | None = None
+    while True:
+        await asyncio.sleep(every)
+        silent = link.silent_for
+        if link.up and silent <= patience:
+            heard = replica.pid
+        elif heard is not None and heard == replica.pid and silent > patience:
+            logger.error("the replica's process stands still; it is killed", pid=heard, silent_s=round(silent, 1))
+            replica.kill()
+            heard = None
 
 
 async def _provide_demo(office: Office, settings: Settings) -> None:

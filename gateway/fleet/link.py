@@ -97,6 +97,11 @@ class Link:
         told = self.beat.running + sum(self.beat.waiting.values()) if self.beat else 0
         return max(self.running, told)
 
+    @property
+    def silent_for(self) -> float:
+        """Seconds since anything was heard from the replica, or since it was dialed."""
+        return self._clock.now() - self._heard_at
+
     def healthy(self) -> bool:
         """Open, beating, and advancing while work exists (E3)."""
         now = self._clock.now()
@@ -195,7 +200,7 @@ class Link:
         """Close a link on which nothing was heard for too long: the other end may be gone without a word."""
         while True:
             await asyncio.sleep(self._options.silence / 4)
-            if self._clock.now() - self._heard_at > self._options.silence:
+            if self.silent_for > self._options.silence:
                 log.error("replica silent, closing the link", replica=self.replica)
                 writer.transport.abort()
                 return
