@@ -178,7 +178,9 @@ class Journal:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock)
-            raise StartError(f"{folder}: another replica uses this journal folder") from error
+            raise StartError(
+                f"{folder}: another replica uses this journal folder; give each its own --data-dir"
+            ) from error
         try:
             self._open()
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 from msgspec import Struct
@@ -82,8 +83,13 @@ def _refused(refusal: Refusal) -> Failure:
             code="input_quarantined",
         )
     if refusal.whose == "flow":
-        return RateLimited("Too many of your requests are waiting already; try again later.", retry_after=wait)
-    return Unavailable("The model is at its capacity; try again later.", retry_after=wait)
+        return RateLimited(f"Too much of yours is waiting already; {_again(wait)}.", retry_after=wait)
+    return Unavailable(f"The model is at its capacity; {_again(wait)}.", retry_after=wait)
+
+
+def _again(wait: float) -> str:
+    """When to come again: the replica's estimate of how long the request would have waited."""
+    return f"try again in about {math.ceil(wait)} s, the wait to be expected now"
 
 
 def whose_fault(ending: Ending, delivered: int) -> Fault:

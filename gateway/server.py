@@ -11,6 +11,9 @@ from gateway.app import gateway_of
 from gateway.http_protocol import HttpProtocol
 
 _AFTER_DRAIN_S = 20
+KEEP_ALIVE_S = 75
+"""How long a connection may lie idle: longer than clients and proxies keep theirs (60 s is usual), or one of them sends
+a request at the moment at which we hang up."""
 
 
 class GatewayServer(uvicorn.Server):
@@ -31,6 +34,7 @@ class GatewayServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=int(drain_timeout) + _AFTER_DRAIN_S,
             )
         )

@@ -80,3 +80,4 @@ async def test_connections_are_kept_and_requests_may_follow_each_other(
         assert answer.status_code == 400, "longer than a head may be, and no head"
         assert (await stack.post({"model": "tiny", "messages": [{"role": "user", "content": "x"}]})).status_code == 200
     await stack.settled(2)
+    assert stack.server.config.timeout_keep_alive > 60, "proxies keep connections for a minute; ours must not end first"

@@ -127,6 +127,7 @@ def test_whose_fault_it_was() -> None:
             429 if kind is RateLimited else 503,
             {"retry-after": "13"},
         )
+        assert "in about 13 s" in told.message
     for reason in ("abort", "error", "crash"):
         assert isinstance(judge(done(reason), **plain).failure, Interrupted)  # type: ignore[arg-type]
     assert seen(None, 3) == Counts(output=3)
