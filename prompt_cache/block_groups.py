@@ -34,6 +34,8 @@ class GroupedPool:
         )
         self.windows = tuple(window for _, window in groups)
         self._slides = [(group, window) for group, window in enumerate(self.windows) if window]
+        self.slides = bool(self._slides)
+        """Whether any group has a window, so that `slide` gives something back."""
 
     @staticmethod
     def _telling(on_free: Callable[[int, int], None], group: int) -> Callable[[int], None]:

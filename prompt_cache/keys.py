@@ -18,18 +18,27 @@ BLOCK_TOKENS = 64
 KEY_BYTES = 32
 
 
+class _Lengths(dict[int, bytes]):
+    """Lengths as they are hashed."""
+
+    def __missing__(self, length: int) -> bytes:
+        written = length.to_bytes(8, "big")
+        if length < 1024:  # those of roots, keys and blocks, and not of every text
+            self[length] = written
+        return written
+
+
+_LENGTHS = _Lengths()
+
+
 def _digest(purpose: bytes, *fields: bytes) -> bytes:
-    parts = [_length(purpose), purpose]
+    parts = [_LENGTHS[len(purpose)], purpose]
     for field in fields:
-        parts += (_length(field), field)
+        parts += (_LENGTHS[len(field)], field)
     return hashlib.sha256(b"".join(parts)).digest()
 
 
-def _length(field: bytes) -> bytes:
-    return len(field).to_bytes(8, "big")
-
-
-_BLOCK = _length(b"turnpike/block/v1") + b"turnpike/block/v1"
+_BLOCK = _LENGTHS[len(b"turnpike/block/v1")] + b"turnpike/block/v1"
 
 
 def _token_bytes(tokens: Sequence[int]) -> bytes:
@@ -53,12 +62,15 @@ def model_root(model_digest: str, adapter_digest: str = "", media_digests: Itera
     return _digest(b"turnpike/model/v1", model_digest.encode(), adapter_digest.encode(), media)
 
 
-def block_key(root: bytes, parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The key of a whole block of `BLOCK_TOKENS` tokens in the scope with this root, after the block `parent`."""
+def block_key(root: bytes, parent: bytes, tokens: Sequence[int] | bytes) -> bytes:
+    """The key of a whole block of `BLOCK_TOKENS` tokens in the scope with this root, after the block `parent`.
+
+    `tokens` as bytes are token ids of four bytes each, in the machine's order.
+    """
     # `_digest` of the purpose and three fields, written out: each running request makes one every 64 tokens.
-    block = _token_bytes(tokens)
-    size, above, below = len(root).to_bytes(8, "big"), len(parent).to_bytes(8, "big"), len(block).to_bytes(8, "big")
-    return hashlib.sha256(b"".join((_BLOCK, size, root, above, parent, below, block))).digest()
+    lengths, block = _LENGTHS, tokens if type(tokens) is bytes else _token_bytes(tokens)
+    fields = (_BLOCK, lengths[len(root)], root, lengths[len(parent)], parent, lengths[len(block)], block)
+    return hashlib.sha256(b"".join(fields)).digest()
 
 
 def prefix_key(root: bytes, parent: bytes, rest: Sequence[int]) -> bytes:

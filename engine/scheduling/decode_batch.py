@@ -7,7 +7,8 @@ request here; so a calendar by steps says who needs it, and all others cost noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 
 from engine.protocol import Lane
 from engine.scheduling.lanes import LANES
@@ -25,7 +26,8 @@ class DecodeBatch:
         self.lanes: dict[Lane, int] = dict.fromkeys(LANES, 0)
         self._latest = LatestTokens(most)
         """Column by column what the rows' requests drew."""
-        self._calendar: dict[int, list[Request]] = {}
+        self._calendar: defaultdict[int, list[Request]] = defaultdict(list)
+        self._works: Sequence[Work] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -34,14 +36,16 @@ class DecodeBatch:
         """The request decodes from the next step on."""
         request.slot = len(self.rows)
         self.rows.append(Decode(request))
+        self._works = None
         request.tokens.follow(self._latest, request.slot)
         self.lanes[request.lane] += 1
-        self.plan(request)
+        self.plan(request, len(request.tokens))
 
     def leave(self, request: Request) -> None:
         """The request decodes no more, or not now."""
         request.tokens.settle()
         last = self.rows.pop()
+        self._works = None
         if last.request is not request:
             self.rows[request.slot] = last
             last.request.slot = request.slot
@@ -49,29 +53,34 @@ class DecodeBatch:
         self.lanes[request.lane] -= 1
         request.rest()
 
+    def works(self) -> Sequence[Work]:
+        """The rows, for a step: the same object until somebody comes or leaves."""
+        if self._works is None:
+            self._works = list(self.rows)
+        return self._works
+
     def moved(self, before: Lane, after: Lane) -> None:
         """A request that decodes came into another lane."""
         self.lanes[before] -= 1
         self.lanes[after] += 1
 
-    def plan(self, request: Request) -> None:
-        """Enter into the calendar when the request needs attention next: after one token at the earliest. It has come
-        or was attended to, and its blocks may be others now."""
+    def plan(self, request: Request, length: int) -> None:
+        """Enter into the calendar when the request, of `length` tokens, needs attention next: after one token at the
+        earliest. It has come or was attended to, and its blocks may be others now."""
         self.rows[request.slot].revision += 1
-        length = request.tokens.take()
         # All its tokens but the last have their KV: the block is full when those reach its end.
         ahead = BLOCK_TOKENS - (length - 1) % BLOCK_TOKENS
         credit = request.credit - (length - request.prompt)
-        ahead = min(ahead, credit)
+        ahead = credit if credit < ahead else ahead
         if not request.repaid and 0 < request.owes < ahead:
             ahead = request.owes
         request.due = due = self._latest.steps + ahead
-        self._calendar.setdefault(due, []).append(request)
+        self._calendar[due].append(request)
 
-    def advance(self, works: Sequence[Work], tokens: Sequence[int]) -> Iterator[tuple[Request, int]]:
-        """A step was done: all got their token, `works` being the rows in any order. Yields those that need
-        attention, to be planned again or to leave, and how many tokens they have."""
-        if works == self.rows:
+    def advance(self, works: Sequence[Work], tokens: list[int]) -> list[Request]:
+        """A step was done: all got their token, `works` being the rows in any order. Returns those that need
+        attention, to be planned again or to leave; each takes what it drew now, before that is written over."""
+        if works is self._works or works == self.rows:
             self._latest.write(tokens)
         else:  # somebody left, and somebody else has the row
             row = [0] * len(self.rows)
@@ -79,8 +88,10 @@ class DecodeBatch:
                 row[work.request.slot] = token
             self._latest.write(row)
         step = self._latest.steps
+        due = []
         for request in self._calendar.pop(step, ()):
             # An entry counts only while it says when the request is due, and once.
             if request.due == step and request.slot >= 0:
-                # It takes what it drew: each is due before that is written over.
-                yield request, request.tokens.take()
+                request.due = 0
+                due.append(request)
+        return due

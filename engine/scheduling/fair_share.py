@@ -86,6 +86,7 @@ class FairShare:
         self._first_token = dict(first_token)
         self._now = 0.0
         self._taken = 0
+        self._waiting = 0
         self._lane: Lane | None = None
         """Whose turn it was when that was last looked at."""
 
@@ -94,7 +95,7 @@ class FairShare:
     def at(self, now: float) -> bool:
         self.lanes.weigh("batch", self._batch_weight(now))
         self._prompting, self._prompting_now = self._prompting_now, _NONE
-        self._working = self._backlogged | self._prompting
+        self._working = self._backlogged | self._prompting if self._prompting else self._backlogged
         self._was_short, self._is_short = self._is_short, False
         self._first_ends = False
         self._now = now
@@ -106,6 +107,7 @@ class FairShare:
             request.rates = self.costs.rates
         request.estimate = self.estimate(request)
         self.flows[request.lane].push(request, self._now)
+        self._waiting += 1
         self._backlogged |= {request.lane}
         self._working |= {request.lane}
 
@@ -136,12 +138,13 @@ class FairShare:
         """A request waits no more: it is served now, or gone."""
         flows = self.flows[request.lane]
         flows.take(request, served)
+        self._waiting -= 1
         if not len(flows):
             self._backlogged -= {request.lane}
             self._working = self._backlogged | self._prompting
 
     def __len__(self) -> int:
-        return sum(map(len, self.flows.values()))
+        return self._waiting
 
     def waiting(self) -> Iterable[Request]:
         for flows in self.flows.values():
@@ -159,10 +162,17 @@ class FairShare:
         self._charge(request, request.spent + self._ahead(request, BLOCK_TOKENS) - request.charged)
 
     def grown(self, requests: Iterable[Request]) -> None:
+        costs: dict[Lane, float] = {}
         for request in requests:
-            ahead = request.ahead(BLOCK_TOKENS)
-            if ahead > 0.0:
-                self._charge(request, ahead)
+            cost = request.ahead(BLOCK_TOKENS)
+            if cost > 0.0:
+                lane = request.lane
+                request.charged += cost
+                flows = self.flows[lane]
+                flows.charge(flows.flows[request.flow], cost)
+                costs[lane] = costs.get(lane, 0.0) + cost
+        for lane, cost in costs.items():
+            self.lanes.charge(lane, cost, self._working)
 
     def released(self, request: Request) -> None:
         flow = self.flows[request.lane].flow(request.flow)
@@ -202,10 +212,11 @@ class FairShare:
         return self._ahead(request, OUTPUT_GUESS if flow is None else flow.output)
 
     def _charge(self, request: Request, cost: float) -> None:
-        flows = self.flows[request.lane]
+        lane = request.lane
+        flows = self.flows[lane]
         request.charged += cost
-        flows.charge(flows.flow(request.flow), cost)
-        self.lanes.charge(request.lane, cost, self._working)
+        flows.charge(flows.flows[request.flow], cost)
+        self.lanes.charge(lane, cost, self._working)
 
     def _ahead(self, request: Request, usual: float) -> float:
         """µs that the request is thought to need still, if `usual` tokens come out; what is redone is not its cost."""

@@ -238,7 +238,7 @@ class FlowShares:
         """Add `cost` µs to a flow's counter; negative to correct it."""
         if cost:
             flow.counter = counter = flow.counter + cost / flow.weight
-            self._most = max(self._most, counter)
+            self._most = counter if counter > self._most else self._most
             self._serial = flow.charged = self._serial + 1
             # One that rises is looked at again when it comes to the top, one that falls might never come there.
             if cost < 0.0 and flow.waiting:

@@ -26,9 +26,9 @@ QUANTUM = 250_000.0
 ROUNDS: Mapping[Lane, float] = {"interactive": 16, "standard": 4, "batch": 1}
 """How many rounds' pay a lane may keep, and how many it may borrow."""
 
-Parts: TypeAlias = tuple[float, list[tuple[Lane, float, float]], list[tuple[Lane, float, float]]]
-"""The part of a cost that its lane pays; and for each other lane, first those with work and then the quiet ones, its
-weight and the sum of weights by which it is paid."""
+Parts: TypeAlias = tuple[float, list[tuple[Lane, float]], list[tuple[Lane, float]]]
+"""The part of a cost that its lane pays; and the part that each other lane is paid, first those with work and then the
+quiet ones."""
 
 
 class LaneShares:
@@ -62,9 +62,13 @@ class LaneShares:
 
         `late` says which part of all that it may borrow a lane may borrow for its next request, from 0 to 1.
         """
-        if not backlogged:
-            return None
-        return self._able(backlogged, late) or self._least_in_debt(backlogged)
+        for lane in LANES:
+            if lane in backlogged:
+                balance, most = self.balance[lane], self._most[lane]
+                # Whether it is late is asked only where that may help: all of `most` is lent at most.
+                if self.kept[lane] > 0.0 or balance > 0.0 or (balance > -most and balance > -most * late(lane)):
+                    return lane
+        return self._least_in_debt(backlogged) if backlogged else None
 
     def weigh(self, lane: Lane, weight: float) -> None:
         """From now on the lane has this weight."""
@@ -87,10 +91,10 @@ class LaneShares:
             self.kept[lane] -= cost
             return
         balance[lane] -= more
-        for other, weight, shared in paid:
-            balance[other] += cost * weight / shared
-        for other, weight, shared in quiet:
-            self._keep(other, cost * weight / shared)
+        for other, part in paid:
+            balance[other] += cost * part
+        for other, part in quiet:
+            self._keep(other, cost * part)
 
     def _divided(self, lane: Lane, backlogged: frozenset[Lane]) -> Parts:
         """How what the lane is given is divided while these have work."""
@@ -99,8 +103,8 @@ class LaneShares:
         others = [(other, weight) for other, weight in weights.items() if other != lane]
         return (
             1 - weights[lane] / shared,
-            [(other, weight, shared) for other, weight in others if other in backlogged],
-            [(other, weight, shared + weight) for other, weight in others if other not in backlogged],
+            [(other, weight / shared) for other, weight in others if other in backlogged],
+            [(other, weight / (shared + weight)) for other, weight in others if other not in backlogged],
         )
 
     def _keep(self, lane: Lane, pay: float) -> None:
@@ -113,11 +117,3 @@ class LaneShares:
     def _least_in_debt(self, backlogged: Collection[Lane]) -> Lane:
         """By weight, where all are: to lanes that are quiet by now."""
         return max(backlogged, key=lambda lane: (self.balance[lane] / self.weights[lane], -RANK[lane]))
-
-    def _able(self, backlogged: Collection[Lane], late: Callable[[Lane], float]) -> Lane | None:
-        for lane in LANES:
-            if lane in backlogged:
-                balance = self.balance[lane]
-                if self.kept[lane] > 0.0 or balance > 0.0 or balance > -self._most[lane] * late(lane):
-                    return lane
-        return None

@@ -114,9 +114,8 @@ class Request:
 
     def ahead(self, tokens: int) -> float:
         """µs that it got so far and that so many more tokens of output cost, less what it was charged."""
-        rates = self.rates
-        spent = rates.cost(self.computed, self.read_hbm, self.tokens.take() - self.prompt)
-        return spent + tokens * rates.decoded - self.charged
+        output = self.tokens.take() - self.prompt + tokens
+        return self.rates.cost(self.computed, self.read_hbm, output) - self.charged
 
     @property
     def fresh_output(self) -> int:
@@ -165,11 +164,13 @@ class Request:
 
     def name(self, index: int) -> tuple[bytes, str]:
         """The key of a whole block of `tokens`, and the scope id; those before it have their keys."""
-        keys = self.keys
-        _, scope, id = self.segment_at(index * BLOCK_TOKENS)
-        if index == len(keys):
-            keys.append(block_key(scope, keys[-1] if index else self.root, self.tokens.block(index)))
-        return keys[index], id
+        keys, segments = self.keys, self.segments
+        _, scope, id = segments[0] if len(segments) == 1 else self.segment_at(index * BLOCK_TOKENS)
+        if index < len(keys):
+            return keys[index], id
+        key = block_key(scope, keys[-1] if index else self.root, self.tokens.block(index))
+        keys.append(key)
+        return key, id
 
     def input_key(self) -> bytes:
         """The prefix key of the prompt as it was sent: what it is known by, under its scopes, when it does harm."""
@@ -181,8 +182,6 @@ class Request:
     def segment_at(self, block_start: int) -> tuple[int, bytes, str]:
         """The segment that the block beginning at this token belongs to: the one of its last token."""
         segments = self.segments
-        if len(segments) == 1:
-            return segments[0]
         return next((segment for segment in segments if segment[0] >= block_start + BLOCK_TOKENS), segments[-1])
 
     def place(self, table: list[Block], found: int, tokens: int, copies: float = 0.0) -> None:

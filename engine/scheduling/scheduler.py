@@ -15,6 +15,7 @@ and while nothing came, ended or gave way, nobody is looked at who could not be 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from operator import gt
 
 from engine.protocol import Lane
 from engine.scheduling.block_needs import BlockNeeds
@@ -155,12 +156,12 @@ class Scheduler:
             self._grow(step)
         if len(self.queue) and (moved or self._changed or self._prefills or self._gained()):
             self._admit(step)
-        step.work = list(self.batch.rows)
+        step.work = self.batch.works()
         if self._prefills:
             self._prefill(step)
         return step
 
-    def commit(self, works: Sequence[Work], tokens: Sequence[int | None]) -> None:
+    def commit(self, works: Sequence[Work], tokens: list[int | None]) -> None:
         """These works are done: count them, publish the blocks that they filled, take the sampled tokens.
 
         In the order of the step; works that failed are not among them, and their requests have been removed.
@@ -170,25 +171,26 @@ class Scheduler:
         if prefills:
             works, tokens = works[:decodes], tokens[:decodes]
         # Before the prompts that end now join the batch: they have their first token already.
-        for request, length in self.batch.advance(works, tokens):  # type: ignore[arg-type]  # a decode samples
-            self._attend(request, length)
+        self._attend(self.batch.advance(works, tokens))  # type: ignore[arg-type]  # a decode samples
         for work, token in prefills:
             self._prefilled(work, token)
 
     # ------------------------------------------------------------ decoding
 
-    def _attend(self, request: Request, length: int) -> None:
-        """A decoding request of so many tokens has filled a block, spent its credit, or repaid its preemption."""
-        self._fill(request, length - 1)
-        if not request.repaid and request.recovered:
-            self._changed = True
-        if length - request.prompt >= request.credit:
-            self.batch.leave(request)
-            self._hold(request)
-        elif len(request.table) * BLOCK_TOKENS >= length:
-            self.batch.plan(request)
-        else:
-            self._starved[request.arrival] = request
+    def _attend(self, due: Sequence[Request]) -> None:
+        """Decoding requests that have filled a block, spent their credit, or repaid their preemption."""
+        for request in due:
+            length = request.tokens.take()
+            self._fill(request, length - 1)
+            if not request.repaid and request.recovered:
+                self._changed = True
+            if length - request.prompt >= request.credit:
+                self.batch.leave(request)
+                self._hold(request)
+            elif len(request.table) * BLOCK_TOKENS >= length:
+                self.batch.plan(request, length)
+            else:
+                self._starved[request.arrival] = request
 
     def _decode(self, request: Request) -> None:
         """A request whose prompt is done goes on, or waits for what it needs."""
@@ -224,10 +226,12 @@ class Scheduler:
         step.fresh += blocks
         self.queue.grown(requests)
         for request, block in zip(requests, blocks, strict=True):
-            request.table.append(block)
+            table = request.table
+            table.append(block)
             request.laid += 1
             if request.slot >= 0:
-                self.batch.plan(request)
+                # All its blocks are full, and one token has none.
+                self.batch.plan(request, (len(table) - 1) * BLOCK_TOKENS + 1)
             else:
                 self.batch.join(request)
 
@@ -257,6 +261,7 @@ class Scheduler:
         """Fill the step with chunks, whole blocks but for a prompt's end, in the policy's order."""
         pending = list(self._prefills.values())
         left = self._room()
+        ones: list[Work] = []
         chunks: list[Work] = []
         while pending:
             request = self.queue.prefill(pending)
@@ -270,11 +275,11 @@ class Scheduler:
                 break
             self._lay(request, len(request.table) if end == total else request.blocks_for(end), step)
             work = Prefill(request, request.kv, end - request.kv, samples=end == total)
-            (step.work if work.count == 1 else chunks).append(work)
+            (ones if work.count == 1 else chunks).append(work)
             left -= work.count
             pending.remove(request)
             self.queue.prefilled(request, work.count)
-        step.work += chunks
+        step.work = [*step.work, *ones, *chunks]
 
     def _lay(self, request: Request, until: int, step: Step) -> None:
         """Take the blocks of groups with windows that the next chunk needs, out of what was promised."""
@@ -294,14 +299,14 @@ class Scheduler:
 
     def _fill(self, request: Request, kv: int) -> None:
         """Publish the blocks that its first `kv` tokens fill, and give back those that fell out of the window."""
-        first, full = request.published, kv // BLOCK_TOKENS
-        if full > first and request.store != "none":
-            while first < full:
-                key, scope = request.name(first)
-                self.pool.publish(request.table, first, key, scope)
-                first += 1
+        full = kv // BLOCK_TOKENS
+        if full > request.published and request.store != "none":
+            for index in range(request.published, full):
+                key, scope = request.name(index)
+                self.pool.publish(request.table, index, key, scope)
             request.published = full
-        self.pool.slide(request.table, kv)
+        if self.pool.slides:
+            self.pool.slide(request.table, kv)
 
     # ------------------------------------------------------------ admission
 
@@ -328,7 +333,7 @@ class Scheduler:
 
     def _gained(self) -> bool:
         """Whether there are more blocks than when the first of the queue could not be admitted; nothing prefills."""
-        return any(pool.available > before for pool, before in zip(self.pool.pools, self._spare, strict=True))
+        return any(map(gt, [pool.available for pool in self.pool.pools], self._spare))
 
     def _prefill_before(self, request: Request) -> int:
         """Tokens to prefill of running requests that this one would not overtake."""
@@ -440,6 +445,8 @@ class Scheduler:
             assert not request.paused, "a row is out of credit"
             assert self._has_room(request) or request.arrival in self._starved, "a row has no room"
             assert request.kv // BLOCK_TOKENS == request.published or request.store == "none", "a full block is hidden"
+        for request in self._starved.values():
+            assert len(request.tokens) == len(request.table) * BLOCK_TOKENS + 1, "it wants more than one block, or none"
         for request in self._running.values():
             ready = request.placed not in self._prefills
             assert request.laid == len(request.table) or not ready, "a decoding request lacks blocks"

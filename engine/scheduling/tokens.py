@@ -29,9 +29,10 @@ class LatestTokens:
         self._end = BLOCK_TOKENS * columns
         """Where the last row ends that has as many before it as are kept."""
 
-    def write(self, tokens: Sequence[int]) -> None:
+    def write(self, tokens: list[int]) -> None:
         """A step drew these, one for each column from the first on."""
-        row, rows = array("I", tokens), self._rows
+        row, rows = array("I"), self._rows
+        row.fromlist(tokens)
         at = self.steps % BLOCK_TOKENS * self._columns
         rows[at : at + len(row)] = row
         at += BLOCK_TOKENS * self._columns
@@ -103,12 +104,12 @@ class Tokens(Sequence[int]):
             self.take()
         return self._own[index]
 
-    def block(self, index: int) -> array[int]:
-        """The tokens of a whole block."""
+    def block(self, index: int) -> bytes:
+        """The tokens of a whole block, as they are hashed: four bytes each."""
         end = (index + 1) * BLOCK_TOKENS
         if end > len(self._own):
             self.take()
-        return self._own[end - BLOCK_TOKENS : end]
+        return self._own[end - BLOCK_TOKENS : end].tobytes()
 
     def __iter__(self) -> Iterator[int]:
         self.take()
@@ -116,9 +117,8 @@ class Tokens(Sequence[int]):
 
     def take(self) -> int:
         """Put what was written elsewhere behind its own; returns how many tokens it has."""
-        latest = self._latest
-        if latest is None or self._taken == latest.steps:
-            return len(self._own)
-        self._own.extend(latest.since(self._taken, self._column))
-        self._taken = latest.steps
-        return len(self._own)
+        own, latest = self._own, self._latest
+        if latest is not None and (steps := latest.steps) != self._taken:
+            own += latest.since(self._taken, self._column)
+            self._taken = steps
+        return len(own)

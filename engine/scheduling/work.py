@@ -67,6 +67,7 @@ class Step:
         """(on the device, in the swap space)"""
         self.back: list[tuple[Block, Block]] = []
         """(in the swap space, on the device)"""
-        self.work: list[Work] = []
+        self.work: Sequence[Work] = ()
+        """The same object as in the step before while all that decode decode on, and nothing else is done."""
         self.began: list[Request] = []
         self.fresh: list[Block] = []

@@ -45,9 +45,10 @@ def test_each_request_has_the_tokens_that_it_drew(data: st.DataObject):
                 drawn += 1
                 tokens.append(drawn)
                 expected[work.request.arrival].append(drawn)
-            for attended, length in batch.advance(works, tokens):
+            for attended in batch.advance(works, tokens):
+                length = attended.tokens.take()
                 assert length == len(expected[attended.arrival])
-                batch.plan(attended)
+                batch.plan(attended, length)
         for each in data.draw(st.lists(st.sampled_from(inside + outside), unique=True), "read"):
             assert list(each.tokens) == expected[each.arrival]
             assert each.tokens[-3:].tolist() == expected[each.arrival][-3:]
