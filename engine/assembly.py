@@ -81,9 +81,11 @@ def assemble(options: ReplicaOptions) -> Assembled:
     ensure_invariance(runner, options.token_budget, options.max_running)
     warm_up(runner, options.token_budget)
     dtype = str(like.dtype).removeprefix("torch.")
-    # Other weights than the folder's make other KV, and so does rounding it: neither may be found under the same keys.
+    # Other weights than the folder's make other KV, and so do rounding it and, where it decides how positions are
+    # turned, a longer context: none of it may be found under the same keys.
     run_in = dtype if options.quantize == "none" else f"{dtype} {options.quantize}"
     run_in += "" if options.kv_dtype == "auto" else f" kv {options.kv_dtype}"
+    run_in += " long" if config.rope.stretched(context) else ""
     digest = model_digest(options.model, run_in)
     name = options.served or served_name(options.model)
     limits = EngineLimits(

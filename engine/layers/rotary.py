@@ -10,8 +10,8 @@ from engine.errors import ModelError
 from engine.models.rope import RopeConfig
 
 
-def frequencies(rope: RopeConfig, dim: int) -> torch.Tensor:
-    """[dim / 2] angles per position, in radians, fp32."""
+def frequencies(rope: RopeConfig, dim: int, context_tokens: int) -> torch.Tensor:
+    """[dim / 2] angles per position, in radians, fp32, where contexts have up to `context_tokens`."""
     exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     inverse = 1.0 / rope.theta**exponents
     match rope.kind:
@@ -22,9 +22,10 @@ def frequencies(rope: RopeConfig, dim: int) -> torch.Tensor:
         case "yarn":
             return _yarn(rope, inverse, dim)
         case "longrope":
-            if len(rope.factors) != dim // 2:
-                raise ModelError(f"rope: {len(rope.factors)} factors for {dim // 2} turned pairs")
-            return 1.0 / (torch.tensor(rope.factors) * rope.theta**exponents)
+            factors = rope.long_factors if rope.stretched(context_tokens) else rope.short_factors
+            if len(factors) != dim // 2:
+                raise ModelError(f"rope: {len(factors)} factors for {dim // 2} turned pairs")
+            return 1.0 / (torch.tensor(factors) * rope.theta**exponents)
     return inverse
 
 
@@ -61,7 +62,7 @@ class Rotary:
     def __init__(self, rope: RopeConfig, head_dim: int, context_tokens: int, like: torch.Tensor) -> None:
         self.dim = int(head_dim * rope.partial)
         positions = torch.arange(context_tokens, dtype=torch.float32)
-        angles = torch.outer(positions, frequencies(rope, self.dim))
+        angles = torch.outer(positions, frequencies(rope, self.dim, context_tokens))
         # The rotated half of each element carries its sign here, so that a turn is two products and a sum.
         cos, sin = angles.cos() * rope.magnitude, angles.sin() * rope.magnitude
         self._cos = torch.cat([cos, cos], -1)[:, None].to(like)

@@ -16,8 +16,8 @@ class RopeConfig:
     """Rotary embedding: `theta`, and how frequencies are stretched for long contexts, which depends on `kind`.
 
     default: not at all; linear: all by `factor`; llama3 (Grattafiori et al. 2024) and yarn (Peng et al. 2023): long
-    waves by `factor`, short ones not; longrope (Ding et al. 2024): each by its own of `factors`. `partial`: the share
-    of a head's elements that is turned; `magnitude`: what cosines and sines are multiplied by.
+    waves by `factor`, short ones not; longrope (Ding et al. 2024): each by its own of two sets (see `stretched`).
+    `partial`: the share of a head's elements that is turned; `magnitude`: what cosines and sines are multiplied by.
     """
 
     theta: float
@@ -29,11 +29,20 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-    factors: tuple[float, ...] = ()
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
     partial: float = 1.0
     magnitude: float = 1.0
     score_magnitude: float = 1.0
     """What DeepSeek multiplies attention scores by, squared (`mscale_all_dim`)."""
+
+    def stretched(self, context_tokens: int) -> bool:
+        """Whether longrope's long factors are used in a replica that serves contexts of up to so many tokens.
+
+        transformers takes the short ones until a sequence is longer than the original context, and from then on the
+        long ones over keys that were turned with the short ones. Here a position's key is the same in every request.
+        """
+        return self.kind == "longrope" and context_tokens > self.original_context
 
 
 def _mscale(factor: float, weight: float = 1.0) -> float:
@@ -100,11 +109,6 @@ def _yarn(config: Fields, scaling: Fields, theta: float, partial: float) -> Rope
 
 
 def _longrope(config: Fields, scaling: Fields, theta: float, partial: float) -> RopeConfig:
-    """Which factors are used is settled by the model's context, never by a request's length.
-
-    transformers takes the short factors until a sequence is longer than the original context, and from then on the
-    long ones over keys that were turned with the short ones. Here a position's key is the same in every request.
-    """
     context = config.integer("max_position_embeddings", 2048)
     named = scaling if "original_max_position_embeddings" in scaling else config
     original = named.integer("original_max_position_embeddings", context)
@@ -115,7 +119,8 @@ def _longrope(config: Fields, scaling: Fields, theta: float, partial: float) -> 
         "longrope",
         factor=factor,
         original_context=original,
-        factors=scaling.numbers("long_factor" if context > original else "short_factor"),
+        short_factors=scaling.numbers("short_factor"),
+        long_factors=scaling.numbers("long_factor"),
         partial=partial,
         magnitude=scaling.number("attention_factor", stretched),
     )

@@ -248,6 +248,7 @@ def make_bench(
     weights: Weights = "decoded",
     window_blocks: int | None = None,
     device: str = "cpu",
+    context: int | None = None,
     **limits: int,
 ) -> Bench:
     """A bench on the CPU, in fp32, unless told otherwise; freed blocks are poisoned with NaN.
@@ -258,7 +259,14 @@ def make_bench(
     like = torch.zeros((), dtype=dtype, device=device)
     tiling = best_tiling(like)
     model = load_model(
-        folder, config, like, tiling, config.context_tokens, quantize=quantize, kv_dtype=kv_dtype, weights=weights
+        folder,
+        config,
+        like,
+        tiling,
+        context or config.context_tokens,
+        quantize=quantize,
+        kv_dtype=kv_dtype,
+        weights=weights,
     )
     counts = [blocks if window_blocks is None or not group.window else window_blocks for group in model.groups]
     memories = [KvMemory(group, count, like) for group, count in zip(model.groups, counts, strict=True)]
@@ -267,7 +275,7 @@ def make_bench(
     runner.threads = Threads(1, many_threads)
     windows = [group.window for group in model.groups]
     pool = GroupedPool(list(zip(counts, windows, strict=True)), on_free=poisoning(runner))
-    bounds = EngineLimits(config.context_tokens, max_running=running, budget=budget, **limits)
+    bounds = EngineLimits(context or config.context_tokens, max_running=running, budget=budget, **limits)
     swap_pool = None
     if swap:
         swap_pool = GroupedPool(

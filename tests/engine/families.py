@@ -36,7 +36,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
-    "short_factor": [1.0] * 4,
+    "short_factor": [1.0, 1.1, 1.3, 1.6],
     "long_factor": [1.0, 1.5, 3.0, 7.0],
     "original_max_position_embeddings": 64,
 }
@@ -71,7 +71,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
     "qwen3": ("qwen3", {"head_dim": 16}),
     "phi3": ("phi3", {"sliding_window": WINDOW}),
-    "phi3 longrope": ("phi3", {"rope_parameters": LONGROPE, "partial_rotary_factor": 0.5, "hidden_size": 64}),
+    "phi3 longrope": (
+        "phi3",
+        {
+            "rope_parameters": LONGROPE,
+            "original_max_position_embeddings": 64,  # this one is the one that transformers takes
+            "partial_rotary_factor": 0.5,
+            "hidden_size": 64,
+        },
+    ),
     "mixtral": ("mixtral", {"num_local_experts": 4}),
     "qwen3 moe": (
         "qwen3_moe",

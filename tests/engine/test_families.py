@@ -131,6 +131,15 @@ def test_experts_of_deepseek_are_chosen_in_fp32(name: str, family_folders: Famil
     assert not torch.equal(scored[0], scored[0].bfloat16().float())
 
 
+def test_phi_within_its_first_context_is_the_model_that_was_trained_for_it(family_folders: Families):
+    """A replica that serves no more turns positions by the short factors, as transformers does up to there."""
+    folder = family_folders("phi3 longrope")
+    runs = {context: make_bench(folder, context=context).one(generate("a", PROMPT[:40], 24)) for context in (64, 65)}
+    logits = by_transformers(folder, PROMPT[:40] + runs[64].tokens)[39:-1]
+    assert (torch.stack(runs[64].logits) - logits).abs().max().item() < 1e-4
+    assert (runs[65].logits[0] - logits[0]).abs().max().item() > 1e-2
+
+
 def far(logits: torch.Tensor, reference: torch.Tensor) -> float:
     """The relative error (2-norm) of the middle row: a router that decides otherwise spoils rows, in either library."""
     return float(((logits.float() - reference).norm(dim=-1) / reference.norm(dim=-1)).median())

@@ -24,7 +24,7 @@ from engine.quantization.on_load import quantized
 from engine.quantization.packed import Packed, decoded
 from engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import generate, make_bench, write_model
-from tests.engine.families import by_transformers
+from tests.engine.families import by_transformers, write_family
 
 PROMPT = [(7 * i * i + 3 * i) % 131 for i in range(150)]
 
@@ -432,7 +432,6 @@ def test_quantizing_on_load(tmp_path: Path):
 
 def test_gpt_oss_in_mxfp4(tmp_path: Path):
     """Its experts as `_blocks` and `_scales`: the same as the plain model that holds their values."""
-    from tests.engine.families import write_family
 
     plain = write_family("gpt-oss", tmp_path / "plain", hidden_size=64)
     files = sorted(plain.glob("*.safetensors"))
@@ -476,3 +475,14 @@ def test_a_quantized_replica_is_another_model(tmp_path: Path):
         for quantize in ("none", "fp8", "mxfp4")
     }
     assert len({assembled.model.digest for assembled in made.values()}) == 3
+
+
+@pytest.mark.slow
+def test_longrope_stretched_by_the_context_that_is_served_is_another_model(tmp_path: Path):
+    folder = write_family("phi3 longrope", tmp_path / "model")
+
+    def digest(context: int) -> str:
+        options = ReplicaOptions(folder, "unix:x", tmp_path, "r", b"", device="cpu", kv_memory=1 << 22, context=context)
+        return assemble(options).model.digest
+
+    assert digest(64) != digest(65)
