@@ -55,9 +55,9 @@ test: install-dev ## All tests, on SQLite and PostgreSQL
 	$(BIN)/python -m pytest $(TWO) -m "not alone"
 	$(BIN)/python -m pytest -m alone tests/e2e
 
-test-fast: install-dev ## The tests that take no real processes or long runs
+test-fast: install-dev ## What to run after each change: something of every room, within 90 seconds
 	$(BIN)/python -m tests.servers --install
-	$(BIN)/python -m pytest $(TWO) -m "not slow and not e2e"
+	$(BIN)/python -m pytest $(TWO) -m "not slow and not e2e and not gpu" --hypothesis-profile fast --cpu-limit 8
 
 test-rating: install-dev ## Rating against fractions, 10,000 examples of each rule: two minutes
 	RATING_EXAMPLES=10000 $(BIN)/python -m pytest --timeout 900 tests/billing/test_terms.py

@@ -18,6 +18,8 @@ from storage.base import Base
 from storage.database import Database
 from tests.servers import PostgresServer, RedisServer, postgres_server, redis_server
 
+pytest_plugins = ["tests.fast"]
+
 SHRINKING_S = 20
 """How long hypothesis may look for a smaller example: it would for 300 s, and be cut off by our time limit of 120 s
 before it has shown any. It says itself that this constant may be changed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,13 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -92,7 +98,7 @@ def test_no_module_is_named_for_nothing() -> None:
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    wrong = [relative(p) for p in modules() if p.stat().st_size and not ast.get_docstring(ast.parse(p.read_text()))]
+    wrong = [relative(p) for p in modules() if p.stat().st_size and not ast.get_docstring(parsed(p))]
     assert not wrong, wrong
 
 
@@ -105,7 +111,7 @@ def test_billing_has_no_float() -> None:
     for path in modules("billing"):
         source = path.read_text()
         lines = source.splitlines()
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(path)):
             is_float = (isinstance(node, ast.Constant) and isinstance(node.value, float)) or (
                 isinstance(node, ast.Name) and node.id == "float"
             )
@@ -121,10 +127,10 @@ def test_billing_has_no_float() -> None:
 
 
 def functions(path: Path) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:
-    source = path.read_text()
-    for node in ast.walk(ast.parse(source)):
+    lines = path.read_text().splitlines()
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node, ast.get_source_segment(source, node) or ""
+            yield node, "\n".join(lines[node.lineno - 1 : node.end_lineno])
 
 
 def is_query(node: ast.AST) -> bool:
@@ -145,7 +151,7 @@ def test_queries_are_written_where_tenancy_is_applied() -> None:
         f"{relative(path)}:{node.lineno}"
         for path in modules()
         if not relative(path).startswith(QUERY_MODULES)
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if is_query(node) and isinstance(node, ast.Call) and ast.unparse(node.func) in {"select", "text", "sa.text"}
     ]
     assert not wrong, "\n".join(wrong)
@@ -171,7 +177,7 @@ def test_sql_is_never_formatted_from_values() -> None:
     wrong = [
         f"{relative(path)}:{node.lineno}"
         for path in modules()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) in {"text", "sa.text", "sqlalchemy.text"}
         and any(isinstance(argument, ast.JoinedStr | ast.BinOp) for argument in node.args)

@@ -12,6 +12,7 @@ from hypothesis.internal.conjecture import engine
 from tests.conftest import SHRINKING_S
 
 
+@pytest.mark.slow
 def test_a_slow_property_that_fails_shows_its_example(
     pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

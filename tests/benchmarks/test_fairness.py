@@ -52,6 +52,7 @@ def test_a_recorded_trace(tmp_path: Path):
     assert outcome.read == 2 * 1024 + (5 - 2) * 1024 - 1024 - 1024 + 512
 
 
+@pytest.mark.slow
 def test_a_missed_bar_says_what_the_better_policy_costs_others():
     scenario = GENERATED[0](2)
     outcomes = {policy: simulate(scenario, POLICIES[policy]) for policy in POLICIES}

@@ -28,6 +28,7 @@ from billing.usage import Release, Usage, period_bounds
 from storage.base import Count, new_id
 from storage.database import Database
 from tests.billing.money import Tenant
+from tests.fast import only_fast
 
 TOKEN = 400_000
 """Pico-units of one uncached token."""
@@ -94,6 +95,7 @@ async def balance_of(database: Database, tenant: Tenant) -> Balance:
     return found
 
 
+@pytest.mark.both_databases
 async def test_a_busy_tenants_requests_take_from_what_is_set_aside(database: Database, tmp_path: Path) -> None:
     tenant = await Tenant.rich(database, 10**6 * BOUND)
     async with worker(database, tmp_path) as one:
@@ -115,7 +117,7 @@ async def test_a_busy_tenants_requests_take_from_what_is_set_aside(database: Dat
     assert await check(database) == []
 
 
-@pytest.mark.parametrize("clients", [8, 40])
+@pytest.mark.parametrize("clients", only_fast(40, of=[8, 40]))
 async def test_exactly_what_is_affordable_is_admitted(database: Database, tmp_path: Path, clients: int) -> None:
     """By two workers, until the last pico: what lies in one's allowance is missed by the other for a moment only."""
     affordable = 600

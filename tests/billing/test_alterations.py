@@ -98,6 +98,7 @@ async def unguarded(database: Database) -> AsyncIterator[AsyncSession]:
         yield session
 
 
+@pytest.mark.slow
 async def test_columns_of_every_table(books: Database) -> None:
     assert await check(books) == []
     tables = TABLES if books.dialect == "sqlite" else (ledger_entry, price, hold_batch)  # what is compared is the same
@@ -147,6 +148,7 @@ def _other(column: Column[Any], value: Any) -> Any:
     return 7 if value is None else value + 100
 
 
+@pytest.mark.slow
 async def test_storage_that_does_not_recompute_or_is_not_billed(books: Database) -> None:
     for name, more, whats in (
         ("cost_pico", 1, {"storage does not recompute"}),
@@ -186,6 +188,7 @@ def test_a_seal_is_of_every_column() -> None:
                 assert seals.sealed(form, row, {row[form.key[0]]: altered}) != before, (form.name, name)
 
 
+@pytest.mark.slow
 async def test_rows_that_are_gone_and_rows_that_are_new(books: Database) -> None:
     for name in ("price_change", "contract_terms", "storage_event"):
         table = Base.metadata.tables[name]

@@ -65,6 +65,7 @@ async def test_a_refund_is_of_paid_unused_money_and_happens_once(database: Datab
     assert await check(database) == []
 
 
+@pytest.mark.slow
 async def test_what_expires_is_taken_once_and_holds_are_honoured(database: Database) -> None:
     tenant, balances = await Tenant.rich(database, COST), Balances(database)
     now = await database.now()
@@ -93,6 +94,7 @@ async def test_what_expires_is_taken_once_and_holds_are_honoured(database: Datab
     assert await check(database) == []
 
 
+@pytest.mark.slow
 async def test_restricted_money_pays_for_its_model(database: Database) -> None:
     tenant, balances = await Tenant.rich(database, 5 * COST), Balances(database)
     await balances.grant(tenant.id, COST + 1, "USD", kind="promo", model=tenant.version.model)
@@ -139,6 +141,7 @@ async def test_a_correction_is_a_new_event(database: Database) -> None:
     assert await check(database) == []
 
 
+@pytest.mark.slow
 async def test_adjustments_that_cannot_be(database: Database) -> None:
     tenant, other = await Tenant.rich(database, 3 * COST), await Tenant.rich(database, COST, "big")
     book, event = PriceBook(database), await use(database, tenant)
@@ -169,6 +172,7 @@ async def test_adjustments_that_cannot_be(database: Database) -> None:
     assert await check(database) == []
 
 
+@pytest.mark.slow
 async def test_a_correction_of_a_closed_period_is_booked_in_the_open_one(database: Database) -> None:
     tenant, book = await Tenant.rich(database, 3 * COST), PriceBook(database)
     event = await use(database, tenant)

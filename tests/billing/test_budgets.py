@@ -94,6 +94,7 @@ async def test_usage_is_counted_once_even_after_its_hold_expired(database: Datab
             await session.execute(update(budget_window).values(held=1))
 
 
+@pytest.mark.slow
 async def test_thresholds_are_told_once_each(database: Database) -> None:
     tenant = await Tenant.rich(database, 10**9)
     budgets, holds, book = Budgets(database), Holds(database), PriceBook(database)
@@ -118,6 +119,7 @@ async def test_thresholds_are_told_once_each(database: Database) -> None:
     assert (await told())[3:] == [90]
 
 
+@pytest.mark.both_databases
 async def test_budgets_hold_against_a_crowd_on_many_pools(database: Database, database_url: str) -> None:
     tenant, other = await Tenant.rich(database, 10**6), await Tenant.rich(database, 10**6)
     await Budgets(database).set(tenant.id, "key", str(tenant.key_id), "day", limit_pico=1000, currency="USD")

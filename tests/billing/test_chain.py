@@ -6,6 +6,7 @@ import random
 from uuid import UUID
 
 import msgspec
+import pytest
 from sqlalchemy import Text, literal, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -82,6 +83,7 @@ def test_a_leaf_says_all_that_an_event_says() -> None:
     assert set(chain.COLUMNS) == {column.name for column in usage_event.columns}
 
 
+@pytest.mark.slow
 async def test_leaves_of_a_large_batch_in_any_order(database: Database) -> None:
     """Rows and leaves are made some at a time, those of corrections apart; of an event that comes twice, once."""
     database.clock = literal(DECEMBER - 1, Count())
@@ -153,6 +155,7 @@ async def test_a_value_that_was_altered(database: Database) -> None:
     }
 
 
+@pytest.mark.slow
 async def test_an_event_that_was_deleted(database: Database) -> None:
     _, events = await _settled(database)
     await _tamper(database, "DELETE FROM usage_fact WHERE id = :victim", victim=events[5].id)
@@ -173,6 +176,7 @@ async def test_an_event_that_was_slipped_in(database: Database) -> None:
     }
 
 
+@pytest.mark.slow
 async def test_two_events_that_were_swapped(database: Database) -> None:
     _, events = await _settled(database)
     a, b, spare = events[1].id, events[9].id, new_id()
@@ -183,6 +187,7 @@ async def test_two_events_that_were_swapped(database: Database) -> None:
     assert await _findings(database) == {"an event was altered": {a, b}}
 
 
+@pytest.mark.slow
 async def test_links_that_were_changed(database: Database) -> None:
     tenant, _ = await _settled(database)
     await _tamper(database, "UPDATE usage_batch SET link = 9 WHERE link = 2")
@@ -192,6 +197,7 @@ async def test_links_that_were_changed(database: Database) -> None:
     }
 
 
+@pytest.mark.slow
 async def test_the_end_that_was_cut_off(database: Database) -> None:
     """Even with the events, and with the end made to fit: what was closed is remembered."""
     tenant, events = await _settled(database)
@@ -220,6 +226,7 @@ async def _closed(database: Database) -> dict[str, set[UUID]]:
     return await _findings(database)
 
 
+@pytest.mark.slow
 async def test_what_is_late_is_in_the_chain_of_the_period_that_books_it(database: Database) -> None:
     tenant, _ = await _settled(database)
     hold = await Holds(database).reserve(tenant.request(10**8, lifetime_s=1))

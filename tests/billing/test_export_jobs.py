@@ -70,6 +70,7 @@ async def test_workers_share_the_jobs(database: Database, tmp_path: Path) -> Non
     assert {(job.state, job.attempts) for job in known} == {("done", 1)}
 
 
+@pytest.mark.slow
 async def test_what_a_dead_worker_left_is_taken_up(database: Database, tmp_path: Path) -> None:
     past = await record(database, await Tenant.rich(database, 0), count=5)
     jobs = ExportJobs(database, PriceBook(database), tmp_path)
@@ -93,6 +94,7 @@ async def test_what_a_dead_worker_left_is_taken_up(database: Database, tmp_path:
     assert (done.state, done.attempts) == ("done", 2)
 
 
+@pytest.mark.slow
 async def test_a_job_that_fails_says_why(database: Database, tmp_path: Path) -> None:
     tenant = new_id()
     file = tmp_path / "file"

@@ -39,6 +39,7 @@ from storage.base import to_instant
 from storage.database import Database
 from tests.billing.money import Tenant
 from tests.billing.recorded import DAY, NOVEMBER, Past, record
+from tests.fast import only_fast
 
 FORMULA = "=cmd|' /C calc'!A0"
 
@@ -131,7 +132,7 @@ async def test_usage_says_every_request_in_every_format(database: Database, tmp_
     assert b"<hyperlink" not in content
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", only_fast("csv", of=FORMATS))
 async def test_the_same_bytes_again(database: Database, tmp_path: Path, form: Format) -> None:
     past = await record(database, await Tenant.rich(database, 10**15), count=30)
     for name in ("usage", "costs", "journal"):
@@ -216,6 +217,7 @@ async def _counted(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Any
         yield [(start + n, "x" * 40, "USD", n) for n in range(500)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 async def test_memory_does_not_grow_with_rows(
     fresh_sqlite_url: str, tmp_path: Path, form: Format, monkeypatch: pytest.MonkeyPatch

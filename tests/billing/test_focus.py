@@ -27,6 +27,7 @@ from tests.billing.invoices.books import Customer, set_clock
 from tests.billing.invoices.documents import BUYER
 from tests.billing.money import Tenant
 from tests.billing.recorded import record
+from tests.fast import only_fast
 
 DOMESTIC = msgspec.structs.replace(BUYER, country="DE", vat_id="")
 USAGE = Usage(uncached=1_000_001, read={"5m": 3_000_001}, write={"1h": 500_000}, output=7_000_003)
@@ -53,6 +54,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 async def test_an_invoiced_month(database: Database, tmp_path: Path) -> None:
     customer = await Customer.make(database, buyer=DOMESTIC)
     await customer.use("2026-10-03T12:00", USAGE, Usage(uncached=333))
@@ -123,7 +125,7 @@ async def test_an_invoiced_month(database: Database, tmp_path: Path) -> None:
     assert {row["number"] for row in _rows(invoices)} == {sent.number}
 
 
-@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize("form", only_fast("csv", of=["csv", "parquet"]))
 async def test_a_month_of_many_without_invoices(fresh_sqlite_url: str, tmp_path: Path, form: Format) -> None:
     database = await Database.open(fresh_sqlite_url)
     past = await record(database, await Tenant.rich(database, 0), count=80)
@@ -139,6 +141,7 @@ async def test_a_month_of_many_without_invoices(fresh_sqlite_url: str, tmp_path:
     await database.close()
 
 
+@pytest.mark.slow
 async def test_what_was_paid_in_advance_is_billed_once_before_and_after_the_invoice(
     database: Database, tmp_path: Path
 ) -> None:
@@ -180,6 +183,7 @@ async def test_what_was_paid_in_advance_is_billed_once_before_and_after_the_invo
     assert (await billed("2026-11", "later"))[:2] == november[:2]
 
 
+@pytest.mark.slow
 async def test_what_is_taken_back_of_prepaid_usage_is_not_billed(database: Database, tmp_path: Path) -> None:
     customer, book = await Customer.make(database, 10**13), PriceBook(database)
     (used,) = await customer.use("2026-10-03", Usage(output=1_000_000))
@@ -200,6 +204,7 @@ async def test_what_is_taken_back_of_prepaid_usage_is_not_billed(database: Datab
     assert await costs("beside usage") == [(0, Decimal("-0.8")), (0, Decimal("3.2"))]
 
 
+@pytest.mark.slow
 async def test_what_is_taken_back_of_usage_to_be_paid_is_taken_off_the_bill(database: Database, tmp_path: Path) -> None:
     customer, book = await Customer.make(database), PriceBook(database)
     (used,) = await customer.use("2026-10-03", Usage(output=1_000_000))

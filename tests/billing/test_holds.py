@@ -88,6 +88,7 @@ async def test_bad_input_writes_nothing(database: Database) -> None:
     assert await _held(database, euro.id) == 0
 
 
+@pytest.mark.both_databases
 async def test_prepaid_is_never_overspent_by_a_crowd(database: Database, database_url: str) -> None:
     tenant = await Tenant.rich(database, 1000)
     other = await Tenant.rich(database, 10**6)
@@ -160,6 +161,7 @@ async def test_a_hold_is_topped_up_whole_or_not_at_all(database: Database) -> No
     assert await check(database) == []
 
 
+@pytest.mark.both_databases
 async def test_top_ups_race_with_the_ends_of_their_holds_and_with_new_ones(database_url: str) -> None:
     databases = [await Database.open(database_url) for _ in range(2)]
     database, other = databases

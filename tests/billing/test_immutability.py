@@ -14,6 +14,7 @@ from storage.database import Database
 from tests.billing.money import Tenant
 
 
+@pytest.mark.both_databases
 @pytest.mark.parametrize(
     "name",
     ["usage_fact", "usage_traits", "grant", "price", "price_version", "ledger_txn", "ledger_entry", "usage_batch"],

@@ -54,6 +54,7 @@ async def test_promo_then_prepaid_then_receivable(database: Database) -> None:
     assert msgspec.json.decode(notice.payload) == {"available": "-0.000028000000", "currency": "USD"}
 
 
+@pytest.mark.both_databases
 @pytest.mark.parametrize(
     "wrong", [{"amount_pico": 0}, {"amount_pico": -1}, {"debit": "revenue"}, {"credit": "pocket"}, {"txn_id": new_id()}]
 )
@@ -68,6 +69,7 @@ async def test_the_database_refuses_what_does_not_balance(database: Database, wr
         await session.rollback()
 
 
+@pytest.mark.both_databases
 async def test_many_settlers_with_the_same_records_in_any_order(database: Database, database_url: str) -> None:
     """Duplicates, releases beside events, and two tenants: nobody waits for ever, and all counts once."""
     tenants = [await Tenant.rich(database, 10**12), await Tenant.rich(database, 10**12, "big")]

@@ -187,6 +187,7 @@ async def _asks(database: Database) -> set[str]:
         return await books.closed_periods({"2026-11"})
 
 
+@pytest.mark.slow
 async def test_settling_and_closing_at_once(database: Database) -> None:
     """However they fall, an event is in the period while it is open or in the next one, and the books agree."""
     tenant, periods, book = await Tenant.rich(database, 10**13), Periods(database), PriceBook(database)

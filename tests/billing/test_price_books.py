@@ -118,6 +118,7 @@ async def test_what_is_scheduled_can_be_withdrawn_until_it_begins(database: Data
         await sheets.withdraw(slip.id, by="ann")
 
 
+@pytest.mark.both_databases
 async def test_temporary_prices_come_before_standing_ones_and_never_overlap(database: Database) -> None:
     now = await database.now()
     sheets, book = PriceSheets(database), PriceBook(database)

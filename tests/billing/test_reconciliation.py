@@ -57,6 +57,7 @@ async def test_gaps_are_lost_and_repeats_are_doubled(database: Database) -> None
     assert (report.lost, report.doubled, report.clean) == (5, 1, False)
 
 
+@pytest.mark.both_databases
 async def test_an_epoch_goes_on_in_the_next_period(database: Database) -> None:
     """What was admitted before midnight and ends after it has numbers among those of the next month."""
     database.clock = literal(DECEMBER - 1, Count())

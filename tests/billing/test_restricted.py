@@ -73,6 +73,7 @@ async def test_a_grant_for_a_model_admits_it_and_nothing_else(database: Database
     assert await check(database) == []
 
 
+@pytest.mark.slow
 async def test_a_hold_counts_on_the_grant_first_and_on_the_balance_for_the_rest(database: Database) -> None:
     mine, other = await _two_models(database)
     holds, book = Holds(database), PriceBook(database)
@@ -140,6 +141,7 @@ async def test_a_crowd_gets_what_is_there_and_no_more(database: Database, databa
     assert await check(database) == []
 
 
+@pytest.mark.slow
 async def test_the_audit_finds_a_grant_that_is_promised_or_used_elsewhere(database: Database) -> None:
     mine, other = await _two_models(database)
     given = await _given(database, mine, 10, model="mine")

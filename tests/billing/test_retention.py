@@ -37,6 +37,7 @@ async def _count(database: Database, *tables: object) -> list[int]:
         return [await session.scalar(select(func.count()).select_from(table)) or 0 for table in tables]  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 async def test_holds_and_charges_are_forgotten_once_their_period_is_closed(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from sqlalchemy import select
 
 from billing.balances import Balances
@@ -15,6 +16,7 @@ from storage.base import new_id
 from storage.database import Database
 from tests.billing.money import Tenant
 
+pytestmark = pytest.mark.both_databases
 PRICE = 100 * 400_000 + 10 * 1_600_000  # what Tenant.event costs
 
 

@@ -32,6 +32,7 @@ async def _events(database: Database) -> int:
         return (await session.execute(select(func.count()).select_from(usage_event))).scalar_one()
 
 
+@pytest.mark.both_databases
 async def test_what_is_appended_reaches_the_database(database: Database, tmp_path: Path) -> None:
     tenant = await Tenant.rich(database, 10**12)
     holds, spool = Holds(database), Spool(tmp_path / "spool", "g1")
@@ -51,6 +52,7 @@ async def test_what_is_appended_reaches_the_database(database: Database, tmp_pat
     assert balance.held == 0
 
 
+@pytest.mark.slow
 async def test_a_record_that_breaks_its_batch_is_set_aside(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

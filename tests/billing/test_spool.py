@@ -25,6 +25,7 @@ from billing.spool import Spool, SpoolUnavailable
 from billing.usage import Release, Settlement, Usage, UsageEvent
 from storage.base import new_id
 from tests.billing.money import event, loose_request
+from tests.fast import examples
 
 VERSION = PriceVersion(1, "m", "USD", everywhere({"uncached": 1, "output": 1}))
 
@@ -101,6 +102,7 @@ def test_an_owner_is_a_file_name(tmp_path: Path, name: str) -> None:
         Spool(tmp_path, name)
 
 
+@pytest.mark.slow
 async def test_a_killed_process_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     acknowledged: set[UUID] = set()
     for _ in range(2):
@@ -236,7 +238,7 @@ def test_a_record_longer_than_a_chunk_is_read(tmp_path: Path, monkeypatch: pytes
     segment.release()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     payloads=st.lists(st.binary(max_size=60), min_size=1, max_size=8),
     flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 7)), min_size=1, max_size=4),

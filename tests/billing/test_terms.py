@@ -28,6 +28,7 @@ from billing.usage import InvalidPeriod, InvalidUsage, Usage, period_bounds, per
 from storage.base import Count, new_id
 from storage.database import Database
 from tests.billing.money import Tenant
+from tests.fast import examples
 
 PERIOD = "2026-11"
 EXAMPLES = int(os.environ.get("RATING_EXAMPLES", "150"))
@@ -126,7 +127,7 @@ def oracle(lines: list[RatedLine], wanted: Terms, before: int) -> Fraction:
     return owed
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=examples(EXAMPLES), deadline=None)
 @given(st.lists(usage(), max_size=8), terms, st.integers(0, 10**22))
 def test_terms_come_to_what_fractions_say(lines: list[RatedLine], wanted: Terms, before: int) -> None:
     added = apply_terms(lines, wanted, PERIOD, before)
@@ -141,13 +142,13 @@ def test_terms_come_to_what_fractions_say(lines: list[RatedLine], wanted: Terms,
     assert apply_terms(lines, Terms(), PERIOD) == []
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=examples(EXAMPLES), deadline=None)
 @given(tiers(), st.integers(0, 3 * 10**12))
 def test_steps_cost_what_fractions_say(wanted: Tiers, units: int) -> None:
     assert tiered_cost(wanted, units) == steps_oracle(wanted, units)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=examples(EXAMPLES), deadline=None)
 @given(st.integers(-(10**30), 10**30), st.integers(0, 10_000))
 def test_a_share_is_half_up(pico: int, basis_points: int) -> None:
     exact = Fraction(abs(pico) * basis_points, 10_000)
@@ -155,7 +156,7 @@ def test_a_share_is_half_up(pico: int, basis_points: int) -> None:
     assert share(-pico, basis_points) == -share(pico, basis_points)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=examples(EXAMPLES), deadline=None)
 @given(money, st.lists(st.integers(-(10**20), 10**22), max_size=12))
 def test_a_commitment_is_never_drawn_beyond_its_amount(committed: int, months: list[int]) -> None:
     commitment = Commitment(amount_pico=committed, first="2026-01", last="2026-12")

@@ -245,6 +245,7 @@ async def test_secrets_are_sealed_and_go_with_the_endpoint(database: Database) -
         assert right.received == []
 
 
+@pytest.mark.slow
 async def test_several_workers_tell_each_once(database: Database) -> None:
     endpoints, tenant = Endpoints(database, SEALER, POLICY), new_id()
     async with receiver() as right:

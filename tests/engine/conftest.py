@@ -107,6 +107,8 @@ Families: TypeAlias = Callable[[str], Path]
 @pytest.fixture(scope="session")
 def family_folders(tmp_path_factory: pytest.TempPathFactory) -> Families:
     """The folder of a family's tiny model, by the family's name; written at the first call."""
+    from transformers import AutoModelForCausalLM  # noqa: F401  # seconds, which are no test's own
+
     base = tmp_path_factory.mktemp("families")
     return cache(lambda name: write_family(name, base / name.replace(" ", "-")))
 

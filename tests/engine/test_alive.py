@@ -138,6 +138,7 @@ def test_a_file_that_cannot_be_read_is_an_empty_one(tmp_path: Path):
     assert Quarantine(path).refused_for(b"a") is not None
 
 
+@pytest.mark.slow
 def test_the_quarantine_is_bounded():
     quarantine = Quarantine()
     for index in range(5000):

@@ -21,6 +21,7 @@ from engine.scheduling.request import Request
 from prompt_cache.block_groups import ABSENT, GroupedPool
 from tests.engine.conftest import Families, generate, make_bench
 from tests.engine.scheduling import Replica, request
+from tests.fast import examples
 
 WINDOW = 200
 
@@ -63,7 +64,7 @@ def test_a_prompt_that_fits_is_run_in_the_smallest_group_that_can_hold_it():
     assert BlockNeeds(GroupedPool([(least, WINDOW)]), 512).longest is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_whatever_comes_and_goes_nobody_is_stuck_and_nothing_is_promised_twice(data: st.DataObject):
     """Prompts that share prefixes, in groups that can barely hold one of them; `check` holds the promise each step."""
@@ -97,6 +98,7 @@ def test_whatever_comes_and_goes_nobody_is_stuck_and_nothing_is_promised_twice(d
     assert replica.pool.referenced_blocks == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma3", "gpt-oss"])
 def test_logits_are_the_same_in_little_memory_for_windows(family_folders: Families, family: str):
     folder = family_folders(family)

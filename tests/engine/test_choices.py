@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from engine.protocol import Counts
 from engine.sampling.counter_random import choice_seed
 from tests.engine.conftest import VOCABULARY, Bench, Families, Run, generate, make_bench
+from tests.fast import examples, only_fast
 
 Benches = Callable[..., Bench]
 LONG = [(11 * i + i * i) % VOCABULARY for i in range(300)]
@@ -28,7 +29,7 @@ def outputs(run: Run) -> list[list[int]]:
     return [run.choices[choice] for choice in sorted(run.choices)]
 
 
-@pytest.mark.parametrize("length", [1, 63, 64, 65, 300])
+@pytest.mark.parametrize("length", only_fast(65, of=[1, 63, 64, 65, 300]))
 @pytest.mark.parametrize("store", ["all", "none"])
 def test_choices_are_what_single_requests_with_the_derived_seeds_are(benches: Benches, length: int, store: str):
     bench = benches(budget=128)
@@ -134,7 +135,7 @@ def test_credit_is_each_choices_own(bench: Bench):
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_under_pressure_among_others(benches: Benches, seed: int):
     """Few blocks, few slots, neighbours and aborts: what is not aborted is what it would be alone."""

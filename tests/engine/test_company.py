@@ -19,6 +19,7 @@ from engine.scheduling.lanes import LANES
 from tests.engine.conftest import Families, Run
 from tests.engine.modes import MODES, OUTPUT, SCHEMA, assert_same, bench_of, preempt, request
 from tests.engine.tiny_tokenizer import text_of
+from tests.fast import examples, only_fast
 
 MORE = int(os.environ.get("TURNPIKE_COMPANY_EXAMPLES", "0"))
 """How many examples of each test, in long runs."""
@@ -98,7 +99,7 @@ def assert_in_company(folder: Path, tokenizer: Path, data: st.DataObject) -> Non
             assert run.done.counts.prompt == length
 
 
-@settings(max_examples=MORE or 15, deadline=None)
+@settings(max_examples=MORE or examples(15), deadline=None)
 @given(data=st.data())
 def test_in_any_company(tiny_model: Path, tokenizer: Path, data: st.DataObject):
     assert_in_company(tiny_model, tokenizer, data)
@@ -110,7 +111,7 @@ DIFFERENT = ["qwen2", "phi3 longrope", "gemma2", "gemma3", "mistral", "qwen3 moe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", DIFFERENT)
-@settings(max_examples=MORE or 3, deadline=None)
+@settings(max_examples=MORE or examples(3), deadline=None)
 @given(data=st.data())
 def test_every_family_in_any_company(family_folders: Families, tokenizer: Path, family: str, data: st.DataObject):
     assert_in_company(family_folders(family), tokenizer, data)
@@ -129,7 +130,7 @@ def test_the_prompt_is_scored_once_when_it_is_computed_again_in_parts(tiny_model
 
 
 @pytest.mark.parametrize("swap", [0, 9])
-@pytest.mark.parametrize("mode", ["grammar", "penalties", "logprobs"])
+@pytest.mark.parametrize("mode", only_fast("grammar", of=["grammar", "penalties", "logprobs"]))
 def test_the_sampler_goes_on_where_it_was_after_preemption(tiny_model: Path, tokenizer: Path, mode: str, swap: int):
     """Half way through its output, and half way through the grammar; by copying out and by computing again."""
     preempted = preempt(tiny_model, tokenizer, mode, swap)
@@ -141,8 +142,11 @@ def test_the_sampler_goes_on_where_it_was_after_preemption(tiny_model: Path, tok
         assert len(json.loads(text_of(tokenizer, preempted.run.tokens))) == 25
 
 
-@pytest.mark.parametrize("mode", sorted(mode for mode in MODES if mode not in ("three", "of the prompt")))
-@settings(max_examples=MORE or 2, deadline=None)
+@pytest.mark.parametrize(
+    "mode",
+    only_fast("grammar", "penalties", of=sorted(MODES.keys() - {"three", "of the prompt"})),
+)
+@settings(max_examples=MORE or examples(2), deadline=None)
 @given(data=st.data())
 def test_the_sampler_goes_on_where_another_replica_died(
     tiny_model: Path, tokenizer: Path, mode: str, data: st.DataObject

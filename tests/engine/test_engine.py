@@ -15,6 +15,7 @@ from engine.protocol import Counts, Generate, Sampling, Segment
 from engine.scheduling.work import Work
 from prompt_cache.keys import BLOCK_TOKENS
 from tests.engine.conftest import VOCABULARY, Bench, generate
+from tests.fast import examples
 
 Benches = Callable[..., Bench]
 LONG = [(11 * i + i * i) % VOCABULARY for i in range(300)]
@@ -275,6 +276,7 @@ def test_a_paused_request_gives_its_memory_and_its_slot_to_others(benches: Bench
 # ------------------------------------------------------------ memory pressure
 
 
+@pytest.mark.slow
 def test_memory_pressure_preempts_the_youngest_and_all_finish(benches: Benches):
     bench = benches(blocks=14, budget=200, running=8)
     for index in range(6):
@@ -392,7 +394,7 @@ def test_a_budget_too_small_is_refused(benches: Benches):
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_random_use_leaks_nothing_and_counts_exactly(benches: Benches, seed: int):
     chance = random.Random(seed)

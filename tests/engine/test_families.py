@@ -16,6 +16,7 @@ from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import sample
 from tests.engine.conftest import Families, generate, make_bench
 from tests.engine.families import FAMILIES, VOCABULARY, by_transformers, write_multimodal
+from tests.fast import only_fast
 
 PROMPT = [(7 * i * i + 3 * i) % VOCABULARY for i in range(150)]
 OUTPUT = 64
@@ -26,7 +27,7 @@ def drawn(logits: torch.Tensor, sampling: Sampling, start: int) -> list[int]:
     return sample(logits, [SamplingRow(sampling, [0] * (start + index)) for index in range(len(logits))])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", only_fast("llama 3", "gemma3", "qwen3 moe", "gpt-oss", "deepseek v3", of=FAMILIES))
 def test_same_logits_and_tokens_as_transformers(name: str, family_folders: Families):
     """Seeded, so that tied weights do not repeat one token for ever, from the very same random numbers."""
     folder = family_folders(name)
@@ -58,7 +59,7 @@ def in_hub_style(config: dict[str, Any]) -> dict[str, Any]:
     return old
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", only_fast("llama 3", "gemma3", "gpt-oss", "deepseek v3", of=FAMILIES))
 def test_a_configuration_in_hub_style_is_the_same_model(name: str, family_folders: Families, tmp_path: Path):
     folder = family_folders(name)
     config = json.loads((folder / "config.json").read_text())
@@ -145,7 +146,7 @@ def far(logits: torch.Tensor, reference: torch.Tensor) -> float:
     return float(((logits.float() - reference).norm(dim=-1) / reference.norm(dim=-1)).median())
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", only_fast("llama 3", of=FAMILIES))
 def test_bf16_is_as_near_to_fp32_as_that_of_transformers(name: str, family_folders: Families):
     """Over several prompts: the rows after a token that went to another expert are spoiled as well."""
     folder = family_folders(name)

@@ -72,6 +72,7 @@ def assembled(folder: Path, data: Path, kv_dtype: KvDtype) -> Assembled:
     )
 
 
+@pytest.mark.slow
 def test_its_replica_holds_more_and_keys_blocks_by_itself(tiny_model: Path, tmp_path: Path):
     """The digest is what every block key is rooted in, so KV of one format is never found by a replica of another."""
     full, small = (assembled(tiny_model, tmp_path, kv_dtype) for kv_dtype in ("auto", "fp8"))

@@ -21,6 +21,7 @@ from engine.grammar.llguidance_grammar import LlguidanceGrammars
 from engine.protocol import Done
 from gateway.conversation.tokenizer import Tokenizer
 from tests.engine.conftest import Bench, generate, make_bench
+from tests.fast import examples, only_fast
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "stdlib-qa"
 VOCABULARY, END = 4096, 4095
@@ -113,14 +114,14 @@ def schemas() -> st.SearchStrategy[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(schema=schemas(), limit=st.integers(1, 90), seed=st.integers(0, 1000))
 def test_what_stops_is_valid_however_tight_the_limit(schema: dict[str, Any], limit: int, seed: int):
     text, why = drawn({"json_schema": schema}, limit, seed)
     assert why == "length" or jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)), (why, text)
 
 
-@pytest.mark.parametrize("limit", [50, 51, 55, 70, 120, 200])
+@pytest.mark.parametrize("limit", only_fast(51, 70, of=[50, 51, 55, 70, 120, 200]))
 def test_near_the_limit_only_what_can_still_close(limit: int):
     """49 tokens are enough, whatever was drawn before the limit came near."""
     for seed in range(4):
@@ -228,6 +229,7 @@ GRAMMARS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 def test_in_any_company_the_same_and_valid(demo: Bench):
     how = [
         {"grammar": json.dumps(grammar), "temperature": heat, "seed": 5, "stop_tokens": (END,), "top_p": 0.9}
@@ -252,6 +254,7 @@ def test_in_any_company_the_same_and_valid(demo: Bench):
     assert len({tuple(tokens) for tokens in choices.choices.values()}) == 3
 
 
+@pytest.mark.slow
 def test_with_everything_else_that_is_asked(demo: Bench):
     """Least tokens and bias give way to what must come."""
     comma = tokenizer().content(",")[0]

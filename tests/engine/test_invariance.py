@@ -17,6 +17,7 @@ from engine.options import KvDtype, ReplicaOptions
 from engine.protocol import Generate
 from engine.scheduling.costs import FixedCosts, Rates
 from tests.engine.conftest import VOCABULARY, Bench, Families, Run, generate, make_bench
+from tests.fast import only_fast
 
 # Long enough for three splits of keys, short enough to be quick.
 LENGTHS = [1, 3, 63, 64, 65, 127, 129, 200, 256, 270]
@@ -46,7 +47,7 @@ def check(run: Run, expected: Run) -> None:
 
 
 @pytest.mark.parametrize("seeded", [False, True])
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", only_fast(65, 200, of=LENGTHS))
 def test_chunked_and_warm(tiny_model: Path, length: int, seeded: bool):
     expected = alone(tiny_model, length, seeded)
     bench = make_bench(tiny_model, budget=65, running=1, many_threads=2)
@@ -66,7 +67,7 @@ def test_chunked_and_warm(tiny_model: Path, length: int, seeded: bool):
 DIFFERENT = ["qwen2", "phi3 longrope", "gemma2", "gemma3", "mistral", "qwen3 moe", "gpt-oss", "deepseek v3"]
 
 
-@pytest.mark.parametrize("length", [65, 129, 270])
+@pytest.mark.parametrize("length", only_fast(129, of=[65, 129, 270]))
 @pytest.mark.parametrize("family", DIFFERENT)
 def test_every_family_chunked_and_warm(family_folders: Families, family: str, length: int):
     folder = family_folders(family)
@@ -77,7 +78,7 @@ def test_every_family_chunked_and_warm(family_folders: Families, family: str, le
     assert bench.counts("warm").read_hbm == (length - 1) // 64 * 64
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt-oss", "deepseek v3"])
+@pytest.mark.parametrize("family", only_fast("llama", of=["llama", "gemma3", "gpt-oss", "deepseek v3"]))
 def test_with_kv_in_fp8_too(family_folders: Families, family: str):
     """What is computed is read back in fp8 as well, so a warm prompt meets the same values."""
     folder, length = family_folders(family), 270
@@ -105,7 +106,10 @@ def preempting(folder: Path, length: int, swap: int, **fields: object) -> Bench:
     return bench
 
 
-@pytest.mark.parametrize(("swap", "store"), [(0, "all"), (2, "all"), (9, "none"), (9, "hbm"), (0, "none")])
+@pytest.mark.parametrize(
+    ("swap", "store"),
+    only_fast((0, "all"), (9, "none"), of=[(0, "all"), (2, "all"), (9, "none"), (9, "hbm"), (0, "none")]),
+)
 def test_after_preemption_by_recompute(tiny_model: Path, swap: int, store: str):
     """Without a swap space, without room in it, or where the KV must not leave the device."""
     expected = make_bench(tiny_model).one(generate("x", prompt(130, 1), 100))
@@ -118,7 +122,7 @@ def test_after_preemption_by_recompute(tiny_model: Path, swap: int, store: str):
     assert bench.engine.scheduler.swap.kept == 0
 
 
-@pytest.mark.parametrize("family", [None, "gemma3", "gpt-oss", "deepseek v3"])
+@pytest.mark.parametrize("family", only_fast(None, of=[None, "gemma3", "gpt-oss", "deepseek v3"]))
 def test_after_preemption_by_swap(tiny_model: Path, family_folders: Families, family: str | None):
     """What was swapped in is neither computed again nor read: its counts are those of the first time."""
     folder = tiny_model if family is None else family_folders(family)
@@ -144,7 +148,7 @@ def test_whoever_is_aborted_while_swapped_out_leaves_nothing(tiny_model: Path):
     assert bench.counts("young").output == len(bench.runs["young"].tokens)
 
 
-@pytest.mark.parametrize(("copied", "kept"), [(1.0, 1), (1e9, 0)])
+@pytest.mark.parametrize(("copied", "kept"), only_fast((1.0, 1), of=[(1.0, 1), (1e9, 0)]))
 def test_the_cheaper_of_copying_and_computing_again_is_done(tiny_model: Path, copied: float, kept: int):
     bench = make_bench(tiny_model, blocks=7, budget=200, running=4, swap=9)
     bench.engine.scheduler.costs = FixedCosts(Rates(copied=copied))
@@ -164,6 +168,7 @@ def test_continued_elsewhere(tiny_model: Path):
     assert half + run.tokens == expected.tokens
 
 
+@pytest.mark.slow
 def test_the_self_test_holds_and_its_fallback_too(tiny_model: Path, tmp_path: Path):
     bench = make_bench(tiny_model)
     assert ensure_invariance(bench.engine.runner, 256, 64)

@@ -13,6 +13,7 @@ from engine import journal as journal_module
 from engine.errors import StartError
 from engine.journal import SEQUENCE_BITS, Begun, Ended, Heard, Journal, Opened, Totals, Went, frame, read_records
 from engine.protocol import Counts, Done
+from tests.fast import examples
 
 
 def counts(output: int) -> Counts:
@@ -149,7 +150,7 @@ def state(records: list[object]) -> tuple[dict[int, Counts], dict[int, int], lis
     return live, heard, ended
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_any_torn_tail_is_cut(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
     folder = tmp_path_factory.mktemp("journal")
@@ -170,7 +171,7 @@ def test_any_torn_tail_is_cut(tmp_path_factory: pytest.TempPathFactory, data: st
     journal.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_damage_in_the_middle_loses_no_sound_record(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
     folder = tmp_path_factory.mktemp("journal")
@@ -194,7 +195,7 @@ def test_damage_in_the_middle_loses_no_sound_record(tmp_path_factory: pytest.Tem
     journal.close()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.binary(max_size=300))
 def test_any_bytes_can_be_opened(tmp_path_factory: pytest.TempPathFactory, data: bytes):
     folder = tmp_path_factory.mktemp("journal")

@@ -16,6 +16,7 @@ from engine.models.config import read_config
 from engine.models.registry import load_model
 from engine.options import ReplicaOptions
 from tests.engine.conftest import VOCABULARY, Bench, generate, make_bench, write_model
+from tests.fast import only_fast
 
 PROMPT = [(7 * i * i + 3 * i) % VOCABULARY for i in range(150)]
 ROPE_LLAMA3 = {
@@ -56,7 +57,7 @@ def greedy_by_transformers(
     return out[len(prompt) :].tolist(), logits[len(prompt) - 1 : -1]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", only_fast("grouped queries", "llama3 rope", of=CASES))
 def test_same_logits_and_tokens_as_transformers(name: str, tmp_path: Path):
     folder = write_model(tmp_path / "model", seed=len(name), **CASES[name])
     run = make_bench(folder).one(generate("a", PROMPT, 64))
@@ -90,6 +91,7 @@ def test_bfloat16_checkpoint_is_run_in_float32(tiny_model: Path, tmp_path: Path)
     assert (torch.stack(run.logits) - logits).abs().max() < 1e-4
 
 
+@pytest.mark.slow
 def test_in_bfloat16_it_is_as_close_as_transformers(tiny_model: Path, tmp_path: Path):
     options = ReplicaOptions(
         tiny_model, "unix:x", tmp_path, "r", b"", device="cpu", dtype="bfloat16", kv_memory=1 << 20

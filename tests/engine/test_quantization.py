@@ -25,6 +25,7 @@ from engine.quantization.packed import Packed, decoded
 from engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import generate, make_bench, write_model
 from tests.engine.families import by_transformers, write_family
+from tests.fast import only_fast
 
 PROMPT = [(7 * i * i + 3 * i) % 131 for i in range(150)]
 
@@ -311,7 +312,7 @@ def assert_same_when_kept_packed(folder: Path, quantize: Quantize = "none") -> N
             assert torch.equal(torch.stack(ours.logits), torch.stack(theirs.logits))
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", only_fast("gptq", of=FORMATS))
 def test_kept_packed_it_says_the_same(fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder, _ = stored(tmp_path, FORMATS[fmt], fmt)
     # Small tiles, so that these small weights have several: of 48 outputs where scales are for as many.
@@ -320,6 +321,7 @@ def test_kept_packed_it_says_the_same(fmt: str, tmp_path: Path, monkeypatch: pyt
     assert_same_when_kept_packed(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["fp8", "mxfp4"])
 def test_kept_packed_when_quantized_on_load(quantize: Quantize, tmp_path: Path):
     folder = write_model(tmp_path / "model", hidden_size=64, intermediate_size=128, num_attention_heads=8)
@@ -430,6 +432,7 @@ def test_quantizing_on_load(tmp_path: Path):
         load(odd, "mxfp4")
 
 
+@pytest.mark.slow
 def test_gpt_oss_in_mxfp4(tmp_path: Path):
     """Its experts as `_blocks` and `_scales`: the same as the plain model that holds their values."""
 
@@ -465,6 +468,7 @@ def test_gpt_oss_in_mxfp4(tmp_path: Path):
             make_bench(other, weights=weights)
 
 
+@pytest.mark.slow
 def test_a_quantized_replica_is_another_model(tmp_path: Path):
     """Its KV is not that of the folder's own weights, so its keys must differ."""
     folder = write_model(tmp_path / "model", hidden_size=64, intermediate_size=128, num_attention_heads=8)

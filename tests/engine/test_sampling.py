@@ -18,6 +18,7 @@ from engine.sampling.counter_random import philox, uniform
 from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import sample
 from engine.sampling.shaping import shape
+from tests.fast import examples, only_fast
 
 VOCABULARY = 64
 DRAWS = 4000
@@ -134,7 +135,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("what", only_fast("bias", "presence", of=WRONG))
 def test_a_sampler_that_is_a_little_wrong_would_be_seen(what: str):
     drawn, claimed = WRONG[what]
     tokens = draws(count=20000, **drawn)
@@ -146,7 +147,7 @@ PENALTIES = st.floats(-2, 2, allow_nan=False)
 TOKENS = st.lists(st.integers(0, VOCABULARY - 1), max_size=150)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     prompt=TOKENS,
     before=TOKENS,
@@ -209,6 +210,7 @@ def test_parameters_at_the_ends_of_their_ranges_still_draw_a_token(heat: float):
     )
 
 
+@pytest.mark.slow
 def test_a_nucleus_wider_than_the_first_try():
     flat = torch.zeros(1, 1024)
     seen = {sample(flat, [row(position, top_p=0.9, seed=1)])[0] for position in range(300)}

@@ -76,6 +76,7 @@ def test_a_full_queue_is_refused_with_the_wait_and_nothing_else_is_disturbed(ben
     assert done.error is not None
 
 
+@pytest.mark.slow
 def test_who_has_waited_too_long_in_its_lane_is_refused(benches: Callable[..., Bench]):
     bench = benches(running=1, patience={"interactive": 30.0, "standard": 120.0})
     runs = bench.add(generate("runs", [5] * 70, 400, lane="interactive"))

@@ -13,6 +13,7 @@ from engine.scheduling.lanes import LANES, ROUNDS, WEIGHTS
 from engine.scheduling.service import KEPT, ServiceTotals
 from engine.scheduling.tokens import Tokens
 from tests.engine.scheduling import request
+from tests.fast import examples
 
 
 def nothing(_: object) -> int:
@@ -40,7 +41,7 @@ class Naive:
         return least
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_the_least_served_flow_is_next_and_who_wakes_is_lifted(data: st.DataObject):
     shares, naive = FlowShares(0.0), Naive()

@@ -15,6 +15,7 @@ from engine.scheduling.policy import FirstComeFirstServed, Policy
 from engine.scheduling.request import Request
 from engine.scheduling.work import Step
 from tests.engine.scheduling import RATES, Replica, request
+from tests.fast import examples
 
 SLOTS = st.sampled_from([1, 2, 5])
 
@@ -76,7 +77,7 @@ class Source:
         return made
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data(), slots=SLOTS, quantum=st.sampled_from([0.0, 5_000.0, 50_000.0]))
 def test_g2_backlogged_flows_stay_within_the_constant(data: st.DataObject, slots: int, quantum: float):
     weights = data.draw(st.sampled_from([(1, 1), (1, 10), (3, 2, 1)]))
@@ -98,7 +99,7 @@ def test_g2_backlogged_flows_stay_within_the_constant(data: st.DataObject, slots
         assert max(gap) - min(gap) <= constant, pair
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data(), slots=SLOTS, quantum=st.sampled_from([0.0, 50_000.0]))
 def test_g2_holds_from_the_moment_at_which_a_flow_wakes(data: st.DataObject, slots: int, quantum: float):
     """Flows come and go, some with long answers in flight; only intervals in which two waited throughout count."""
@@ -153,7 +154,7 @@ def test_g2_who_writes_much_does_not_wait_until_others_got_what_it_has_yet_to_ge
     assert max(gaps) - min(gaps) <= (slots + 1) * meter.most
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(data=st.data(), every=st.sampled_from([1, 7, 30]))
 def test_g2_holds_over_replicas_that_hear_of_each_other(data: st.DataObject, every: int):
     """One flow is backlogged on both replicas and one too; what a third gets on one alone counts against it there."""
@@ -184,6 +185,7 @@ def test_g2_holds_over_replicas_that_hear_of_each_other(data: st.DataObject, eve
     assert max(gaps) - min(gaps) <= constant
 
 
+@pytest.mark.slow
 def test_g2_a_flow_spread_over_eight_replicas_has_one_share():
     """`wide` sends to eight replicas, eight others to one each: with service exchanged, all nine get about the same."""
     meter = Meter()
@@ -210,7 +212,7 @@ def test_g2_a_flow_spread_over_eight_replicas_has_one_share():
     assert service["wide"] == pytest.approx(fair, rel=0.1)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data(), slots=SLOTS)
 def test_g1_no_capacity_is_left_while_somebody_waits(data: st.DataObject, slots: int):
     flows: dict[str, tuple[Lane, int]] = {lane: (lane, 1) for lane in LANES}
@@ -251,7 +253,7 @@ def test_g1_prompts_that_fill_a_step_to_the_last_token_keep_nobody_waiting(polic
     assert len(replica.scheduler.running) == 16
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data(), slots=SLOTS)
 def test_g3_every_request_is_admitted_after_a_bounded_amount_of_service(data: st.DataObject, slots: int):
     """One request of each lane among floods in all lanes: it begins after a bounded service to the others."""
@@ -283,6 +285,7 @@ def test_g3_every_request_is_admitted_after_a_bounded_amount_of_service(data: st
     event(f"{lane}: {'admitted' if wanted.began else 'still within the bound'}")
 
 
+@pytest.mark.slow
 def test_g4_backlogged_lanes_get_their_weights():
     flows: dict[str, tuple[Lane, int]] = {lane: (lane, 1) for lane in LANES}
     shapes = {"interactive": (500, 20), "standard": (60, 200), "batch": (1500, 40)}
@@ -310,7 +313,7 @@ def test_g4_backlogged_lanes_get_their_weights():
         assert abs(whole[lane] - total * weight / sum(WEIGHTS.values())) <= 2 * spare(20_000.0) + 4 * meter.most
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
 def test_g4_lanes_by_themselves_stay_within_what_they_may_keep_and_borrow(data: st.DataObject):
     lanes = LaneShares(quantum=10.0)

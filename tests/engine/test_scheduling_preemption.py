@@ -12,6 +12,7 @@ from engine.scheduling.lanes import LANES
 from engine.scheduling.policy import FirstComeFirstServed
 from engine.scheduling.request import Request
 from tests.engine.scheduling import Replica, request
+from tests.fast import examples
 
 
 def private(number: int, prompt: int, output: int, lane: Lane = "standard", **fields: object) -> object:
@@ -166,7 +167,7 @@ def test_the_prefill_of_a_flow_that_got_less_overtakes_a_long_prompt_of_its_lane
         assert replica.now < 3e6, "small prompts starve a long one that was admitted"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_everything_ends_and_no_block_leaks_under_any_pressure(data: st.DataObject):
     blocks = data.draw(st.sampled_from([6, 9, 20]))

@@ -11,11 +11,12 @@ from engine.scheduling.request import Request
 from engine.scheduling.tokens import LatestTokens, Tokens
 from prompt_cache.keys import BLOCK_TOKENS, chain
 from tests.engine.scheduling import request
+from tests.fast import examples
 
 MOST = 5
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_each_request_has_the_tokens_that_it_drew(data: st.DataObject):
     """Requests join and leave the batch at any step, in any order; now and then somebody reads."""

@@ -13,6 +13,7 @@ from engine.options import ReplicaOptions
 from tests.engine.conftest import VOCABULARY, Bench, Families, generate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [None, "mixtral", "deepseek v3"])
 def test_nothing_is_compiled_while_serving(
     tiny_model: Path, family_folders: Families, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str | None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from billing.audit.checks import check
 from billing.prices.approval import PriceSheets
 from billing.prices.books import PriceBooks
@@ -75,6 +77,7 @@ async def test_one_operator_proposes_and_another_activates(stack: Stack) -> None
     assert await check(stack.database) == []
 
 
+@pytest.mark.slow
 async def test_drafts_can_be_withdrawn_and_a_tenants_book_overrides(stack: Stack) -> None:
     ann = Desk(stack, await stack.tenancy.create_operator_key("ann"))
     bob = Desk(stack, await stack.tenancy.create_operator_key("bob"))

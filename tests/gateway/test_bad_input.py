@@ -249,6 +249,7 @@ async def test_every_parameter_reaches_the_replica(stack: Stack) -> None:
     assert second.top_k == 0
 
 
+@pytest.mark.slow
 async def test_a_grammar_that_the_replica_refuses_is_the_clients_fault(stack: Stack) -> None:
     """Whole or streamed: 400 naming the field, nothing billed, the hold given back."""
     stack.say("x", reason="rejected", error="grammar: Invalid type: wizard", invalid="grammar")
@@ -263,6 +264,7 @@ async def test_a_grammar_that_the_replica_refuses_is_the_clients_fault(stack: St
     assert json.loads(run.generate.grammar or "") == {"json_schema": {"type": "wizard"}}
 
 
+@pytest.mark.slow
 async def test_a_grammar_that_fails_on_its_way_is_the_clients_fault_too(stack: Stack) -> None:
     stack.say("x", reason="error", error="grammar: too many items", invalid="grammar")
     answer = await stack.post({**OK, "guided_grammar": 'root ::= "a"'})
@@ -271,6 +273,7 @@ async def test_a_grammar_that_fails_on_its_way_is_the_clients_fault_too(stack: S
     assert answer.json()["error"]["message"] == "$.guided_grammar: too many items."
 
 
+@pytest.mark.slow
 async def test_an_old_replica_is_not_asked_what_it_would_ignore(stack: Stack) -> None:
     """The fake replica speaks version 1 when told to: what only version 2 knows is refused, the rest runs."""
     stack.say("ok")
@@ -281,6 +284,7 @@ async def test_an_old_replica_is_not_asked_what_it_would_ignore(stack: Stack) ->
     assert (await stack.post({**OK, "temperature": 0.5, "seed": 1})).status_code == 200
 
 
+@pytest.mark.slow
 async def test_numbers_are_said(stack: Stack) -> None:
     prompt = len(next(iter(stack.models)).prompt(openai_chat.parse(json.dumps(OK).encode()).generation.turns).tokens)
     too_much = (await stack.post({**OK, "max_tokens": 512})).json()["error"]
@@ -435,6 +439,7 @@ async def test_an_error_of_ours_says_nothing_of_the_inside(stack: Stack, monkeyp
             await client.chat.completions.create(**OK)
 
 
+@pytest.mark.slow
 async def test_a_model_without_a_price_is_refused_at_start(stack: Stack, tmp_path: Path) -> None:
     models = Registry.load([make_model_folder(tmp_path / "other", name="dear")])
     with pytest.raises(ModelWithoutPrice, match=r"'dear'.*turnpike prices set dear"):

@@ -21,6 +21,7 @@ from gateway.conversation.stop_strings import StopStrings
 from gateway.conversation.tokenizer import Tokenizer, TokenizerError
 from gateway.generation import Text, Turn
 from gateway.registry import Registry
+from tests.fast import examples
 from tests.gateway.tiny_model import CORPUS, SPECIALS, TEMPLATE, make_model_folder, make_tokenizer
 
 SPECIAL = frozenset(SPECIALS)
@@ -88,7 +89,7 @@ def test_special_tokens_cannot_be_typed(model: ServedModel, forged: str) -> None
 
 @pytest.mark.parametrize("source", [TEMPLATE, TRIMMING, SPLITTING, UPPER, TESTING])
 @given(first=text_, second=text_)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_template_renders_what_it_would_without_marks(source: str, first: str, second: str) -> None:
     template = ChatTemplate(source, {}, SPECIAL)
     rendered = template.render(turns(first, second))
@@ -159,7 +160,7 @@ def test_byte_level_vocabularies_run_on_tiktoken(model: ServedModel) -> None:
 
 
 @given(text_)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_tiktoken_agrees_with_tokenizers(sample: str) -> None:
     assert _TOKENIZER.literal(sample) == _HF.encode(sample, add_special_tokens=False).ids
     assert _TOKENIZER.literal(f"<|end|>{sample}<|user|>") == _HF.encode(f"<|end|>{sample}<|user|>").ids
@@ -229,7 +230,7 @@ _TOKENIZER = Tokenizer(_HF.to_str())
 
 
 @given(st.lists(st.integers(0, _TOKENIZER.size + 3), max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_increments_add_up_to_the_whole(tokens: list[int]) -> None:
     detokenizer = detokenizer_for(_TOKENIZER)
     pieces = [detokenizer.feed(token) for token in tokens] + [detokenizer.finish()]
@@ -241,7 +242,7 @@ def test_increments_add_up_to_the_whole(tokens: list[int]) -> None:
 
 
 @given(text_)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_no_character_is_ever_split(sample: str) -> None:
     detokenizer = detokenizer_for(_TOKENIZER)
     pieces = [detokenizer.feed(token) for token in _TOKENIZER.content(sample)]
@@ -266,7 +267,7 @@ letters = st.text("ab", max_size=12)
 
 
 @given(st.lists(letters, max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=4))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_stop_strings_equal_a_naive_search(pieces: list[str], stops: list[str]) -> None:
     watcher = StopStrings(stops)
     shown = ""
@@ -346,6 +347,7 @@ def test_of_a_model_of_images_and_text_the_language_part_is_served(tmp_path: Pat
         assert load_served_model(folder).context_tokens == expected
 
 
+@pytest.mark.slow
 def test_the_demo_model_renders_as_transformers_does() -> None:
     from transformers import AutoTokenizer
 

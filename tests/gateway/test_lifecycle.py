@@ -19,6 +19,7 @@ from gateway.admission.admission import Prepared
 from gateway.failures import Unavailable
 from gateway.fleet.options import FleetOptions
 from gateway.services import GatewayOptions
+from tests.fast import only_fast
 from tests.gateway.fake_replica import Script
 from tests.gateway.stack import Stack, quick_lifetimes, running_stack
 
@@ -84,6 +85,7 @@ async def test_a_client_that_leaves_before_a_whole_answer(stack: Stack) -> None:
         await stack.until(lambda: not stack.gateway.requests)
 
 
+@pytest.mark.slow
 async def test_a_client_that_leaves_while_queued_in_a_stream(stack: Stack) -> None:
     stack.say(TEXT, queued=5.0)
     with pytest.raises(httpx.ReadTimeout):
@@ -92,6 +94,7 @@ async def test_a_client_that_leaves_while_queued_in_a_stream(stack: Stack) -> No
     assert (event.status, event.cost_pico) == ("cancelled", 0)
 
 
+@pytest.mark.slow
 async def test_a_keep_alive_comment_while_queued(fresh_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
     options = GatewayOptions(keep_alive=0.05, lifetimes=quick_lifetimes())
     async with running_stack(fresh_sqlite_url, tmp_path, model_folder, options=options) as stack:
@@ -102,6 +105,7 @@ async def test_a_keep_alive_comment_while_queued(fresh_sqlite_url: str, tmp_path
         await stack.settled(1)
 
 
+@pytest.mark.slow
 async def test_a_reader_that_stalls_stops_its_own_stream(
     fresh_sqlite_url: str, tmp_path: Path, model_folder: Path
 ) -> None:
@@ -147,6 +151,7 @@ async def test_credit_follows_the_reader(fresh_sqlite_url: str, tmp_path: Path, 
         await stack.settled(1)
 
 
+@pytest.mark.slow
 async def test_text_held_back_does_not_use_up_the_credit(
     fresh_sqlite_url: str, tmp_path: Path, model_folder: Path
 ) -> None:
@@ -160,6 +165,7 @@ async def test_text_held_back_does_not_use_up_the_credit(
         await stack.settled(2)
 
 
+@pytest.mark.slow
 async def test_a_replica_that_ignores_credit_is_cut_off(
     fresh_sqlite_url: str, tmp_path: Path, model_folder: Path
 ) -> None:
@@ -196,6 +202,7 @@ async def test_a_stop_string_ends_the_answer(stack: Stack) -> None:
         assert [abort.why for abort in stack.replica.aborts] in (["stop"], [])
 
 
+@pytest.mark.slow
 async def test_length_and_unfinished_characters(stack: Stack) -> None:
     stack.say("東京", end=False)
     answer = (await stack.post({**WHOLE, "max_tokens": 1})).json()
@@ -207,6 +214,7 @@ async def test_length_and_unfinished_characters(stack: Stack) -> None:
     assert (await stack.settled(2))[1].output == len(stack.tokens("ab EN", end=False))
 
 
+@pytest.mark.slow
 async def test_sampling_reaches_the_replica(stack: Stack) -> None:
     stack.say("ok")
     await stack.post({**WHOLE, "temperature": 0.5, "top_p": 0.9, "seed": -1, "max_tokens": 7})
@@ -224,7 +232,7 @@ async def test_sampling_reaches_the_replica(stack: Stack) -> None:
     await stack.settled(2)
 
 
-@pytest.mark.parametrize("temperature", [None, 0, 1])
+@pytest.mark.parametrize("temperature", only_fast(1, of=[None, 0, 1]))
 async def test_a_top_p_of_zero_is_greedy(stack: Stack, temperature: float | None) -> None:
     """The engine refuses a nucleus of nothing, so it must never see one."""
     stack.say("ok")
@@ -285,7 +293,7 @@ async def test_no_replica_at_all(fresh_sqlite_url: str, tmp_path: Path, model_fo
 
 
 @pytest.mark.parametrize("body", [STREAM, WHOLE])
-@pytest.mark.parametrize("die_after", [-1, 0])
+@pytest.mark.parametrize("die_after", only_fast(0, of=[-1, 0]))
 async def test_a_replica_that_dies_before_the_first_token(stack: Stack, body: dict[str, Any], die_after: int) -> None:
     stack.say(TEXT, die_after=die_after)
     answer = await stack.post(body)
@@ -325,6 +333,7 @@ async def test_a_replica_that_dies_after_some_tokens(stack: Stack) -> None:
     await stack.until(lambda: not stack.replica.journal)
 
 
+@pytest.mark.slow
 async def test_the_official_client_raises_what_a_stream_says(stack: Stack) -> None:
     stack.say(TEXT, die_after=3, pause=0.01)
     async with stack.openai() as client:
@@ -336,6 +345,7 @@ async def test_the_official_client_raises_what_a_stream_says(stack: Stack) -> No
     await stack.settled(1)
 
 
+@pytest.mark.slow
 async def test_a_dead_replica_that_never_returns(stack: Stack) -> None:
     stack.say(TEXT, die_after=5, pause=0.01)
     await stack.post(STREAM)
@@ -346,6 +356,7 @@ async def test_a_dead_replica_that_never_returns(stack: Stack) -> None:
     assert event.uncached == event.count_prompt > 0
 
 
+@pytest.mark.slow
 async def test_a_whole_answer_of_a_replica_that_dies_costs_nothing(stack: Stack) -> None:
     stack.say(TEXT, die_after=5)
     answer = await stack.post(WHOLE)
@@ -356,6 +367,7 @@ async def test_a_whole_answer_of_a_replica_that_dies_costs_nothing(stack: Stack)
     assert (event.status, event.cost_pico, event.count_output) == ("failed", 0, 5)
 
 
+@pytest.mark.slow
 async def test_a_lost_connection_is_not_a_lost_request(stack: Stack) -> None:
     stack.say(TEXT, pause=0.02)
     request = asyncio.create_task(stack.post(STREAM))
@@ -369,6 +381,7 @@ async def test_a_lost_connection_is_not_a_lost_request(stack: Stack) -> None:
     assert event.status == "failed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [STREAM, WHOLE])
 async def test_a_replica_that_never_answers(
     fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, body: dict[str, Any]
@@ -387,6 +400,7 @@ async def test_a_replica_that_never_answers(
         assert await stack.holds() == ["released"]
 
 
+@pytest.mark.slow
 async def test_what_a_replica_may_say_instead_of_an_answer(stack: Stack) -> None:
     said = {"rejected": 503, "error": 500, "deadline": 504, "abort": 500}
     for number, (reason, status) in enumerate(said.items()):
@@ -427,6 +441,7 @@ async def test_nothing_final_is_shown_before_it_is_durable(stack: Stack, body: d
     await stack.until(lambda: stack.replica.acked)
 
 
+@pytest.mark.slow
 async def test_a_spool_that_cannot_be_written(stack: Stack) -> None:
     stack.say("ok")
     stack.spool.broken = SpoolUnavailable("disk full")
@@ -461,6 +476,7 @@ async def test_a_stop_lets_streams_finish(stack: Stack) -> None:
     assert event.status == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [STREAM, WHOLE])
 async def test_a_stop_ends_what_takes_too_long(
     fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, body: dict[str, Any]
@@ -485,7 +501,7 @@ async def test_a_stop_ends_what_takes_too_long(
         assert [abort.why for abort in stack.replica.aborts] == ["shutdown"]
 
 
-@pytest.mark.parametrize("ended_by", ["the database's silence", "our stop"])
+@pytest.mark.parametrize("ended_by", only_fast("our stop", of=["the database's silence", "our stop"]))
 async def test_a_hold_that_we_were_not_told_of_ends(
     stack: Stack, monkeypatch: pytest.MonkeyPatch, ended_by: str
 ) -> None:

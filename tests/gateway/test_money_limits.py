@@ -11,6 +11,7 @@ import pytest
 from billing.balances import Balances
 from billing.budgets.setting import Budgets
 from gateway.endpoints.generating import SHORTENED
+from tests.fast import only_fast
 from tests.gateway.stack import running_stack
 
 OK: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -40,7 +41,7 @@ async def test_a_budget_refuses_with_its_name_and_its_end(
         assert (window.held, window.spent) == (0, 0)
 
 
-@pytest.mark.parametrize("scope", ["project", "key"])
+@pytest.mark.parametrize("scope", only_fast("key", of=["project", "key"]))
 async def test_a_refusal_calls_projects_and_keys_what_people_call_them(
     fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, scope: Literal["project", "key"]
 ) -> None:
@@ -76,7 +77,7 @@ async def test_a_grant_for_a_model_admits_it_alone(fresh_sqlite_url: str, tmp_pa
         assert left == {"another": 10**9, "tiny": 10**9 - event.cost_pico}
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", only_fast(False, of=[False, True]))
 async def test_an_open_ended_answer_is_as_long_as_can_be_paid(
     fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, stream: bool
 ) -> None:
@@ -95,7 +96,7 @@ async def test_an_open_ended_answer_is_as_long_as_can_be_paid(
         assert (short.status_code, SHORTENED in short.headers) == (200, False)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", only_fast(True, of=[False, True]))
 async def test_an_answer_that_money_ends_says_so(
     fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, stream: bool
 ) -> None:

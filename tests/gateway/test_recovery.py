@@ -12,6 +12,7 @@ from billing.audit.checks import check
 from billing.holds.records import Hold
 from engine.protocol import Counts, Done
 from gateway.services import GatewayOptions
+from tests.fast import only_fast
 from tests.gateway.stack import quick_lifetimes, running_stack
 
 WHOLE: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -69,6 +70,7 @@ async def test_a_journal_is_adopted_once(fresh_sqlite_url: str, tmp_path: Path, 
         await stack.settled(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delivered", [0, 3])
 async def test_holds_of_other_gateways_are_left_alone_for_a_while(
     fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, delivered: int
@@ -93,7 +95,7 @@ async def test_holds_of_other_gateways_are_left_alone_for_a_while(
         await stack.until(lambda: {ack.id for ack in stack.replica.acked} == {identity, unknown})
 
 
-@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("known", only_fast(False, of=[False, True]))
 async def test_a_hold_that_nothing_was_done_for_is_given_back(
     fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, known: bool
 ) -> None:
@@ -123,6 +125,7 @@ async def test_a_hold_that_nothing_was_done_for_is_given_back(
             assert event.output == 2, "a journal that comes later is still billed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [False, True])
 async def test_a_request_that_took_from_an_allowance_is_billed_from_what_it_carried(
     fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, known: bool

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
 from tests.gateway.stack import Stack
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 
 
+@pytest.mark.slow
 async def test_usage_in_openais_shape(stack: Stack) -> None:
     stack.say("one two three")
     for _ in range(3):

@@ -14,6 +14,7 @@ from billing.holds.reserving import Holds
 from engine.protocol import Generate
 from gateway.services import GatewayOptions
 from storage.database import DatabaseUnavailable
+from tests.fast import only_fast
 from tests.gateway.fake_replica import Script
 from tests.gateway.stack import PRICES, Stack, quick_lifetimes, running_stack
 
@@ -44,7 +45,7 @@ async def _leave(stack: Stack, output: int) -> int:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("burst", [1, 100])
+@pytest.mark.parametrize("burst", only_fast(1, of=[1, 100]))
 async def test_a_tenant_gets_the_slices_that_there_is_money_for(
     database_url: str, tmp_path: Path, model_folder: Path, stream: bool, burst: int
 ) -> None:
@@ -62,6 +63,7 @@ async def test_a_tenant_gets_the_slices_that_there_is_money_for(
         assert await check(stack.database) == []
 
 
+@pytest.mark.slow
 async def test_with_money_the_answer_is_whole(fresh_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
     async with running_stack(fresh_sqlite_url, tmp_path, model_folder, options=OPTIONS) as stack:
         stack.replica.script = _endless(stack, burst=3)
@@ -86,6 +88,7 @@ async def test_a_first_slice_that_is_not_there_is_refused(
         assert not stack.replica.runs
 
 
+@pytest.mark.slow
 async def test_a_late_slice_is_waited_for(
     fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

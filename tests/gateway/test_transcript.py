@@ -13,6 +13,7 @@ from gateway.conversation.tokenizer import Tokenizer
 from gateway.delivery import Delivery, Failed, Finished, Left, Part, Piece
 from gateway.failures import Interrupted
 from gateway.transcript import Transcript
+from tests.fast import examples
 from tests.gateway.tiny_model import make_tokenizer
 
 TOKENIZER = Tokenizer(make_tokenizer().to_str())
@@ -24,7 +25,7 @@ def transcript(*stops: str) -> Transcript:
 
 
 @given(st.text(st.sampled_from("ab東👩é "), max_size=30), st.lists(st.text("ab東", min_size=1, max_size=3), max_size=3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_token_is_delivered_with_its_last_character(text: str, stops: list[str]) -> None:
     tokens = [*TOKENIZER.content(text), END]
     watched = transcript(*stops)

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-import anthropic
 import msgspec
 import pytest
 
@@ -38,6 +37,7 @@ def _used(past: Past) -> Usage:
     return Usage.from_meters(meters)
 
 
+@pytest.mark.slow
 async def test_openai_usage_and_costs(stack: Stack) -> None:
     past = await _past(stack)
     wanted = _used(past)
@@ -102,13 +102,15 @@ async def test_openai_usage_and_costs(stack: Stack) -> None:
         assert Decimal(text.split(",")[0]) == Decimal(amount["exact"])  # the JSON number has all its digits
 
 
-class _Response(anthropic.BaseModel):
-    data: list[Any]
-    has_more: bool
-    next_page: str | None
-
-
+@pytest.mark.slow
 async def test_anthropic_usage_and_costs(stack: Stack) -> None:
+    import anthropic  # takes seconds, which nobody else needs to wait for
+
+    class Response(anthropic.BaseModel):
+        data: list[Any]
+        has_more: bool
+        next_page: str | None
+
     past = await _past(stack)
     wanted = _used(past)
     span = {"starting_at": "2026-11-01T00:00:00Z", "ending_at": "2026-12-01T00:00:00Z"}
@@ -118,7 +120,7 @@ async def test_anthropic_usage_and_costs(stack: Stack) -> None:
             found, page = [], None
             while True:
                 query = span | asked | ({} if page is None else {"page": page})
-                answer = await client.get(f"/v1/organizations/{path}", cast_to=_Response, options={"params": query})
+                answer = await client.get(f"/v1/organizations/{path}", cast_to=Response, options={"params": query})
                 found += [result for bucket in answer.data for result in bucket["results"]]
                 if not answer.has_more:
                     return found
@@ -156,7 +158,7 @@ async def test_anthropic_usage_and_costs(stack: Stack) -> None:
         assert refusal.value.request_id
     async with anthropic.AsyncAnthropic(api_key="tp_live_wrong", base_url=stack.base, max_retries=0) as nobody:
         with pytest.raises(anthropic.AuthenticationError) as stranger:
-            await nobody.get("/v1/organizations/cost_report", cast_to=_Response, options={"params": span})
+            await nobody.get("/v1/organizations/cost_report", cast_to=Response, options={"params": span})
         assert stranger.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]
 
 

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from prompt_cache.block_groups import ABSENT, Block, GroupedPool
 from prompt_cache.blocks import OutOfBlocks
+from tests.fast import examples
 
 GROUPS = [(9, 0), (7, 100), (8, 64)]
 TOKENS = 64
@@ -137,7 +138,7 @@ class GroupsMachine(RuleBasedStateMachine):
 
 
 TestGroups = GroupsMachine.TestCase
-TestGroups.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestGroups.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def test_what_fell_out_of_the_window_can_be_used_by_others():

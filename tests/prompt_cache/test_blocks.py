@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from prompt_cache.blocks import BlockPool, OutOfBlocks
+from tests.fast import examples
 
 TOTAL = 7
 KEYS = [bytes([i]) * 4 for i in range(10)]
@@ -148,7 +149,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPool.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def _three_cached(pool: BlockPool) -> list[int]:

@@ -15,6 +15,8 @@ from storage.base import from_instant, new_id, to_instant
 from storage.bulk import one_of
 from storage.database import Database, DatabaseUnavailable, InvalidDatabaseUrl
 
+pytestmark = pytest.mark.both_databases
+
 
 @pytest.mark.parametrize(
     "url",

@@ -58,6 +58,7 @@ def _checks(connection: Connection) -> dict[str, set[str | None]]:
     return {t: {c["name"] for c in inspector.get_check_constraints(t)} for t in Base.metadata.tables}
 
 
+@pytest.mark.both_databases
 async def test_migrations_make_the_tables_of_the_metadata(database: Database) -> None:
     async with database.reading() as session:
         connection = await session.connection()
@@ -68,6 +69,7 @@ async def test_migrations_make_the_tables_of_the_metadata(database: Database) ->
         assert found[name] == wanted
 
 
+@pytest.mark.slow
 async def test_an_empty_database_is_told_from_a_migrated_one(tmp_path: Path, empty_postgres_url: str) -> None:
     for url in (f"sqlite:///{tmp_path}/new.sqlite", empty_postgres_url):
         assert await migrate.current(url) is None
@@ -91,6 +93,7 @@ async def test_the_schema_of_a_newer_program_is_left_alone(tmp_path: Path) -> No
             await refused(url)
 
 
+@pytest.mark.slow
 async def test_the_ledger_is_made_of_what_was_there(tmp_path: Path, empty_postgres_url: str) -> None:
     """A database of the first schema, with grants, holds and events, comes out with books that agree: each revision
     is applied by itself, to what the one before it made of the data."""

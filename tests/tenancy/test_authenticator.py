@@ -252,6 +252,7 @@ async def test_many_misses_of_one_key_ask_the_database_once(
     assert asked == 1
 
 
+@pytest.mark.slow
 async def test_a_revocation_by_another_process_without_a_bus_is_seen_within_a_second(
     database: Database, database_url: str
 ) -> None:

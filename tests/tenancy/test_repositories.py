@@ -10,6 +10,8 @@ from storage.base import new_id
 from storage.bus import BusUnavailable, LocalBus
 from storage.database import Database
 
+pytestmark = pytest.mark.both_databases
+
 
 @pytest.fixture
 def tenancy(database: Database) -> Tenancy:

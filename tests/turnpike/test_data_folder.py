@@ -11,6 +11,7 @@ from turnpike.data_folder import DataFolderError, prepare_data_folder
 from turnpike.settings import Settings
 
 
+@pytest.mark.slow
 def test_many_at_a_time_find_it_writable(tmp_path: Path) -> None:
     settings = Settings(data_dir=str(tmp_path / "data"))
     with ThreadPoolExecutor(8) as crowd:

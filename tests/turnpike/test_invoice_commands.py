@@ -61,6 +61,7 @@ async def _alter(url: str) -> None:
     await database.close()
 
 
+@pytest.mark.slow
 def test_from_an_empty_folder_to_a_paid_invoice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     turnpike = Terminal(tmp_path, capsys)
     month, one = ("--period", "2026-10"), "INV-2026-000001"

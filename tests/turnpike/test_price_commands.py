@@ -57,6 +57,7 @@ def test_one_operator_sets_and_lists(run: Run) -> None:
     assert "launch" in run("prices show 1")[1]
 
 
+@pytest.mark.slow
 def test_two_people(run: Run) -> None:
     both = {"TURNPIKE_PRICE_APPROVALS": "2"}
     status, out = run(f"prices set qwen {PLAIN} --by ann", **both)
@@ -81,6 +82,7 @@ def test_two_people(run: Run) -> None:
     assert "no price changes" in run("prices diff 1 2")[1]
 
 
+@pytest.mark.slow
 def test_two_people_with_keys(run: Run, tmp_path: Path) -> None:
     for who in ("ann", "bob"):
         (tmp_path / who).write_text(run(f"keys create --operator --name {who}")[1].splitlines()[-1])
@@ -130,6 +132,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_said_in_one_line(run: Run) -> None:
     for line, problem in WRONG:
         status, out = run(f"prices {line}")
@@ -139,6 +142,7 @@ def test_what_is_wrong_is_said_in_one_line(run: Run) -> None:
     assert "no prices" in run("prices list")[1]
 
 
+@pytest.mark.slow
 def test_a_tenants_own_book(run: Run) -> None:
     run("tenants create acme")
     run(f"prices set qwen {PLAIN} --derive interactive=1.75x --currency USD")
@@ -159,6 +163,7 @@ def test_a_tenants_own_book(run: Run) -> None:
     assert "EUR per million" in run("prices list --book euro")[1]
 
 
+@pytest.mark.slow
 def test_prices_through_a_spreadsheet(run: Run, tmp_path: Path) -> None:
     run(f"prices set qwen {PLAIN} --derive batch=0.5x --derive 200000=2x")
     text = run("prices list --format csv")[1]
@@ -174,6 +179,7 @@ def test_prices_through_a_spreadsheet(run: Run, tmp_path: Path) -> None:
     assert (status, "refused: price of read_automatic" in out) == (1, True)
 
 
+@pytest.mark.slow
 def test_litellms_file(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "model_prices_and_context_window.json"
     file.write_text(FILE)
@@ -202,6 +208,7 @@ def test_the_models_page_says_when_there_is_no_price(run: Run) -> None:
     assert "no price" not in out
 
 
+@pytest.mark.slow
 def test_a_tenant_is_named_in_one_way_everywhere(run: Run) -> None:
     assert run("tenants create --tenant acme")[0] == 0
     for line in (
@@ -224,6 +231,7 @@ def test_a_tenant_is_named_in_one_way_everywhere(run: Run) -> None:
             run(line)
 
 
+@pytest.mark.slow
 def test_money_says_what_it_would_come_to(run: Run) -> None:
     run("tenants create acme")
     assert "acme would have 0.00005" in run("tenants credit acme 0.00005 --dry-run")[1]
@@ -237,6 +245,7 @@ def test_money_says_what_it_would_come_to(run: Run) -> None:
     assert "acme has 17.50" in run("tenants refund acme 2.50")[1]
 
 
+@pytest.mark.slow
 def test_a_misspelt_name_makes_and_finds_nothing(run: Run) -> None:
     run("tenants create acme")
     status, out = run("keys create --tenant acme --project defualt")

@@ -65,6 +65,7 @@ async def _price_storage(database: Database, book: PriceBook, customer: Customer
     customer.tenant = msgspec.structs.replace(customer.tenant, version=await book.current("stdlib-qa"))
 
 
+@pytest.mark.slow
 async def test_a_contract_and_storage_on_real_invoices(database: Database, tmp_path: Path) -> None:
     book = PriceBook(database)
     customer = await Customer.make(database, buyer=msgspec.structs.replace(BUYER, country="DE", vat_id=""))
@@ -120,6 +121,7 @@ async def test_a_contract_and_storage_on_real_invoices(database: Database, tmp_p
     assert -accounts["receivable"] - accounts["invoiced"] == unpaid
 
 
+@pytest.mark.slow
 async def test_a_month_in_which_nothing_counted_holds_up_no_later_one(database: Database) -> None:
     customer = await Customer.make(database)
     await customer.use("2026-10-03", Usage())
@@ -132,6 +134,7 @@ async def test_a_month_in_which_nothing_counted_holds_up_no_later_one(database: 
     assert await check(database) == []
 
 
+@pytest.mark.slow
 async def test_late_storage_is_a_correction_on_the_next_invoice(database: Database, tmp_path: Path) -> None:
     book = PriceBook(database)
     customer = await Customer.make(database, buyer=msgspec.structs.replace(BUYER, country="DE", vat_id=""))
@@ -174,6 +177,7 @@ async def test_late_storage_is_a_correction_on_the_next_invoice(database: Databa
         assert (await reconcile(database, period)).clean
 
 
+@pytest.mark.slow
 async def test_a_month_of_storage_alone_is_invoiced_before_the_next(database: Database) -> None:
     book = PriceBook(database)
     customer = await Customer.make(database)

@@ -116,6 +116,7 @@ def test_a_pdf_has_the_same_bytes_each_time() -> None:
     assert to_pdf(document(), "finalized") == to_pdf(document(), "finalized")
 
 
+@pytest.mark.slow
 def test_many_lines_survive_with_their_heading_on_every_page() -> None:
     text, pages = _text(to_pdf(document(300), "finalized"))
     assert pages > 8

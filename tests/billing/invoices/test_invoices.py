@@ -39,6 +39,7 @@ USAGE = Usage(uncached=1_000_000, read={"5m": 3_000_001}, write={"1h": 500_000},
 """0.40 + 0.12000004 + 0.40 + 11.2000048 dollars."""
 
 
+@pytest.mark.both_databases
 async def test_a_month_from_draft_to_paid(database: Database) -> None:
     customer = await Customer.make(database, buyer=DOMESTIC)
     book = PriceBook(database)
@@ -84,6 +85,7 @@ async def test_a_month_from_draft_to_paid(database: Database) -> None:
     assert await check(database) == []
 
 
+@pytest.mark.slow
 async def test_what_was_paid_in_advance_or_given_is_not_asked_for(database: Database) -> None:
     customer = await Customer.make(database, pico=20 * DOLLAR)
     await Balances(database).grant(customer.id, 5 * DOLLAR, "USD", kind="promo")
@@ -108,6 +110,7 @@ async def test_what_was_paid_in_advance_or_given_is_not_asked_for(database: Data
     assert await check(database) == []
 
 
+@pytest.mark.slow
 async def test_credit_that_expired_before_the_invoice_has_paid_what_it_paid(database: Database) -> None:
     customer, balances = await Customer.make(database), Balances(database)
     set_clock(database, "2026-10-01")
@@ -156,6 +159,7 @@ async def test_late_usage_is_a_correction_on_the_next_invoice(database: Database
     assert november.usage_pico == 1_600_000_000_000 + sum(event.cost_pico for event in late)
 
 
+@pytest.mark.slow
 async def test_what_is_carried_becomes_a_line(database: Database) -> None:
     customer = await Customer.make(database)
     billed = 0
@@ -264,6 +268,7 @@ async def test_a_payment_and_its_money_come_together_or_not_at_all(
     assert await check(database) == []
 
 
+@pytest.mark.slow
 async def test_what_a_credit_note_returns_is_credit_for_the_next_invoice(database: Database) -> None:
     customer = await Customer.make(database, pico=13 * DOLLAR)
     await customer.use("2026-10-03", USAGE)
@@ -276,6 +281,7 @@ async def test_what_a_credit_note_returns_is_credit_for_the_next_invoice(databas
     assert await check(database) == []
 
 
+@pytest.mark.slow
 async def test_an_outdated_draft_is_not_finalized(database: Database) -> None:
     customer = await Customer.make(database)
     book = PriceBook(database)
@@ -298,6 +304,7 @@ async def test_an_outdated_draft_is_not_finalized(database: Database) -> None:
     assert (await finalize(database, book, customer.id, "2026-10", date(2026, 11, 1))).number == "INV-2026-000001"
 
 
+@pytest.mark.slow
 async def test_invoices_of_a_tenant_come_in_order_and_dates_of_a_series_too(database: Database) -> None:
     customer = await Customer.make(database)
     await customer.use("2026-10-03", USAGE)
@@ -313,6 +320,7 @@ async def test_invoices_of_a_tenant_come_in_order_and_dates_of_a_series_too(data
         await finalize(database, PriceBook(database), customer.id, "2026-11", date(2026, 12, 1))
 
 
+@pytest.mark.slow
 async def test_numbers_begin_again_each_year(database: Database) -> None:
     customer = await Customer.make(database)
     numbers = []
@@ -331,6 +339,7 @@ async def test_nothing_used_is_no_invoice_and_no_profile_is_said(database: Datab
         await Parties(database).set_buyer(customer.id, msgspec.structs.replace(BUYER, seller="nobody"))
 
 
+@pytest.mark.slow
 async def test_two_tenants_of_one_seller_share_its_numbers_and_two_sellers_do_not(database: Database) -> None:
     one, two = await Customer.make(database), await Customer.make(database, model="zwei")
     other = msgspec.structs.replace(USD, id="other", name="Other Inc.")

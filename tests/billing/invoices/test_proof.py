@@ -118,6 +118,7 @@ ALTERATIONS: dict[str, Any] = {
 ALTERED = (invoice, invoice_line, invoice_payment, number_series, ledger_entry)
 
 
+@pytest.mark.slow
 async def test_the_audit_notices_what_was_altered(database: Database) -> None:
     customer = await Customer.make(database, buyer=GERMAN)
     for month in ("2026-10", "2026-11"):
@@ -136,6 +137,7 @@ async def test_the_audit_notices_what_was_altered(database: Database) -> None:
     assert await check(database) == [], "all was put back between them"
 
 
+@pytest.mark.slow
 async def test_the_audit_notices_a_document_that_is_gone_or_made_up_whole(database: Database) -> None:
     customer = await Customer.make(database)
     for month in ("2026-10", "2026-11"):
@@ -148,6 +150,7 @@ async def test_the_audit_notices_a_document_that_is_gone_or_made_up_whole(databa
     assert "a number is missing or there twice" in {finding.what for finding in await check(database)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
     [
@@ -178,6 +181,7 @@ async def test_the_database_keeps_what_is_finalized(database: Database, statemen
         await session.rollback()
 
 
+@pytest.mark.slow
 async def test_parallel_finalizing_leaves_no_gap(database: Database, database_url: str) -> None:
     """Also where some of the transactions fail after they took a number."""
     customers = [await Customer.make(database, model=f"m{n}") for n in range(12)]

@@ -1,0 +1,111 @@
+"""What of the tests is for `make test-fast`, and a watch that it stays fast.
+
+`slow` marks a test, or a parameter of one, that a change can do without until `make test`. Two more things make a run
+of the rest short: on PostgreSQL it has only the tests that say `both_databases`, the others run on SQLite alone; and
+with hypothesis's profile `fast` properties are tried on a fifth of their examples.
+
+Marks rot, so `--cpu-limit SECONDS` fails a run in which a test without a mark takes longer than that. CPU time of the
+process, not time on the clock, so that a busy machine does not fail it; what a test makes PostgreSQL do is not in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+import pytest
+from hypothesis import settings
+
+FAST_EXAMPLES = 20
+"""Of 100, which is hypothesis's default."""
+ALL_CPU_S = 150.0
+"""What a fast run may take on all its processes together before it is said: it then takes 90 s on two quiet cores."""
+_SHOWN = 15
+
+settings.register_profile("fast", max_examples=FAST_EXAMPLES)
+
+_cpu_s = pytest.StashKey[float]()
+
+
+def examples(most: int) -> int:
+    """How many examples a property is tried on that wants `most`, for `@settings`: fewer in a fast run."""
+    return max(1, most * settings().max_examples // 100)
+
+
+def only_fast(*kept: object, of: Iterable[object]) -> list[object]:
+    """The values `of` a parameter, of which all but the `kept` are slow. A tuple is a value for each of several."""
+    values = list(of)
+    assert all(value in values for value in kept), f"{kept} are not all of {values}"
+    return [value if value in kept else _slow(*(value if isinstance(value, tuple) else (value,))) for value in values]
+
+
+def _slow(*values: object) -> object:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark as slow what runs on PostgreSQL as well and does not ask for both."""
+    call = getattr(item, "callspec", None)
+    kinds = [call.params.get(name) for name in ("database_url", "empty_again")] if call else []
+    if "postgresql" in kinds and item.get_closest_marker("both_databases") is None:
+        item.add_marker(pytest.mark.slow)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-limit", type=float, help="seconds of CPU time that no test's call may pass")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    limit = config.getoption("--cpu-limit")
+    if limit is not None:
+        config.pluginmanager.register(_Watch(limit))
+
+
+class _Watch:
+    """Measures each test's call where it runs, and judges where the reports come together."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.took: dict[str, float] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        began = time.process_time()
+        try:
+            return (yield)
+        finally:
+            item.stash[_cpu_s] = time.process_time() - began
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+        report = yield
+        if call.when == "call":
+            report.cpu_s = item.stash.get(_cpu_s, 0.0)  # travels from a worker with all that a report has
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call":
+            self.took[report.nodeid] = report.cpu_s
+
+    def _too_slow(self) -> list[str]:
+        return [name for name, took in self.took.items() if took > self.limit]
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._too_slow() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        total, slow = sum(self.took.values()), self._too_slow()
+        terminalreporter.write_line(f"the tests took {total:.0f} s of CPU time, of {ALL_CPU_S:.0f} s that they may")
+        if slow:
+            terminalreporter.section("too slow for a fast run", red=True)
+            terminalreporter.write_line(f"over {self.limit:.0f} s of CPU time each: make it faster or mark it slow")
+            self._show(terminalreporter, slow)
+        if total > ALL_CPU_S:
+            terminalreporter.section("a fast run is slow by now", yellow=True)
+            terminalreporter.write_line("the dearest tests: make some faster or mark them slow")
+            self._show(terminalreporter, self.took)
+
+    def _show(self, terminalreporter: pytest.TerminalReporter, names: Iterable[str]) -> None:
+        for name in sorted(names, key=self.took.__getitem__, reverse=True)[:_SHOWN]:
+            terminalreporter.write_line(f"{self.took[name]:7.1f} s  {name}")
