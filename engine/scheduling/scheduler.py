@@ -15,7 +15,6 @@ and while nothing came, ended or gave way, nobody is looked at who could not be 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from operator import gt
 
 from engine.protocol import Lane
 from engine.scheduling.block_needs import BlockNeeds
@@ -333,7 +332,7 @@ class Scheduler:
 
     def _gained(self) -> bool:
         """Whether there are more blocks than when the first of the queue could not be admitted; nothing prefills."""
-        return any(map(gt, [pool.available for pool in self.pool.pools], self._spare))
+        return any(pool.available > before for pool, before in zip(self.pool.pools, self._spare, strict=True))
 
     def _prefill_before(self, request: Request) -> int:
         """Tokens to prefill of running requests that this one would not overtake."""
