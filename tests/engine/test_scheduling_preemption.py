@@ -75,8 +75,8 @@ def test_no_slot_is_taken_again_before_its_loss_was_earned_again():
 
 
 def test_memory_is_never_taken_twice_without_progress():
-    """Batch prompts are long and computed in many steps, in which the others keep wanting memory."""
-    replica = Replica(FairShare(), blocks=12, budget=128, running=6)
+    """Long prompts are computed in many steps, in which those who decode keep wanting memory."""
+    replica = Replica(FairShare(), blocks=12, budget=72, running=8)
     taken: list[int] = []
     released = replica.policy.released
 
@@ -86,14 +86,13 @@ def test_memory_is_never_taken_twice_without_progress():
         released(each)
 
     replica.policy.released = noting  # type: ignore[method-assign]
-    for number in range(12):
-        lane: Lane = "batch" if number % 2 else "interactive"
-        replica.add(private(number, 400 if number % 2 else 60, 150, lane))  # type: ignore[arg-type]
+    for number in range(20):
+        replica.add(private(number, 400 if number % 2 else 60, 150))  # type: ignore[arg-type]
         for _ in range(7):
             replica.step()
     replica.finish()
-    assert len(replica.finished) == 12
-    assert len(taken) > 5
+    assert len(replica.finished) == 20
+    assert len(taken) > 20
     assert min(taken) > 0, "a request gave way before it had got anything since the last time"
 
 
