@@ -5,7 +5,6 @@ Not thread-safe: one thread calls everything. What happened is collected and han
 
 from __future__ import annotations
 
-import heapq
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +37,7 @@ from engine.runner import NotFinite, Outcome, Runner
 from engine.scheduling.costs import FixedCosts, Rates, StepCosts
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.lanes import WEIGHTS
+from engine.scheduling.lazy_heap import LazyHeap
 from engine.scheduling.queue_bounds import QueueBounds, expected_wait
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import TOKEN_TARGETS, Scheduler
@@ -78,6 +78,8 @@ class Progress:
     counts: Counts
 
 
+Instant: TypeAlias = tuple[float, int, str]
+"""(seconds since the Unix epoch, arrival, id) of a request that something is due for then."""
 Event: TypeAlias = Began | PromptLogprobs | Tokens | Done
 
 
@@ -134,9 +136,9 @@ class Engine:
         self.acceptance = Acceptance(runner.model.config.vocabulary, room, model_root(model_digest), clock, grammars)
         self._clock = clock
         self._requests: dict[str, Family] = {}
-        self._deadlines: list[tuple[float, int, str]] = []
-        self._impatient: list[tuple[float, int, str]] = []
-        """When a request may have waited too long: (instant, arrival, id)."""
+        self._deadlines: LazyHeap[Instant] = LazyHeap(self._is_deadline)
+        self._impatient: LazyHeap[Instant] = LazyHeap(self._is_wait)
+        """When a request may have waited too long."""
         self._result = StepResult()
 
     # ------------------------------------------------------------ requests
@@ -206,13 +208,15 @@ class Engine:
         family = self._requests.get(id)
         if family is None:
             return
+        before = family.first.deadline
         for request in family.members:
             request.max_output = max(request.max_output, min(max_tokens, self.acceptance.room(request.prompt)))
             later = request.deadline
             if deadline is not None and later is not None:
                 later = max(later, deadline)
             self._change(family, request, request.lane if lane is None else lane, later)
-        self._watch_deadline(family.first)
+        if family.first.deadline != before:
+            self._watch_deadline(family.first)
 
     def _change(self, family: Family, request: Request, lane: Lane, deadline: float | None) -> None:
         if request in family.waiting or request.choice in family.ended:  # the scheduler does not know it
@@ -242,7 +246,8 @@ class Engine:
     @property
     def next_deadline(self) -> float | None:
         """When `step` has to look at deadlines, if nothing else happens."""
-        return min((heap[0][0] for heap in (self._deadlines, self._impatient) if heap), default=None)
+        firsts = self._deadlines.first(), self._impatient.first()
+        return min((first[0] for first in firsts if first is not None), default=None)
 
     def step(self) -> StepResult:
         """Run one step, if there is work, and return all that happened since the last call."""
@@ -410,27 +415,35 @@ class Engine:
 
     def _watch_deadline(self, request: Request) -> None:
         if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, request.arrival, request.id))
+            self._deadlines.push((request.deadline, request.arrival, request.id))
 
     def _watch_patience(self, request: Request) -> None:
         patience = self.limits.patience.get(request.lane, 0.0)
         if patience:
-            heapq.heappush(self._impatient, (request.arrived_at + patience, request.arrival, request.id))
+            self._impatient.push((request.arrived_at + patience, request.arrival, request.id))
+
+    def _is_deadline(self, instant: Instant) -> bool:
+        """Whether it is still the deadline of a request."""
+        deadline, arrival, id = instant
+        family = self._requests.get(id)
+        return family is not None and family.first.arrival == arrival and family.first.deadline == deadline
+
+    def _is_wait(self, instant: Instant) -> bool:
+        """Whether it is when a request that has not begun may have waited too long."""
+        _, arrival, id = instant
+        family = self._requests.get(id)
+        return family is not None and family.first.arrival == arrival and not family.first.began
 
     def _expire(self) -> None:
         if not (self._deadlines or self._impatient):
             return
         now = self._clock()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, arrival, id = heapq.heappop(self._deadlines)
-            family = self._requests.get(id)
-            if family is not None and family.first.arrival == arrival and family.first.deadline == deadline:
-                self._finish(family, "deadline", None)
-        while self._impatient and self._impatient[0][0] <= now:
-            _, arrival, id = heapq.heappop(self._impatient)
-            family = self._requests.get(id)
-            if family is not None and family.first.arrival == arrival and not family.first.began:
-                self._waited(family.first, now)
+        while (due := self._deadlines.first()) is not None and due[0] <= now:
+            self._deadlines.pop()
+            self._finish(self._requests[due[2]], "deadline", None)
+        while (due := self._impatient.first()) is not None and due[0] <= now:
+            self._impatient.pop()
+            self._waited(self._requests[due[2]].first, now)
 
     def _waited(self, request: Request, now: float) -> None:
         """Refuse a request that has waited for as long as its lane lets it, and got nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import time
@@ -322,6 +323,10 @@ class Replica:
             tasks.append(asyncio.create_task(self._watch_parent(self.options.parent_pid)))
         for number in (signal.SIGTERM, signal.SIGINT):
             self.events.add_signal_handler(number, self.stopping.set)
+        # What is there by now stays: to search it for garbage again and again would hold up steps, so Python would do
+        # it seldom, and what is garbage of what comes and goes would pile up until then.
+        gc.collect()
+        gc.freeze()
         self.loop.start()
         self.watchdog.start()
         logger.info(

@@ -46,6 +46,8 @@ TO_FINISH: Mapping[Lane, bool] = {"interactive": True, "standard": False, "batch
 """In which lanes flows that a single request separates are level."""
 HEARD_S = 60.0
 """A replica that was not heard for so long has no part of Q."""
+FORGOTTEN_S = 3600.0
+"""A replica that was not heard for so long will not come back under its name: what it said is dropped."""
 _FORGET_EVERY = 1024
 _NONE: frozenset[Lane] = frozenset()
 
@@ -189,9 +191,12 @@ class FairShare:
         Each replica may let a flow go ahead by its part of Q, so that all together let it go ahead by Q.
         """
         self._heard[replica] = self._now
-        self._heard = {name: at for name, at in self._heard.items() if at >= self._now - HEARD_S}
+        for name in [name for name, at in self._heard.items() if at < self._now - FORGOTTEN_S]:
+            del self._heard[name]
+            self.service.forget(name)
+        others = sum(at >= self._now - HEARD_S for at in self._heard.values())
         for flows in self.flows.values():
-            flows.quantum = self._quantum / (1 + len(self._heard))
+            flows.quantum = self._quantum / (1 + others)
         for lane, name, cost in self.service.news(replica, epoch, service):
             flows = self.flows[lane]
             flow = flows.flow(name)

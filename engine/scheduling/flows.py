@@ -12,12 +12,12 @@ ones, which costs the others nothing. Each request lets at most `PATIENCE` other
 
 from __future__ import annotations
 
-import heapq
 import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from engine.scheduling.lazy_heap import LazyHeap
 from engine.scheduling.request import Request
 
 Matched = Callable[[Request], int]
@@ -35,6 +35,8 @@ OUTPUT_GUESS = 128.0
 """Tokens that a flow's requests are thought to put out before one has ended."""
 LATE = 0.5
 """Which part of what a lane may borrow is for whoever is late; all of it is for those who got less than another."""
+IDLE = 4096
+"""How many flows that have no requests are remembered for having got more than others."""
 _MEAN_WEIGHT = 1 / 8
 
 
@@ -63,7 +65,7 @@ class Flow:
         self.charged = 0
         """When its counter changed last, as a serial number."""
         self.entry: tuple[float, int, Flow] | None = None
-        """Its place in the order of those that wait: counter, serial number, itself."""
+        """Its place in the order of those that wait: counter, serial number, itself. None while it does not wait."""
         self.output = OUTPUT_GUESS
         self.queued = 0.0
         self.waiting: dict[int, Request] = {}
@@ -147,7 +149,7 @@ class FlowShares:
         self.to_finish = to_finish
         self.flows: dict[str, Flow] = {}
         self.queued = 0.0
-        self._order: list[tuple[float, int, Flow]] = []
+        self._order: LazyHeap[tuple[float, int, Flow]] = LazyHeap(_is_last)
         """Backlogged flows by counter, among equals who was charged first. An entry counts while it is its flow's last;
         one that says less than the counter is put right when it comes to the top."""
         self._serial = 0
@@ -156,7 +158,7 @@ class FlowShares:
         self._most = 0.0
         """The largest counter so far."""
         self._waiting = 0
-        self._deadlines: list[tuple[float, int, Request]] = []
+        self._deadlines: LazyHeap[tuple[float, int, Request]] = LazyHeap(self._is_awaited)
 
     def __len__(self) -> int:
         return self._waiting
@@ -186,7 +188,7 @@ class FlowShares:
             self._enter(flow)
         flow.push(request, self._urgency(request))
         if self.by_deadline and request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, request.arrival, request))
+            self._deadlines.push((request.deadline, request.arrival, request))
         self.queued += request.estimate
         self._waiting += 1
 
@@ -231,6 +233,8 @@ class FlowShares:
             self._floor = max(self._floor, least.got())
             flow.since = now
         flow.take(request, self._urgency(request), served=now is not None)
+        if not flow.waiting:
+            flow.entry = None  # the entry has the flow: of a cycle nothing is freed until all memory is searched
         self._waiting -= 1
         self.queued = self.queued - request.estimate if self._waiting else 0.0
 
@@ -245,24 +249,25 @@ class FlowShares:
                 self._enter(flow)
 
     def forget_idle(self) -> None:
-        """Drop flows that would come back as they would come new."""
-        for name in [
-            name
-            for name, flow in self.flows.items()
-            if not flow.waiting and not flow.running and flow.counter <= self._floor
-        ]:
-            del self.flows[name]
+        """Drop flows that would come back as they would come new, and of the others those beyond `IDLE` that got the
+        least: where nobody waits for long the floor does not rise, and whoever came once stays above it."""
+        idle = [flow for flow in self.flows.values() if not flow.waiting and not flow.running]
+        ahead = sorted((flow.counter, flow.name) for flow in idle if flow.counter > self._floor)
+        kept = {name for _, name in ahead[-IDLE:]}
+        for flow in idle:
+            if flow.name not in kept:
+                del self.flows[flow.name]
 
     def earliest(self) -> float | None:
         """The earliest deadline of those that wait, where the order is by deadline; None if there is none."""
-        deadlines = self._deadlines
-        while deadlines:
-            deadline, arrival, request = deadlines[0]
-            flow = self.flows.get(request.flow)
-            if flow is not None and flow.waiting.get(arrival) is request:
-                return deadline
-            heapq.heappop(deadlines)
-        return None
+        first = self._deadlines.first()
+        return None if first is None else first[0]
+
+    def _is_awaited(self, entry: tuple[float, int, Request]) -> bool:
+        """Whether an entry of the deadlines speaks of a request that waits, and says its deadline."""
+        deadline, arrival, request = entry
+        flow = self.flows.get(request.flow)
+        return flow is not None and flow.waiting.get(arrival) is request and request.deadline == deadline
 
     def _level(self, flow: Flow) -> float:
         """What a flow that wakes up is lifted to: where it has got as much as the least of those that wait.
@@ -280,20 +285,16 @@ class FlowShares:
 
     def _enter(self, flow: Flow) -> None:
         flow.entry = entry = flow.counter, flow.charged, flow
-        heapq.heappush(self._order, entry)
+        self._order.push(entry)
 
     def _least(self) -> Flow | None:
         order = self._order
-        while order:
-            entry = order[0]
+        while (entry := order.first()) is not None:
             flow = entry[2]
-            if flow.entry is not entry or not flow.waiting:
-                heapq.heappop(order)
-            elif flow.charged != entry[1]:
-                flow.entry = entry = flow.counter, flow.charged, flow
-                heapq.heapreplace(order, entry)
-            else:
+            if flow.charged == entry[1]:
                 return flow
+            flow.entry = entry = flow.counter, flow.charged, flow
+            order.replace(entry)
         return None
 
     def _within(self, limit: float) -> list[Flow]:
@@ -302,7 +303,12 @@ class FlowShares:
         entries = []
         while len(found) < CANDIDATES and (flow := self._least()) is not None and flow.counter <= limit:
             found.append(flow)
-            entries.append(heapq.heappop(self._order))
+            entries.append(self._order.pop())
         for entry in entries:
-            heapq.heappush(self._order, entry)
+            self._order.push(entry)
         return found
+
+
+def _is_last(entry: tuple[float, int, Flow]) -> bool:
+    """Whether an entry of the order is its flow's last, and the flow waits."""
+    return entry[2].entry is entry

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from engine.scheduling.lazy_heap import LazyHeap
 from engine.scheduling.request import Request
 
 Matched = Callable[[Request], int]
@@ -74,23 +74,21 @@ class FirstComeFirstServed:
     keeps_awaited = False
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, Request]] = []
         self._waiting: dict[int, Request] = {}
+        self._order: LazyHeap[tuple[int, Request]] = LazyHeap(lambda entry: self._waiting.get(entry[0]) is entry[1])
 
     def at(self, now: float) -> bool:
         return False
 
     def push(self, request: Request) -> None:
         self._waiting[request.arrival] = request
-        heapq.heappush(self._heap, (request.arrival, request))
+        self._order.push((request.arrival, request))
 
     def peek(self, matched: Matched) -> Request | None:
-        while self._heap and self._waiting.get(self._heap[0][0]) is not self._heap[0][1]:
-            heapq.heappop(self._heap)
-        return self._heap[0][1] if self._heap else None
+        first = self._order.first()
+        return None if first is None else first[1]
 
     def take(self, request: Request) -> None:
-        # Its entry in the heap goes when it comes to the top.
         del self._waiting[request.arrival]
 
     def remove(self, request: Request) -> None:

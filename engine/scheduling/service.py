@@ -36,6 +36,10 @@ class ServiceTotals:
         """The totals of this replica, for its `Beat`."""
         return {name: int(cost) for name, cost in self._given.items()}
 
+    def forget(self, replica: str) -> None:
+        """Nothing more is expected from this replica; should it be heard again, all that it says is news."""
+        self._heard.pop(replica, None)
+
     def news(self, replica: str, epoch: int, service: Mapping[str, int]) -> Iterator[tuple[Lane, str, int]]:
         """(lane, flow, µs) that flows got from this replica beyond what was heard before.
 

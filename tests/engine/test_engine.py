@@ -167,6 +167,17 @@ def test_deadline(benches: Benches):
     assert bench.engine.pool.referenced_blocks == 0
 
 
+def test_who_has_ended_leaves_no_deadline(bench: Bench):
+    bench.add(generate("early", LONG, 3, deadline=100.0))
+    bench.add(generate("later", LONG, 3, deadline=200.0))
+    bench.engine.extend("early", 3, 300.0)
+    assert bench.engine.next_deadline == 200.0
+    bench.engine.abort("later")
+    assert bench.engine.next_deadline == 300.0
+    bench.finish()
+    assert bench.engine.next_deadline is None
+
+
 def test_extend_raises_the_limit_as_far_as_there_is_room(bench: Bench):
     bench.add(generate("a", LONG, 3))
     bench.step()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.scheduling.costs import FixedCosts, MeasuredCosts, Rates
-from engine.scheduling.fair_share import HEARD_S, FairShare
-from engine.scheduling.flows import DEBT, LATE, PATIENCE, FlowShares
+from engine.scheduling.fair_share import FORGOTTEN_S, HEARD_S, FairShare
+from engine.scheduling.flows import DEBT, IDLE, LATE, PATIENCE, Flow, FlowShares
 from engine.scheduling.lanes import LANES, ROUNDS, WEIGHTS
 from engine.scheduling.service import KEPT, ServiceTotals
 from engine.scheduling.tokens import Tokens
@@ -228,6 +230,19 @@ def test_replicas_that_hear_of_each_other_share_the_quantum():
     assert {flows.quantum for flows in policy.flows.values()} == {500.0}
 
 
+def test_a_replica_that_was_silent_for_long_is_forgotten():
+    policy = FairShare()
+    policy.at(100.0)
+    policy.elsewhere("gone", 1, {"standard/f": 7})
+    policy.at(100.0 + FORGOTTEN_S)
+    policy.elsewhere("gone", 1, {"standard/f": 7})
+    assert policy.service.all_heard == 7, "no news"
+    policy.at(200.0 + 2 * FORGOTTEN_S)
+    policy.elsewhere("other", 1, {})
+    policy.elsewhere("gone", 1, {"standard/f": 7})
+    assert policy.service.all_heard == 14
+
+
 def test_a_lane_borrows_for_who_is_late_and_most_for_a_flow_that_waits_while_another_got_more():
     policy = FairShare(quantum=100.0, lane_quantum=1_000.0, first_token=dict.fromkeys(LANES, 1.0))
     policy.push(request(1, flow="greedy", lane="standard", arrived_at=10.0))
@@ -303,6 +318,35 @@ def test_flows_that_would_come_back_as_new_are_forgotten():
     shares.charge(shares.flow("99"), 5.0)
     shares.forget_idle()
     assert set(shares.flows) == {"99"}
+
+
+def test_of_flows_that_come_once_so_many_are_kept_as_got_the_most():
+    """Where nobody waits the floor stays, and all who came once are above it."""
+    shares = FlowShares(0.0)
+    for number in range(IDLE + 10):
+        shares.push(one := request(number, flow=str(number)))
+        shares.take(one, 0.0)
+        shares.charge(shares.flow(one.flow), 1.0 + number)
+    shares.forget_idle()
+    assert set(shares.flows) == {str(number) for number in range(10, IDLE + 10)}
+
+
+def test_a_flow_that_is_forgotten_is_freed_at_once():
+    """Not by the collector of garbage: it looks at old objects seldom, and until then they pile up."""
+    shares = FlowShares(0.0)
+    for number in range(100):
+        shares.push(one := request(number, flow=str(number)))
+        shares.choose(nothing)
+        shares.take(one, 0.0)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(type(each) is Flow for each in gc.get_objects())
+        shares.forget_idle()
+        after = sum(type(each) is Flow for each in gc.get_objects())
+    finally:
+        gc.enable()
+    assert before - after >= 99, "the last one may still have its place in the order"
 
 
 def test_a_debt_made_elsewhere_is_bounded():
