@@ -113,11 +113,11 @@ class AttentionPlan:
         assert self.standing is not None
         standing, (tiles,) = self.standing, self.tiles
         write = standing.write + (positions % BLOCK_TOKENS)[:, None]
-        mask = _mask(self.group, positions[standing.tile][:, None], standing.split)
+        mask = _mask(self.group, positions[standing.tile][:, None], standing.split, self.device)
         return replace(
             self,
             write=_tensor(write.reshape(-1), self.device),
-            tiles=(replace(tiles, mask=_tensor(mask, self.device)),),
+            tiles=(replace(tiles, mask=mask),),
         )
 
 
@@ -171,7 +171,7 @@ def _ramp(counts: Indices) -> Indices:
     return np.arange(ends[-1]) - np.repeat(ends - counts, counts)
 
 
-def _tensor(values: NDArray[np.int64] | NDArray[np.float32], device: torch.device) -> torch.Tensor:
+def _tensor(values: Indices, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
 
@@ -197,14 +197,18 @@ def _prefill_tiles(layout: _Layout, starts: Indices, counts: Indices, decodes: i
     )[0]
 
 
-def _mask(group: LayerGroup, query: Indices, split: Indices) -> NDArray[np.float32]:
+def _mask(group: LayerGroup, query: Indices, split: Indices, device: torch.device) -> torch.Tensor:
     """[pairs, 1, queries, SPLIT_TOKENS] for queries at the positions [pairs, queries] and these splits of keys."""
-    key = split[:, None] * SPLIT_TOKENS + np.arange(SPLIT_TOKENS)
-    distance = query[:, None, :, None] - key[:, None, None, :]
-    hidden = distance < 0
+    place = (query - split[:, None] * SPLIT_TOKENS)[:, None, :, None]
+    key = np.arange(SPLIT_TOKENS)
+    hidden = key > place
     if group.window:
-        hidden |= distance >= group.window
-    return hidden * np.float32(MASKED)
+        hidden |= key <= place - group.window
+    # Not in memory of numpy's: for what is larger than 4 MiB it asks the kernel for huge pages, and the place stays
+    # marked when others have it, which seem to take ever more memory then.
+    mask = torch.empty(hidden.shape, dtype=torch.float32)
+    np.multiply(hidden, np.float32(MASKED), out=mask.numpy())
+    return mask.to(device)
 
 
 @dataclass(frozen=True)
@@ -264,7 +268,7 @@ class _Layout:
             rows=None if rows is None else _tensor(rows, self.device),
             output=None if real is None else _tensor(real, self.device),
             gather=self._gather(sequence[pair_tile], pair_split),
-            mask=_tensor(_mask(self.group, query, split), self.device),
+            mask=_mask(self.group, query, split, self.device),
             folding=folding,
         )
         return tiles, tile_of, split
