@@ -6,13 +6,17 @@ import asyncio
 import contextlib
 import hmac
 import secrets
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import structlog
 
 from engine.protocol import (
+    MOST_SCOPES,
+    SCOPES_ARE_BOUNDED,
     Dial,
+    Generate,
     Hello,
     ProtocolError,
     Scope,
@@ -37,8 +41,9 @@ class GatewayLink:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.gateway = "?"
         self.open = True
-        self.scopes: dict[str, Scope] = {}
-        """Replaced, never changed: the engine's thread reads it."""
+        self._scopes: OrderedDict[str, Scope] = OrderedDict()
+        """Those that were introduced last, the oldest first."""
+        self._bounded = False
         self._reader = reader
         self._writer = writer
 
@@ -50,7 +55,7 @@ class GatewayLink:
             dial = await self.receive()
         if not isinstance(dial, Dial):
             raise ProtocolError("the gateway did not begin with Dial")
-        agree_version(dial.version, dial.version)
+        self._bounded = agree_version(dial.version, dial.version) >= SCOPES_ARE_BOUNDED
         if not hmac.compare_digest(dial.proof, link_proof(link_key, challenge, dial.gateway)):
             raise ProtocolError(f"gateway {dial.gateway!r} does not know the link key")
         self.gateway = dial.gateway
@@ -70,11 +75,19 @@ class GatewayLink:
 
     def introduce(self, scope: Scope) -> None:
         """A scope may be named from now on."""
-        self.scopes = {**self.scopes, scope.scope: scope}
+        self._scopes.pop(scope.scope, None)
+        self._scopes[scope.scope] = scope
+        if self._bounded and len(self._scopes) > MOST_SCOPES:
+            self._scopes.popitem(last=False)
 
     def forget(self, scope: str) -> None:
         """A scope may no longer be named."""
-        self.scopes = {name: value for name, value in self.scopes.items() if name != scope}
+        self._scopes.pop(scope, None)
+
+    def scopes(self, generate: Generate) -> Mapping[str, Scope]:
+        """Those of the scopes that a request names which are known now."""
+        names = {segment.scope for segment in generate.segments}
+        return {name: self._scopes[name] for name in names if name in self._scopes}
 
     def abort(self) -> None:
         """Drop the connection at once, with what is unsent."""

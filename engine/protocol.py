@@ -19,13 +19,17 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-VERSION = 3
+VERSION = 4
 CLAIMS = 3
 """From this version on a replica gives back a request's `claim`."""
+SCOPES_ARE_BOUNDED = 4
+"""From this version on a connection knows the last `MOST_SCOPES` scopes only."""
 OLDEST_VERSION = 1
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 MOST_CHOICES = 128
+MOST_SCOPES = 10_000
+"""So many scopes are known on a connection: those that were introduced last."""
 
 Lane = Literal["interactive", "standard", "batch"]
 StorePolicy = Literal["all", "hbm", "none"]
@@ -152,7 +156,8 @@ class TierLimit(Part, frozen=True):
 
 
 class Scope(Message, frozen=True, tag="Scope"):
-    """Introduce a cache domain on this connection, before the first `Generate` that names it.
+    """Introduce a cache domain on this connection, before the first `Generate` that names it, and again once
+    `MOST_SCOPES` others were introduced since: nobody says when a domain will not be used any more.
 
     `root` keys the hash chain of its blocks, `data_key` seals its records; both are secrets. `retention`: the longest
     time in seconds that a block may stay in DRAM or NVMe, 0 for never leaving the device.

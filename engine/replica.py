@@ -8,7 +8,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -173,17 +173,17 @@ class Replica:
             link.send([Done(message.id, message.attempt, "rejected", Counts(), 0, error=refusal)])
             return
         self._owners[message.id] = link
+        scopes = link.scopes(message)
         if message.grammar is None:
-            self._add(link, message)
+            self._add(message, scopes)
         else:
             compiling = self._compiling[message.id] = Compiling(message)
-            compiling.task = asyncio.create_task(self._compile(link, compiling, message.grammar))
+            compiling.task = asyncio.create_task(self._compile(compiling, scopes, message.grammar))
 
-    def _add(self, link: GatewayLink, message: Generate) -> None:
-        scopes = link.scopes
+    def _add(self, message: Generate, scopes: Mapping[str, Scope]) -> None:
         self.loop.do(lambda: self.loop.engine.add(message, scopes))
 
-    async def _compile(self, link: GatewayLink, compiling: Compiling, grammar: str) -> None:
+    async def _compile(self, compiling: Compiling, scopes: Mapping[str, Scope], grammar: str) -> None:
         """Compile beside the step loop; the engine finds it done, what is wrong with it, or its time over."""
         grammars = self.loop.engine.acceptance.grammars
         if grammars is not None:
@@ -193,7 +193,7 @@ class Replica:
         message = compiling.message
         if self._compiling.get(message.id) is compiling:
             del self._compiling[message.id]
-            self._add(link, message)
+            self._add(message, scopes)
             for change in compiling.changes:
                 self.loop.do(change)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import OrderedDict
 from typing import Protocol
 
 import structlog
 
 from engine.protocol import (
+    MOST_SCOPES,
     Address,
     Beat,
     Dial,
@@ -76,7 +78,8 @@ class Link:
         self._options = options
         self._clock = clock
         self._writer: asyncio.StreamWriter | None = None
-        self._scopes: set[str] = set()
+        self._scopes: OrderedDict[str, None] = OrderedDict()
+        """Those that the replica knows, the one introduced first ahead."""
         self._heard_at = 0.0
         self._beat_at = 0.0
         self._moved_at = 0.0
@@ -123,9 +126,11 @@ class Link:
             self._writer.write(encode(message))
 
     def introduce(self, scope: Scope) -> None:
-        """Send a scope, once per connection."""
+        """Send a scope, once per connection as long as the replica remembers it."""
         if scope.scope not in self._scopes:
-            self._scopes.add(scope.scope)
+            self._scopes[scope.scope] = None
+            if len(self._scopes) > MOST_SCOPES:
+                self._scopes.popitem(last=False)
             self.send(scope)
 
     async def _connection(self) -> bool:

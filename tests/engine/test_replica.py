@@ -21,6 +21,7 @@ from engine.link import GatewayLink
 from engine.options import ReplicaOptions
 from engine.protocol import (
     MAX_FRAME_BYTES,
+    MOST_SCOPES,
     VERSION,
     Abort,
     Ack,
@@ -33,6 +34,7 @@ from engine.protocol import (
     Forget,
     Generate,
     Hello,
+    Scope,
     Tokens,
     encode,
     link_proof,
@@ -466,6 +468,18 @@ async def test_scopes_are_the_connection_s_own(shared: ReplicaProcess):
     assert second.done["yours"].reason == "rejected"
     await first.close()
     await second.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_scopes_that_were_introduced_last_are_known(shared: ReplicaProcess):
+    client = await Client.dial(shared.path)
+    others = [Scope(str(number), b"root" * 8, b"key") for number in range(MOST_SCOPES)]
+    client.send(*ALL, generate("known", [1, 2], 2), *others, generate("old", [1, 2], 2))
+    client.send(*ALL, generate("again", [1, 2], 2))
+    await client.finished("known", "old", "again")
+    assert client.done["known"].reason == client.done["again"].reason == "length"
+    assert "was not introduced" in (client.done["old"].error or "")
+    await client.close()
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import AddressError, Beat, Generate, Sampling, Segment, parse_address
+from engine.protocol import MOST_SCOPES, AddressError, Beat, Generate, Sampling, Scope, Segment, parse_address
 from engine.scheduling.fair_share import FairShare
 from gateway.conversation.served_model import ServedModel, load_served_model
 from gateway.failures import Unavailable
@@ -232,3 +232,15 @@ async def test_what_a_flow_got_here_counts_there_once(model: ServedModel, tmp_pa
         await two.start()
         await until(lambda: counted(two, "a") == 1020 and counted(two, "b") == 500)
         await second.stop()
+
+
+async def test_a_scope_is_introduced_again_once_the_replica_has_dropped_it(model: ServedModel, tmp_path: Path) -> None:
+    replica = FakeReplica(tmp_path / "r", model.text_digest)
+    async with fleet_of(model, replica) as fleet:
+        await until(lambda: fleet.healthy("tiny"))
+        (link,) = fleet.links
+        scopes = [Scope(str(number), b"root" * 8, b"key") for number in range(MOST_SCOPES + 1)]
+        for scope in [*scopes, *scopes[1:], scopes[0]]:
+            link.introduce(scope)
+        await until(lambda: len(replica.scopes) >= len(scopes) + 1)
+        assert [scope.scope for scope in replica.scopes] == [scope.scope for scope in [*scopes, scopes[0]]]
