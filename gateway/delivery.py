@@ -114,6 +114,11 @@ class Delivery:
             await self._confirmed.wait()
         return not self.left
 
+    def part(self) -> None:
+        """The owner has ended, and is told nothing more: it has us, and if we kept it, the whole request would stay in
+        memory until garbage is searched for."""
+        self._on_delivered = self._on_left = _nobody_hears
+
     # ------------------------------------------------ the reader's side
 
     async def next(self, timeout: float | None = None) -> Item | None:  # noqa: ASYNC109  # None is an answer here
@@ -152,6 +157,10 @@ class Delivery:
         if self._end is None:
             self._end = end
             self._ready.set()
+
+
+def _nobody_hears(_: object) -> None:
+    """What the client does is no news any more."""
 
 
 def joined(parts: list[Part]) -> tuple[Part, ...]:

@@ -85,8 +85,10 @@ class RequestOwner:
             self.stage = "ended"
             self._disarm()
             await self._stop_slices()
+            self._slices = None
             if self._exchange is not None:
                 self._around.fleet.end(self._exchange)
+            self.delivery.part()
 
     def interrupt(self, failure: Failure) -> None:
         """End the request for a reason of ours; what was delivered is billed."""

@@ -44,7 +44,7 @@ class ClientWatch:
     def __init__(self, receive: Receive, on_gone: Callable[[], None]) -> None:
         self._receive = receive
         self._on_gone = on_gone
-        self._task = asyncio.create_task(self._watch())
+        self._task: asyncio.Task[None] | None = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -53,7 +53,10 @@ class ClientWatch:
 
     def stop(self) -> None:
         """Stop watching; waits for nothing, so it may be called while being cancelled."""
-        self._task.cancel()
+        # The task has us: if we kept it, the whole request would stay in memory until garbage is searched for.
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
 
 
 class EventStream:

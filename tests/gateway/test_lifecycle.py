@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import socket
@@ -558,3 +559,22 @@ async def test_many_at_once_are_told_apart(stack: Stack) -> None:
     await asyncio.gather(*map(ask, range(24)))
     events = await stack.settled(24)
     assert sum(event.count_output for event in events) == sum(done.counts.output for done in stack.replica.done)
+
+
+async def test_a_request_that_has_ended_is_freed_at_once(stack: Stack) -> None:
+    """Not by the collector of garbage: it looks seldom, and a long prompt is much to keep until then."""
+    stack.say("ok")
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for body in (WHOLE, {**WHOLE, "stream": True}, {**WHOLE, "n": 2}):
+            assert (await stack.post(body)).status_code == 200
+        await stack.settled(3)
+        await stack.until(lambda: not len(stack.gateway.requests))
+        await asyncio.sleep(0.05)
+        gc.collect()
+        left = {type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("gateway.")}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert not left
