@@ -13,6 +13,7 @@ import torch
 
 from engine.assembly import assemble
 from engine.invariance import ensure_invariance
+from engine.layers.linear import Linear
 from engine.options import KvDtype, ReplicaOptions
 from engine.protocol import Generate
 from engine.scheduling.costs import FixedCosts, Rates
@@ -196,3 +197,23 @@ def test_a_machine_whose_kernels_depend_on_the_batch_falls_back(tiny_model: Path
     assert ensure_invariance(runner, 256, 64)
     assert tiling.row_tile == 8
     assert runner.prefill_tile == 1
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt-oss", "deepseek v3"])
+def test_rows_come_in_few_counts(family: str, family_folders: Families, monkeypatch: pytest.MonkeyPatch):
+    """By construction, not by the luck of this machine's kernels: no product, nor an expert's, has another."""
+    met: set[int] = set()
+    multiply = Linear._product
+
+    def listen(product: Linear, x: torch.Tensor) -> torch.Tensor:
+        met.add(len(x))
+        return multiply(product, x)
+
+    bench = make_bench(family_folders(family), budget=150)
+    monkeypatch.setattr(Linear, "_product", listen)
+    for length in (1, 3, 21, 77, 90):
+        bench.add(generate(str(length), [length + at % 50 for at in range(length)], 5))
+    bench.finish()
+    assert len(met) > 3
+    # A token may be sent to several experts, but no expert has more rows than there are tokens.
+    assert met <= set(bench.engine.runner.tiling.counts(150))
