@@ -21,7 +21,8 @@ from typing import Any
 from engine.assembly import assemble
 from engine.engine import Engine
 from engine.options import ReplicaOptions
-from engine.protocol import Done, Generate, Sampling, Scope, Segment
+from engine.protocol.replicas import Scope
+from engine.protocol.requests import Done, Generate, Sampling, Segment
 
 SCOPES = {"bench": Scope("bench", b"root" * 8, b"key")}
 ROUNDS = 3

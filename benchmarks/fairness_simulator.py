@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.fairness_scenarios import TRACE_BLOCK, Arrival, Scenario
-from engine.protocol import Sampling
+from engine.protocol.requests import Sampling
 from engine.scheduling.costs import FixedCosts, Rates, StepCosts
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.lanes import LANES

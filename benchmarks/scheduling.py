@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from engine.protocol import Sampling
+from engine.protocol.requests import Sampling
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.lanes import LANES
 from engine.scheduling.request import Request

@@ -10,7 +10,8 @@ import msgspec
 
 from engine.family import Family
 from engine.grammar.guide import Grammar, Grammars, InvalidGrammar
-from engine.protocol import MOST_CHOICES, Generate, Refusal, Scope
+from engine.protocol.replicas import Scope
+from engine.protocol.requests import MOST_CHOICES, Generate, Refusal
 from engine.sampling.bounds import InvalidSampling, check_sampling
 from engine.sampling.counter_random import choice_seed
 from engine.sampling.row import SamplingRow

@@ -18,7 +18,7 @@ from engine.layers.linear import best_tiling
 from engine.models.config import read_config
 from engine.models.registry import load_model
 from engine.options import ReplicaOptions
-from engine.protocol import Capacity, Layout, ServedModel
+from engine.protocol.replicas import Capacity, Layout, ServedModel
 from engine.quarantine import Quarantine
 from engine.runner import Runner
 from engine.scheduling.costs import MeasuredCosts

@@ -12,7 +12,7 @@ import msgspec
 
 from engine.grammar.guide import Grammars
 from engine.loop import Command
-from engine.protocol import Extend, Generate
+from engine.protocol.requests import Extend, Generate
 
 THREADS = 4
 """So many slow grammars are needed to hold up the others."""

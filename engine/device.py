@@ -14,7 +14,7 @@ import torch
 
 from engine.errors import StartError
 from engine.options import ReplicaOptions, Weights
-from engine.protocol import LayerGroup
+from engine.protocol.replicas import LayerGroup
 from engine.threads import all_threads
 from prompt_cache.keys import BLOCK_TOKENS
 

@@ -15,7 +15,7 @@ import structlog
 
 from engine.journal import Journal
 from engine.link import GatewayLink
-from engine.protocol import Ack, Done
+from engine.protocol.requests import Ack, Done
 
 logger = structlog.get_logger("engine.endings")
 

@@ -17,7 +17,8 @@ import torch
 from engine.acceptance import Acceptance, Rejected
 from engine.family import Family
 from engine.grammar.guide import Grammars
-from engine.protocol import (
+from engine.protocol.replicas import Scope, TierLoad
+from engine.protocol.requests import (
     Began,
     Counts,
     Done,
@@ -27,8 +28,6 @@ from engine.protocol import (
     PromptLogprobs,
     Reason,
     Refusal,
-    Scope,
-    TierLoad,
     TokenLogprob,
     Tokens,
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engine.protocol import Counts, Reason
+from engine.protocol.requests import Counts, Reason
 from engine.scheduling.request import Request
 
 

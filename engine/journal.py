@@ -24,7 +24,7 @@ from typing import TypeAlias
 import msgspec
 
 from engine.errors import StartError
-from engine.protocol import Counts, Done
+from engine.protocol.requests import Counts, Done
 
 _MARK = b"\xa9TJ\x01"
 _HEADER = len(_MARK) + 8

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.protocol import LayerGroup
+from engine.protocol.replicas import LayerGroup
 from engine.quantization import fp8
 from prompt_cache.keys import BLOCK_TOKENS
 

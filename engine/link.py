@@ -12,21 +12,10 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import structlog
 
-from engine.protocol import (
-    MOST_SCOPES,
-    SCOPES_ARE_BOUNDED,
-    Dial,
-    Generate,
-    Hello,
-    ProtocolError,
-    Scope,
-    ToGateway,
-    ToReplica,
-    agree_version,
-    encode,
-    link_proof,
-    read_from_gateway,
-)
+from engine.protocol.frames import ProtocolError, ToGateway, ToReplica, encode, read_from_gateway
+from engine.protocol.greeting import agree_version, link_proof
+from engine.protocol.replicas import MOST_SCOPES, SCOPES_ARE_BOUNDED, Dial, Hello, Scope
+from engine.protocol.requests import Generate
 
 logger = structlog.get_logger("engine.link")
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from engine.errors import StartError
-from engine.protocol import Address, AddressError, parse_address
+from engine.protocol.addresses import Address, AddressError, parse_address
 
 Connected = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -16,7 +16,8 @@ import structlog
 
 from engine.engine import Engine, Event, StepResult
 from engine.journal import Journal
-from engine.protocol import Beat, Began, Done
+from engine.protocol.replicas import Beat
+from engine.protocol.requests import Began, Done
 
 logger = structlog.get_logger("engine.loop")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from engine.protocol import Lane
+from engine.protocol.requests import Lane
 from engine.scheduling.lanes import WEIGHTS
 from engine.scheduling.queue_bounds import QueueBounds
 from engine.scheduling.scheduler import TOKEN_TARGETS

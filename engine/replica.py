@@ -24,27 +24,10 @@ from engine.link import GatewayLink
 from engine.listening import listen, listening_address, remove_socket
 from engine.loop import Command, EngineLoop
 from engine.options import ReplicaOptions
-from engine.protocol import (
-    OLDEST_VERSION,
-    VERSION,
-    Abort,
-    Ack,
-    Beat,
-    Began,
-    Counts,
-    Credit,
-    Dial,
-    Done,
-    Elsewhere,
-    Extend,
-    Forget,
-    Generate,
-    Hello,
-    ProtocolError,
-    Purge,
-    Scope,
-    ToReplica,
-)
+from engine.protocol.frames import ProtocolError, ToReplica
+from engine.protocol.greeting import OLDEST_VERSION, VERSION
+from engine.protocol.replicas import Beat, Dial, Elsewhere, Forget, Hello, Purge, Scope
+from engine.protocol.requests import Abort, Ack, Began, Counts, Credit, Done, Extend, Generate
 from engine.watchdog import Watchdog
 
 __all__ = ["ReplicaOptions", "main", "serve"]

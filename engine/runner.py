@@ -14,7 +14,7 @@ from engine.kv_memory import KvMemory
 from engine.layers.attention_plan import PREFILL_TILE, AttentionPlan
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
-from engine.protocol import TokenLogprob
+from engine.protocol.requests import TokenLogprob
 from engine.sampling.logprobs import logprobs_of
 from engine.sampling.sampler import sample
 from engine.scheduling.work import Work

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from engine.layers.attention_plan import AttentionPlan, Chunk, Indices, plan_attention
-from engine.protocol import LayerGroup
+from engine.protocol.replicas import LayerGroup
 from engine.scheduling.work import Decode, Work
 from prompt_cache.block_groups import Block
 

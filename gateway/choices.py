@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.protocol import PromptLogprobs, Sampling, TokenLogprob, Tokens
+from engine.protocol.requests import PromptLogprobs, Sampling, TokenLogprob, Tokens
 from gateway.conversation.prompt import Prompt
 from gateway.conversation.served_model import ServedModel
 from gateway.delivery import Part

@@ -6,7 +6,8 @@ import hashlib
 import hmac
 from uuid import UUID
 
-from engine.protocol import Scope, Segment
+from engine.protocol.replicas import Scope
+from engine.protocol.requests import Segment
 from prompt_cache.keys import scope_root
 
 _REMEMBERED = 10_000

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from msgspec import Struct
 
 from billing.usage import Status
-from engine.protocol import Counts, Done, Refusal
+from engine.protocol.requests import Counts, Done, Refusal
 from gateway.delivery import FinishReason
 from gateway.failures import Failure, Interrupted, InvalidRequest, RateLimited, TimedOut, Unavailable
 from gateway.metering import Fault

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from engine.protocol import Lane
+from engine.protocol.requests import Lane
 
 Role = Literal["system", "developer", "user", "assistant"]
 Surface = Literal["openai", "anthropic"]

@@ -16,7 +16,7 @@ from billing.holds.records import Hold
 from billing.holds.reserving import Holds
 from billing.prices import PriceBook, PriceMissing, UnknownPriceVersion
 from billing.usage import InvalidUsage
-from engine.protocol import Ack, Done
+from engine.protocol.requests import Ack, Done
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.link import Link
 from gateway.metering import unpack

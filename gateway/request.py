@@ -14,7 +14,7 @@ import structlog
 from msgspec import Struct
 
 from billing.holds.records import Hold
-from engine.protocol import Began, Done, Generate, PromptLogprobs, Tokens
+from engine.protocol.requests import Began, Done, Generate, PromptLogprobs, Tokens
 from gateway.admission.admission import Admission, Prepared
 from gateway.choices import Choices
 from gateway.delivery import Delivery, Finished, FinishReason

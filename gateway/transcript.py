@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
-from engine.protocol import TokenLogprob
+from engine.protocol.requests import TokenLogprob
 from gateway.conversation.detokenizer import Detokenizer
 from gateway.conversation.stop_strings import StopStrings
 

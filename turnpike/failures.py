@@ -27,7 +27,7 @@ def known() -> tuple[type[Exception], ...]:
     from billing.usage import InvalidPeriod, InvalidUsage  # noqa: PLC0415
     from billing.webhooks.endpoints import InvalidWebhook, WebhookNotFound  # noqa: PLC0415
     from engine.errors import EngineError  # noqa: PLC0415
-    from engine.protocol import AddressError  # noqa: PLC0415
+    from engine.protocol.addresses import AddressError  # noqa: PLC0415
     from gateway.conversation.served_model import ModelFolderError  # noqa: PLC0415
     from gateway.registry import ModelWithoutPrice  # noqa: PLC0415
     from gateway.tenancy.repositories import NameTaken, NotFound  # noqa: PLC0415

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from engine.protocol import Lane
+from engine.protocol.requests import Lane
 from engine.scheduling.lanes import LANES
 
 

@@ -7,8 +7,9 @@ import contextlib
 
 import msgspec
 
-from engine import protocol
-from engine.protocol import Beat, Dial, Hello, parse_address
+from engine.protocol import frames, greeting
+from engine.protocol.addresses import parse_address
+from engine.protocol.replicas import Beat, Dial, Hello
 from turnpike.data_folder import read_secrets
 from turnpike.settings import Settings
 
@@ -47,22 +48,22 @@ async def probe(address: str, link_key: bytes, patience: float = PATIENCE) -> Pr
     advancing = False
     try:
         async with asyncio.timeout(patience):
-            message = await protocol.read_from_replica(reader)
+            message = await frames.read_from_replica(reader)
             if not isinstance(message, Hello):
                 raise Unreachable(f"what listens at {address} is not a replica")
             hello = message
-            version = protocol.agree_version(hello.version, hello.oldest)
-            proof = protocol.link_proof(link_key, hello.challenge, _NAMELESS)
-            writer.write(protocol.encode(Dial(version, _NAMELESS, proof)))
+            version = greeting.agree_version(hello.version, hello.oldest)
+            proof = greeting.link_proof(link_key, hello.challenge, _NAMELESS)
+            writer.write(frames.encode(Dial(version, _NAMELESS, proof)))
             while not advancing and message is not None:
-                message = await protocol.read_from_replica(reader)
+                message = await frames.read_from_replica(reader)
                 if isinstance(message, Beat):
                     idle = not message.running and not any(message.waiting.values())
                     advancing = idle or (beat is not None and message.steps != beat.steps)
                     beat = message
     except TimeoutError:
         pass
-    except protocol.ProtocolError as error:
+    except frames.ProtocolError as error:
         raise Unreachable(f"the replica at {address}: {error}") from error
     finally:
         writer.close()

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from engine.protocol import Lane
+from engine.protocol.requests import Lane
 from turnpike.lane_values import parse_lane_values
 
 ENVIRONMENT_PREFIX = "TURNPIKE_"

@@ -11,7 +11,7 @@ from engine.kv_memory import KvMemory
 from engine.layers.attention_plan import AttentionPlan
 from engine.layers.embedding import Head
 from engine.layers.forward import Forward
-from engine.protocol import LayerGroup
+from engine.protocol.replicas import LayerGroup
 from engine.weights.loader import Loader
 
 Layer: TypeAlias = Callable[[torch.Tensor, Forward], torch.Tensor]

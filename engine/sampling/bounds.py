@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from engine.protocol import Sampling
+from engine.protocol.requests import Sampling
 
 MOST_LOGPROBS = 20
 """As OpenAI's `top_logprobs`."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.protocol import TokenLogprob
+from engine.protocol.requests import TokenLogprob
 from engine.sampling.bounds import MOST_LOGPROBS
 
 _LEAST = -9999.0

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from engine.grammar.guide import Guide
-from engine.protocol import Sampling
+from engine.protocol.requests import Sampling
 
 _FIRST_CAPACITY = 64
 

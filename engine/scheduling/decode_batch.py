@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from engine.protocol import Lane
+from engine.protocol.requests import Lane
 from engine.scheduling.lanes import LANES
 from engine.scheduling.request import Request
 from engine.scheduling.tokens import LatestTokens

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias
 
-from engine.protocol import Lane
+from engine.protocol.requests import Lane
 
 LANES: tuple[Lane, ...] = ("interactive", "standard", "batch")
 """From the highest to the lowest."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.protocol import Lane, Refusal
+from engine.protocol.requests import Lane, Refusal
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.lanes import LANES
 from engine.scheduling.request import Request

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.protocol import Counts, Lane, Sampling, StorePolicy
+from engine.protocol.requests import Counts, Lane, Sampling, StorePolicy
 from engine.scheduling.costs import Rates
 from engine.scheduling.tokens import Tokens
 from prompt_cache.block_groups import Block

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from engine.protocol import Lane
+from engine.protocol.requests import Lane
 from engine.scheduling.block_needs import BlockNeeds
 from engine.scheduling.costs import FixedCosts, StepCosts
 from engine.scheduling.decode_batch import DecodeBatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from engine.protocol import Lane
+from engine.protocol.requests import Lane
 from engine.scheduling.lanes import LANES
 
 KEPT = 4096

@@ -20,7 +20,7 @@ from billing.holds.records import Hold, HoldRequest
 from billing.holds.reserving import Holds
 from billing.money import InvalidMoney, format_pico
 from billing.prices import PriceBook, PriceMissing, PriceVersion
-from engine.protocol import CLAIMS, Sampling
+from engine.protocol.requests import CLAIMS, Sampling
 from gateway.admission.bounds import output_bound
 from gateway.admission.drawing import sampling_for
 from gateway.admission.lifetimes import Lifetimes

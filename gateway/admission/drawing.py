@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable
 from typing import TypeVar
 
-from engine.protocol import Sampling
+from engine.protocol.requests import Sampling
 from gateway.conversation.served_model import ServedModel
 from gateway.failures import InvalidRequest
 from gateway.generation import Generation

@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from billing.money import format_pico
 from billing.usage import Usage
-from engine.protocol import Lane
+from engine.protocol.requests import Lane
 from gateway.conversation.served_model import ServedModel
 from gateway.conversation.tokenizer import Tokenizer
 from gateway.delivery import Failed, Finished, FinishReason, Part

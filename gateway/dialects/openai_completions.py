@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from engine.protocol import MOST_CHOICES
+from engine.protocol.requests import MOST_CHOICES
 from gateway.dialects.json_paths import decode
 from gateway.dialects.openai_sampling import (
     Choices,

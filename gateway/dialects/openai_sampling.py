@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, Raw, Struct
 
-from engine.protocol import MOST_CHOICES
+from engine.protocol.requests import MOST_CHOICES
 from gateway.dialects.json_paths import ABSENT
 from gateway.dialects.openai_grammar import (
     ChoiceTexts,

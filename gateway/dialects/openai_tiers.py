@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from engine.protocol import Lane
+from engine.protocol.requests import Lane
 from gateway.failures import InvalidRequest
 
 TIER_OF: Mapping[str, str] = {"interactive": "priority", "standard": "default", "batch": "flex"}

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol, TypeAlias
 
-from engine.protocol import Abort, Ack, Began, Credit, Done, PromptLogprobs, ProtocolError, Tokens, ToReplica
+from engine.protocol.frames import ProtocolError, ToReplica
+from engine.protocol.requests import Abort, Ack, Began, Credit, Done, PromptLogprobs, Tokens
 
 
 class LinkLost:

@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from engine.protocol import Ack, Beat, Done, Generate, Hello, Scope, ToGateway, parse_address
+from engine.protocol.addresses import parse_address
+from engine.protocol.frames import ToGateway
+from engine.protocol.replicas import Beat, Hello, Scope
+from engine.protocol.requests import Ack, Done, Generate
 from gateway.failures import Unavailable
 from gateway.fleet.awake_clock import AwakeClock
 from gateway.fleet.exchange import Exchange

@@ -9,21 +9,10 @@ from typing import Protocol
 
 import structlog
 
-from engine.protocol import (
-    MOST_SCOPES,
-    Address,
-    Beat,
-    Dial,
-    Hello,
-    ProtocolError,
-    Scope,
-    ToGateway,
-    ToReplica,
-    agree_version,
-    encode,
-    link_proof,
-    read_from_replica,
-)
+from engine.protocol.addresses import Address
+from engine.protocol.frames import ProtocolError, ToGateway, ToReplica, encode, read_from_replica
+from engine.protocol.greeting import agree_version, link_proof
+from engine.protocol.replicas import MOST_SCOPES, Beat, Dial, Hello, Scope
 from gateway.fleet.awake_clock import AwakeClock
 from gateway.fleet.options import FleetOptions
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from engine.protocol import Beat, Elsewhere, Hello
+from engine.protocol.replicas import Beat, Elsewhere, Hello
 from gateway.fleet.link import Link
 
 _SINCE = 2

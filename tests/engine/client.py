@@ -17,23 +17,10 @@ from typing import Any, ClassVar
 
 from engine.errors import EngineError
 from engine.options import ReplicaOptions
-from engine.protocol import (
-    VERSION,
-    Ack,
-    Beat,
-    Began,
-    Dial,
-    Done,
-    Generate,
-    Hello,
-    Scope,
-    ToGateway,
-    Tokens,
-    ToReplica,
-    encode,
-    link_proof,
-    read_from_replica,
-)
+from engine.protocol.frames import ToGateway, ToReplica, encode, read_from_replica
+from engine.protocol.greeting import VERSION, link_proof
+from engine.protocol.replicas import Beat, Dial, Hello, Scope
+from engine.protocol.requests import Ack, Began, Done, Generate, Tokens
 from engine.replica import main
 
 LINK_KEY = b"k" * 32

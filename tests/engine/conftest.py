@@ -19,14 +19,14 @@ from engine.layers.linear import best_tiling
 from engine.models.config import read_config
 from engine.models.registry import load_model
 from engine.options import KvDtype, Quantize, Weights
-from engine.protocol import (
+from engine.protocol.replicas import Scope
+from engine.protocol.requests import (
     Began,
     Counts,
     Done,
     Generate,
     PromptLogprobs,
     Sampling,
-    Scope,
     Segment,
     TokenLogprob,
     Tokens,

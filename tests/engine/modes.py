@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from engine.grammar.llguidance_grammar import LlguidanceGrammars
-from engine.protocol import Generate
+from engine.protocol.requests import Generate
 from tests.engine.conftest import VOCABULARY, Bench, Run, generate, make_bench
 from tests.engine.tiny_tokenizer import END
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.protocol import Lane, Sampling
+from engine.protocol.requests import Lane, Sampling
 from engine.scheduling.costs import FixedCosts, Rates
 from engine.scheduling.policy import Policy
 from engine.scheduling.request import Request

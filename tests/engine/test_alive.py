@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.protocol import Counts, Done, Refusal, Segment
+from engine.protocol.requests import Counts, Done, Refusal, Segment
 from engine.quarantine import Quarantine
 from engine.runner import Outcome
 from engine.scheduling.work import Work

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.device import block_counts
 from engine.errors import StartError
 from engine.options import ReplicaOptions
-from engine.protocol import LayerGroup
+from engine.protocol.replicas import LayerGroup
 from engine.scheduling.block_needs import BlockNeeds
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.lanes import LANES

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.protocol import Counts
+from engine.protocol.requests import Counts
 from engine.sampling.counter_random import choice_seed
 from tests.engine.conftest import VOCABULARY, Bench, Families, Run, generate, make_bench
 from tests.fast import examples, only_fast

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import step_plans
-from engine.protocol import Counts, Generate, Sampling, Segment
+from engine.protocol.requests import Counts, Generate, Sampling, Segment
 from engine.scheduling.work import Work
 from prompt_cache.keys import BLOCK_TOKENS
 from tests.engine.conftest import VOCABULARY, Bench, generate

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from engine.models.config import read_config
-from engine.protocol import Sampling
+from engine.protocol.requests import Sampling
 from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import sample
 from tests.engine.conftest import Families, generate, make_bench

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.protocol import Counts, Generate, Lane
+from engine.protocol.requests import Counts, Generate, Lane
 from engine.runner import Outcome
 from engine.scheduling.lanes import LANES
 from engine.scheduling.work import Work

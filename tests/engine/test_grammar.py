@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from engine.grammar.guide import InvalidGrammar
 from engine.grammar.llguidance_grammar import LlguidanceGrammars
-from engine.protocol import Done
+from engine.protocol.requests import Done
 from gateway.conversation.tokenizer import Tokenizer
 from tests.engine.conftest import Bench, generate, make_bench
 from tests.fast import examples, only_fast

@@ -15,7 +15,7 @@ from engine.assembly import assemble
 from engine.invariance import ensure_invariance
 from engine.layers.linear import Linear
 from engine.options import KvDtype, ReplicaOptions
-from engine.protocol import Generate
+from engine.protocol.requests import Generate
 from engine.scheduling.costs import FixedCosts, Rates
 from tests.engine.conftest import VOCABULARY, Bench, Families, Run, generate, make_bench
 from tests.fast import only_fast

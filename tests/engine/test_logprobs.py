@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.protocol import Counts, TokenLogprob
+from engine.protocol.requests import Counts, TokenLogprob
 from tests.engine.conftest import VOCABULARY, Bench, generate
 
 Benches = Callable[..., Bench]

@@ -19,27 +19,10 @@ from engine import link as link_module
 from engine.errors import EngineError, StartError
 from engine.link import GatewayLink
 from engine.options import ReplicaOptions
-from engine.protocol import (
-    MAX_FRAME_BYTES,
-    MOST_SCOPES,
-    VERSION,
-    Abort,
-    Ack,
-    Beat,
-    Counts,
-    Credit,
-    Dial,
-    Done,
-    Extend,
-    Forget,
-    Generate,
-    Hello,
-    Scope,
-    Tokens,
-    encode,
-    link_proof,
-    read_from_replica,
-)
+from engine.protocol.frames import MAX_FRAME_BYTES, encode, read_from_replica
+from engine.protocol.greeting import VERSION, link_proof
+from engine.protocol.replicas import MOST_SCOPES, Beat, Dial, Forget, Hello, Scope
+from engine.protocol.requests import Abort, Ack, Counts, Credit, Done, Extend, Generate, Tokens
 from engine.replica import serve
 from prompt_cache.model_digest import model_digest, text_digest
 from tests.engine.client import LINK_KEY, Client, ReplicaProcess

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.protocol import Sampling
+from engine.protocol.requests import Sampling
 from engine.sampling.counter_random import philox, uniform
 from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import sample

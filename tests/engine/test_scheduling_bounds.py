@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.protocol import Counts, Refusal
+from engine.protocol.requests import Counts, Refusal
 from engine.scheduling.costs import FixedCosts
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.lanes import LANES

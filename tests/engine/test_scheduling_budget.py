@@ -10,7 +10,7 @@ import pytest
 
 import engine.scheduling
 from engine.calibration import calibrate
-from engine.protocol import Lane
+from engine.protocol.requests import Lane
 from engine.scheduling.costs import MeasuredCosts, Rates
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.lanes import LANES

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.protocol import Lane
+from engine.protocol.requests import Lane
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.lanes import LANES
 from engine.scheduling.policy import FirstComeFirstServed

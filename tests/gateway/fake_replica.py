@@ -9,30 +9,10 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from engine.protocol import (
-    OLDEST_VERSION,
-    VERSION,
-    Abort,
-    Ack,
-    Beat,
-    Began,
-    Capacity,
-    Counts,
-    Credit,
-    Dial,
-    Done,
-    Elsewhere,
-    Generate,
-    Hello,
-    Layout,
-    Scope,
-    ServedModel,
-    ToGateway,
-    Tokens,
-    encode,
-    link_proof,
-    read_from_gateway,
-)
+from engine.protocol.frames import ToGateway, encode, read_from_gateway
+from engine.protocol.greeting import OLDEST_VERSION, VERSION, link_proof
+from engine.protocol.replicas import Beat, Capacity, Dial, Elsewhere, Hello, Layout, Scope, ServedModel
+from engine.protocol.requests import Abort, Ack, Began, Counts, Credit, Done, Generate, Tokens
 from engine.scheduling.fair_share import FairShare
 
 LINK_KEY = b"k" * 32

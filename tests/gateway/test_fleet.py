@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import MOST_SCOPES, AddressError, Beat, Generate, Sampling, Scope, Segment, parse_address
+from engine.protocol.addresses import AddressError, parse_address
+from engine.protocol.replicas import MOST_SCOPES, Beat, Scope
+from engine.protocol.requests import Generate, Sampling, Segment
 from engine.scheduling.fair_share import FairShare
 from gateway.conversation.served_model import ServedModel, load_served_model
 from gateway.failures import Unavailable

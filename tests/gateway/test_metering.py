@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from billing.usage import AUTOMATIC, Usage
-from engine.protocol import Counts, Refusal
+from engine.protocol.requests import Counts, Refusal
 from gateway.conversation.served_model import ServedModel
 from gateway.delivery import Failed, Finished, Part
 from gateway.dialects import errors
@@ -93,7 +93,7 @@ def test_openais_view_loses_nothing(counts: Counts, delivered: int) -> None:
 
 
 def test_whose_fault_it_was() -> None:
-    from engine.protocol import Done
+    from engine.protocol.requests import Done
 
     def done(reason: str) -> Done:
         return Done("x", 1, reason, COLD, 1)  # type: ignore[arg-type]

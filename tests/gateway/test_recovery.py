@@ -10,7 +10,7 @@ import pytest
 
 from billing.audit.checks import check
 from billing.holds.records import Hold
-from engine.protocol import Counts, Done
+from engine.protocol.requests import Counts, Done
 from gateway.services import GatewayOptions
 from tests.fast import only_fast
 from tests.gateway.stack import quick_lifetimes, running_stack

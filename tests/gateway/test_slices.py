@@ -11,7 +11,7 @@ import pytest
 
 from billing.audit.checks import check
 from billing.holds.reserving import Holds
-from engine.protocol import Generate
+from engine.protocol.requests import Generate
 from gateway.services import GatewayOptions
 from storage.database import DatabaseUnavailable
 from tests.fast import only_fast

@@ -13,7 +13,8 @@ import pytest
 from engine.assembly import assemble
 from engine.engine import Engine
 from engine.options import Device, Dtype, ReplicaOptions
-from engine.protocol import Done, Generate, Sampling, Scope, Segment, Tokens
+from engine.protocol.replicas import Scope
+from engine.protocol.requests import Done, Generate, Sampling, Segment, Tokens
 from gateway.conversation.served_model import load_served_model
 from gateway.generation import Text, Turn
 

@@ -8,7 +8,7 @@ from functools import cache
 
 import jsonschema
 
-from engine.protocol import Generate
+from engine.protocol.requests import Generate
 from tests.engine.conftest import Bench, generate, make_bench
 from tests.engine.test_grammar import DEMO, END, PERSON, grammars, prompt, text_of
 

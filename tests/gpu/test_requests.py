@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.protocol import TokenLogprob
+from engine.protocol.requests import TokenLogprob
 from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import sample
 from tests.engine import test_sampling

@@ -1,0 +1,29 @@
+"""Where a replica listens, as settings and commands write it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class AddressError(ValueError):
+    """A replica's address is not `unix:PATH` or `tcp:HOST:PORT`."""
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where a replica listens: a Unix socket's path, or a TCP host and port."""
+
+    text: str
+    path: str | None = None
+    host: str = ""
+    port: int = 0
+
+
+def parse_address(text: str) -> Address:
+    """Read `unix:PATH` or `tcp:HOST:PORT`; an IPv6 host stands in brackets. Raises AddressError."""
+    kind, _, rest = text.partition(":")
+    if kind == "unix" and rest:
+        return Address(text, path=rest)
+    host, _, port = rest.rpartition(":")
+    if kind == "tcp" and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536:
+        return Address(text, host=host.strip("[]"), port=int(port))
+    raise AddressError(f"{text!r} is not a replica's address; expected unix:PATH or tcp:HOST:PORT")
