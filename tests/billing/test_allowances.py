@@ -142,6 +142,7 @@ async def test_exactly_what_is_affordable_is_admitted(database: Database, tmp_pa
     assert await check(database) == []
 
 
+@pytest.mark.slow
 async def test_where_more_than_the_balance_counts_nothing_is_set_aside(database: Database, tmp_path: Path) -> None:
     limited, restricted = [await Tenant.rich(database, 10**6 * BOUND) for _ in range(2)]
     poor = await Tenant.rich(database, 100 * BOUND)
@@ -160,6 +161,7 @@ async def test_where_more_than_the_balance_counts_nothing_is_set_aside(database:
             assert not any(hold.allowance for hold in await never.crowd(await Tenant.rich(database, 10**6 * BOUND)))
 
 
+@pytest.mark.slow
 async def test_nothing_is_taken_after_its_time_and_all_of_it_comes_back(database: Database, tmp_path: Path) -> None:
     tenant = await Tenant.rich(database, 10**6 * BOUND)
     async with worker(database, tmp_path) as one:
@@ -200,6 +202,7 @@ async def test_none_reaches_into_another_month(database: Database) -> None:
     assert [one.period for one in await periods.close_due(0)] == ["2026-10"]
 
 
+@pytest.mark.slow
 async def test_usage_counts_once_and_also_after_its_allowance_has_ended(database: Database) -> None:
     tenant = await Tenant.rich(database, 10**6 * BOUND)
     holds, book = Holds(database), PriceBook(database)

@@ -186,6 +186,7 @@ async def test_a_correction_of_a_closed_period_is_booked_in_the_open_one(databas
     assert await check(database) == []
 
 
+@pytest.mark.slow
 async def test_an_id_stands_for_one_movement_of_money(database: Database) -> None:
     tenant, balances, book = await Tenant.rich(database, 10 * COST), Balances(database), PriceBook(database)
     other = await Tenant.rich(database, 10 * COST)

@@ -40,6 +40,7 @@ async def _used(database: Database, tenant: Tenant) -> list[tuple[str, int, int]
     return [(w.scope, w.held, w.spent) for w in await Budgets(database).list(tenant.id)]
 
 
+@pytest.mark.slow
 async def test_a_hold_fits_into_every_budget_or_is_not_taken(database: Database) -> None:
     tenant = await Tenant.rich(database, 10**9)
     budgets, holds = Budgets(database), Holds(database)
@@ -119,6 +120,7 @@ async def test_thresholds_are_told_once_each(database: Database) -> None:
     assert (await told())[3:] == [90]
 
 
+@pytest.mark.slow
 @pytest.mark.both_databases
 async def test_budgets_hold_against_a_crowd_on_many_pools(database: Database, database_url: str) -> None:
     tenant, other = await Tenant.rich(database, 10**6), await Tenant.rich(database, 10**6)
@@ -209,6 +211,7 @@ async def test_the_audit_finds_a_budget_that_does_not_add_up(database: Database)
     assert [finding.what for finding in findings] == ["a budget is not the sum of its requests"] * 2
 
 
+@pytest.mark.slow
 async def test_a_credit_line_is_the_bound_and_not_a_pico_more(database: Database) -> None:
     tenant = await Tenant.rich(database, 5 * TOKEN)
     balances, holds, book = Balances(database), Holds(database), PriceBook(database)

@@ -162,6 +162,7 @@ async def test_an_event_that_was_deleted(database: Database) -> None:
     assert await _findings(database) == {"an event is missing": {events[5].id}}
 
 
+@pytest.mark.slow
 async def test_an_event_that_was_slipped_in(database: Database) -> None:
     _, events = await _settled(database)
     names = ", ".join(column.name for column in usage_fact.columns if column.name not in ("id", "sequence"))

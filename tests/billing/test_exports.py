@@ -91,6 +91,7 @@ def _names(past: Past) -> Names:
     )
 
 
+@pytest.mark.slow
 async def test_usage_says_every_request_in_every_format(database: Database, tmp_path: Path) -> None:
     past = await record(database, await Tenant.rich(database, 0), count=60)
     await record(database, await Tenant.rich(database, 0, "other"), count=5, seed=3)

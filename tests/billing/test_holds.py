@@ -161,6 +161,7 @@ async def test_a_hold_is_topped_up_whole_or_not_at_all(database: Database) -> No
     assert await check(database) == []
 
 
+@pytest.mark.slow
 @pytest.mark.both_databases
 async def test_top_ups_race_with_the_ends_of_their_holds_and_with_new_ones(database_url: str) -> None:
     databases = [await Database.open(database_url) for _ in range(2)]

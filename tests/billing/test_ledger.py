@@ -98,6 +98,7 @@ async def test_many_settlers_with_the_same_records_in_any_order(database: Databa
     assert await check(database) == []
 
 
+@pytest.mark.slow
 async def test_the_audit_notices_a_rollup_or_an_entry_that_differs(database: Database) -> None:
     tenant = await Tenant.rich(database, 10**12)
     hold = await Holds(database).reserve(tenant.request(COST))

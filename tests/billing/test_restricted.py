@@ -117,6 +117,7 @@ async def test_what_has_expired_admits_nothing_and_goes_when_no_hold_counts_on_i
     assert await check(database) == []
 
 
+@pytest.mark.slow
 async def test_a_crowd_gets_what_is_there_and_no_more(database: Database, database_url: str) -> None:
     mine, other = await _two_models(database)
     await Balances(database).grant(mine.id, 20 * TOKEN, "USD")

@@ -106,6 +106,7 @@ async def test_charges_without_an_event_keep_no_others_from_being_forgotten(
     assert {finding.subject for finding in await check(database)} == {one["request_id"] for one in lost}
 
 
+@pytest.mark.slow
 async def test_windows_are_forgotten_once_nothing_can_move_them(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ async def test_an_event_debits_its_cost_and_closes_its_hold_once(database: Datab
     assert await holds.get(hold.request_id) is None
 
 
+@pytest.mark.slow
 async def test_a_row_has_all_that_the_event_has(database: Database) -> None:
     tenant = await Tenant.rich(database, 10**12)
     usage = Usage(uncached=1, read={"automatic": 2, "5m": 3}, write={"1h": 4}, output=5)

@@ -204,6 +204,7 @@ def test_terms_that_cannot_be_are_refused_by_field(change: dict[str, Any], field
         parse_terms(WRITTEN | change)
 
 
+@pytest.mark.slow
 async def test_a_contract_over_three_months(database: Database) -> None:
     database.clock = literal(period_bounds("2026-11")[0], Count())
     tenant = await Tenant.rich(database, PICO)

@@ -98,6 +98,7 @@ async def test_what_happens_is_told_to_who_wants_it(database: Database) -> None:
         await endpoints.delivery(other, newest.id)
 
 
+@pytest.mark.slow
 async def test_a_budget_is_told_of_with_the_names_that_people_use(database: Database) -> None:
     tenant = await Tenant.rich(database, 10**9)
     endpoints, project, key = Endpoints(database, SEALER, POLICY), str(tenant.project_id), str(tenant.key_id)

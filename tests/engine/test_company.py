@@ -41,6 +41,7 @@ def assert_a_beginning(run: Run, expected: Run) -> None:
     assert run.logprobs == expected.logprobs[: len(run.logprobs)]
 
 
+@pytest.mark.slow
 def test_modes_are_told_apart(tiny_model: Path, tokenizer: Path):
     """Else the test below would not see one taken for another; and the grammars are fulfilled."""
     runs = {mode: alone(tiny_model, tokenizer, 65, mode, "auto") for mode in MODES}
@@ -129,6 +130,7 @@ def test_the_prompt_is_scored_once_when_it_is_computed_again_in_parts(tiny_model
     assert_same(young, alone(tiny_model, tokenizer, 129, "of the prompt", "auto"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swap", [0, 9])
 @pytest.mark.parametrize("mode", only_fast("grammar", of=["grammar", "penalties", "logprobs"]))
 def test_the_sampler_goes_on_where_it_was_after_preemption(tiny_model: Path, tokenizer: Path, mode: str, swap: int):

@@ -463,6 +463,7 @@ def test_seeds_of_any_size_are_taken(bench: Bench):
     assert len(outputs) == 4  # the last two are the same 64 bits as two before
 
 
+@pytest.mark.slow
 def test_decodes_in_the_same_blocks_go_on_with_their_plan(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     """What attention reads is worked out when a block begins, and the tokens are those of plans made for each step."""
     made: list[int] = []

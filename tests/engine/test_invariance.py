@@ -107,6 +107,7 @@ def preempting(folder: Path, length: int, swap: int, **fields: object) -> Bench:
     return bench
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("swap", "store"),
     only_fast((0, "all"), (9, "none"), of=[(0, "all"), (2, "all"), (9, "none"), (9, "hbm"), (0, "none")]),

@@ -73,6 +73,7 @@ def test_of_the_prompt_nothing_is_read_and_counts_say_so(bench: Bench):
     assert run.began.misses[0].cause == "no_read"
 
 
+@pytest.mark.slow
 def test_of_the_prompt_once_though_preempted_and_for_several_choices(benches: Benches):
     whole = benches(budget=512).one(generate("a", LONG[:130], 60, prompt_logprobs=1)).prompt_logprobs
     bench = benches(blocks=9, budget=72, running=8)

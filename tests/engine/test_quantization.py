@@ -312,6 +312,7 @@ def assert_same_when_kept_packed(folder: Path, quantize: Quantize = "none") -> N
             assert torch.equal(torch.stack(ours.logits), torch.stack(theirs.logits))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", only_fast("gptq", of=FORMATS))
 def test_kept_packed_it_says_the_same(fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder, _ = stored(tmp_path, FORMATS[fmt], fmt)

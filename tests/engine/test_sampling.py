@@ -135,6 +135,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", only_fast("bias", "presence", of=WRONG))
 def test_a_sampler_that_is_a_little_wrong_would_be_seen(what: str):
     drawn, claimed = WRONG[what]

@@ -44,6 +44,7 @@ def test_one_request_alone_is_never_too_dear():
     assert bounds(flow=Bound(10, 1.0), lane=Bound(10, 1.0)).refusal(FairShare(), request(1, 5000, 100)) is None
 
 
+@pytest.mark.slow
 def test_the_estimate_is_near_the_wait_of_a_flow_with_a_share():
     """Two flows, one much longer: the estimate for either is within a third of what a simulation shows."""
     for flow in ("long", "short"):

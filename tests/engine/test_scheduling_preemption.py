@@ -166,6 +166,7 @@ def test_the_prefill_of_a_flow_that_got_less_overtakes_a_long_prompt_of_its_lane
         assert replica.now < 3e6, "small prompts starve a long one that was admitted"
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_everything_ends_and_no_block_leaks_under_any_pressure(data: st.DataObject):

@@ -425,6 +425,7 @@ async def test_without_a_database(stack: Stack, monkeypatch: pytest.MonkeyPatch)
     await stack.settled(1)
 
 
+@pytest.mark.slow
 async def test_an_error_of_ours_says_nothing_of_the_inside(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError("secret detail")

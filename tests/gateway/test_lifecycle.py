@@ -46,6 +46,7 @@ def content(found: list[Any]) -> str:
 # ---------------------------------------------------------------- clients that leave
 
 
+@pytest.mark.slow
 async def test_a_client_that_leaves_a_stream_at_any_chunk(stack: Stack) -> None:
     for number, after in enumerate([0, 1, 2, 3, 4, 5, 8, 13], start=1):
         stack.forget()

@@ -95,6 +95,7 @@ async def test_holds_of_other_gateways_are_left_alone_for_a_while(
         await stack.until(lambda: {ack.id for ack in stack.replica.acked} == {identity, unknown})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", only_fast(False, of=[False, True]))
 async def test_a_hold_that_nothing_was_done_for_is_given_back(
     fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, known: bool

@@ -26,6 +26,7 @@ TIERS = {
 }
 
 
+@pytest.mark.slow
 async def test_a_tier_is_run_held_billed_said_and_reported(stack: Stack) -> None:
     rows = derived(everywhere(MICRO), {lane: parse_factor(factor, lane) for lane, factor in FACTORS.items()})
     await PriceSheets(stack.database).put(Proposal(model="tiny", rows=rows), by="ann")

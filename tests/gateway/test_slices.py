@@ -44,6 +44,7 @@ async def _leave(stack: Stack, output: int) -> int:
     return prompt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("burst", only_fast(1, of=[1, 100]))
 async def test_a_tenant_gets_the_slices_that_there_is_money_for(
@@ -113,6 +114,7 @@ async def test_a_late_slice_is_waited_for(
         assert (event.reason, event.output) == ("length", 3 * SLICE)
 
 
+@pytest.mark.slow
 async def test_a_gateway_that_dies_between_slices_bills_what_was_held_at_most(
     fresh_sqlite_url: str, tmp_path: Path, model_folder: Path
 ) -> None:

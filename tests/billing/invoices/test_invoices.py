@@ -203,6 +203,7 @@ async def test_void_gives_the_period_back_and_keeps_the_number(database: Databas
     assert await check(database) == []
 
 
+@pytest.mark.slow
 async def test_credit_notes_by_line_and_whole_never_more_than_is_left(database: Database) -> None:
     customer = await Customer.make(database, buyer=DOMESTIC)
     await customer.use("2026-10-03", USAGE)
@@ -247,6 +248,7 @@ async def test_credit_notes_by_line_and_whole_never_more_than_is_left(database: 
     assert await check(database) == []
 
 
+@pytest.mark.slow
 async def test_a_payment_and_its_money_come_together_or_not_at_all(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
