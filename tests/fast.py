@@ -19,8 +19,8 @@ from hypothesis import settings
 FAST_EXAMPLES = 20
 """Of 100, which is hypothesis's default."""
 ALL_CPU_S = 150.0
-"""What the tests of a fast run may take together before it names the dearest: it then takes some two minutes on two quiet
-cores. On busy ones the same work takes up to half as much again, so that this only says and does not fail."""
+"""What the tests of a fast run may take together before it names the dearest. On busy cores the same work takes up to
+half as much again, so that this only says and does not fail."""
 _SHOWN = 15
 
 settings.register_profile("fast", max_examples=FAST_EXAMPLES)
