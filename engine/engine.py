@@ -9,15 +9,15 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
-import structlog
 import torch
 
 from engine.acceptance import Acceptance, Rejected
+from engine.execution import Execution
 from engine.family import Family
 from engine.grammar.guide import Grammars
-from engine.protocol.replicas import Scope, TierLoad
+from engine.protocol.replicas import Scope
 from engine.protocol.requests import (
     Began,
     Counts,
@@ -40,11 +40,10 @@ from engine.scheduling.lazy_heap import LazyHeap
 from engine.scheduling.queue_bounds import QueueBounds, expected_wait
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import TOKEN_TARGETS, Scheduler
-from engine.scheduling.work import Prefill, Step, Work
-from prompt_cache.block_groups import Block, GroupedPool
+from engine.scheduling.work import Prefill, Work
+from engine.step_result import Progress, StepResult
+from prompt_cache.block_groups import GroupedPool
 from prompt_cache.keys import BLOCK_TOKENS, model_root
-
-logger = structlog.get_logger("engine.engine")
 
 _LONGEST_ERROR = 500
 """Errors go into journal records, which are bounded."""
@@ -68,36 +67,12 @@ class EngineLimits:
     token_targets: Mapping[Lane, float] = field(default_factory=lambda: TOKEN_TARGETS)
 
 
-@dataclass(frozen=True)
-class Progress:
-    """A request's counts after a step, for the journal."""
-
-    id: str
-    attempt: int
-    counts: Counts
-
-
 Instant: TypeAlias = tuple[float, int, str]
 """(seconds since the Unix epoch, arrival, id) of a request that something is due for then."""
-Event: TypeAlias = Began | PromptLogprobs | Tokens | Done
-
-
-@dataclass
-class StepResult:
-    """What happened since the last call, in order. `ran`: whether a step was computed."""
-
-    events: list[Event] = field(default_factory=list)
-    progress: list[Progress] = field(default_factory=list)
-    claims: dict[str, bytes] = field(default_factory=dict)
-    """Of the requests that began, those that have one."""
-    ran: bool = False
 
 
 class Engine:
-    """Requests of one served model on one device. `clock` gives seconds since the Unix epoch.
-
-    `working` is what the step that runs now computes; another thread may read it.
-    """
+    """Requests of one served model on one device. `clock` gives seconds since the Unix epoch."""
 
     def __init__(
         self,
@@ -116,9 +91,9 @@ class Engine:
         self.pool = pool
         self.limits = limits
         self.steps = 0
-        self.working: Sequence[Work] = ()
         self.quarantine = Quarantine(clock=clock) if quarantine is None else quarantine
         self.costs: StepCosts = FixedCosts(Rates(batch=limits.max_running)) if costs is None else costs
+        self.execution = Execution(runner, self.costs)
         self.fairness = FairShare(self.costs, weights=limits.lane_weights)
         self.scheduler = Scheduler(
             pool,
@@ -254,62 +229,25 @@ class Engine:
         step = self.scheduler.schedule(self._clock())
         for request in step.began:
             self._begin(request)
-        self._copy(self.runner.copy_out, step.out)
-        self.runner.clear(step.fresh)
-        self._copy(self.runner.copy_back, step.back)
+        self.execution.prepare(step)
         if step.work:
             self.steps += 1
             self._result.ran = True
-            self._commit(step, self._run(step))
+            self._commit(step.work, self.execution.run(step.work))
         result, self._result = self._result, StepResult()
         return result
 
-    def _copy(
-        self, copy: Callable[[Sequence[tuple[Block, Block]]], None], pairs: Sequence[tuple[Block, Block]]
-    ) -> None:
-        if pairs:
-            began = time.perf_counter()
-            copy(pairs)
-            self.costs.observe_copies(len(pairs), (time.perf_counter() - began) * 1e6)
-
-    def _run(self, step: Step) -> list[Outcome]:
-        self.working = step.work
-        try:
-            return self._run_all(step)
-        finally:
-            self.working = ()
-
-    def _run_all(self, step: Step) -> list[Outcome]:
-        try:
-            began = time.perf_counter()
-            outcomes = self.runner.run(step.work)
-            decodes = sum(work.count == 1 for work in step.work)
-            prefill = sum(work.count for work in step.work) - decodes
-            self.costs.observe(prefill, decodes, (time.perf_counter() - began) * 1e6)
-            return outcomes
-        except Exception:
-            logger.exception("a step failed; each of its requests runs alone", requests=len(step.work))
-        # What fails again alone is what made it fail, and nothing else fails with it.
-        outcomes = []
-        for work in step.work:
-            self.working = (work,)
-            try:
-                outcomes += self.runner.run([work])
-            except Exception as error:
-                outcomes.append(Outcome(error=error))
-        return outcomes
-
-    def _commit(self, step: Step, outcomes: list[Outcome]) -> None:
+    def _commit(self, works: Sequence[Work], outcomes: list[Outcome]) -> None:
         failed = False
-        for work, outcome in zip(step.work, outcomes, strict=True):
+        for work, outcome in zip(works, outcomes, strict=True):
             family = self._requests.get(work.request.id)
             if outcome.error is not None and family is not None:
                 self._fail(family, work.request, outcome.error)
                 failed = True
-        done = list(zip(step.work, outcomes, strict=True))
+        done = list(zip(works, outcomes, strict=True))
         if failed:  # with one choice its whole request failed
             done = [(work, outcome) for work, outcome in done if work.request.id in self._requests]
-        works = [work for work, _ in done]
+            works = [work for work, _ in done]
         # Where only the prompt was of interest, nothing is put out.
         tokens = [outcome.token if work.request.max_output else None for work, outcome in done]
         prefilled = [work.request for work in works if type(work) is Prefill]
@@ -482,56 +420,14 @@ class Engine:
         """Requests that hold blocks."""
         return len(self.scheduler.running)
 
-    def waiting(self) -> dict[str, int]:
-        """Requests without blocks, by lane."""
-        lanes: dict[str, int] = {}
-        for group in (self.scheduler.queue.waiting(), self.scheduler.parked.values()):
-            for request in group:
-                lanes[request.lane] = lanes.get(request.lane, 0) + 1
-        return lanes
-
     def service(self) -> dict[str, int]:
         """Engine time in µs that this replica gave so far, by `lane/flow`."""
         return self.fairness.service_given()
-
-    def memory(self) -> tuple[TierLoad, ...]:
-        """The device's blocks, and those that hold what was swapped out (C4)."""
-        swap = self.scheduler.swap.pool
-        tiers: tuple[tuple[Literal["hbm", "dram"], GroupedPool | None], ...] = (("hbm", self.pool), ("dram", swap))
-        return tuple(
-            TierLoad(tier, group, pool.free_blocks, pool.referenced_blocks, pool.cached_blocks, pool.total)
-            for tier, pools in tiers
-            for group, pool in enumerate(pools.pools if pools else ())
-        )
 
     @property
     def longest_step_s(self) -> float:
         """How long the fullest step takes, by what steps took so far."""
         return self.costs.rates.step_time(self.limits.budget, self.limits.max_running) / 1e6
-
-    def metrics(self) -> dict[str, float]:
-        """Counters and gauges by Prometheus name."""
-        totals = self.totals
-        return {
-            "turnpike_engine_steps_total": self.steps,
-            "turnpike_engine_computed_tokens_total": totals["computed"],
-            "turnpike_engine_read_tokens_total": totals["read"],
-            "turnpike_engine_output_tokens_total": totals["output"],
-            "turnpike_engine_recomputed_tokens_total": totals["recomputed"],
-            "turnpike_engine_requests_finished_total": totals["finished"],
-            "turnpike_engine_requests_rejected_total": totals["rejected"],
-            "turnpike_engine_requests_failed_total": totals["errors"],
-            "turnpike_engine_quarantined_inputs": len(self.quarantine),
-            "turnpike_engine_preemptions_total": self.scheduler.preemptions,
-            "turnpike_engine_swaps_total": self.scheduler.swap.kept,
-            "turnpike_engine_evicted_blocks_total": self.pool.evictions,
-            "turnpike_engine_service_seconds_total": self.fairness.service.all_given / 1e6,
-            "turnpike_engine_service_elsewhere_seconds_total": self.fairness.service.all_heard / 1e6,
-            "turnpike_engine_running_requests": self.running,
-            "turnpike_engine_waiting_requests": self.scheduler.waiting,
-            "turnpike_engine_free_blocks": self.pool.free_blocks,
-            "turnpike_engine_cached_blocks": self.pool.cached_blocks,
-        }
 
 
 def _work_of(requests: Sequence[Request]) -> tuple[int, int]:

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from engine.engine import Engine, Event, StepResult
+from engine import figures
+from engine.engine import Engine
 from engine.journal import Journal
 from engine.protocol.replicas import Beat
 from engine.protocol.requests import Began, Done
+from engine.step_result import Event, StepResult
 
 logger = structlog.get_logger("engine.loop")
 
@@ -125,8 +127,8 @@ class EngineLoop:
         self.beat = Beat(
             steps=engine.steps,
             running=engine.running,
-            waiting=engine.waiting(),
-            memory=engine.memory(),
+            waiting=figures.waiting(engine),
+            memory=figures.memory(engine),
             service=engine.service(),
-            metrics=engine.metrics() | self.journal.metrics(),
+            metrics=figures.metrics(engine) | self.journal.metrics(),
         )

@@ -16,7 +16,6 @@ import structlog
 from engine.assembly import Assembled, assemble
 from engine.compilers import Compilers, Compiling
 from engine.endings import Endings
-from engine.engine import Event
 from engine.errors import EngineError
 from engine.grammar.guide import InvalidGrammar
 from engine.journal import Journal
@@ -28,6 +27,7 @@ from engine.protocol.frames import ProtocolError, ToReplica
 from engine.protocol.greeting import OLDEST_VERSION, VERSION
 from engine.protocol.replicas import Beat, Dial, Elsewhere, Forget, Hello, Purge, Scope
 from engine.protocol.requests import Abort, Ack, Began, Counts, Credit, Done, Extend, Generate
+from engine.step_result import Event
 from engine.watchdog import Watchdog
 
 __all__ = ["ReplicaOptions", "main", "serve"]
@@ -267,7 +267,7 @@ class Replica:
     def _blame(self) -> str:
         """What the engine works on; those inputs are suspects from now on."""
         engine = self.loop.engine
-        requests = [work.request for work in engine.working]
+        requests = [work.request for work in engine.execution.working]
         engine.quarantine.blame([request.input_key() for request in requests])
         return ", ".join(request.id for request in requests) or "no request: it is not in a step of the model"
 

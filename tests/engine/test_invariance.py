@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine.assembly import assemble
+from engine.figures import memory
 from engine.invariance import ensure_invariance
 from engine.layers.linear import Linear
 from engine.options import KvDtype, ReplicaOptions
@@ -134,7 +135,7 @@ def test_after_preemption_by_swap(tiny_model: Path, family_folders: Families, fa
     counts = bench.counts("young")
     assert (counts.prompt, counts.computed, counts.read, counts.recomputed, counts.output) == (130, 130, 0, 0, 100)
     assert bench.engine.scheduler.swap.kept > 0
-    assert bench.engine.memory()[-1].referenced == 0
+    assert memory(bench.engine)[-1].referenced == 0
 
 
 def test_whoever_is_aborted_while_swapped_out_leaves_nothing(tiny_model: Path):
@@ -143,9 +144,9 @@ def test_whoever_is_aborted_while_swapped_out_leaves_nothing(tiny_model: Path):
     bench.add(generate("young", prompt(130, 1), 100, read=False))
     while not bench.engine.scheduler.swap.kept:
         bench.step()
-    assert bench.engine.memory()[-1].referenced > 0
+    assert memory(bench.engine)[-1].referenced > 0
     assert bench.engine.abort("young")
-    assert bench.engine.memory()[-1].referenced == 0
+    assert memory(bench.engine)[-1].referenced == 0
     bench.finish()
     assert bench.counts("young").output == len(bench.runs["young"].tokens)
 
