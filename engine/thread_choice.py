@@ -15,9 +15,12 @@ from engine.threads import FEW_ROWS, all_threads
 logger = structlog.get_logger("engine.threads")
 
 _ROUNDS = 9
-_WORTH_IT = 0.8
-"""What a step may take at most of what it takes with fewer threads. Threads meet at the end of each operation: let one
-be held up by anything else on the machine, and all are, so a gain of a few percent now is a loss of half some day."""
+_WORTH_IT_FEW = 0.8
+"""What a small step may take at most of what it takes with fewer threads. Threads meet at the end of each operation:
+let one be held up by anything else on the machine, and all are, so a gain of a few percent now is a loss of half some
+day."""
+_WORTH_IT_MANY = 0.95
+"""And a large one, whose operations are long beside what holds a thread up."""
 
 
 def choose_threads(runner: Runner, budget: int) -> None:
@@ -27,14 +30,15 @@ def choose_threads(runner: Runner, budget: int) -> None:
     rehearsal = Rehearsal(runner)
     candidates = sorted({1, all_threads()})
     if len(candidates) > 1:
-        runner.threads.few = _fastest(rehearsal, rehearsal.decodes(FEW_ROWS // 8), candidates, _ROUNDS)
-        runner.threads.many = _fastest(rehearsal, rehearsal.chunks(min(budget, 4 * FEW_ROWS)), candidates, _ROUNDS)
+        runner.threads.few = _fastest(rehearsal, rehearsal.decodes(FEW_ROWS // 8), candidates, _WORTH_IT_FEW)
+        chunks = rehearsal.chunks(min(budget, 4 * FEW_ROWS))
+        runner.threads.many = _fastest(rehearsal, chunks, candidates, _WORTH_IT_MANY)
     logger.info("threads chosen", small_steps=runner.threads.few, large_steps=runner.threads.many)
 
 
-def _fastest(rehearsal: Rehearsal, parts: Sequence[Part], candidates: Sequence[int], rounds: int) -> int:
+def _fastest(rehearsal: Rehearsal, parts: Sequence[Part], candidates: Sequence[int], worth_it: float) -> int:
     took: dict[int, list[float]] = {count: [] for count in candidates}
-    for _ in range(rounds):
+    for _ in range(_ROUNDS):
         # In turn, so that a busy moment of the machine does not fall on one of them alone.
         for count in candidates:
             rehearsal.runner.threads.set(count)
@@ -44,6 +48,6 @@ def _fastest(rehearsal: Rehearsal, parts: Sequence[Part], candidates: Sequence[i
             took[count].append(time.perf_counter() - start)
     best = candidates[0]
     for count in candidates[1:]:
-        if statistics.median(took[count]) < _WORTH_IT * statistics.median(took[best]):
+        if statistics.median(took[count]) < worth_it * statistics.median(took[best]):
             best = count
     return best

@@ -39,9 +39,13 @@ class _Steps:
 
 @pytest.mark.parametrize(
     ("decodes", "chunks", "chosen"),
-    [({1: 4, 2: 3.8}, {1: 8, 2: 4}, (1, 2)), ({1: 4, 2: 1}, {1: 4, 2: 8}, (2, 1))],
+    [
+        ({1: 4, 2: 3.8}, {1: 8, 2: 4}, (1, 2)),
+        ({1: 4, 2: 1}, {1: 4, 2: 8}, (2, 1)),
+        ({1: 8, 2: 7}, {1: 8, 2: 6.5}, (1, 2)),
+    ],
 )
-def test_a_gain_of_a_few_percent_is_not_worth_it(
+def test_a_gain_of_a_few_percent_is_not_worth_it_in_small_steps(
     monkeypatch: pytest.MonkeyPatch, decodes: dict[int, float], chunks: dict[int, float], chosen: tuple[int, int]
 ) -> None:
     steps = _Steps((decodes, chunks))
