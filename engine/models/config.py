@@ -20,7 +20,7 @@ _LONGEST_CONTEXT = 1 << 24
 _SIZES = ("_size", "_dim", "_rank", "_experts")
 _ELEMENTS_PER_BYTE = 8
 """More than any format of weights has."""
-_LANGUAGE_PARTS = {
+LANGUAGE_PARTS = {
     "gemma3": {
         "model_type": "gemma3_text",
         "vocab_size": 262_208,
@@ -87,7 +87,7 @@ def _language_part(config: Fields) -> Fields:
     """The fields of the language part: its own before those of the whole."""
     whole = {name: value for name, value in config.fields.items() if not isinstance(value, dict)}
     kept = {"quantization_config": config.fields.get("quantization_config")}
-    left_out = _LANGUAGE_PARTS[config.text("model_type", "")]
+    left_out = LANGUAGE_PARTS[config.text("model_type", "")]
     return Fields(config.path, {**whole, **kept, **left_out, **config.inner("text_config").fields})
 
 
@@ -145,7 +145,7 @@ def read_config(folder: Path) -> ModelConfig:
     if not path.is_file():
         raise ModelError(f"{path}: missing; is {folder} a model folder?")
     config = read_fields(path)
-    is_part = config.text("model_type", "unknown") in _LANGUAGE_PARTS
+    is_part = config.text("model_type", "unknown") in LANGUAGE_PARTS
     if is_part:
         config = _language_part(config)
     model_type = config.text("model_type", "unknown")

@@ -10,7 +10,7 @@ import torch
 from engine.device import keep_packed
 from engine.errors import ModelError
 from engine.layers.linear import Tiling
-from engine.models.config import ModelConfig, check_sizes
+from engine.models.config import LANGUAGE_PARTS, ModelConfig, check_sizes
 from engine.models.decoder import Decoder
 from engine.models.deepseek import deepseek_v2, deepseek_v3
 from engine.models.gemma import gemma2, gemma3
@@ -58,7 +58,7 @@ def load_model(
     if architecture is None:
         raise ModelError(
             f"{folder / 'config.json'}: model_type {config.model_type!r} is not supported"
-            f" (supported: {', '.join(sorted(ARCHITECTURES))})"
+            f" (supported: {', '.join(sorted({*ARCHITECTURES, *LANGUAGE_PARTS}))})"
         )
     with Checkpoint(folder, config.fields.inner("quantization_config"), config.prefix) as checkpoint, torch.inference_mode():
         check_sizes(config, sum(file.stat().st_size for file in folder.glob("*.safetensors")))
