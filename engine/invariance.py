@@ -32,7 +32,7 @@ def ensure_invariance(runner: Runner, budget: int, max_running: int) -> bool:
     if _holds(runner, budget, max_running):
         logger.info("output is independent of the batch", row_multiple=tiling.row_multiple)
         return True
-    threads.few = threads.many
+    threads.fix(threads.many)
     tiling.row_multiple = ROW_MULTIPLE
     if _holds(runner, budget, max_running):
         logger.info("output is independent of the batch", row_multiple=tiling.row_multiple, threads=threads.many)
@@ -57,7 +57,7 @@ def _holds(runner: Runner, budget: int, max_running: int) -> bool:
     reference = torch.cat(rows)
     # Beside decoding neighbours and chunks of a neighbour, from none up to the largest batches that will come.
     sizes = ((0, 0), (0, 2), (1, 0), (3, 40), (min(7, max_running - 1), budget), (max_running - 1, budget))
-    for count in sorted({threads.few, threads.many}):
+    for count in threads.counts:
         threads.set(count)
         for decodes, chunk in sizes:
             steps = rehearsal.decodes(decodes)

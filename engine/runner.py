@@ -111,8 +111,13 @@ class Runner:
 
         Writing the same KV twice is harmless, so that a step may be run again without one of its requests.
         """
+        began = time.perf_counter()
+        if self.device.type == "cpu":
+            self.threads.begin(sum(work.count for work in works))
         with torch.inference_mode():
-            return self._run(works)
+            outcomes = self._run(works)
+        self.threads.ended(time.perf_counter() - began)
+        return outcomes
 
     def _run(self, works: Sequence[Work]) -> list[Outcome]:
         tokens: list[int] = []
@@ -126,8 +131,6 @@ class Runner:
             positions += range(start, start + count)
             last.append(len(tokens) - 1)
         padding = [0] * self.tiling.padding(len(tokens))
-        if self.device.type == "cpu":
-            self.threads.use(len(tokens))
         plans = self._step_plans.of(works, decodes, self.prefill_tile)
         rows = torch.from_numpy(np.array([tokens + padding, positions + padding])).to(self.device)
         hidden = self.model(rows[0], rows[1], plans, self.memories)

@@ -1,4 +1,4 @@
-"""Measures at start how many threads serve a small step and a large one best, as things are on most days."""
+"""Measures at start how many threads serve a small step and a large one best: what steps begin with (`threads`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import structlog
 
 from engine.rehearsal import Part, Rehearsal
 from engine.runner import Runner
-from engine.threads import FEW_ROWS, all_threads
+from engine.threads import FEW_ROWS, Threads, all_threads
 
 logger = structlog.get_logger("engine.threads")
 
@@ -24,15 +24,17 @@ _WORTH_IT_MANY = 0.95
 
 
 def choose_threads(runner: Runner, budget: int) -> None:
-    """Set the runner's threads to the faster of one and all, for a decode step and for a chunk. CPU only."""
+    """Set the runner's threads to the faster of one and all, for a decode step and for a chunk; both will be compared
+    again. CPU only."""
     if runner.device.type != "cpu":
         return
     rehearsal = Rehearsal(runner)
     candidates = sorted({1, all_threads()})
     if len(candidates) > 1:
-        runner.threads.few = _fastest(rehearsal, rehearsal.decodes(FEW_ROWS // 8), candidates, _WORTH_IT_FEW)
+        few = _fastest(rehearsal, rehearsal.decodes(FEW_ROWS // 8), candidates, _WORTH_IT_FEW)
         chunks = rehearsal.chunks(min(budget, 4 * FEW_ROWS))
-        runner.threads.many = _fastest(rehearsal, chunks, candidates, _WORTH_IT_MANY)
+        many = _fastest(rehearsal, chunks, candidates, _WORTH_IT_MANY)
+        runner.threads = Threads(few, many, candidates)
     logger.info("threads chosen", small_steps=runner.threads.few, large_steps=runner.threads.many)
 
 

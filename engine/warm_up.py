@@ -27,10 +27,11 @@ def warm_up(runner: Runner, budget: int) -> None:
     ran = 0
     counts = runner.tiling.counts(budget)
     for rows in counts:
-        runner.threads.use(rows)
-        with torch.inference_mode():
-            for product in runner.tiling.products.values():
-                product(runner.model.embedding.weight.new_zeros(rows, product.inputs, dtype=product.dtype))
+        for threads in runner.threads.counts:
+            runner.threads.set(threads)
+            with torch.inference_mode():
+                for product in runner.tiling.products.values():
+                    product(runner.model.embedding.weight.new_zeros(rows, product.inputs, dtype=product.dtype))
         ran += 1
         if time.perf_counter() - began > _LIMIT_S:
             break
