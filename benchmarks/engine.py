@@ -121,14 +121,14 @@ def measure(folder: Path, *, beside: bool) -> dict[str, Any]:
     generate = generator(folder) if beside else None
     vocabulary = engine.runner.model.config.vocabulary
 
-    def take(name: str, prompts: list[list[int]], outputs: list[int], compared: int | None, beside: str = "") -> None:
-        """`compared`: how many of the requests transformers is given, None for none."""
+    def take(name: str, prompts: list[list[int]], outputs: list[int], compared: int, theirs_as: str = "") -> None:
+        """`compared`: how many of the requests transformers is given; `theirs_as`: its figure's name, if another."""
         other = None
-        if generate is not None and compared:
+        if generate is not None:
             other = partial(generate, prompts[:compared], outputs[:compared])
         ours[name], figures = in_turns(lambda: run(engine, prompts, outputs)[1], other)
         if figures is not None:
-            theirs[beside or name] = figures
+            theirs[theirs_as or name] = figures
 
     for batch in (1, 8):
         take(f"generate_{batch}", prompts_of(vocabulary, [PROMPT] * batch), [OUTPUT] * batch, batch)

@@ -104,7 +104,7 @@ class Threads:
 
     def begin(self, rows: int) -> None:
         """The same for a step of which `ended` will be told how long it took."""
-        if len(self.counts) != 2:  # with more than two sizes of teams there is nothing to swap
+        if len(self.counts) != 2:  # there is one number and nothing to compare it with
             self.use(rows)
             return
         size = _size(rows)
