@@ -78,7 +78,7 @@ def assemble(options: ReplicaOptions) -> Assembled:
     swap = swap_memories(model.groups, kept, like) if all(kept) else ()
     runner = Runner(model, memories, like.device, tiling, swap)
     choose_threads(runner, options.token_budget)
-    ensure_invariance(runner, options.token_budget, options.max_running)
+    ensure_invariance(runner, options.token_budget, options.max_running, context)
     warm_up(runner, options.token_budget)
     dtype = str(like.dtype).removeprefix("torch.")
     # Other weights than the folder's make other KV, and so do rounding it and, where it decides how positions are

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -28,6 +29,10 @@ def parts(group: LayerGroup) -> int:
 
 FP8 = torch.float8_e4m3fn
 _SCALE_BYTES = 4
+_VIEWS = 64
+"""So many views of scratch memory are kept."""
+
+Tensors: TypeAlias = tuple[torch.Tensor, ...]
 
 
 def row_bytes(dtype: torch.dtype, head_dim: int) -> int:
@@ -102,6 +107,7 @@ class KvMemory:
         self.rows = [by_row[layer * per_layer * heads * BLOCK_TOKENS :] for layer in range(layers)]
         self.heads = [by_head[layer * per_layer * heads :] for layer in range(layers)]
         self._scratch: dict[str, torch.Tensor] = {}
+        self._views: dict[tuple[int, ...], Tensors] = {}
 
     def scratch(self, name: str, elements: int, like: torch.Tensor | None = None) -> torch.Tensor:
         """A flat tensor of this many elements whose content means nothing, the same memory each time.
@@ -113,7 +119,32 @@ class KvMemory:
         held = self._scratch.get(name)
         if held is None or held.numel() < elements:
             held = self._scratch[name] = (self._like if like is None else like).new_empty(elements)
+            self._views.clear()
         return held[:elements]
+
+    def queries(self, tiles: int, tokens: int, group: int, rows: int) -> Tensors:
+        """Memory for queries, [tiles, KV heads, rows, head dim], and what of it is to be filled: [tiles, KV heads,
+        tokens, group, head dim], without `tokens` where that is 1. All else in it is zeros; the same memory each time.
+        """
+        key = (tiles, tokens, group, rows)
+        views = self._views.get(key)
+        if views is None:
+            name, heads, dim = f"queries of {tokens} x {group} in {rows}", self.group.kv_heads, self.group.head_dim
+            held = self._scratch.get(name)
+            if held is None or len(held) < tiles:
+                held = self._scratch[name] = self._like.new_zeros(tiles, heads, rows, dim)
+                self._views.clear()
+            whole = held[:tiles]
+            real = whole[:, :, : tokens * group]
+            views = self._keep(key, (whole, real if tokens == 1 else real.view(tiles, heads, tokens, group, dim)))
+        return views
+
+    def _keep(self, key: tuple[int, ...], views: Tensors) -> Tensors:
+        # The layers of a step ask for the same ones in turn, and so do many steps.
+        if len(self._views) >= _VIEWS:
+            self._views.clear()
+        self._views[key] = views
+        return views
 
     def store(self, layer: int, rows: torch.Tensor, vectors: torch.Tensor) -> None:
         """Write vectors [n, head dim] to these rows, counted from the layer's part of the first block."""
@@ -122,22 +153,30 @@ class KvMemory:
             vectors = torch.cat([values.view(torch.uint8), scales.view(torch.uint8)], -1)
         self.rows[layer].index_copy_(0, rows, vectors)
 
-    def gather(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
-        """[rows, 64 · head dim] of the layer's `heads`, as they are computed with.
+    def gather(self, layer: int, rows: torch.Tensor, sequences: int) -> Tensors:
+        """Keys and values, [sequences, KV heads, tokens, head dim], from these rows of the layer's `heads`.
 
-        In scratch memory that the next call overwrites.
+        As they are computed with; in scratch memory that the next call overwrites. A latent's keys hold its values.
         """
-        source = self.heads[layer]
-        stored = self.scratch("stored", len(rows) * source.shape[1], source).view(len(rows), source.shape[1])
-        torch.index_select(source, 0, rows, out=stored)
-        if not self._scaled:
-            return stored
-        dim = self.group.head_dim
-        vectors = stored.view(-1, row_bytes(FP8, dim))
-        values = self.scratch("values", len(vectors) * dim).view(-1, dim)
-        values.copy_(vectors[:, :dim].view(FP8))
-        values.mul_(vectors[:, dim:].contiguous().view(torch.float32))
-        return values.view(len(rows), -1)
+        key = (len(rows), sequences)
+        stored, computed, keys, values = self._views.get(key) or self._keep(key, self._gathered(*key))
+        torch.index_select(self.heads[layer], 0, rows, out=stored)
+        if self._scaled:
+            dim = self.group.head_dim
+            vectors = stored.view(len(computed), -1)
+            computed.copy_(vectors[:, :dim].view(FP8))
+            computed.mul_(vectors[:, dim:].contiguous().view(torch.float32))
+        return keys, values
+
+    def _gathered(self, count: int, sequences: int) -> Tensors:
+        """Where so many rows are gathered, the same as they are computed with, and the keys and values in that."""
+        group, source = self.group, self.heads[0]
+        stored = self.scratch("stored", count * source.shape[1], source).view(count, -1)
+        vectors = stored.view(count * BLOCK_TOKENS, -1)
+        if self._scaled:
+            vectors = self.scratch("computed", len(vectors) * group.head_dim).view(-1, group.head_dim)
+        held = vectors.view(parts(group), sequences, group.kv_heads, -1, group.head_dim)
+        return stored, vectors, held[0], held[-1]
 
     def zero(self, blocks: Sequence[int]) -> None:
         """Clear newly allocated blocks: masked positions meet zeros, never what a former owner left there.

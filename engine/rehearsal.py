@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.runner import Runner
+from prompt_cache.block_groups import Block
 from prompt_cache.keys import BLOCK_TOKENS
 
 _SEED = 20261
@@ -17,7 +18,7 @@ _SEED = 20261
 
 @dataclass(frozen=True)
 class Part:
-    """Tokens of one made-up sequence from position `start`; the sequence lies in one block."""
+    """Tokens of one made-up sequence from position `start`, in the block `block`; what comes before that is PAST."""
 
     tokens: list[int]
     start: int
@@ -25,16 +26,19 @@ class Part:
 
 
 class Rehearsal:
-    """Uses the memory's first two blocks, which it clears: `BLOCK` for what matters, `OTHER` for its company."""
+    """Uses the memory's first blocks, which it clears: `BLOCK` for what matters, `OTHER` for its company, and `PAST`
+    again and again for what comes before."""
 
     BLOCK = 0
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
-        self.OTHER = min(1, min(memory.data.shape[0] for memory in runner.memories) - 1)
+        last = min(memory.data.shape[0] for memory in runner.memories) - 1
+        self.OTHER, self.PAST = min(1, last), min(2, last)
         self._chance = random.Random(_SEED)  # noqa: S311  # which tokens does not matter, only that they vary
         groups = len(runner.memories)
-        runner.clear([(self.BLOCK,) * groups, (self.OTHER,) * groups])
+        runner.clear([(block,) * groups for block in {self.BLOCK, self.OTHER, self.PAST}])
+        self.compute([Part(self.tokens(BLOCK_TOKENS), 0, self.PAST)])
 
     def tokens(self, count: int) -> list[int]:
         """So many token ids."""
@@ -77,7 +81,7 @@ class Rehearsal:
         positions = [at for part in parts for at in range(part.start, part.start + len(part.tokens))]
         padding = [0] * runner.tiling.padding(len(tokens))
         plans = runner.plans(
-            [(part.start, len(part.tokens), [(part.block,) * len(runner.memories)]) for part in parts],
+            [(part.start, len(part.tokens), self._table(part)) for part in parts],
             sum(len(part.tokens) == 1 for part in parts),
         )
         return runner.model(
@@ -87,3 +91,7 @@ class Rehearsal:
             runner.memories,
             depth,
         )
+
+    def _table(self, part: Part) -> list[Block]:
+        before = part.start // BLOCK_TOKENS
+        return [(block,) * len(self.runner.memories) for block in [self.PAST] * before + [part.block]]

@@ -64,6 +64,7 @@ class Runner:
         self.tiling = tiling
         self.threads = Threads(torch.get_num_threads(), torch.get_num_threads())
         self.prefill_tile = PREFILL_TILE
+        self.fused_attention = device.type == "cpu" and model.embedding.weight.dtype == torch.float32
         self._step_plans = StepPlans(model.config.heads, [memory.group for memory in memories], device)
         self.on_logits: Callable[[Sequence[Work], torch.Tensor], None] | None = None
 
@@ -104,7 +105,7 @@ class Runner:
     def plans(self, chunks: Sequence[tuple[int, int, Sequence[Block]]], decodes: int) -> list[AttentionPlan]:
         """One attention plan for each layer group, for chunks (start, count, table); see `plan_attention`."""
         tables = [(start, count, columns(table)) for start, count, table in chunks]
-        return self._step_plans.plan(tables, decodes, self.prefill_tile)
+        return self._step_plans.plan(tables, decodes, self.prefill_tile, self.fused_attention)
 
     def run(self, works: Sequence[Work]) -> list[Outcome]:
         """Compute these works, those of one token first; raises what the model raises.
@@ -131,7 +132,7 @@ class Runner:
             positions += range(start, start + count)
             last.append(len(tokens) - 1)
         padding = [0] * self.tiling.padding(len(tokens))
-        plans = self._step_plans.of(works, decodes, self.prefill_tile)
+        plans = self._step_plans.of(works, decodes, self.prefill_tile, self.fused_attention)
         rows = torch.from_numpy(np.array([tokens + padding, positions + padding])).to(self.device)
         hidden = self.model(rows[0], rows[1], plans, self.memories)
         # What is not finite makes the sum so as well; then it is worth the while to look where it is.

@@ -29,7 +29,7 @@ class StepPlans:
         self._plans: list[AttentionPlan] = []
         self._tables: dict[Decode, tuple[int, Indices]] = {}
 
-    def of(self, works: Sequence[Work], decodes: int, tile: int) -> list[AttentionPlan]:
+    def of(self, works: Sequence[Work], decodes: int, tile: int, fused: bool) -> list[AttentionPlan]:
         """The plans of a step with these works, the first `decodes` of them of one token; see `plan_attention`."""
         revisions = [work.revision for work in works if isinstance(work, Decode)]
         if len(revisions) == len(works) and works == self._works and revisions == self._revisions:
@@ -40,11 +40,13 @@ class StepPlans:
             (work.start, work.count, self._tables[work][1] if isinstance(work, Decode) else columns(work.request.table))
             for work in works
         ]
-        self._plans = self.plan(chunks, decodes, tile)
+        self._plans = self.plan(chunks, decodes, tile, fused)
         self._works, self._revisions = works, revisions
         return self._plans
 
-    def plan(self, chunks: Sequence[tuple[int, int, Indices]], decodes: int, tile: int) -> list[AttentionPlan]:
+    def plan(
+        self, chunks: Sequence[tuple[int, int, Indices]], decodes: int, tile: int, fused: bool
+    ) -> list[AttentionPlan]:
         """The plans for chunks (start, count, table as `columns` gives it)."""
         return [
             plan_attention(
@@ -54,6 +56,7 @@ class StepPlans:
                 group=group,
                 device=self._device,
                 tile=tile,
+                fused=fused,
             )
             for index, group in enumerate(self._groups)
         ]

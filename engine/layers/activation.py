@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
 
+@cache
+def _one(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor: to add a number takes torch longer."""
+    return torch.ones(1, dtype=dtype, device=device)
+
+
 def silu_times(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """silu(gate) · up = gate · up / (1 + e^-gate); all of the same shape."""
-    return (gate * up).div_(gate.neg().exp_().add_(1.0))
+    return (gate * up).div_(gate.neg().exp_().add_(_one(gate.dtype, gate.device)))
 
 
 def gelu_tanh_times(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

@@ -8,14 +8,12 @@ are fp32.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
-from engine.kv_memory import KvMemory
-from engine.layers.attention_plan import SPLIT_TOKENS, AttentionPlan, Tiles, padded_rows
-
-SLAB_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
-"""Pairs are computed as many at a time as have their keys and scores in this: on the CPU, what its cache holds."""
+from engine.kv_memory import KvMemory, Tensors
+from engine.layers.attention_plan import AttentionPlan, Pairs, Tiles, padded_rows
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ def attend(
     then all values), both turned by rotary; `layer` counts within the memory's group. Returns
     [rows, heads · value dim]; rows beyond the plan's tokens are padding and come out as zeros.
     """
-    memory.store(layer, plan.write, entries[: plan.tokens].reshape(-1, memory.group.head_dim))
+    memory.store(layer, plan.write, entries.narrow(0, 0, plan.tokens).reshape(-1, memory.group.head_dim))
     outputs = [_tiles(query, tiles, memory, layer, scoring) for tiles in plan.tiles]
     padding = query.shape[0] - plan.tokens
     if padding:
@@ -52,39 +50,47 @@ def attend(
 def _tiles(query: torch.Tensor, tiles: Tiles, memory: KvMemory, layer: int, scoring: Scoring) -> torch.Tensor:
     heads, dim = query.shape[1:]
     kv_heads = memory.group.kv_heads
-    group = heads // kv_heads
-    used = tiles.tokens * group
-    taken = query[: tiles.count] if tiles.rows is None else query.index_select(0, tiles.rows)
+    group, count, tokens = heads // kv_heads, tiles.count, tiles.tokens
+    used = tokens * group
+    if tiles.rows is not None:
+        query = query.index_select(0, tiles.rows)
+    elif len(query) > count:
+        query = query.narrow(0, 0, count)
     # [tiles, KV heads, tokens x query heads of the KV head, head dim], padded to whole row multiples
-    q = query.new_zeros(tiles.count, kv_heads, padded_rows(used), dim)
-    shape = tiles.count, kv_heads, tiles.tokens, group
-    torch.mul(
-        taken.view(tiles.count, tiles.tokens, kv_heads, group, dim).transpose(1, 2),
-        scoring.scale,
-        out=q[:, :, :used].view(*shape, dim),
-    )
-    output = _joined(q, tiles, memory, layer, scoring)
-    flat = output[:, :, :used].view(*shape, -1).transpose(1, 2).reshape(-1, heads * scoring.value_dim)
-    return flat if tiles.output is None else flat.index_select(0, tiles.output)
+    q, real = memory.queries(count, tokens, group, padded_rows(used, dim))
+    if tokens == 1:
+        torch.mul(query.view(count, kv_heads, group, dim), scoring.scale, out=real)
+    else:
+        torch.mul(query.view(count, tokens, kv_heads, group, dim).transpose(1, 2), scoring.scale, out=real)
+    output = _joined(q, tiles, memory, layer, scoring).narrow(2, 0, used)
+    if tokens > 1:
+        output = output.view(count, kv_heads, tokens, group, -1).transpose(1, 2)
+    output = output.reshape(count * tokens, heads * scoring.value_dim)
+    return output if tiles.output is None else output.index_select(0, tiles.output)
 
 
 def _joined(q: torch.Tensor, tiles: Tiles, memory: KvMemory, layer: int, scoring: Scoring) -> torch.Tensor:
     """[tiles, KV heads, rows, value dim] of queries [tiles, KV heads, rows, head dim]: all splits of each as one."""
+    partials = [_partial(q, pairs, memory, layer, scoring) for pairs in tiles.pairs]
+    output = partials[0][0] if len(partials) == 1 else torch.cat([output for output, _ in partials])
+    if tiles.folding is None and scoring.sinks is None:
+        return output if tiles.final is None else output.index_select(0, tiles.final)
+    level = torch.cat([level for _, level in partials])[..., None]
     folding = tiles.folding
-    output, level = _partials(q if folding is None else q.index_select(0, folding.tile), tiles, memory, layer, scoring)
-    if level is None:
-        return output
     if folding is None:
+        if tiles.final is not None:
+            output, level = output.index_select(0, tiles.final), level.index_select(0, tiles.final)
         assert scoring.sinks is not None
         return (output.float() / (_sinks(scoring.sinks, level, q.shape) + 1.0)).to(q.dtype)
+    assert tiles.final is not None
     # Every split of a query is brought to the largest of its levels; then the tree adds them up, weights beside values.
     # A query's only split weighs exactly 1: it comes out as it does where no tile has more than one.
     top = level.index_select(0, folding.spread).view(tiles.count, -1, *level.shape[1:]).amax(1)
-    weight = level.sub_(top.index_select(0, folding.tile)).exp_()
-    nodes = torch.cat([output.float().mul_(weight), weight], -1)
+    weight = level.sub(top.index_select(0, folding.tile)).exp_()
+    nodes = torch.cat([output.float() * weight, weight], -1)
     for fold in folding.levels:
         nodes.index_add_(0, fold.left, nodes.index_select(0, fold.right))
-    nodes = nodes.index_select(0, folding.final)
+    nodes = nodes.index_select(0, tiles.final)
     total = nodes[..., -1:]
     if scoring.sinks is not None:
         total = _sinks(scoring.sinks, top, q.shape).add_(total)
@@ -100,61 +106,38 @@ def _sinks(sinks: torch.Tensor, level: torch.Tensor, shape: torch.Size) -> torch
     return heads.view(kv_heads, rows, 1).sub(level).exp_()
 
 
-def _partials(
-    q: torch.Tensor, tiles: Tiles, memory: KvMemory, layer: int, scoring: Scoring
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """For each pair its queries' outputs, [pairs, KV heads, rows, value dim], and if they are to be joined with others
-    their levels in fp32, [pairs, KV heads, rows, 1]: the logarithm of the sum of what scores are exponents of.
-    """
-    pairs, kv_heads, rows, dim = q.shape
-    slab = max(1, SLAB_BYTES[q.device.type] // (kv_heads * (rows + tiles.gather.shape[0] * dim) * SPLIT_TOKENS * 4))
-    levels = tiles.folding is not None or scoring.sinks is not None
-    if pairs <= slab:
-        return _slab(q, tiles.gather, tiles.mask, memory, layer=layer, scoring=scoring, levels=levels)
-    parts = [
-        _slab(
-            q[at : at + slab],
-            tiles.gather[:, at : at + slab],
-            tiles.mask[at : at + slab],
-            memory,
-            layer=layer,
-            scoring=scoring,
-            levels=levels,
-        )
-        for at in range(0, pairs, slab)
-    ]
-    outputs, most = zip(*parts, strict=True)
-    return torch.cat(outputs), torch.cat(most) if levels else None
+Partial: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""Of some pairs their queries' outputs, [pairs, KV heads, rows, value dim], and, if they are to be joined with others,
+their levels in fp32, [pairs, KV heads, rows]: the logarithm of the sum of what scores are exponents of."""
 
 
-def _slab(
-    q: torch.Tensor,
-    gather: torch.Tensor,
-    mask: torch.Tensor,
-    memory: KvMemory,
-    *,
-    layer: int,
-    scoring: Scoring,
-    levels: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    pairs, kv_heads, rows, dim = q.shape
-    batch = pairs * kv_heads
-    held = memory.gather(layer, gather.reshape(-1)).view(-1, batch, SPLIT_TOKENS, dim)
-    # A latent's keys hold its values: those are the first elements of the same vectors.
-    keys, values = held[0], held[-1]
-    scores = memory.scratch("scores", batch * rows * SPLIT_TOKENS).view(batch, rows, SPLIT_TOKENS)
-    torch.bmm(q.view(batch, rows, dim), keys.transpose(1, 2), out=scores)
-    scores = scores.float()
+def _partial(q: torch.Tensor, pairs: Pairs, memory: KvMemory, layer: int, scoring: Scoring) -> Partial:
+    keys, values = memory.gather(layer, pairs.gather, pairs.count)
+    if pairs.tile is not None:
+        q = q.index_select(0, pairs.tile)
+    if pairs.fused and scoring.soft_cap is None and scoring.value_dim == keys.shape[-1]:
+        # The same in one operation, which keeps scores in the core's cache (Dao et al. 2022).
+        output, level = _FUSED(q, keys, values, 0.0, False, attn_mask=pairs.mask, scale=1.0)
+        return output, level
+    return _reference(q, (keys, values), pairs, memory, scoring)
+
+
+_FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+def _reference(q: torch.Tensor, held: Tensors, pairs: Pairs, memory: KvMemory, scoring: Scoring) -> Partial:
+    _, kv_heads, rows, dim = q.shape
+    batch, length = pairs.count * kv_heads, pairs.length
+    keys, values = (vectors.view(batch, length, dim) for vectors in held)
+    scores = memory.scratch("scores", batch * rows * length).view(batch, rows, length)
+    scores = torch.bmm(q.view(batch, rows, dim), keys.transpose(1, 2), out=scores).float()
     if scoring.soft_cap is not None:
         scores = scores.div_(scoring.soft_cap).tanh_().mul_(scoring.soft_cap)
-    if mask.shape[0]:
-        scores.view(pairs, kv_heads, rows, SPLIT_TOKENS)[: mask.shape[0]].add_(mask)
-    most = scores.amax(-1, keepdim=True) if levels else None
+    if pairs.mask is not None:
+        scores.view(pairs.count, kv_heads, rows, length)[: len(pairs.mask)].add_(pairs.mask)
+    top = scores.amax(-1)
     weights = torch.softmax(scores, -1, out=scores)
-    if most is not None:
-        # The largest weight is that of the largest score: 1 in the sum that all were divided by.
-        most = most.sub_(weights.amax(-1, keepdim=True).log_()).view(pairs, kv_heads, rows, 1)
-    if scoring.value_dim < dim:
-        values = values[..., : scoring.value_dim]
-    output = torch.bmm(weights.to(q.dtype), values)
-    return output.view(pairs, kv_heads, rows, scoring.value_dim), most
+    # The largest weight is that of the largest score: 1 in the sum that all were divided by.
+    level = top.sub_(weights.amax(-1).log_())
+    output = torch.bmm(weights.to(q.dtype), values[..., : scoring.value_dim])
+    return output.view(pairs.count, kv_heads, rows, -1), level.view(pairs.count, kv_heads, rows)

@@ -1,18 +1,19 @@
 """What one step's attention reads and writes, worked out once on the host and used by every layer.
 
-Attention is cut at fixed absolute positions: keys are taken in *splits* of `SPLIT_TOKENS`, each computed by itself over
-its full fixed length (what lies beyond the query is masked), and the splits of a query are folded by a binary tree over
-their absolute numbers. In a window group the splits that lie before the window are left out: they would add nothing,
-exactly. So a query at a position gets the same bits whether it came in a long prefill chunk, a short one
-or a decode step, in whatever company (E1), and whether its keys were computed or read (C2).
+Attention is cut at fixed absolute positions: keys are taken in *splits* (see `Cut`), each computed by itself, and the
+splits of a query are folded by a binary tree over their absolute numbers. The length over which a split is computed is
+fixed by the query's position alone: all of it, or in the query's own split up to the end of the query's *step* (what
+lies beyond the query is masked). In a window group the splits that lie before the window are left out: they would add
+nothing, exactly. So a query at a position gets the same bits whether it came in a long prefill chunk, a short one or a
+decode step, in whatever company (E1), and whether its keys were computed or read (C2).
 
 Queries come in *tiles*: one token of each decoding request, or `PREFILL_TILE` tokens of a chunk. A (tile, split) is a
-*pair*; all pairs are computed as one batch.
+*pair*; all pairs of one length are computed as one batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -26,13 +27,32 @@ from engine.protocol.replicas import LayerGroup
 from prompt_cache.block_groups import ABSENT
 from prompt_cache.keys import BLOCK_TOKENS
 
-SPLIT_BLOCKS = 2
-SPLIT_TOKENS = SPLIT_BLOCKS * BLOCK_TOKENS
 PREFILL_TILE = 64
 MASKED = -1e30
 """Added to the score of a key that a query does not see: its weight is then exactly 0, in a split with no other too."""
 
 Indices: TypeAlias = NDArray[np.int64]
+Flags: TypeAlias = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How keys are cut: splits of `split` tokens, of which a query's own one is read up to the end of its `step`.
+
+    A split is a multiple of the step, the step one of the block and of the prefill tile. Pairs are computed as many at
+    a time as have their keys and scores in `slab_bytes`; those that need masks together with those that do not, or
+    `apart`.
+    """
+
+    split: int
+    step: int
+    slab_bytes: int
+    apart: bool
+
+
+CUTS = {"cpu": Cut(512, 64, 4 << 20, apart=True), "cuda": Cut(128, 128, 256 << 20, apart=False)}
+"""On the CPU a longer split saves the joining of several, and a slab is what a core's cache holds. On a GPU few kernels
+count: all pairs have one length and are one batch."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +74,30 @@ class Level:
 
 @dataclass(frozen=True)
 class Folding:
-    """How the pairs of each tile become one; pairs with masks come first."""
+    """How the pairs of each tile become one."""
 
     tile: torch.Tensor
     """Tile of each pair."""
     spread: torch.Tensor
     """[tiles · most pairs of a tile] the pairs of each tile, the first one again where it has fewer."""
     levels: tuple[Level, ...]
-    final: torch.Tensor
-    """The pair that has taken in all others of each tile."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs that are computed as one batch; each has keys of `length` tokens."""
+
+    count: int
+    length: int
+    tile: torch.Tensor | None
+    """Tile of each pair, None where pair i is the one of tile i."""
+    gather: torch.Tensor
+    """[parts · pairs · KV heads · blocks] rows of KvMemory's `heads`."""
+    mask: torch.Tensor | None
+    """fp32 [first pairs, 1, query rows, length], added to scores: 0, or MASKED where a key comes after the query or
+    before its window. The other pairs need no mask; None: none does."""
+    fused: bool
+    """Whether the machine's own fused operation may be used."""
 
 
 @dataclass(frozen=True)
@@ -74,25 +109,22 @@ class Tiles:
     rows: torch.Tensor | None
     output: torch.Tensor | None
     """Index of each real query among all tiles' queries, None where all are real."""
-    gather: torch.Tensor
-    """[parts, pairs, KV heads · SPLIT_BLOCKS] rows of KvMemory's `heads`."""
-    mask: torch.Tensor
-    """fp32 [first pairs, 1, query rows or 1, SPLIT_TOKENS], added to scores: 0, or MASKED where a key comes after the
-    query or before its window. The other pairs need no mask."""
+    pairs: tuple[Pairs, ...]
     folding: Folding | None
-    """None where each tile has one pair, in order."""
+    """None where each tile has one pair."""
+    final: torch.Tensor | None
+    """The pair, among all of them in order, that has the result of each tile; None where pair i has that of tile i."""
 
 
 @dataclass(frozen=True)
 class Standing:
     """What a plan of decodes alone is moved on by: for each, the row of `write` that its block begins at.
 
-    Behind it, the pairs that have masks: their tiles and splits.
+    Behind it, for each of `Tiles.pairs` those that have masks: their tiles and splits.
     """
 
     write: Indices
-    tile: Indices
-    split: Indices
+    masked: tuple[tuple[Indices, Indices], ...]
 
 
 @dataclass(frozen=True)
@@ -113,17 +145,20 @@ class AttentionPlan:
         assert self.standing is not None
         standing, (tiles,) = self.standing, self.tiles
         write = standing.write + (positions % BLOCK_TOKENS)[:, None]
-        mask = _mask(self.group, positions[standing.tile][:, None], standing.split, self.device)
-        return replace(
-            self,
-            write=_tensor(write.reshape(-1), self.device),
-            tiles=(replace(tiles, mask=mask),),
+        pairs = tuple(
+            each
+            if each.mask is None
+            else replace(each, mask=_mask(self.group, positions[tile][:, None], split, each.length, each.mask))
+            for each, (tile, split) in zip(tiles.pairs, standing.masked, strict=True)
         )
+        return replace(self, write=_tensor(write.reshape(-1), self.device), tiles=(replace(tiles, pairs=pairs),))
 
 
-def padded_rows(rows: int) -> int:
-    """The next multiple of ROW_MULTIPLE."""
-    return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
+def padded_rows(rows: int, dim: int) -> int:
+    """So many query rows of a KV head, with those that are added: products of longer vectors take other paths for
+    larger counts."""
+    multiple = ROW_MULTIPLE // 2 if dim <= 64 else ROW_MULTIPLE if dim <= 128 else 2 * ROW_MULTIPLE
+    return -(-rows // multiple) * multiple
 
 
 def plan_attention(
@@ -134,6 +169,7 @@ def plan_attention(
     group: LayerGroup,
     device: torch.device,
     tile: int = PREFILL_TILE,
+    fused: bool = False,
 ) -> AttentionPlan:
     """The plan for chunks that lie one after the other in the batch, the first `decodes` of them of one token each."""
     tables = np.concatenate([np.asarray(chunk.table, np.int64) for chunk in chunks])
@@ -145,7 +181,7 @@ def plan_attention(
         # What is absent is masked wherever it is met; the block of the chunk's last token stands in for it.
         present = tables[offsets + (starts + counts - 1) // BLOCK_TOKENS]
         tables = np.where(tables == ABSENT, np.repeat(present, sizes), tables)
-    layout = _Layout(heads, group, device, tables, sizes, offsets)
+    layout = _Layout(heads, group, device, tables, sizes, offsets, fused)
     tiles = []
     standing = None
     lanes = np.arange(parts(group) * group.kv_heads)
@@ -155,10 +191,10 @@ def plan_attention(
     write = (block[:, None] * (len(group.layers) * len(lanes)) + lanes) * BLOCK_TOKENS
     if decodes:
         own = starts[:decodes]
-        decoding, tile_of, split = layout.tiles(1, np.arange(decodes), begin=own, last=own, rows=None, real=None)
+        decoding, masked = layout.tiles(1, np.arange(decodes), begin=own, last=own, rows=None, real=None)
         tiles.append(decoding)
         if decodes == len(chunks):
-            standing = Standing(write, tile_of, split)
+            standing = Standing(write, masked)
     if decodes < len(chunks):
         tiles.append(_prefill_tiles(layout, starts, counts, decodes, tile))
     write = write + (positions % BLOCK_TOKENS)[:, None]
@@ -197,10 +233,13 @@ def _prefill_tiles(layout: _Layout, starts: Indices, counts: Indices, decodes: i
     )[0]
 
 
-def _mask(group: LayerGroup, query: Indices, split: Indices, device: torch.device) -> torch.Tensor:
-    """[pairs, 1, queries, SPLIT_TOKENS] for queries at the positions [pairs, queries] and these splits of keys."""
-    place = (query - split[:, None] * SPLIT_TOKENS)[:, None, :, None]
-    key = np.arange(SPLIT_TOKENS)
+def _mask(group: LayerGroup, query: Indices, split: Indices, length: int, like: torch.Tensor) -> torch.Tensor:
+    """[pairs, 1, rows, length] for queries at the positions [pairs, rows or 1] and these splits of keys.
+
+    `like` has the rows and the device.
+    """
+    place = (query - split[:, None] * CUTS[like.device.type].split)[:, None, :, None]
+    key = np.arange(length)
     hidden = key > place
     if group.window:
         hidden |= key <= place - group.window
@@ -208,7 +247,7 @@ def _mask(group: LayerGroup, query: Indices, split: Indices, device: torch.devic
     # marked when others have it, which seem to take ever more memory then.
     mask = torch.empty(hidden.shape, dtype=torch.float32)
     np.multiply(hidden, np.float32(MASKED), out=mask.numpy())
-    return mask.to(device)
+    return mask.to(like.device).expand(-1, -1, like.shape[2], -1)
 
 
 @dataclass(frozen=True)
@@ -219,6 +258,7 @@ class _Layout:
     tables: Indices
     sizes: Indices
     offsets: Indices
+    fused: bool
 
     def tiles(
         self,
@@ -229,67 +269,85 @@ class _Layout:
         last: Indices,
         rows: Indices | None,
         real: Indices | None,
-    ) -> tuple[Tiles, Indices, Indices]:
+    ) -> tuple[Tiles, tuple[tuple[Indices, Indices], ...]]:
         """Tiles of the given sequences whose queries stand at positions `begin`..`last`; tiles and splits of the pairs
-        that have masks. For the splits only blocks count, so that they stay the same while a query is in one.
+        that have masks. Only blocks count for what is masked, so that it stays the same while a query is in one.
         """
-        count = len(sequence)
-        window = self.group.window
+        count, window, cut = len(sequence), self.group.window, CUTS[self.device.type]
         first = np.zeros_like(begin)
         if window:
-            first = np.maximum(begin - begin % BLOCK_TOKENS - window + 1, 0) // SPLIT_TOKENS
-        splits = last // SPLIT_TOKENS + 1 - first
-        pair_tile = np.repeat(np.arange(count), splits)
-        pair_split = _ramp(splits) + first[pair_tile]
-        # With one pair for each tile the pairs stay in order; else those that need a mask come first.
-        single = len(pair_tile) == count
-        masked = count
-        folding = None
-        if not single:
-            needs_mask = (pair_split + 1) * SPLIT_TOKENS > (begin - begin % BLOCK_TOKENS)[pair_tile]
-            if window:
-                needs_mask |= (
-                    pair_split * SPLIT_TOKENS < (last - last % BLOCK_TOKENS + BLOCK_TOKENS - window)[pair_tile]
-                )
-            masked = int(needs_mask.sum())
-            order = np.argsort(~needs_mask, kind="stable")
-            folding = self._folding(order, pair_tile, pair_split, first, splits)
-            pair_tile, pair_split = pair_tile[order], pair_split[order]
-        tile_of, split = pair_tile[:masked], pair_split[:masked]
+            first = np.maximum(begin - begin % BLOCK_TOKENS - window + 1, 0) // cut.split
+        splits = last // cut.split + 1 - first
+        tile_of = np.repeat(np.arange(count), splits)
+        split = _ramp(splits) + first[tile_of]
+        start = split * cut.split
+        length = np.minimum((last // cut.step + 1)[tile_of] * cut.step - start, cut.split)
+        masked = start + length > (begin - begin % BLOCK_TOKENS)[tile_of]
+        if window:
+            masked |= start < (last - last % BLOCK_TOKENS + BLOCK_TOKENS - window)[tile_of]
+        order = np.lexsort((~masked, length))
+        alone = len(tile_of) == count
+        in_order = alone and bool((order == np.arange(count)).all())
+        query_heads = self.heads // self.group.kv_heads
+        rows_of = padded_rows(tokens * query_heads, self.group.head_dim)
         # Where a tile is one token, all its rows are its query heads and have the same mask.
-        token = np.zeros(1, np.int64)
-        if tokens > 1:
-            query_heads = self.heads // self.group.kv_heads
-            token = np.minimum(np.arange(padded_rows(tokens * query_heads)) // query_heads, tokens - 1)
-        query = np.minimum(begin[tile_of][:, None] + token, last[tile_of][:, None])
+        token = np.minimum(np.arange(rows_of) // query_heads, tokens - 1) if tokens > 1 else np.zeros(1, np.int64)
+        like = torch.empty(0, device=self.device).expand(1, 1, rows_of, 0)
+        pairs, with_masks = [], []
+        for these in self._batches(order, length, masked, rows_of):
+            tile, number, size = tile_of[these], split[these], int(length[these[0]])
+            hidden = int(masked[these].sum())
+            query = np.minimum(begin[tile[:hidden]][:, None] + token, last[tile[:hidden]][:, None])
+            pairs.append(
+                Pairs(
+                    count=len(these),
+                    length=size,
+                    tile=None if in_order and len(these) == count else _tensor(tile, self.device),
+                    gather=self._gather(sequence[tile], number, size),
+                    mask=_mask(self.group, query, number[:hidden], size, like) if hidden else None,
+                    fused=self.fused,
+                )
+            )
+            with_masks.append((tile[:hidden], number[:hidden]))
         tiles = Tiles(
             count=count,
             tokens=tokens,
             rows=None if rows is None else _tensor(rows, self.device),
             output=None if real is None else _tensor(real, self.device),
-            gather=self._gather(sequence[pair_tile], pair_split),
-            mask=_mask(self.group, query, split, self.device),
-            folding=folding,
+            pairs=tuple(pairs),
+            folding=None if alone else self._folding(tile_of, split, splits, order),
+            final=None if in_order else _tensor(np.argsort(order)[np.cumsum(splits) - splits], self.device),
         )
-        return tiles, tile_of, split
+        return tiles, tuple(with_masks)
 
-    def _gather(self, sequence: Indices, split: Indices) -> torch.Tensor:
-        within = split[:, None] * SPLIT_BLOCKS + np.arange(SPLIT_BLOCKS)
-        # A last split that is not full repeats the sequence's last block: all masked.
+    def _gather(self, sequence: Indices, split: Indices, length: int) -> torch.Tensor:
+        within = split[:, None] * (CUTS[self.device.type].split // BLOCK_TOKENS) + np.arange(length // BLOCK_TOKENS)
+        # What lies behind the sequence's last block repeats it: all masked.
         within = np.minimum(within, self.sizes[sequence][:, None] - 1)
         blocks = self.tables[self.offsets[sequence][:, None] + within]
         lanes = np.arange(parts(self.group) * self.group.kv_heads).reshape(-1, 1, self.group.kv_heads, 1)
         rows = blocks[None, :, None, :] * (len(self.group.layers) * lanes.size) + lanes
-        return _tensor(rows.reshape(len(lanes), len(split), -1), self.device)
+        return _tensor(rows.reshape(-1), self.device)
 
-    def _folding(self, order: Indices, tile: Indices, split: Indices, first: Indices, splits: Indices) -> Folding:
-        """How each tile's splits `first`..`first + splits` become one, by halves of absolute numbers.
+    def _batches(self, order: Indices, length: Indices, masked: Flags, rows: int) -> Iterator[Indices]:
+        """The pairs `order`, which are sorted by length and then by whether they need a mask, as they are computed
+        together; each has so many query rows."""
+        cut, group = CUTS[self.device.type], self.group
+        kind = length[order] * 2 + masked[order] if cut.apart else length[order]
+        for alike in np.split(order, np.flatnonzero(np.diff(kind)) + 1):
+            vector = rows + parts(group) * group.head_dim
+            slab = max(1, cut.slab_bytes // (group.kv_heads * vector * int(length[alike[0]]) * 4))
+            for at in range(0, len(alike), slab):
+                yield alike[at : at + slab]
+
+    def _folding(self, tile: Indices, split: Indices, splits: Indices, order: Indices) -> Folding:
+        """How the splits of each tile, of which it has so many, become one, by halves of absolute numbers.
 
         `tile` and `split` are those of the pairs in order of both; pair order[i] of these is pair i of the step.
         """
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
+        place = np.argsort(order)
         starts = np.cumsum(splits) - splits
+        first = split[starts]
         # A node of the tree lies where its leftmost split is. Split s is the right half of a node of 2 · low splits,
         # where low is its lowest bit, and is taken in by the left half; the first one of a tile is never taken in.
         low = split & -split
@@ -306,5 +364,4 @@ class _Layout:
             _tensor(tile[order], self.device),
             _tensor(spread.reshape(-1), self.device),
             tuple(levels),
-            _tensor(place[starts], self.device),
         )

@@ -25,7 +25,7 @@ class Forward:
         return self._plans[slot.group], self._memories[slot.group]
 
     def turn_(self, rotary: Rotary, x: torch.Tensor) -> torch.Tensor:
-        """Turn [rows, heads, dim] in place by the rows' positions; the tables are looked up once a pass."""
+        """Turn [rows, heads, head dim] in place by the rows' positions; the tables are looked up once a pass."""
         tables = self._turns.get(id(rotary))
         if tables is None:
             tables = self._turns[id(rotary)] = rotary.at(self.positions)

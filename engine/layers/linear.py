@@ -15,13 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch.nn.functional import linear as product
 
 from engine.quantization.packed import Packed
+from engine.threads import all_threads
 
 ROW_MULTIPLE = 8
+_TRANSPOSED_ROWS, _TRANSPOSED_ELEMENTS = 512, 1 << 22
+"""A transposed weight is multiplied with at most so many rows at a time, and has at most so many elements: a larger one
+takes so long that what its product begins with does not count."""
 _TILE_OUTPUTS, _TILE_ELEMENTS = 128, 1 << 19
 """Decoded at a time: at least so many outputs, and about so many elements, which a core's cache holds."""
 
@@ -30,7 +35,8 @@ _TILE_OUTPUTS, _TILE_ELEMENTS = 128, 1 << 19
 class Tiling:
     """How matrix products are cut on this machine: rows come in few counts, and in tiles if `row_tile` is set.
 
-    `row_multiple` is 1 where a count below ROW_MULTIPLE is right, too. `products` has one of each shape of the model.
+    `row_multiple` is 1 where a count below ROW_MULTIPLE is right, too, but for a single row. `products` has one of each
+    shape of the model.
     """
 
     row_multiple: int = ROW_MULTIPLE
@@ -40,7 +46,7 @@ class Tiling:
     def padding(self, rows: int) -> int:
         """How many rows to add to this many."""
         if rows <= ROW_MULTIPLE and self.row_multiple == 1:
-            return (1 << (rows - 1).bit_length()) - rows
+            return max(2, 1 << (rows - 1).bit_length()) - rows
         return -rows % (ROW_MULTIPLE if rows <= 64 else 32 if rows <= 256 else 64)
 
     def counts(self, most: int) -> list[int]:
@@ -64,18 +70,54 @@ def _packed(weight: torch.Tensor) -> torch.Tensor | None:
     return packed
 
 
-class Linear:
-    """y = x Wᵀ + b for one or several fused projections: W is [sum of outputs, inputs]."""
+def _transposed(weight: torch.Tensor) -> torch.Tensor | None:
+    """[inputs, outputs] in that order in memory, None where a product of it would depend on the number of rows."""
+    outputs, inputs = weight.shape
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.numel() > _TRANSPOSED_ELEMENTS:
+        return None
+    return weight.t().contiguous() if _transposed_holds(outputs, inputs) else None
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, tiling: Tiling) -> None:
-        packed = _packed(weight)
-        self._onednn = packed is not None
+
+@cache
+def _transposed_holds(outputs: int, inputs: int) -> bool:
+    """Whether on this machine rows have the same bits at every count and place, with one thread and with all."""
+    chance = torch.Generator().manual_seed(outputs)
+    weight = torch.randn(inputs, outputs, generator=chance)
+    x = torch.randn(_TRANSPOSED_ROWS, inputs, generator=chance)
+    whole = torch.mm(x, weight)
+    threads = torch.get_num_threads()
+    try:
+        for torch_threads in sorted({1, all_threads()}):
+            torch.set_num_threads(torch_threads)
+            for rows in Tiling(1).counts(_TRANSPOSED_ROWS):
+                for part in (slice(0, rows), slice(_TRANSPOSED_ROWS - rows, _TRANSPOSED_ROWS)):
+                    if not torch.equal(torch.mm(x[part], weight), whole[part]):
+                        return False
+    finally:
+        torch.set_num_threads(threads)
+    return True
+
+
+class Linear:
+    """y = x Wᵀ + b for one or several fused projections: W is [sum of outputs, inputs].
+
+    `few_bits`: it is to have the bits that it would have with its weight kept in few bits.
+    """
+
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, tiling: Tiling, *, few_bits: bool = False
+    ) -> None:
+        transposed = None if few_bits else _transposed(weight)
+        packed = _packed(weight) if transposed is None else None
+        self._way = product if packed is None else _by_onednn
         self._weight = weight if packed is None else packed
+        if transposed is not None:
+            self._way, self._weight = _by_transposed, transposed
         self._bias = bias
         self.tiling = tiling
         self.inputs = weight.shape[1]
         self.dtype = weight.dtype
-        tiling.products.setdefault((Linear, *weight.shape, bias is not None, weight.dtype), self)
+        tiling.products.setdefault((Linear, *weight.shape, bias is not None, weight.dtype, self._way), self)
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +132,7 @@ class Linear:
         return torch.cat([self._product(rows) for rows in torch.split(x, tile)])
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
-        return _by_onednn(x, self._weight, self._bias) if self._onednn else product(x, self._weight, self._bias)
+        return self._way(x, self._weight, self._bias)
 
 
 class PackedLinear(Linear):
@@ -111,8 +153,6 @@ class PackedLinear(Linear):
         return sum(piece.nbytes for piece in self._pieces)
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
-        # Of a weight that is not in its own order, oneDNN takes another path for a single row.
-        rows = torch.cat([x, x]) if self._onednn and len(x) == 1 else x
         parts = []
         offset = 0
         for piece in self._pieces:
@@ -122,11 +162,18 @@ class PackedLinear(Linear):
                 stop = min(start + tile, outputs)
                 weight = piece.rows(start, stop).to(x.dtype)
                 bias = None if self._bias is None else self._bias[offset + start : offset + stop]
-                parts.append((_by_onednn if self._onednn else product)(rows, weight, bias))
+                parts.append((_by_onednn if self._onednn else product)(x, weight, bias))
             offset += outputs
-        return torch.cat(parts, 1)[: len(x)]
+        return torch.cat(parts, 1)
 
 
 def _by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return y
+
+
+def _by_transposed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if x.shape[0] > _TRANSPOSED_ROWS:
+        return torch.cat([_by_transposed(rows, weight, bias) for rows in torch.split(x, _TRANSPOSED_ROWS)])
+    y = torch.mm(x, weight)
+    return y if bias is None else y.add_(bias)

@@ -15,14 +15,19 @@ class RmsNorm:
         self.weight = weight
         self.eps = eps
         self.shape = tuple(weight.shape)
+        # With √n in the weight, x / rms(x) · w is x / √(Σ x² + n · eps) · (w · √n): fewer calls.
+        size = weight.shape[0]
+        self._plain = weight.dtype == torch.float32 and weight.device.type == "cpu"
+        self._stretched = weight * size**0.5
+        self._least = weight.new_tensor([eps * size])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] → the same."""
+        if self._plain and x.dtype == torch.float32:
+            squares = (x * x).sum(-1, keepdim=True)
+            return squares.add_(self._least).rsqrt_().mul(x).mul_(self._stretched)
         if x.dtype != self.weight.dtype:
             return rms_norm(x.to(self.weight.dtype), self.shape, self.weight, self.eps).to(x.dtype)
-        if x.dtype == torch.float32 and x.device.type == "cpu":
-            # What rms_norm is made of there, without what it does around that: the same bits in half the time.
-            return x.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_().mul(x).mul_(self.weight)
         return rms_norm(x, self.shape, self.weight, self.eps)
 
 

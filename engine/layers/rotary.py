@@ -73,7 +73,10 @@ class Rotary:
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
     def turn_(self, x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Turn [rows, heads, dim] in place by the tables that `at` gave."""
+        """Turn the first `dim` elements of [rows, heads, head dim] in place by the tables that `at` gave."""
         cos, sin = tables
+        if x.shape[-1] > self.dim:
+            self.turn_(x.narrow(-1, 0, self.dim), tables)
+            return x
         swapped = x.roll(self.dim // 2, -1).mul_(sin)
         return x.mul_(cos).add_(swapped)

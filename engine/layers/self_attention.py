@@ -71,10 +71,7 @@ class SelfAttention:
         if self.norms is not None:
             for norm, part in zip(self.norms, (qkv[:, : self.heads], qkv[:, self.heads : turned]), strict=True):
                 part.copy_(norm(part))
-        forward.turn_(self.rotary, qkv[:, :turned, : self.rotary.dim])
+        forward.turn_(self.rotary, qkv.narrow(1, 0, turned))
+        query, entries = qkv.narrow(1, 0, self.heads), qkv.narrow(1, self.heads, 2 * self.kv_heads)
         plan, memory = forward.group(self.slot)
-        return self.output(
-            attend(
-                qkv[:, : self.heads], qkv[:, self.heads :], plan, memory, layer=self.slot.layer, scoring=self.scoring
-            )
-        )
+        return self.output(attend(query, entries, plan, memory, layer=self.slot.layer, scoring=self.scoring))

@@ -24,6 +24,7 @@ from engine.quantization.stored import find_weight, read_weight
 
 PARTS = ("weight", "weight_packed", "qweight")
 """What the main tensor of a linear layer is called in the formats that there are."""
+_OF_FEW_BITS = (".qweight", ".weight_packed", "_blocks", ".weight_scale", ".weight_scale_inv", ".scale")
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
 _LAYER = re.compile(r"model\.layers\.(\d+)\..*\.(weight|bias|qweight|weight_packed)$")
@@ -69,6 +70,10 @@ class Checkpoint:
     def has_part(self, name: str) -> bool:
         """Whether there is a tensor of the layer `name`, such as its weight."""
         return any(f"{name}.{tensor}" in self._where for tensor in PARTS)
+
+    def has_few_bits(self) -> bool:
+        """Whether there is a weight that is stored in few bits, with scales."""
+        return any(name.endswith(_OF_FEW_BITS) for name in self._where)
 
     def _locate(self) -> dict[str, Path]:
         index = self.folder / _INDEX

@@ -51,6 +51,7 @@ class Loader:
         self.context_tokens = context_tokens
         self.quantize: Quantize = quantize
         self.packed = packed
+        self._few_bits = quantize != "none" or checkpoint.has_few_bits()
         self.kv = KvLayout(FP8 if kv_dtype == "fp8" else like.dtype)
         self._rotaries: dict[tuple[RopeConfig, int], Rotary] = {}
 
@@ -79,7 +80,7 @@ class Loader:
             with self._naming(name):
                 small = encoded(weight, self.quantize) if self.packed else None
             if small is None:
-                return Linear(self.rounded(name, weight), bias, self.tiling)
+                return Linear(self.rounded(name, weight), bias, self.tiling, few_bits=self._few_bits)
             weight = small
         return PackedLinear([weight], bias, self.tiling, self.like)
 

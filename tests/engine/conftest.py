@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from engine.engine import Engine, EngineLimits
 from engine.kv_memory import KvMemory, swap_memories
+from engine.layers.attention_plan import CUTS
 from engine.layers.linear import best_tiling
 from engine.models.config import read_config
 from engine.models.registry import load_model
@@ -286,6 +287,12 @@ def make_bench(
     engine = Engine(runner, pool, bounds, "digest", clock=lambda: bench.now, swap=swap_pool)
     bench = Bench(engine)
     return bench
+
+
+@pytest.fixture(autouse=True)
+def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are cut so short that prompts of a few hundred tokens have several splits, in several batches."""
+    monkeypatch.setitem(CUTS, "cpu", replace(CUTS["cpu"], split=128, slab_bytes=256 << 10))
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ import torch
 from engine.assembly import assemble
 from engine.figures import memory
 from engine.invariance import ensure_invariance
+from engine.layers import attention
+from engine.layers.attention_plan import CUTS
 from engine.layers.linear import Linear
 from engine.options import KvDtype, ReplicaOptions
 from engine.protocol.requests import Generate
@@ -21,7 +23,8 @@ from engine.scheduling.costs import FixedCosts, Rates
 from tests.engine.conftest import VOCABULARY, Bench, Families, Run, generate, make_bench
 from tests.fast import only_fast
 
-# Long enough for three splits of keys, short enough to be quick.
+SERVED = CUTS["cpu"]
+# Long enough for three splits of keys as they are cut in these tests, short enough to be quick.
 LENGTHS = [1, 3, 63, 64, 65, 127, 129, 200, 256, 270]
 OUTPUT = 9
 
@@ -46,6 +49,22 @@ def check(run: Run, expected: Run) -> None:
     assert len(run.logits) == len(expected.logits)
     for ours, theirs in zip(run.logits, expected.logits, strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kv_dtype", only_fast("auto", of=["auto", "fp8"]))
+@pytest.mark.parametrize("length", only_fast(600, of=[450, 511, 513, 600, 1100]))
+def test_with_keys_cut_as_they_are_when_serving(
+    tiny_model: Path, length: int, kv_dtype: KvDtype, short_splits: None, monkeypatch: pytest.MonkeyPatch
+):
+    """Chunked, warm, decoded beside others whose splits have other lengths."""
+    monkeypatch.setitem(CUTS, "cpu", SERVED)
+    expected = make_bench(tiny_model, budget=2000, kv_dtype=kv_dtype).one(request("alone", length, True))
+    bench = make_bench(tiny_model, budget=165, running=5, many_threads=2, kv_dtype=kv_dtype)
+    for other in (30, 130, 520):
+        bench.add(generate(f"beside {other}", prompt(other, 1), 40, read=False))
+    check(bench.one(request("chunked", length, True)), expected)
+    check(bench.one(request("warm", length, True)), expected)
+    assert bench.counts("warm").read_hbm == (length - 1) // 64 * 64
 
 
 @pytest.mark.parametrize("seeded", [False, True])
@@ -174,7 +193,7 @@ def test_continued_elsewhere(tiny_model: Path):
 @pytest.mark.slow
 def test_the_self_test_holds_and_its_fallback_too(tiny_model: Path, tmp_path: Path):
     bench = make_bench(tiny_model)
-    assert ensure_invariance(bench.engine.runner, 256, 64)
+    assert ensure_invariance(bench.engine.runner, 256, 64, 2048)
     options = ReplicaOptions(tiny_model, "unix:x", tmp_path, "r", b"", device="cpu", kv_memory=1 << 20)
     engine = assemble(options).engine
     # The fallback's own path: row tiles and tiles of one token.
@@ -196,9 +215,25 @@ def test_a_machine_whose_kernels_depend_on_the_batch_falls_back(tiny_model: Path
         return sound(self, x) * (1 + 1e-6 * (x.shape[0] > 24))
 
     monkeypatch.setattr(Linear, "_product", unsound)
-    assert ensure_invariance(runner, 256, 64)
+    assert ensure_invariance(runner, 256, 64, 2048)
     assert tiling.row_tile == 8
     assert runner.prefill_tile == 1
+
+
+def test_a_machine_whose_fused_attention_depends_on_the_rows_does_without(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    runner = make_bench(tiny_model).engine.runner
+    sound = attention._FUSED
+
+    def unsound(q: torch.Tensor, *args: object, **named: object) -> tuple[torch.Tensor, torch.Tensor]:
+        output, level = sound(q, *args, **named)
+        return output * (1 + 1e-6 * (q.shape[2] > 24)), level
+
+    monkeypatch.setattr(attention, "_FUSED", unsound)
+    assert ensure_invariance(runner, 256, 64, 2048)
+    assert not runner.fused_attention
+    assert runner.tiling.row_tile is None
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt-oss", "deepseek v3"])
