@@ -34,7 +34,9 @@ class StepPlans:
         revisions = [work.revision for work in works if isinstance(work, Decode)]
         if len(revisions) == len(works) and works == self._works and revisions == self._revisions:
             positions = np.array([work.start for work in works])
-            return [plan.moved(positions) for plan in self._plans]
+            for plan in self._plans:
+                plan.move(positions)
+            return self._plans
         self._tables = {work: self._table(work) for work in works if isinstance(work, Decode)}
         chunks = [
             (work.start, work.count, self._tables[work][1] if isinstance(work, Decode) else columns(work.request.table))

@@ -15,6 +15,8 @@ from engine.threads import FEW_ROWS, Threads, all_threads
 logger = structlog.get_logger("engine.threads")
 
 _ROUNDS = 9
+_LIMIT_S = 1.0
+"""No further round once all have taken so long: a large model's would hold up the start."""
 _WORTH_IT_FEW = 0.8
 """What a small step may take at most of what it takes with fewer threads. Threads meet at the end of each operation:
 let one be held up by anything else on the machine, and all are, so a gain of a few percent now is a loss of half some
@@ -40,14 +42,15 @@ def choose_threads(runner: Runner, budget: int) -> None:
 
 def _fastest(rehearsal: Rehearsal, parts: Sequence[Part], candidates: Sequence[int], worth_it: float) -> int:
     took: dict[int, list[float]] = {count: [] for count in candidates}
+    began = time.perf_counter()
     for _ in range(_ROUNDS):
         # In turn, so that a busy moment of the machine does not fall on one of them alone.
         for count in candidates:
-            rehearsal.runner.threads.set(count)
-            rehearsal.compute(parts)
-            start = time.perf_counter()
-            rehearsal.compute(parts)
-            took[count].append(time.perf_counter() - start)
+            rehearsal.runner.threads = Threads(count, count)
+            rehearsal.time_step(parts)
+            took[count].append(rehearsal.time_step(parts))
+        if time.perf_counter() - began > _LIMIT_S:
+            break
     best = candidates[0]
     for count in candidates[1:]:
         if statistics.median(took[count]) < worth_it * statistics.median(took[best]):

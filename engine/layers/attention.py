@@ -48,25 +48,36 @@ def attend(
 
 
 def _tiles(query: torch.Tensor, tiles: Tiles, memory: KvMemory, layer: int, scoring: Scoring) -> torch.Tensor:
-    heads, dim = query.shape[1:]
-    kv_heads = memory.group.kv_heads
-    group, count, tokens = heads // kv_heads, tiles.count, tiles.tokens
-    used = tokens * group
-    if tiles.rows is not None:
-        query = query.index_select(0, tiles.rows)
-    elif len(query) > count:
-        query = query.narrow(0, 0, count)
-    # [tiles, KV heads, tokens x query heads of the KV head, head dim], padded to whole row multiples
-    q, real = memory.queries(count, tokens, group, padded_rows(used, dim))
-    if tokens == 1:
-        torch.mul(query.view(count, kv_heads, group, dim), scoring.scale, out=real)
-    else:
-        torch.mul(query.view(count, tokens, kv_heads, group, dim).transpose(1, 2), scoring.scale, out=real)
-    output = _joined(q, tiles, memory, layer, scoring).narrow(2, 0, used)
+    heads = query.shape[1]
+    kv_heads, group = memory.group.kv_heads, heads // memory.group.kv_heads
+    count, tokens = tiles.count, tiles.tokens
+    output = _joined(_arranged(query, tiles, memory, group), tiles, memory, layer, scoring)
+    output = output.narrow(2, 0, tokens * group)
     if tokens > 1:
         output = output.view(count, kv_heads, tokens, group, -1).transpose(1, 2)
     output = output.reshape(count * tokens, heads * scoring.value_dim)
     return output if tiles.output is None else output.index_select(0, tiles.output)
+
+
+def _arranged(query: torch.Tensor, tiles: Tiles, memory: KvMemory, group: int) -> torch.Tensor:
+    """[tiles, KV heads, rows, head dim]: tokens x query heads of the KV head, padded to whole row multiples."""
+    count, tokens, kv_heads, dim = tiles.count, tiles.tokens, memory.group.kv_heads, query.shape[2]
+    rows = padded_rows(tokens * group, dim)
+    if tiles.rows is not None:
+        query = query.index_select(0, tiles.rows)
+    elif len(query) > count:
+        query = query.narrow(0, 0, count)
+    if tokens > 1:
+        arranged, real = memory.queries(count, tokens, group, rows)
+        real.copy_(query.view(count, tokens, kv_heads, group, dim).transpose(1, 2))
+        return arranged
+    step, heads = query.stride(0), (kv_heads - 1) * group + rows
+    if query.stride(1) == dim and query.storage_offset() % step == 0 and heads * dim <= step:
+        # Where a token's heads lie before its keys and values in one row, those behind each head's own are its padding.
+        return query.as_strided((count, kv_heads, rows, dim), (step, group * dim, dim, 1))
+    arranged, real = memory.queries(count, tokens, group, rows)
+    real.copy_(query.view(count, kv_heads, group, dim))
+    return arranged
 
 
 def _joined(q: torch.Tensor, tiles: Tiles, memory: KvMemory, layer: int, scoring: Scoring) -> torch.Tensor:
@@ -117,7 +128,7 @@ def _partial(q: torch.Tensor, pairs: Pairs, memory: KvMemory, layer: int, scorin
         q = q.index_select(0, pairs.tile)
     if pairs.fused and scoring.soft_cap is None and scoring.value_dim == keys.shape[-1]:
         # The same in one operation, which keeps scores in the core's cache (Dao et al. 2022).
-        output, level = _FUSED(q, keys, values, 0.0, False, attn_mask=pairs.mask, scale=1.0)
+        output, level = _FUSED(q, keys, values, 0.0, False, attn_mask=pairs.mask, scale=scoring.scale)
         return output, level
     return _reference(q, (keys, values), pairs, memory, scoring)
 
@@ -130,7 +141,8 @@ def _reference(q: torch.Tensor, held: Tensors, pairs: Pairs, memory: KvMemory, s
     batch, length = pairs.count * kv_heads, pairs.length
     keys, values = (vectors.view(batch, length, dim) for vectors in held)
     scores = memory.scratch("scores", batch * rows * length).view(batch, rows, length)
-    scores = torch.bmm(q.view(batch, rows, dim), keys.transpose(1, 2), out=scores).float()
+    scaled = (q * scoring.scale).view(batch, rows, dim)
+    scores = torch.bmm(scaled, keys.transpose(1, 2), out=scores).float()
     if scoring.soft_cap is not None:
         scores = scores.div_(scoring.soft_cap).tanh_().mul_(scoring.soft_cap)
     if pairs.mask is not None:

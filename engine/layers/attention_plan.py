@@ -14,7 +14,7 @@ Queries come in *tiles*: one token of each decoding request, or `PREFILL_TILE` t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -120,7 +120,7 @@ class Tiles:
 class Standing:
     """What a plan of decodes alone is moved on by: for each, the row of `write` that its block begins at.
 
-    Behind it, for each of `Tiles.pairs` those that have masks: their tiles and splits.
+    Behind it, for each of `Tiles.pairs` those that have masks: their tiles, and where their keys start.
     """
 
     write: Indices
@@ -140,18 +140,16 @@ class AttentionPlan:
     standing: Standing | None
     """None where not all are decodes."""
 
-    def moved(self, positions: Indices) -> AttentionPlan:
-        """The plan for the same decodes, whose tokens are at these positions now, in the same blocks as before."""
+    def move(self, positions: Indices) -> None:
+        """Change it to one for the same decodes, whose tokens are at these positions now, in the same blocks."""
         assert self.standing is not None
         standing, (tiles,) = self.standing, self.tiles
         write = standing.write + (positions % BLOCK_TOKENS)[:, None]
-        pairs = tuple(
-            each
-            if each.mask is None
-            else replace(each, mask=_mask(self.group, positions[tile][:, None], split, each.length, each.mask))
-            for each, (tile, split) in zip(tiles.pairs, standing.masked, strict=True)
-        )
-        return replace(self, write=_tensor(write.reshape(-1), self.device), tiles=(replace(tiles, pairs=pairs),))
+        self.write.copy_(torch.from_numpy(write.reshape(-1)))
+        for pairs, (tile, start) in zip(tiles.pairs, standing.masked, strict=True):
+            if pairs.mask is not None:
+                mask = _mask(self.group, positions[tile][:, None], start, pairs.length)
+                pairs.mask.narrow(2, 0, 1).copy_(mask)  # all rows are one
 
 
 def padded_rows(rows: int, dim: int) -> int:
@@ -233,12 +231,9 @@ def _prefill_tiles(layout: _Layout, starts: Indices, counts: Indices, decodes: i
     )[0]
 
 
-def _mask(group: LayerGroup, query: Indices, split: Indices, length: int, like: torch.Tensor) -> torch.Tensor:
-    """[pairs, 1, rows, length] for queries at the positions [pairs, rows or 1] and these splits of keys.
-
-    `like` has the rows and the device.
-    """
-    place = (query - split[:, None] * CUTS[like.device.type].split)[:, None, :, None]
+def _mask(group: LayerGroup, query: Indices, start: Indices, length: int) -> torch.Tensor:
+    """[pairs, 1, queries, length] for queries at the positions [pairs, queries] and keys from `start` [pairs] on."""
+    place = (query - start[:, None])[:, None, :, None]
     key = np.arange(length)
     hidden = key > place
     if group.window:
@@ -247,7 +242,7 @@ def _mask(group: LayerGroup, query: Indices, split: Indices, length: int, like: 
     # marked when others have it, which seem to take ever more memory then.
     mask = torch.empty(hidden.shape, dtype=torch.float32)
     np.multiply(hidden, np.float32(MASKED), out=mask.numpy())
-    return mask.to(like.device).expand(-1, -1, like.shape[2], -1)
+    return mask
 
 
 @dataclass(frozen=True)
@@ -270,7 +265,7 @@ class _Layout:
         rows: Indices | None,
         real: Indices | None,
     ) -> tuple[Tiles, tuple[tuple[Indices, Indices], ...]]:
-        """Tiles of the given sequences whose queries stand at positions `begin`..`last`; tiles and splits of the pairs
+        """Tiles of the given sequences whose queries stand at positions `begin`..`last`; tiles and starts of the pairs
         that have masks. Only blocks count for what is masked, so that it stays the same while a query is in one.
         """
         count, window, cut = len(sequence), self.group.window, CUTS[self.device.type]
@@ -292,10 +287,9 @@ class _Layout:
         rows_of = padded_rows(tokens * query_heads, self.group.head_dim)
         # Where a tile is one token, all its rows are its query heads and have the same mask.
         token = np.minimum(np.arange(rows_of) // query_heads, tokens - 1) if tokens > 1 else np.zeros(1, np.int64)
-        like = torch.empty(0, device=self.device).expand(1, 1, rows_of, 0)
         pairs, with_masks = [], []
         for these in self._batches(order, length, masked, rows_of):
-            tile, number, size = tile_of[these], split[these], int(length[these[0]])
+            tile, begins, size = tile_of[these], start[these], int(length[these[0]])
             hidden = int(masked[these].sum())
             query = np.minimum(begin[tile[:hidden]][:, None] + token, last[tile[:hidden]][:, None])
             pairs.append(
@@ -303,12 +297,12 @@ class _Layout:
                     count=len(these),
                     length=size,
                     tile=None if in_order and len(these) == count else _tensor(tile, self.device),
-                    gather=self._gather(sequence[tile], number, size),
-                    mask=_mask(self.group, query, number[:hidden], size, like) if hidden else None,
+                    gather=self._gather(sequence[tile], begins, size),
+                    mask=self._mask(query, begins[:hidden], size, rows_of) if hidden else None,
                     fused=self.fused,
                 )
             )
-            with_masks.append((tile[:hidden], number[:hidden]))
+            with_masks.append((tile[:hidden], begins[:hidden]))
         tiles = Tiles(
             count=count,
             tokens=tokens,
@@ -320,8 +314,11 @@ class _Layout:
         )
         return tiles, tuple(with_masks)
 
-    def _gather(self, sequence: Indices, split: Indices, length: int) -> torch.Tensor:
-        within = split[:, None] * (CUTS[self.device.type].split // BLOCK_TOKENS) + np.arange(length // BLOCK_TOKENS)
+    def _mask(self, query: Indices, start: Indices, length: int, rows: int) -> torch.Tensor:
+        return _mask(self.group, query, start, length).to(self.device).expand(-1, -1, rows, -1)
+
+    def _gather(self, sequence: Indices, start: Indices, length: int) -> torch.Tensor:
+        within = start[:, None] // BLOCK_TOKENS + np.arange(length // BLOCK_TOKENS)
         # What lies behind the sequence's last block repeats it: all masked.
         within = np.minimum(within, self.sizes[sequence][:, None] - 1)
         blocks = self.tables[self.offsets[sequence][:, None] + within]

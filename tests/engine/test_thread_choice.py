@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import cast
@@ -12,6 +11,7 @@ import pytest
 from engine import thread_choice
 from engine.rehearsal import Rehearsal
 from engine.runner import Runner
+from engine.threads import Threads
 
 
 class _Steps:
@@ -19,13 +19,7 @@ class _Steps:
 
     def __init__(self, took: tuple[dict[int, float], dict[int, float]]) -> None:
         self._took = took
-        self._threads = 0
-        self.runner = SimpleNamespace(
-            threads=SimpleNamespace(few=0, many=0, set=self._set), device=SimpleNamespace(type="cpu")
-        )
-
-    def _set(self, count: int) -> None:
-        self._threads = count
+        self.runner = SimpleNamespace(threads=Threads(0, 0), device=SimpleNamespace(type="cpu"))
 
     def decodes(self, _count: int) -> list[int]:
         return [0]
@@ -33,8 +27,8 @@ class _Steps:
     def chunks(self, _tokens: int) -> list[int]:
         return [1]
 
-    def compute(self, parts: Sequence[int]) -> None:
-        time.sleep(self._took[parts[0]][self._threads] / 1000)
+    def time_step(self, parts: Sequence[int]) -> float:
+        return self._took[parts[0]][self.runner.threads.few] * 1000
 
 
 @pytest.mark.parametrize(
