@@ -139,6 +139,12 @@ class KvMemory:
             views = self._keep(key, (whole, real if tokens == 1 else real.view(tiles, heads, tokens, group, dim)))
         return views
 
+    def zeros(self, rows: int, size: int) -> torch.Tensor:
+        """[rows, size] zeros that nobody writes to."""
+        key = (0, rows, size)
+        views = self._views.get(key) or self._keep(key, (self._like.new_zeros(rows, size),))
+        return views[0]
+
     def _keep(self, key: tuple[int, ...], views: Tensors) -> Tensors:
         # The layers of a step ask for the same ones in turn, and so do many steps.
         if len(self._views) >= _VIEWS:
@@ -158,7 +164,7 @@ class KvMemory:
 
         As they are computed with; in scratch memory that the next call overwrites. A latent's keys hold its values.
         """
-        key = (len(rows), sequences)
+        key = (rows.shape[0], sequences)
         stored, computed, keys, values = self._views.get(key) or self._keep(key, self._gathered(*key))
         torch.index_select(self.heads[layer], 0, rows, out=stored)
         if self._scaled:
@@ -175,8 +181,9 @@ class KvMemory:
         vectors = stored.view(count * BLOCK_TOKENS, -1)
         if self._scaled:
             vectors = self.scratch("computed", len(vectors) * group.head_dim).view(-1, group.head_dim)
-        held = vectors.view(parts(group), sequences, group.kv_heads, -1, group.head_dim)
-        return stored, vectors, held[0], held[-1]
+        # Keys beside values: who attends to a head's is, in a fused operation, the thread that gathered both.
+        held = vectors.view(sequences, group.kv_heads, parts(group), -1, group.head_dim)
+        return stored, vectors, held[:, :, 0], held[:, :, -1]
 
     def zero(self, blocks: Sequence[int]) -> None:
         """Clear newly allocated blocks: masked positions meet zeros, never what a former owner left there.

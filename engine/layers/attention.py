@@ -39,11 +39,13 @@ def attend(
     then all values), both turned by rotary; `layer` counts within the memory's group. Returns
     [rows, heads · value dim]; rows beyond the plan's tokens are padding and come out as zeros.
     """
-    memory.store(layer, plan.write, entries.narrow(0, 0, plan.tokens).reshape(-1, memory.group.head_dim))
-    outputs = [_tiles(query, tiles, memory, layer, scoring) for tiles in plan.tiles]
     padding = query.shape[0] - plan.tokens
     if padding:
-        outputs.append(query.new_zeros(padding, query.shape[1] * scoring.value_dim))
+        entries = entries.narrow(0, 0, plan.tokens)
+    memory.store(layer, plan.write, entries.reshape(-1, memory.group.head_dim))
+    outputs = [_tiles(query, tiles, memory, layer, scoring) for tiles in plan.tiles]
+    if padding:
+        outputs.append(memory.zeros(padding, query.shape[1] * scoring.value_dim))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -63,20 +65,20 @@ def _arranged(query: torch.Tensor, tiles: Tiles, memory: KvMemory, group: int) -
     """[tiles, KV heads, rows, head dim]: tokens x query heads of the KV head, padded to whole row multiples."""
     count, tokens, kv_heads, dim = tiles.count, tiles.tokens, memory.group.kv_heads, query.shape[2]
     rows = padded_rows(tokens * group, dim)
-    if tiles.rows is not None:
-        query = query.index_select(0, tiles.rows)
-    elif len(query) > count:
-        query = query.narrow(0, 0, count)
     if tokens > 1:
+        assert tiles.rows is not None
         arranged, real = memory.queries(count, tokens, group, rows)
+        query = query.index_select(0, tiles.rows)
         real.copy_(query.view(count, tokens, kv_heads, group, dim).transpose(1, 2))
         return arranged
+    if tiles.rows is not None:
+        query = query.index_select(0, tiles.rows)
     step, heads = query.stride(0), (kv_heads - 1) * group + rows
     if query.stride(1) == dim and query.storage_offset() % step == 0 and heads * dim <= step:
         # Where a token's heads lie before its keys and values in one row, those behind each head's own are its padding.
         return query.as_strided((count, kv_heads, rows, dim), (step, group * dim, dim, 1))
     arranged, real = memory.queries(count, tokens, group, rows)
-    real.copy_(query.view(count, kv_heads, group, dim))
+    real.copy_(query.narrow(0, 0, count).view(count, kv_heads, group, dim))
     return arranged
 
 
@@ -139,7 +141,7 @@ _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 def _reference(q: torch.Tensor, held: Tensors, pairs: Pairs, memory: KvMemory, scoring: Scoring) -> Partial:
     _, kv_heads, rows, dim = q.shape
     batch, length = pairs.count * kv_heads, pairs.length
-    keys, values = (vectors.view(batch, length, dim) for vectors in held)
+    keys, values = (vectors.flatten(0, 1) for vectors in held)
     scores = memory.scratch("scores", batch * rows * length).view(batch, rows, length)
     scaled = (q * scoring.scale).view(batch, rows, dim)
     scores = torch.bmm(scaled, keys.transpose(1, 2), out=scores).float()

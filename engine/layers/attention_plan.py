@@ -92,7 +92,7 @@ class Pairs:
     tile: torch.Tensor | None
     """Tile of each pair, None where pair i is the one of tile i."""
     gather: torch.Tensor
-    """[parts · pairs · KV heads · blocks] rows of KvMemory's `heads`."""
+    """[pairs · KV heads · parts · blocks] rows of KvMemory's `heads`."""
     mask: torch.Tensor | None
     """fp32 [first pairs, 1, query rows, length], added to scores: 0, or MASKED where a key comes after the query or
     before its window. The other pairs need no mask; None: none does."""
@@ -322,8 +322,8 @@ class _Layout:
         # What lies behind the sequence's last block repeats it: all masked.
         within = np.minimum(within, self.sizes[sequence][:, None] - 1)
         blocks = self.tables[self.offsets[sequence][:, None] + within]
-        lanes = np.arange(parts(self.group) * self.group.kv_heads).reshape(-1, 1, self.group.kv_heads, 1)
-        rows = blocks[None, :, None, :] * (len(self.group.layers) * lanes.size) + lanes
+        lanes = np.arange(parts(self.group) * self.group.kv_heads).reshape(-1, self.group.kv_heads)
+        rows = blocks[:, None, None] * (len(self.group.layers) * lanes.size) + lanes.T[:, :, None]
         return _tensor(rows.reshape(-1), self.device)
 
     def _batches(self, order: Indices, length: Indices, masked: Flags, rows: int) -> Iterator[Indices]:

@@ -24,11 +24,14 @@ class FeedForward:
         if activation is None:
             raise ModelError(f"{config.fields.path}: hidden_act {config.activation!r} is not supported")
         self._activation = activation
+        self.inner = inner
         gate, up, down = (f"{name}.{part}" for part in parts)
         bias = config.mlp_bias
         self.gate_up: Linear = load.fused(f"{name}.gate_up_proj", [gate, up], [inner] * 2, config.hidden, bias=bias)
         self.down: Linear = load.linear([down], [config.hidden], inner, bias=bias)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] → the same."""
-        return self.down(self._activation(*self.gate_up(x).chunk(2, dim=-1)))
+    def __call__(self, x: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
+        """[rows, hidden] → the same, to which `plus` is added if given."""
+        gate_up = self.gate_up(x)
+        gate, up = gate_up.narrow(1, 0, self.inner), gate_up.narrow(1, self.inner, self.inner)
+        return self.down(self._activation(gate, up), plus)

@@ -13,7 +13,7 @@ more work. oneDNN gives a tile's outputs the bits that they have in the whole pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -109,7 +109,7 @@ class Linear:
     ) -> None:
         transposed = None if few_bits else _transposed(weight)
         packed = _packed(weight) if transposed is None else None
-        self._way = product if packed is None else _by_onednn
+        self._way = _plainly if packed is None else _by_onednn
         self._weight = weight if packed is None else packed
         if transposed is not None:
             self._way, self._weight = _by_transposed, transposed
@@ -124,15 +124,15 @@ class Linear:
         """What its weight takes in memory."""
         return self._weight.numel() * self._weight.itemsize
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, inputs] → [rows, outputs]; rows padded as the tiling says."""
+    def __call__(self, x: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
+        """[rows, inputs] → [rows, outputs], to which `plus` is added if given; rows padded as the tiling says."""
         tile = self.tiling.row_tile
         if tile is None or x.shape[0] <= tile:
-            return self._product(x)
-        return torch.cat([self._product(rows) for rows in torch.split(x, tile)])
+            return self._product(x, plus)
+        return _in_tiles(self._product, x, plus, tile)
 
-    def _product(self, x: torch.Tensor) -> torch.Tensor:
-        return self._way(x, self._weight, self._bias)
+    def _product(self, x: torch.Tensor, plus: torch.Tensor | None) -> torch.Tensor:
+        return self._way(x, self._weight, self._bias, plus)
 
 
 class PackedLinear(Linear):
@@ -152,7 +152,8 @@ class PackedLinear(Linear):
     def nbytes(self) -> int:
         return sum(piece.nbytes for piece in self._pieces)
 
-    def _product(self, x: torch.Tensor) -> torch.Tensor:
+    def _product(self, x: torch.Tensor, plus: torch.Tensor | None) -> torch.Tensor:
+        way = _by_onednn if self._onednn else _plainly
         parts = []
         offset = 0
         for piece in self._pieces:
@@ -162,18 +163,41 @@ class PackedLinear(Linear):
                 stop = min(start + tile, outputs)
                 weight = piece.rows(start, stop).to(x.dtype)
                 bias = None if self._bias is None else self._bias[offset + start : offset + stop]
-                parts.append((_by_onednn if self._onednn else product)(x, weight, bias))
+                parts.append(way(x, weight, bias, None))
             offset += outputs
-        return torch.cat(parts, 1)
+        y = torch.cat(parts, 1)
+        return y if plus is None else y.add_(plus)
 
 
-def _by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _plainly(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, plus: torch.Tensor | None
+) -> torch.Tensor:
+    y = product(x, weight, bias)
+    return y if plus is None else y.add_(plus)
+
+
+def _by_onednn(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, plus: torch.Tensor | None
+) -> torch.Tensor:
     y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return y
+    return y if plus is None else y.add_(plus)
 
 
-def _by_transposed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _by_transposed(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, plus: torch.Tensor | None
+) -> torch.Tensor:
     if x.shape[0] > _TRANSPOSED_ROWS:
-        return torch.cat([_by_transposed(rows, weight, bias) for rows in torch.split(x, _TRANSPOSED_ROWS)])
-    y = torch.mm(x, weight)
+        return _in_tiles(lambda rows, more: _by_transposed(rows, weight, bias, more), x, plus, _TRANSPOSED_ROWS)
+    y = torch.mm(x, weight) if plus is None else torch.addmm(plus, x, weight)
     return y if bias is None else y.add_(bias)
+
+
+def _in_tiles(
+    multiply: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
+    x: torch.Tensor,
+    plus: torch.Tensor | None,
+    rows: int,
+) -> torch.Tensor:
+    parts = torch.split(x, rows)
+    others = [None] * len(parts) if plus is None else torch.split(plus, rows)
+    return torch.cat([multiply(*both) for both in zip(parts, others, strict=True)])

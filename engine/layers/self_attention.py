@@ -64,8 +64,8 @@ class SelfAttention:
             load.tensor(f"{name}.sinks", self.heads).float() if variant.sinks else None,
         )
 
-    def __call__(self, x: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """[rows, hidden] → the same; the rows' keys and values are stored."""
+    def __call__(self, x: torch.Tensor, forward: Forward, plus: torch.Tensor | None = None) -> torch.Tensor:
+        """[rows, hidden] → the same, to which `plus` is added if given; the rows' keys and values are stored."""
         turned = self.heads + self.kv_heads
         qkv = self.qkv(x).view(x.shape[0], turned + self.kv_heads, self.dim)
         if self.norms is not None:
@@ -74,4 +74,5 @@ class SelfAttention:
         forward.turn_(self.rotary, qkv.narrow(1, 0, turned))
         query, entries = qkv.narrow(1, 0, self.heads), qkv.narrow(1, self.heads, 2 * self.kv_heads)
         plan, memory = forward.group(self.slot)
-        return self.output(attend(query, entries, plan, memory, layer=self.slot.layer, scoring=self.scoring))
+        mixed = attend(query, entries, plan, memory, layer=self.slot.layer, scoring=self.scoring)
+        return self.output(mixed, plus)

@@ -28,8 +28,8 @@ class LlamaLayer:
 
     def __call__(self, h: torch.Tensor, forward: Forward) -> torch.Tensor:
         """[rows, hidden] → the same."""
-        h = h + self.attention(self.attention_norm(h), forward)
-        return h + self.mlp(self.mlp_norm(h))
+        h = self.attention(self.attention_norm(h), forward, plus=h)
+        return self.mlp(self.mlp_norm(h), plus=h)
 
 
 def llama(load: Loader) -> Decoder:

@@ -211,8 +211,8 @@ def test_a_machine_whose_kernels_depend_on_the_batch_falls_back(tiny_model: Path
 
     sound = Linear._product
 
-    def unsound(self: Linear, x: torch.Tensor) -> torch.Tensor:
-        return sound(self, x) * (1 + 1e-6 * (x.shape[0] > 24))
+    def unsound(self: Linear, x: torch.Tensor, plus: torch.Tensor | None) -> torch.Tensor:
+        return sound(self, x, plus) * (1 + 1e-6 * (x.shape[0] > 24))
 
     monkeypatch.setattr(Linear, "_product", unsound)
     assert ensure_invariance(runner, 256, 64, 2048)
@@ -242,9 +242,9 @@ def test_rows_come_in_few_counts(family: str, family_folders: Families, monkeypa
     met: set[int] = set()
     multiply = Linear._product
 
-    def listen(product: Linear, x: torch.Tensor) -> torch.Tensor:
+    def listen(product: Linear, x: torch.Tensor, plus: torch.Tensor | None) -> torch.Tensor:
         met.add(len(x))
-        return multiply(product, x)
+        return multiply(product, x, plus)
 
     bench = make_bench(family_folders(family), budget=150)
     monkeypatch.setattr(Linear, "_product", listen)
