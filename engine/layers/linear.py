@@ -80,11 +80,13 @@ def _transposed(weight: torch.Tensor) -> torch.Tensor | None:
 
 @cache
 def _transposed_holds(outputs: int, inputs: int) -> bool:
-    """Whether on this machine rows have the same bits at every count and place, with one thread and with all."""
+    """Whether on this machine rows have the same bits at every count and place, with one thread and with all, and so
+    they have where something is added."""
     chance = torch.Generator().manual_seed(outputs)
     weight = torch.randn(inputs, outputs, generator=chance)
     x = torch.randn(_TRANSPOSED_ROWS, inputs, generator=chance)
-    whole = torch.mm(x, weight)
+    plus = torch.randn(_TRANSPOSED_ROWS, outputs, generator=chance)
+    whole, more = torch.mm(x, weight), torch.addmm(plus, x, weight)
     threads = torch.get_num_threads()
     try:
         for torch_threads in sorted({1, all_threads()}):
@@ -92,6 +94,8 @@ def _transposed_holds(outputs: int, inputs: int) -> bool:
             for rows in Tiling(1).counts(_TRANSPOSED_ROWS):
                 for part in (slice(0, rows), slice(_TRANSPOSED_ROWS - rows, _TRANSPOSED_ROWS)):
                     if not torch.equal(torch.mm(x[part], weight), whole[part]):
+                        return False
+                    if not torch.equal(torch.addmm(plus[part], x[part], weight), more[part]):
                         return False
     finally:
         torch.set_num_threads(threads)
