@@ -14,7 +14,7 @@ from engine.threads import FEW_ROWS, Threads, all_threads
 
 logger = structlog.get_logger("engine.threads")
 
-_ROUNDS = 9
+_ROUNDS = 5
 _LIMIT_S = 1.0
 """No further round once all have taken so long: a large model's would hold up the start."""
 _WORTH_IT_FEW = 0.8
