@@ -1,14 +1,20 @@
 """Matrix products whose rows do not depend on how many rows there are.
 
-In fp32 on the CPU the weight is packed once for oneDNN, whose product gives a row the same bits at every count, and is
-twice as fast as the plain one at the few rows of a decode step. oneDNN compiles a kernel for each shape and count that
-it meets and keeps it (0.6 MB and some milliseconds each), so rows are padded to one of few counts, and all of them are
-run once at start (`warm_up`). Where that is not there the plain product is used: its kernels take other paths for 1, 2
-and 3 rows, but not from multiples of 8, so rows are padded to those. The self-test at start checks either at the
-model's shapes; where it fails, `row_tile` makes every product one of exactly that many rows, which is slow and right.
+In fp32 on the CPU there are two ways, and which of them gives a row the same bits at every count is tried at the
+weight's shape when it is loaded (`_holds`):
+
+- The weight is kept transposed, [inputs, outputs], and multiplied plainly: the quickest for small weights, but a single
+  row takes another path, so that there are always two.
+- The weight is packed once for oneDNN: the quickest for large weights. oneDNN compiles a kernel for each shape and
+  count that it meets and keeps it (0.6 MB and some milliseconds each), so rows are padded to one of few counts, and
+  all of them are run once at start (`warm_up`).
+
+Where neither is there (other types, other devices) the plain product is used: its kernels take other paths for 1, 2 and
+3 rows, but not from multiples of 8, so rows are padded to those. The self-test at start checks whichever it is in the
+model itself; where it fails, `row_tile` makes every product one of exactly that many rows, which is slow and right.
 
 A weight in few bits can be kept like that, and is decoded a few outputs at a time whenever it is used: less memory and
-more work. oneDNN gives a tile's outputs the bits that they have in the whole product, so both say the same in fp32.
+more work. oneDNN gives a tile's outputs the bits that they have in the whole product.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import TypeAlias
 
 import torch
 from torch.nn.functional import linear as product
@@ -24,29 +31,39 @@ from engine.quantization.packed import Packed
 from engine.threads import all_threads
 
 ROW_MULTIPLE = 8
-_TRANSPOSED_ROWS, _TRANSPOSED_ELEMENTS = 512, 1 << 22
-"""A transposed weight is multiplied with at most so many rows at a time, and has at most so many elements: a larger one
-takes so long that what its product begins with does not count."""
+_TRANSPOSED_ROWS = 512
+"""A transposed weight is multiplied with at most so many rows at a time."""
+_SMALL, _TRIED = 400_000, 1 << 22
+"""Elements of a weight that is better transposed at a decode step's few rows, and of one that is tried at all: for a
+larger one a try would take seconds, and the library adds up its inputs in pieces that depend on the count."""
 _TILE_OUTPUTS, _TILE_ELEMENTS = 128, 1 << 19
 """Decoded at a time: at least so many outputs, and about so many elements, which a core's cache holds."""
+
+
+Way: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor]
+"""Multiplies [rows, inputs] with a weight, and adds a bias [outputs] and something of [rows, outputs] if given."""
 
 
 @dataclass
 class Tiling:
     """How matrix products are cut on this machine: rows come in few counts, and in tiles if `row_tile` is set.
 
-    `row_multiple` is 1 where a count below ROW_MULTIPLE is right, too, but for a single row. `products` has one of each
-    shape of the model.
+    `row_multiple` is 1 where a count below ROW_MULTIPLE is right, too. `products` has one of each shape of the model.
+    `transposed` and `packed` are how many elements all weights of either kind have.
     """
 
     row_multiple: int = ROW_MULTIPLE
     row_tile: int | None = None
     products: dict[tuple[object, ...], Linear] = field(default_factory=dict)
+    transposed: int = 0
+    packed: int = 0
 
     def padding(self, rows: int) -> int:
         """How many rows to add to this many."""
         if rows <= ROW_MULTIPLE and self.row_multiple == 1:
-            return max(2, 1 << (rows - 1).bit_length()) - rows
+            # Where most products would have to double a single row, it is done once for all.
+            least = 2 if self.transposed > self.packed else 1
+            return max(least, 1 << (rows - 1).bit_length()) - rows
         return -rows % (ROW_MULTIPLE if rows <= 64 else 32 if rows <= 256 else 64)
 
     def counts(self, most: int) -> list[int]:
@@ -70,34 +87,45 @@ def _packed(weight: torch.Tensor) -> torch.Tensor | None:
     return packed
 
 
-def _transposed(weight: torch.Tensor) -> torch.Tensor | None:
-    """[inputs, outputs] in that order in memory, None where a product of it would depend on the number of rows."""
+def _best_way(weight: torch.Tensor, *, few_bits: bool) -> Way:
+    if _packed(weight.new_zeros(1, 1)) is None:
+        return _plainly
+    ways: list[Way] = [_by_onednn] if few_bits else [_by_transposed, _by_onednn]
+    if weight.numel() > _TRIED or len(ways) == 1:
+        return _by_onednn
+    if weight.numel() > _SMALL:
+        ways.reverse()
     outputs, inputs = weight.shape
-    if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.numel() > _TRANSPOSED_ELEMENTS:
-        return None
-    return weight.t().contiguous() if _transposed_holds(outputs, inputs) else None
+    return next((way for way in ways if _holds(way, outputs, inputs)), _by_onednn)
+
+
+def _arranged(weight: torch.Tensor, way: Way) -> torch.Tensor:
+    """The weight [outputs, inputs] as this way of computing wants it."""
+    if way is _by_transposed:
+        return weight.t().contiguous()
+    packed = _packed(weight) if way is _by_onednn else None
+    return weight if packed is None else packed
 
 
 @cache
-def _transposed_holds(outputs: int, inputs: int) -> bool:
-    """Whether on this machine rows have the same bits at every count and place, with one thread and with all, and so
-    they have where something is added."""
+def _holds(way: Way, outputs: int, inputs: int) -> bool:
+    """Whether on this machine rows have the same bits at every count and place, with one thread and with all."""
     chance = torch.Generator().manual_seed(outputs)
-    weight = torch.randn(inputs, outputs, generator=chance)
+    weight = _arranged(torch.randn(outputs, inputs, generator=chance), way)
     x = torch.randn(_TRANSPOSED_ROWS, inputs, generator=chance)
     plus = torch.randn(_TRANSPOSED_ROWS, outputs, generator=chance)
-    whole, more = torch.mm(x, weight), torch.addmm(plus, x, weight)
+    whole, more = way(x, weight, None, None), way(x, weight, None, plus)
     threads = torch.get_num_threads()
     try:
-        for torch_threads in sorted({1, all_threads()}):
-            torch.set_num_threads(torch_threads)
+        for count in sorted({1, all_threads()}):
+            torch.set_num_threads(count)
             for rows in Tiling(1).counts(_TRANSPOSED_ROWS):
                 # Of many rows one place is enough: they are all places of few.
                 for at in {0, _TRANSPOSED_ROWS - rows if rows <= 64 else 0}:
                     part = slice(at, at + rows)
-                    if not torch.equal(torch.mm(x[part], weight), whole[part]):
+                    if not torch.equal(way(x[part], weight, None, None), whole[part]):
                         return False
-                    if not torch.equal(torch.addmm(plus[part], x[part], weight), more[part]):
+                    if not torch.equal(way(x[part], weight, None, plus[part]), more[part]):
                         return False
     finally:
         torch.set_num_threads(threads)
@@ -113,16 +141,14 @@ class Linear:
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None, tiling: Tiling, *, few_bits: bool = False
     ) -> None:
-        transposed = None if few_bits else _transposed(weight)
-        packed = _packed(weight) if transposed is None else None
-        self._way = _plainly if packed is None else _by_onednn
-        self._weight = weight if packed is None else packed
-        if transposed is not None:
-            self._way, self._weight = _by_transposed, transposed
+        self._way = _best_way(weight, few_bits=few_bits)
+        self._weight = _arranged(weight, self._way)
         self._bias = bias
         self.tiling = tiling
         self.inputs = weight.shape[1]
         self.dtype = weight.dtype
+        tiling.transposed += weight.numel() * (self._way is _by_transposed)
+        tiling.packed += weight.numel() * (self._way is _by_onednn)
         tiling.products.setdefault((Linear, *weight.shape, bias is not None, weight.dtype, self._way), self)
 
     @property
@@ -152,6 +178,7 @@ class PackedLinear(Linear):
         self.inputs = pieces[0].shape[1]
         self.dtype = like.dtype
         outputs = [piece.shape[0] for piece in pieces]
+        tiling.packed += sum(outputs) * self.inputs
         tiling.products.setdefault((PackedLinear, *outputs, self.inputs, bias is not None), self)
 
     @property
@@ -194,6 +221,8 @@ def _by_transposed(
 ) -> torch.Tensor:
     if x.shape[0] > _TRANSPOSED_ROWS:
         return _in_tiles(lambda rows, more: _by_transposed(rows, weight, bias, more), x, plus, _TRANSPOSED_ROWS)
+    if x.shape[0] == 1:
+        return _by_transposed(x.repeat(2, 1), weight, bias, None if plus is None else plus.repeat(2, 1))[:1]
     y = torch.mm(x, weight) if plus is None else torch.addmm(plus, x, weight)
     return y if bias is None else y.add_(bias)
 

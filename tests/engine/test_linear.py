@@ -21,9 +21,9 @@ def inference() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def judged_anew() -> Iterator[None]:
-    linear._transposed_holds.cache_clear()
+    linear._holds.cache_clear()
     yield
-    linear._transposed_holds.cache_clear()
+    linear._holds.cache_clear()
 
 
 def layer(outputs: int, inputs: int, *, bias: bool, few_bits: bool) -> tuple[Linear, torch.Tensor]:
@@ -69,6 +69,24 @@ def test_where_it_depends_on_the_count_a_weight_is_not_transposed(monkeypatch: p
     assert layer(64, 32, bias=False, few_bits=False)[0]._way is linear._by_onednn
 
 
-def test_a_large_weight_is_not_transposed():
-    product, _ = layer(2048, 2049, bias=False, few_bits=False)
-    assert product._way is linear._by_onednn
+def test_a_large_weight_is_packed_unless_that_depends_on_the_count(monkeypatch: pytest.MonkeyPatch):
+    assert layer(1024, 512, bias=False, few_bits=False)[0]._way is linear._by_onednn
+    sound = linear._by_onednn
+
+    def unsound(x: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:
+        return sound(x, *others) * (1 + 1e-6 * (len(x) == 40))
+
+    monkeypatch.setattr(linear, "_by_onednn", unsound)
+    assert layer(1024, 512, bias=False, few_bits=False)[0]._way is linear._by_transposed
+
+
+def test_a_single_row_is_doubled_once_where_most_products_would_have_to():
+    small, large = torch.randn(64, 32), torch.randn(1024, 512)
+    tiling = best_tiling(small)
+    Linear(small, None, tiling)
+    assert tiling.padding(1) == 1
+    alone = Linear(large, None, tiling)
+    assert tiling.padding(1) == 0
+    x = torch.randn(3, 32)
+    for product, rows in ((Linear(small, None, tiling), x), (alone, torch.randn(3, 512))):
+        assert torch.equal(product(rows[:1]), product(torch.cat([rows, rows[:1]]))[:1])
