@@ -27,7 +27,7 @@ class StrictPriority(FirstComeFirstServed):
     def push(self, request: Request) -> None:
         self._lanes[request.lane].push(request)
 
-    def peek(self, matched: Matched) -> Request | None:
+    def peek(self, matched: Matched, last: bool = False) -> Request | None:
         heads = (lane.peek(matched) for lane in self._lanes.values())
         return next((head for head in heads if head is not None), None)
 
@@ -68,7 +68,7 @@ class RoundRobin(FirstComeFirstServed):
             self._turns.append(request.flow)
         self._flows[request.flow].push(request)
 
-    def peek(self, matched: Matched) -> Request | None:
+    def peek(self, matched: Matched, last: bool = False) -> Request | None:
         while self._turns:
             head = self._flows[self._turns[0]].peek(matched)
             if head is not None:
@@ -103,7 +103,7 @@ class DeficitByPrefill(RoundRobin):
         self._paid: str | None = None
         """The flow that has had its quantum in this turn of its."""
 
-    def peek(self, matched: Matched) -> Request | None:
+    def peek(self, matched: Matched, last: bool = False) -> Request | None:
         while (head := super().peek(matched)) is not None:
             flow, cost = head.flow, len(head.tokens) - matched(head)
             if self._paid != flow:
@@ -144,7 +144,7 @@ class PlainVtc(FairShare):
         self._all: FlowShares = PlainShares(0.0)
         self.flows = dict.fromkeys(self.flows, self._all)
 
-    def peek(self, matched: Matched) -> Request | None:
+    def peek(self, matched: Matched, last: bool = False) -> Request | None:
         return self._all.choose(matched)
 
     def __len__(self) -> int:

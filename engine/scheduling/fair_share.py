@@ -113,9 +113,9 @@ class FairShare:
         self._backlogged |= {request.lane}
         self._working |= {request.lane}
 
-    def peek(self, matched: Matched) -> Request | None:
+    def peek(self, matched: Matched, last: bool = False) -> Request | None:
         self._lane = self._turn()
-        return None if self._lane is None else self.flows[self._lane].choose(matched)
+        return None if self._lane is None else self.flows[self._lane].choose(matched, last)
 
     def _turn(self) -> Lane | None:
         return self.lanes.choose(self._backlogged, self._late)

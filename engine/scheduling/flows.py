@@ -5,9 +5,11 @@ wakes up is lifted to what the least of those that wait has got, so that silence
 quantum Q of the least, the one whose next request has the least left to compute goes first, having its prefix in memory
 or being short: Q bounds what fairness gives up for cache hits and short waits. Where waiting counts most, flows are
 level up to where the least will be when its next request is served (the finish tag of weighted fair queueing; counters
-are start tags): so far ahead it will be in any case. Inside a flow its sub-flows take turns; inside a
-sub-flow the least left to compute goes first, and else who came first: a tenant's long prompts do not hold up its short
-ones, which costs the others nothing. Each request lets at most `PATIENCE` others pass.
+are start tags): so far ahead it will be in any case. Elsewhere nobody takes the last slot from the least for the sake
+of less to compute while that one has nothing running: Q bounds what is charged at once, and not how long the slot is
+kept. Inside a flow its sub-flows take turns; inside a sub-flow the least left to compute goes first, and else who came
+first: a tenant's long prompts do not hold up its short ones, which costs the others nothing. Each request lets at most
+`PATIENCE` others pass.
 """
 
 from __future__ import annotations
@@ -192,17 +194,24 @@ class FlowShares:
         self.queued += request.estimate
         self._waiting += 1
 
-    def choose(self, matched: Matched) -> Request | None:
-        """The request to serve next; None when nobody waits."""
+    def choose(self, matched: Matched, last: bool = False) -> Request | None:
+        """The request to serve next; None when nobody waits. `last`: it would take the last slot."""
         least = self._least()
         if least is None:
             return None
         if self.quantum <= 0:
             return least.head()
         nearest = self._level_with(least, matched)
+        kept_out = last and not self.to_finish and not least.running
         # Of equals the first to come where waiting counts most, else the first here: the one with the least counter.
         return min(
-            nearest, key=lambda found: (self._urgency(found[0]), found[1], found[0].arrival if self.to_finish else 0)
+            nearest,
+            key=lambda found: (
+                self._urgency(found[0]),
+                kept_out and found[0].flow != least.name,
+                found[1],
+                found[0].arrival if self.to_finish else 0,
+            ),
         )[0]
 
     def _level_with(self, least: Flow, matched: Matched) -> list[tuple[Request, int]]:

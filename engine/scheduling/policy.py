@@ -24,8 +24,8 @@ class Policy(Protocol):
     def push(self, request: Request) -> None:
         """Put a request into the queue."""
 
-    def peek(self, matched: Matched) -> Request | None:
-        """The request to admit next; None when nobody waits."""
+    def peek(self, matched: Matched, last: bool = False) -> Request | None:
+        """The request to admit next; None when nobody waits. `last`: it would take the last slot."""
 
     def take(self, request: Request) -> None:
         """Take the request that `peek` showed: it is admitted."""
@@ -84,7 +84,7 @@ class FirstComeFirstServed:
         self._waiting[request.arrival] = request
         self._order.push((request.arrival, request))
 
-    def peek(self, matched: Matched) -> Request | None:
+    def peek(self, matched: Matched, last: bool = False) -> Request | None:
         first = self._order.first()
         return None if first is None else first[1]
 

@@ -316,8 +316,8 @@ class Scheduler:
         self._changed = True
 
     def _admit(self, step: Step) -> None:
-        room, full = self._room(), False
-        while (request := self.queue.peek(self._matched_tokens)) is not None:
+        room, full, all_but_one = self._room(), False, self.max_running - 1
+        while (request := self.queue.peek(self._matched_tokens, len(self._running) >= all_but_one)) is not None:
             # Admitted when the step comes to it: who is admitted sooner could not be overtaken any more.
             full = self._prefill_before(request) >= room
             if full or not self._make_room(request, step):

@@ -109,6 +109,26 @@ def test_a_prefix_in_memory_goes_first_within_the_quantum_and_not_beyond():
     assert shares.choose(matched) is cold
 
 
+@pytest.mark.parametrize(("running", "last", "first"), [(0, False, "warm"), (1, True, "warm"), (0, True, "cold")])
+def test_the_last_slot_goes_to_the_least_if_that_has_none(running: int, last: bool, first: str):
+    shares = FlowShares(100.0)
+    shares.push(request(1, flow="cold"))
+    shares.push(warm := request(2, flow="warm"))
+    shares.charge(shares.flow("warm"), 50.0)
+    shares.flow("cold").running = {n: request(n, flow="cold") for n in range(10, 10 + running)}
+    chosen = shares.choose(lambda each: 640 * (each is warm), last)
+    assert chosen is not None
+    assert chosen.flow == first
+
+
+def test_a_deadline_is_a_reason_to_take_the_last_slot():
+    shares = FlowShares(100.0, by_deadline=True)
+    shares.push(request(1, flow="least", deadline=50.0))
+    shares.push(soon := request(2, flow="other", deadline=20.0))
+    shares.charge(shares.flow("other"), 50.0)
+    assert shares.choose(nothing, True) is soon
+
+
 def test_inside_a_flow_a_prefix_in_memory_goes_first_and_nobody_is_passed_for_ever():
     shares = FlowShares(100.0)
     cold = [request(number) for number in range(2)]

@@ -214,6 +214,32 @@ def test_g2_a_flow_spread_over_eight_replicas_has_one_share():
 
 @settings(max_examples=examples(25), deadline=None)
 @given(data=st.data(), slots=SLOTS)
+def test_g2_nobody_is_kept_out_of_all_slots_for_the_sake_of_q(data: st.DataObject, slots: int):
+    """Others may go before the least for less to compute, but not into the last slot while the least has none."""
+    names = ["a", "b", "c"]
+    source = Source(data, Meter(), dict.fromkeys(names, ("standard", 1)))
+    replica = Replica(FairShare(quantum=50_000.0), running=slots, blocks=400)
+    policy = replica.policy
+    flows = policy.flows["standard"].flows  # type: ignore[attr-defined]
+    passed = []
+    take = policy.take
+
+    def taken(chosen: Request) -> None:
+        least = min((flow for flow in flows.values() if flow.waiting), key=lambda flow: flow.counter)
+        ahead = flows[chosen.flow].counter > least.counter
+        if ahead and not least.running and len(replica.scheduler.running) == slots - 1:
+            passed.append(chosen)
+        take(chosen)
+
+    policy.take = taken  # type: ignore[method-assign]
+    for _ in range(150):
+        source.fill(replica)
+        replica.step()
+    assert not passed
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(data=st.data(), slots=SLOTS)
 def test_g1_no_capacity_is_left_while_somebody_waits(data: st.DataObject, slots: int):
     flows: dict[str, tuple[Lane, int]] = {lane: (lane, 1) for lane in LANES}
     replica = Replica(FairShare(), running=slots, blocks=60)
