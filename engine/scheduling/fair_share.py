@@ -19,8 +19,9 @@ G5  A flow that was silent is served as if it had just come: what it did not use
 Shares are charged at admission. Among the prompts of those who are admitted the higher lane's are computed first, as
 far as its balance allows; and a step in which an interactive prompt ends is not made longer by prompts of lower lanes,
 but every other time. In a lane those that were placed first are, with two exceptions: the prompt of a flow that got
-less overtakes, and what costs at most Q to compute passes what costs more, unless that would put its flow more than Q
-ahead of the other's. Long prompts lose little by it, and short ones do not stand behind them for seconds.
+less overtakes (`pace`: with what it is thought to have got elsewhere by now), and what costs at most Q to compute
+passes what costs more, unless that would put its flow more than Q ahead of the other's. Long prompts lose little by it,
+and short ones do not stand behind them for seconds.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from engine.protocol.requests import Lane
 from engine.scheduling.costs import FixedCosts, StepCosts
 from engine.scheduling.flows import DEBT, OUTPUT_GUESS, PATIENCE, FlowShares, Matched
 from engine.scheduling.lanes import LANES, QUANTUM, RANK, WEIGHTS, LaneShares
+from engine.scheduling.pace import Pace
 from engine.scheduling.request import Request
 from engine.scheduling.service import ServiceTotals
 from prompt_cache.keys import BLOCK_TOKENS
@@ -70,6 +72,7 @@ class FairShare:
         self.lanes = LaneShares(weights, lane_quantum)
         self.flows = {lane: FlowShares(quantum, lane == "batch", TO_FINISH[lane]) for lane in LANES}
         self.service = ServiceTotals()
+        self._pace = Pace()
         self._backlogged: frozenset[Lane] = frozenset()
         """Lanes in which somebody waits."""
         self._working: frozenset[Lane] = frozenset()
@@ -197,10 +200,16 @@ class FairShare:
         others = sum(at >= self._now - HEARD_S for at in self._heard.values())
         for flows in self.flows.values():
             flows.quantum = self._quantum / (1 + others)
+        got, heard = [], False
         for lane, name, cost in self.service.news(replica, epoch, service):
             flows = self.flows[lane]
             flow = flows.flow(name)
             flows.charge(flow, min(cost, DEBT * flow.weight))
+            heard = True
+            if not flows.to_finish:  # where waiting counts most, prompts keep their order
+                got.append((flow, cost))
+        if heard:  # else another gateway told it before
+            self._pace.heard(replica, got, self._now)
 
     def service_given(self) -> dict[str, int]:
         """What flows got from this replica so far, as `elsewhere` of the others takes it."""
@@ -252,7 +261,7 @@ class FairShare:
         prompts = [other for other in pending if other.lane == request.lane]
         flows, ranks = self.flows[request.lane], self._ranks(prompts)
         cost = request.rates.cost(left, 0, BLOCK_TOKENS) / request.weight
-        limit = ranks.get(request.flow, flows.flow(request.flow).counter) + flows.quantum
+        limit = ranks.get(request.flow, flows.flow(request.flow).expected()) + flows.quantum
         if flows.to_finish:
             limit += cost
         higher = [other for other in pending if RANK[other.lane] < RANK[request.lane]]
@@ -269,14 +278,15 @@ class FairShare:
             return False
         if request.flow == other.flow:
             return other.passed < PATIENCE
-        return flows.flow(request.flow).counter + cost <= flows.flow(other.flow).counter + flows.quantum
+        return flows.flow(request.flow).expected() + cost <= flows.flow(other.flow).expected() + flows.quantum
 
     def _ranks(self, prompts: Sequence[Request]) -> dict[str, float]:
         """The counters of the flows of a lane's prompts, without what these were charged: a long one is no worse."""
+        self._pace.lapse(self._now)
         ranks: dict[str, float] = {}
         for request in prompts:
             flow = self.flows[request.lane].flow(request.flow)
-            ranks[flow.name] = ranks.get(flow.name, flow.counter) - request.charged / flow.weight
+            ranks[flow.name] = ranks.get(flow.name, flow.expected()) - request.charged / flow.weight
         return ranks
 
     def prefilled(self, request: Request, tokens: int) -> None:

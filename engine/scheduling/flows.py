@@ -51,6 +51,7 @@ class Flow:
         "charged",
         "counter",
         "entry",
+        "lately",
         "name",
         "output",
         "queued",
@@ -68,6 +69,8 @@ class Flow:
         """When its counter changed last, as a serial number."""
         self.entry: tuple[float, int, Flow] | None = None
         """Its place in the order of those that wait: counter, serial number, itself. None while it does not wait."""
+        self.lately = 0
+        """µs that it is thought to have got elsewhere since the others were heard, which its counter does not say."""
         self.output = OUTPUT_GUESS
         self.queued = 0.0
         self.waiting: dict[int, Request] = {}
@@ -135,6 +138,10 @@ class Flow:
     def got(self) -> float:
         """The counter without what was charged ahead, as VTC has it: prompts when admitted, output when it is there."""
         return self.counter - self.outstanding() / self.weight
+
+    def expected(self) -> float:
+        """The counter as it is thought to be by now."""
+        return self.counter + self.lately / self.weight
 
     def learn(self, output: int) -> None:
         """A request ended after so many output tokens."""

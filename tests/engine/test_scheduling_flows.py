@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.protocol.requests import Lane
 from engine.scheduling.costs import FixedCosts, MeasuredCosts, Rates
 from engine.scheduling.fair_share import FORGOTTEN_S, HEARD_S, FairShare
 from engine.scheduling.flows import DEBT, IDLE, LATE, PATIENCE, Flow, FlowShares
 from engine.scheduling.lanes import LANES, ROUNDS, WEIGHTS
+from engine.scheduling.pace import LATELY_S
 from engine.scheduling.service import KEPT, ServiceTotals
 from engine.scheduling.tokens import Tokens
 from tests.engine.scheduling import request
@@ -248,6 +250,75 @@ def test_replicas_that_hear_of_each_other_share_the_quantum():
     policy.at(100.0 + 2 * HEARD_S)
     policy.elsewhere("b", 2, {})
     assert {flows.quantum for flows in policy.flows.values()} == {500.0}
+
+
+class Elsewhere:
+    """Two long prompts on a replica, `wide` before `narrow`, and another replica that serves `wide` too."""
+
+    def __init__(self, lane: Lane = "standard") -> None:
+        self.policy = FairShare(quantum=0.0)
+        self.wide, self.narrow = (
+            request(number, 640, flow=flow, lane=lane) for number, flow in enumerate(("wide", "narrow"))
+        )
+        for each in (self.wide, self.narrow):
+            self.policy.push(each)
+        for each in (self.wide, self.narrow):
+            self.policy.take(each)
+            self.policy.placed(each)
+        self.lane = lane
+        self.total = 0
+
+    def heard(self, now: float, cost: int) -> None:
+        """The other replica gave `wide` so much; `narrow` got as much here, so that all that is known is level."""
+        self.policy.at(now)
+        self.total += cost
+        self.policy.elsewhere("r2", 1, {f"{self.lane}/wide": self.total})
+        flows = self.policy.flows[self.lane]
+        flows.charge(flows.flow("narrow"), float(cost))
+
+    def first(self, now: float) -> str:
+        """Whose prompt is computed; and a new one of `narrow` stands behind those that are before its own."""
+        self.policy.at(now)
+        pending = [self.wide, self.narrow]
+        chosen = self.policy.prefill(pending)
+        assert chosen is not None
+        new = request(9, 640, flow="narrow", lane=self.lane)
+        assert (self.wide in self.policy.before(new, 640, pending)) == (chosen is self.wide)
+        return chosen.flow
+
+
+def test_what_flows_are_thought_to_have_got_elsewhere_counts_in_the_order_of_prompts():
+    there = Elsewhere()
+    there.heard(100.0, 1_000_000)
+    assert there.first(100.5) == "wide", "nothing is known of how fast it goes on"
+    there.heard(101.0, 500_000)
+    assert there.first(101.5) == "narrow"
+    there.heard(101.6, 0)
+    assert there.first(101.7) == "narrow", "another gateway told the same"
+    assert there.policy.peek(nothing) is None
+    counters = {flow.counter for flow in there.policy.flows["standard"].flows.values()}
+    assert len(counters) == 1, "nobody is charged for what is only thought"
+
+
+def test_what_is_thought_to_happen_elsewhere_ends_with_the_news():
+    there = Elsewhere()
+    for second in range(3):
+        there.heard(100.0 + second, 500_000)
+    assert there.first(102.0 + LATELY_S) == "narrow"
+    assert there.first(102.1 + LATELY_S) == "wide", "it has been silent for too long"
+    there.heard(103.0 + LATELY_S, 500_000)
+    assert there.first(103.0 + LATELY_S) == "wide", "how fast it goes on has to be learnt again"
+    there.heard(104.0 + LATELY_S, 500_000)
+    assert there.first(104.0 + LATELY_S) == "narrow"
+    there.policy.elsewhere("r2", 1, {"standard/third": 7})
+    assert there.first(104.5 + LATELY_S) == "wide", "others are served there now"
+
+
+def test_interactive_prompts_keep_their_order_whatever_happens_elsewhere():
+    there = Elsewhere("interactive")
+    for second in range(3):
+        there.heard(100.0 + second, 500_000)
+    assert there.first(102.5) == "wide"
 
 
 def test_a_replica_that_was_silent_for_long_is_forgotten():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from engine.protocol.requests import Lane
+from engine.scheduling.costs import FixedCosts, Rates
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.lanes import LANES, ROUNDS, WEIGHTS, LaneShares
 from engine.scheduling.policy import FirstComeFirstServed, Policy
@@ -210,6 +212,48 @@ def test_g2_a_flow_spread_over_eight_replicas_has_one_share():
     service = meter.service("flow")
     fair = sum(service.values()) / 9
     assert service["wide"] == pytest.approx(fair, rel=0.1)
+
+
+def test_g2_who_waits_on_one_replica_does_not_stand_behind_a_prompt_of_who_is_served_on_all():
+    """What `wide` got elsewhere is heard once a second. A narrow flow's prompt is computed before those of `wide`
+    though these came first and nothing is known of this second yet: while it waits, less than one each is computed.
+    """
+    rates = Rates(step=10_000.0, uncached=100.0, cached=1.0, row=200.0, batch=16)
+    policies = [FairShare(costs=FixedCosts(rates), quantum=50_000.0) for _ in range(4)]
+    replicas = [Replica(policy, running=8, rates=rates) for policy in policies]
+    chance = random.Random(1)
+    wide: list[Request] = []
+    narrow: list[tuple[Request, float]] = []
+    waits: list[float] = []
+    comes = [chance.expovariate(1e-6) for _ in replicas]
+    heard, number = 0.0, 0
+
+    def got() -> float:
+        return sum(each.spent for each in wide)
+
+    while (now := min(replica.now for replica in replicas)) < 20e6:
+        index = min(range(4), key=lambda index: replicas[index].now)
+        replica = replicas[index]
+        while sum(each.flow == "wide" for each in replica.policy.waiting()) < 3:
+            number += 1
+            replica.add(made := request(number, 3000, 20, flow="wide", rates=rates))
+            wide.append(made)
+        if replica.now >= comes[index]:
+            number += 1
+            replica.add(made := request(number, 1500, 20, flow=f"narrow{index}", rates=rates))
+            narrow.append((made, got()))
+            comes[index] = replica.now + chance.expovariate(1e-6)
+        replica.step()
+        waits += [got() - before for each, before in narrow if each.output]
+        narrow = [(each, before) for each, before in narrow if not each.output]
+        if now >= heard + 1e6:
+            heard, given_ = now, [policy.service_given() for policy in policies]
+            for here, policy in enumerate(policies):
+                for there in range(4):
+                    if here != there:
+                        policy.elsewhere(str(there), 1, given_[there])
+    assert len(waits) > 40
+    assert sum(waits) / len(waits) < 0.6 * 4 * rates.cost(3000, 0, 0)
 
 
 @settings(max_examples=examples(25), deadline=None)
