@@ -187,6 +187,8 @@ class PackedLinear(Linear):
 
     def _product(self, x: torch.Tensor, plus: torch.Tensor | None) -> torch.Tensor:
         way = _by_onednn if self._onednn else _plainly
+        # Of a weight that is not in its own order, oneDNN takes another path for a single row.
+        rows = x.repeat(2, 1) if self._onednn and len(x) == 1 else x
         parts = []
         offset = 0
         for piece in self._pieces:
@@ -196,9 +198,9 @@ class PackedLinear(Linear):
                 stop = min(start + tile, outputs)
                 weight = piece.rows(start, stop).to(x.dtype)
                 bias = None if self._bias is None else self._bias[offset + start : offset + stop]
-                parts.append(way(x, weight, bias, None))
+                parts.append(way(rows, weight, bias, None))
             offset += outputs
-        y = torch.cat(parts, 1)
+        y = torch.cat(parts, 1)[: len(x)]
         return y if plus is None else y.add_(plus)
 
 
