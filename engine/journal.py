@@ -1,9 +1,9 @@
 """The replica's durable journal of counts: what was done is known even if the process or the machine dies.
 
-A frame is a mark, a length, a CRC-32 and a msgpack record. Records are written before what they count is shown to
-anyone, so the death of the process loses nothing; `sync` brings them to the disk, and a `Done` is only sent after that,
-so neither does the death of the machine. What the last epoch had begun and not ended is ended at the next start with
-the reason `crash` and the counts as last journaled. A `Done` stays until a gateway acknowledges it.
+Records are written before what they count is shown to anyone, so the death of the process loses nothing; `sync` brings
+them to the disk, and a `Done` is only sent after that, so neither does the death of the machine. What the last epoch
+had begun and not ended is ended at the next start with the reason `crash` and the counts as last journaled. A `Done`
+stays until a gateway acknowledges it.
 
 Thread-safe. One folder belongs to one process, which holds its lock.
 """
@@ -15,83 +15,22 @@ import fcntl
 import os
 import threading
 import time
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 
 from engine.errors import StartError
+from engine.journal_records import Acked, AnyRecord, Begun, Ended, Heard, Opened, Totals, Went, frame, read_records
 from engine.protocol.requests import Counts, Done
 
-_MARK = b"\xa9TJ\x01"
-_HEADER = len(_MARK) + 8
-_LARGEST = 1 << 20
 METRIC = "turnpike_engine_journal"
 COMPACT_BYTES = 8 * 1024 * 1024
 SEQUENCE_BITS = 32
 """Sequence numbers are (epoch << 32) + count: they grow across epochs whatever was lost of the last one's end."""
 _EPOCHS_BEGIN = 1_767_225_600
 """2026-01-01: a first epoch is the seconds since then, so that sequence numbers fit 63 bits until 2094."""
-
-
-class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Base of the journal's records."""
-
-
-class Opened(Record, frozen=True):
-    """A replica started with this epoch."""
-
-    epoch: int
-
-
-class Begun(Record, frozen=True):
-    """A request was scheduled; `handle` stands for it in the records that follow."""
-
-    handle: int
-    id: str
-    attempt: int
-    claim: bytes = b""
-
-
-class Went(Record, frozen=True):
-    """Counts after a step, for each request that took part."""
-
-    counts: list[tuple[int, Counts]]
-
-
-class Heard(Record, frozen=True):
-    """So many of a request's tokens have reached the client."""
-
-    handle: int
-    delivered: int
-
-
-class Ended(Record, frozen=True):
-    """A request ended; `handle` is 0 if it had never begun."""
-
-    handle: int
-    done: Done
-
-
-class Acked(Record, frozen=True):
-    """A gateway has made this `Done` durable."""
-
-    sequence: int
-
-
-class Totals(Record, frozen=True):
-    """What all requests that had ended by now add up to, since this journal began."""
-
-    requests: int
-    counts: Counts
-
-
-AnyRecord: TypeAlias = Opened | Begun | Went | Heard | Ended | Acked | Totals
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
 
 
 @dataclass
@@ -103,47 +42,6 @@ class _Live:
     counts: Counts
     delivered: int = 0
     claim: bytes = b""
-
-
-def frame(record: AnyRecord) -> bytes:
-    """The record as it stands in the file."""
-    body = _encoder.encode(record)
-    return _MARK + len(body).to_bytes(4, "big") + zlib.crc32(body).to_bytes(4, "big") + body
-
-
-def _record_at(data: bytes, at: int) -> tuple[AnyRecord, int] | None:
-    """The record whose frame begins here and where the next one begins; None if there is no sound frame here."""
-    head = data[at : at + _HEADER]
-    if len(head) < _HEADER or not head.startswith(_MARK):
-        return None
-    size, checksum = int.from_bytes(head[4:8], "big"), int.from_bytes(head[8:12], "big")
-    body = data[at + _HEADER : at + _HEADER + size]
-    if size > _LARGEST or len(body) < size or zlib.crc32(body) != checksum:
-        return None
-    try:
-        return _decoder.decode(body), at + _HEADER + size
-    except msgspec.MsgspecError:
-        return None
-
-
-def read_records(data: bytes) -> tuple[list[AnyRecord], int, int]:
-    """The sound records, how many damaged stretches lay between them, and how many bytes of torn tail follow."""
-    records: list[AnyRecord] = []
-    at = damaged = 0
-    while at < len(data):
-        found = _record_at(data, at)
-        if found is None:
-            start = at
-            at = data.find(_MARK, start + 1)
-            while at >= 0 and _record_at(data, at) is None:
-                at = data.find(_MARK, at + 1)
-            if at < 0:
-                return records, damaged, len(data) - start
-            damaged += 1
-            continue
-        record, at = found
-        records.append(record)
-    return records, damaged, 0
 
 
 class Journal:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from engine import journal as journal_module
 from engine.errors import StartError
-from engine.journal import SEQUENCE_BITS, Begun, Ended, Heard, Journal, Opened, Totals, Went, frame, read_records
+from engine.journal import SEQUENCE_BITS, Journal
+from engine.journal_records import Begun, Ended, Heard, Opened, Totals, Went, frame, read_records
 from engine.protocol.requests import Counts, Done
 from tests.fast import examples
 
