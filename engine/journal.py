@@ -5,7 +5,9 @@ them to the disk, and a `Done` is only sent after that, so neither does the deat
 had begun and not ended is ended at the next start with the reason `crash` and the counts as last journaled. A `Done`
 stays until a gateway acknowledges it.
 
-Thread-safe. One folder belongs to one process, which holds its lock.
+Thread-safe. Who only says what happened (`begin`, `progress`, `delivered`, `end`, `acknowledge`) never waits for the
+disk; `write` waits for writes, and only `sync` waits until something has reached it. One folder belongs to one process,
+which holds its lock.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from engine.protocol.requests import Counts, Done
 
 METRIC = "turnpike_engine_journal"
 COMPACT_BYTES = 8 * 1024 * 1024
+_COPY_BYTES = 1 << 20
 SEQUENCE_BITS = 32
 """Sequence numbers are (epoch << 32) + count: they grow across epochs whatever was lost of the last one's end."""
 _EPOCHS_BEGIN = 1_767_225_600
@@ -44,6 +47,25 @@ class _Live:
     claim: bytes = b""
 
 
+def _write(file: int, data: bytes) -> None:
+    """Append all of the data, however much the system takes at a time."""
+    while data:
+        data = data[os.write(file, data) :]
+
+
+def _copy(source: int, target: int, at: int) -> int:
+    """Append what a file holds from here on to another; returns where it ended."""
+    while data := os.pread(source, _COPY_BYTES, at):
+        _write(target, data)
+        at += len(data)
+    return at
+
+
+def _new(path: Path) -> Path:
+    """Where a file is made that is to take the place of this one."""
+    return path.with_name(path.name + ".new")
+
+
 class Journal:
     """`epoch` is this start's; `damaged` and `torn_bytes` say what was wrong with the last one's file."""
 
@@ -55,8 +77,12 @@ class Journal:
         """
         self.folder = folder
         self._path = folder / "journal"
-        self._guard = threading.Lock()
         self._sync_guard = threading.Lock()
+        """Held by the one who syncs or compacts; taken before the others."""
+        self._file_guard = threading.Lock()
+        """Held while the file grows, or another takes its place, so that records stand in it in their order."""
+        self._guard = threading.Lock()
+        """Held for what is in memory, and never while the disk is waited for; taken after the others."""
         self._live: dict[int, _Live] = {}
         self._handles: dict[tuple[str, int], int] = {}
         self._done: dict[int, Done] = {}
@@ -64,8 +90,8 @@ class Journal:
         self._sequence = 0
         self._handle = 0
         self._buffer: list[bytes] = []
-        self._size = 0
         self._file = -1
+        self._compact_at = 0
         self._first_epoch = int(time.time()) - _EPOCHS_BEGIN if first_epoch is None else first_epoch
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -126,26 +152,36 @@ class Journal:
 
     def write(self) -> None:
         """Hand all records to the operating system: from now on they outlive this process. Raises OSError."""
-        with self._guard:
-            self._write()
+        with self._file_guard:
+            with self._guard:
+                data = self._taken()
+            _write(self._file, data)
 
     def sync(self) -> None:
-        """Bring all that was written so far to the disk, compacting the file when it has grown. Raises OSError."""
+        """Bring all that was written so far to the disk, compacting the file when it has grown. Raises OSError.
+
+        What is written meanwhile does not wait, and is on the disk after the next `sync`.
+        """
         with self._sync_guard:
-            with self._guard:
-                self._write()
-                if self._size > COMPACT_BYTES:
-                    self._rewrite()
-                    return
-                file = self._file
-            os.fsync(file)
+            with self._file_guard:
+                size = os.fstat(self._file).st_size
+                with self._guard:
+                    data = self._taken()
+                    state = list(self._state()) if size > self._compact_at else None
+                _write(self._file, data)
+            if state is None:
+                os.fsync(self._file)
+            else:
+                self._compact(state, size + len(data))
 
     def close(self) -> None:
         """Write what is left and let the folder go."""
-        with self._sync_guard, self._guard:
+        with self._sync_guard, self._file_guard:
             if self._file >= 0:
                 with contextlib.suppress(OSError):
-                    self._write()
+                    with self._guard:
+                        data = self._taken()
+                    _write(self._file, data)
                     os.fsync(self._file)
                 os.close(self._file)
                 self._file = -1
@@ -182,12 +218,11 @@ class Journal:
         summed = Counts(**{name: getattr(self._totals.counts, name) + getattr(counts, name) for name in names})
         self._totals = Totals(self._totals.requests + 1, summed)
 
-    def _write(self) -> None:
+    def _taken(self) -> bytes:
+        """What is to be appended; whoever takes it appends it."""
         data = b"".join(self._buffer)
         self._buffer.clear()
-        self._size += len(data)
-        while data:
-            data = data[os.write(self._file, data) :]
+        return data
 
     def _open(self) -> None:
         data = self._path.read_bytes() if self._path.exists() else b""
@@ -213,7 +248,8 @@ class Journal:
             )
             self._end(handle, crashed)
         self._handles.clear()
-        self._rewrite()
+        self._buffer.clear()  # the new file says it all
+        self._grow_from(self._replace(self._path, b"".join(map(frame, self._state()))))
 
     def _apply(self, record: AnyRecord) -> bool:
         """Follow a record of the last epochs; False if what it speaks of is not known."""
@@ -250,34 +286,62 @@ class Journal:
             yield Went([(handle, live.counts)])
             yield Heard(handle, live.delivered)
 
-    def _rewrite(self) -> None:
-        """Replace the file by one with the present state, at once or not at all."""
-        self._buffer.clear()
-        data = b"".join(map(frame, self._state()))
-        file = self._replace(self._path, data)
-        if self._file >= 0:
-            os.close(self._file)
+    def _compact(self, state: Iterable[AnyRecord], known: int) -> None:
+        """Replace the file by one that begins with `state`, which is what its first `known` bytes amount to.
+
+        The old file goes on growing until the new one has all of it, so that whichever a crash leaves is whole. What
+        the old one got meanwhile is in the new one, but not yet on the disk: no `sync` has promised it.
+        """
+        new = self._beside(self._path, b"".join(map(frame, state)))
+        try:
+            copied = _copy(self._file, new, known)  # most of it while others may write
+            with self._file_guard:
+                _copy(self._file, new, copied)
+                self._put_in_place(self._path)
+                old = self._file
+                self._grow_from(new)
+        except OSError:
+            os.close(new)
+            raise
+        os.close(old)
+        self._sync_folder()
+
+    def _grow_from(self, file: int) -> None:
+        """This is the file from now on: compacted when it has grown, and most of it may be of no more interest."""
+        self._compact_at = max(COMPACT_BYTES, 2 * os.fstat(file).st_size)
         self._file = file
-        self._size = len(data)
 
     def _replace(self, path: Path, data: bytes) -> int:
-        """Write a file beside `path`, bring it to the disk, put it in place; returns it, open for appending."""
-        beside = path.with_name(path.name + ".new")
-        file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        """Replace a file, at once or not at all, on the disk too; returns it, open for appending."""
+        file = self._beside(path, data)
         try:
-            while data:
-                data = data[os.write(file, data) :]
-            os.fsync(file)
-            beside.replace(path)
-            folder = os.open(self.folder, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            self._put_in_place(path)
+            self._sync_folder()
         except OSError:
             os.close(file)
             raise
         return file
+
+    def _beside(self, path: Path, data: bytes) -> int:
+        """A file with this content, on the disk, that is to take the place of `path`; open for appending."""
+        file = os.open(_new(path), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        try:
+            _write(file, data)
+            os.fsync(file)
+        except OSError:
+            os.close(file)
+            raise
+        return file
+
+    def _put_in_place(self, path: Path) -> None:
+        _new(path).replace(path)
+
+    def _sync_folder(self) -> None:
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
     def _stored_epoch(self) -> int:
         """The epoch also stands in a file of its own, so that it grows even when the journal is lost."""

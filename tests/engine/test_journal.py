@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +15,7 @@ from hypothesis import strategies as st
 
 from engine import journal as journal_module
 from engine.errors import StartError
-from engine.journal import SEQUENCE_BITS, Journal
+from engine.journal import METRIC, SEQUENCE_BITS, Journal
 from engine.journal_records import Begun, Ended, Heard, Opened, Totals, Went, frame, read_records
 from engine.protocol.requests import Counts, Done
 from tests.fast import examples
@@ -117,6 +121,122 @@ def test_the_file_is_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("long", "crash", 999),
         ("after", "crash", 0),
     }
+    again.close()
+
+
+def test_a_journal_of_much_that_is_of_interest_is_compacted_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(journal_module, "COMPACT_BYTES", 2_000)
+    journal = opened(tmp_path)
+    for index in range(200):
+        journal.end(done(f"kept {index}", 1))
+    journal.sync()
+    compacted, size = 0, (tmp_path / "journal").stat().st_size
+    for index in range(200):
+        journal.begin(str(index), 1)
+        journal.acknowledge(journal.end(done(str(index), 1)).sequence)
+        journal.sync()
+        before, size = size, (tmp_path / "journal").stat().st_size
+        compacted += size <= before
+    journal.close()
+    assert 1 <= compacted <= 4
+
+
+class Held:
+    """One call of a function of `os` that takes until it is released, in whatever thread; the others are as ever."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
+        self.entered, self._released = threading.Event(), threading.Event()
+        real, calls = getattr(os, name), count()
+
+        def call(*given: Any) -> Any:
+            if next(calls) == number:
+                self.entered.set()
+                assert self._released.wait(30)
+            return real(*given)
+
+        monkeypatch.setattr(os, name, call)
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._released.set()
+
+
+def soon(work: Callable[[], object]) -> None:
+    """Do this in another thread, which must not have to wait."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive(), "it waits for the disk"
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["file", "folder"])
+def test_nothing_but_sync_waits_for_a_disk_that_is_slow_to_compact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+):
+    monkeypatch.setattr(journal_module, "COMPACT_BYTES", 10_000)
+    journal = opened(tmp_path)
+    kept, left = journal.end(done("kept", 1)), journal.end(done("left", 1))
+    journal.begin("runs", 1)
+    while (tmp_path / "journal").stat().st_size < 10_000:
+        journal.progress([("runs", 1, counts(1))])
+        journal.write()
+
+    def meanwhile() -> None:
+        journal.acknowledge(kept.sequence)
+        journal.begin("new", 1)
+        journal.progress([("runs", 1, counts(7)), ("new", 1, counts(2))])
+        journal.delivered("runs", 1, 3)
+        journal.write()
+        assert len(journal.unacknowledged()) == journal.metrics()[f"{METRIC}_unacknowledged"] == 1
+
+    with Held(monkeypatch, "fsync", number) as held:
+        syncing = threading.Thread(target=journal.sync)
+        syncing.start()
+        assert held.entered.wait(5)
+        soon(meanwhile)
+        records, damaged, torn = read_records((tmp_path / "journal").read_bytes())
+        assert (damaged, torn) == (0, 0)
+        assert records[-1] == Heard(1, 3)
+    syncing.join()
+    assert (tmp_path / "journal").stat().st_size < 1_000
+    journal.close()
+    again = opened(tmp_path)
+    assert (again.damaged, again.torn_bytes) == (0, 0)
+    assert [(end.id, end.reason, end.counts.output, end.delivered) for end in again.unacknowledged()] == [
+        ("left", "stop", 1, left.delivered),
+        ("runs", "crash", 7, 3),
+        ("new", "crash", 2, 0),
+    ]
+    again.close()
+
+
+def test_who_says_what_happened_does_not_wait_for_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The replica's event loop does, when a gateway acknowledges: all gateways would hear nothing meanwhile."""
+    journal = opened(tmp_path)
+    ended = journal.end(done("ended", 1))
+
+    def meanwhile() -> None:
+        journal.acknowledge(ended.sequence)
+        journal.begin("runs", 1)
+        journal.progress([("runs", 1, counts(1))])
+        journal.delivered("runs", 1, 1)
+        journal.end(done("other", 1))
+        assert [end.id for end in journal.unacknowledged()] == ["other"]
+
+    with Held(monkeypatch, "write", 0) as held:
+        writing = threading.Thread(target=journal.write)
+        writing.start()
+        assert held.entered.wait(5)
+        soon(meanwhile)
+    writing.join()
+    journal.close()
+    again = opened(tmp_path)
+    assert [(end.id, end.reason, end.delivered) for end in again.unacknowledged()] == [
+        ("other", "stop", 0),
+        ("runs", "crash", 1),
+    ]
     again.close()
 
 
