@@ -42,6 +42,22 @@ def _run(fault: str, fields: dict[str, Any], output: Path) -> None:
         sys.exit(2)
 
 
+async def hear_within(reader: asyncio.StreamReader, seconds: float) -> ToGateway | None:
+    """What a replica says next; None when it hung up. Raises TimeoutError when it is silent for so long.
+
+    A pause of this process counts as a twentieth of that at most: while the machine stands still nobody speaks.
+    """
+    reading = asyncio.ensure_future(read_from_replica(reader))
+    try:
+        for _ in range(20):
+            done, _ = await asyncio.wait({reading}, timeout=seconds / 20)
+            if done:
+                return reading.result()
+        raise TimeoutError(f"the replica was silent for {seconds} s")
+    finally:
+        reading.cancel()
+
+
 @dataclass
 class Client:
     """One connection. `done`, `tokens`, `began` are by request id; `beats` are in order."""
@@ -83,7 +99,7 @@ class Client:
 
     async def hear(self) -> ToGateway | None:
         """The next message, kept under its id; a Done is acknowledged if `acknowledges`."""
-        message = await asyncio.wait_for(read_from_replica(self.reader), 20)
+        message = await hear_within(self.reader, 20)
         match message:
             case Beat():
                 self.beats.append(message)
