@@ -14,7 +14,7 @@ import structlog
 
 from billing.holds.records import Hold
 from billing.holds.reserving import Holds
-from billing.prices import PriceBook, PriceMissing, UnknownPriceVersion
+from billing.prices import PriceBook, PriceMissing, PriceVersion, UnknownPriceVersion
 from billing.usage import InvalidUsage
 from engine.protocol.requests import Ack, Done
 from gateway.fleet.fleet import Fleet
@@ -91,9 +91,17 @@ class Recovery:
             except DatabaseUnavailable:
                 await asyncio.sleep(_PAUSE_S)
 
+    async def _price(self, hold: Hold) -> PriceVersion:
+        """What the request was admitted with: remembered, or the database's as soon as that can be asked."""
+        while True:
+            try:
+                return await self._prices.version(hold.price_version)
+            except DatabaseUnavailable:
+                await asyncio.sleep(_PAUSE_S)
+
     async def _adopt(self, link: Link, done: Done, hold: Hold) -> None:
         done.counts.check()
-        price = await self._prices.version(hold.price_version)
+        price = await self._price(hold)
         delivered = min(done.delivered, done.counts.output)
         event = event_of(
             hold,

@@ -10,8 +10,10 @@ import pytest
 
 from billing.audit.checks import check
 from billing.holds.records import Hold
+from billing.prices import PriceVersion
 from engine.protocol.requests import Counts, Done
 from gateway.services import GatewayOptions
+from storage.database import DatabaseUnavailable
 from tests.fast import only_fast
 from tests.gateway.stack import quick_lifetimes, running_stack
 
@@ -68,6 +70,31 @@ async def test_a_journal_is_adopted_once(fresh_sqlite_url: str, tmp_path: Path, 
         stack.replica.drop()
         await stack.until(lambda: stack.replica.acked)
         await stack.settled(1)
+
+
+async def test_a_journal_is_adopted_once_the_database_tells_the_price(
+    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether this gateway still remembers the prices that a request was admitted with does not matter."""
+    monkeypatch.setattr("gateway.recovery._PAUSE_S", 0.01)
+    identity = await leave_a_hold(fresh_sqlite_url, tmp_path, model_folder, name="gateway-test")
+    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, options=SHORT_COURTESY) as stack:
+        prices = stack.gateway.services.prices
+        version, asked = prices.version, 0
+
+        async def away(number: int) -> PriceVersion:
+            nonlocal asked
+            asked += 1
+            if asked < 3:
+                raise DatabaseUnavailable("gone")
+            return await version(number)
+
+        monkeypatch.setattr(prices, "version", away)
+        late = Done(identity, 1, "crash", Counts(prompt=9, computed=9, output=4), 13, 2)
+        stack.gateway.recovery.stray(stack.gateway.services.fleet.links[0], late)
+        (event,) = await stack.settled(1)
+        assert (event.output, event.source) == (2, "journal")
+        assert asked >= 3
 
 
 @pytest.mark.slow
