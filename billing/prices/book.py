@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
@@ -37,6 +37,9 @@ from storage.database import Database, DatabaseUnavailable
 
 _CACHE_SECONDS = 2
 """How long another process's change may go unseen. Half of that, and the cache is renewed beside the requests."""
+
+_MOST_CELLS = 250_000
+"""Prices that are remembered, of all versions together: some 270 bytes each, 67 MB, 19,000 versions of a plain grid."""
 
 _Key = tuple[int, int]
 """A sheet alone (the second is 0), or one laid over a base book's."""
@@ -69,11 +72,13 @@ class _Known(msgspec.Struct):
 
 
 class PriceBook:
-    """Which price version applies, remembered for a moment; and what a version says, remembered for ever."""
+    """Which price version applies, remembered for a moment; and what a version says, remembered while it is in use."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._versions: dict[int, PriceVersion] = {}
+        self._versions: OrderedDict[int, PriceVersion] = OrderedDict()
+        """Those asked for last, the longest unused first. A version never changes: one forgotten reads as it was."""
+        self._cells = 0
         self._known: _Known | None = None
         self._loaded_at = 0
         self._loading: asyncio.Task[None] | None = None
@@ -103,20 +108,30 @@ class PriceBook:
         number = known.resolved.get(key)
         if number is None:
             number = known.resolved[key] = await self._resolve(key)
-        return self._versions.get(number) or await self.version(number)
+        return await self.version(number)
 
     async def version(self, version: int) -> PriceVersion:
-        """The version with this id. Raises UnknownPriceVersion."""
+        """The version with this id. Raises UnknownPriceVersion, DatabaseUnavailable."""
         known = self._versions.get(version)
-        if known is None:
+        if known is not None:
+            self._versions.move_to_end(version)
+        else:
             async with self._database.reading() as session:
                 row = (await session.execute(select(price_version).where(price_version.c.id == version))).one_or_none()
                 if row is None:
                     raise UnknownPriceVersion(version)
                 rows = _cells(await session.execute(select(price).where(price.c.version == version)))
             known = PriceVersion(row.id, row.model, row.currency, rows, row.effective_at)
-            self._versions[version] = known
+            self._remember(known)
         return known
+
+    def _remember(self, version: PriceVersion) -> None:
+        if version.id in self._versions:  # somebody read it beside us
+            return
+        self._versions[version.id] = version
+        self._cells += len(version.rows)
+        while self._cells > _MOST_CELLS and len(self._versions) > 1:
+            self._cells -= len(self._versions.popitem(last=False)[1].rows)
 
     async def now(self) -> int:
         """The instant that "now" is: the database's clock, without asking it each time."""

@@ -23,6 +23,7 @@ from billing.money import (
     parse_price,
 )
 from billing.prices import EVERY_LANE, LANES, PriceBook, PriceMissing, PriceVersion, UnknownPriceVersion, everywhere
+from billing.settlement import Settled, settle
 from billing.tables.prices import (
     price,
     price_book,
@@ -35,7 +36,7 @@ from billing.tables.prices import (
 from billing.usage import CLASSES, METERS, InvalidUsage, Usage
 from storage.base import Count
 from storage.database import Database
-from tests.billing.money import PRICES
+from tests.billing.money import PRICES, Tenant
 
 
 @pytest.mark.parametrize(
@@ -197,6 +198,50 @@ async def test_another_process_sees_a_new_price_soon(database: Database, monkeyp
     assert await there.current("m") == first
     monkeypatch.setattr("billing.prices.book._CACHE_SECONDS", 0)
     assert await there.current("m") == second
+
+
+async def test_versions_are_forgotten_that_were_long_unused_and_say_the_same_again(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is remembered is bounded; a request is rated with what it was admitted with, remembered or not."""
+    monkeypatch.setattr("billing.prices.book._MOST_CELLS", 3 * len(PRICES))
+    tenant = await Tenant.rich(database, 10**12)
+    admitted = tenant.event(tenant.request(10**9))
+    book = PriceBook(database)
+    versions = [await book.set("m", "USD", PRICES | {"output": str(price)}) for price in range(1, 9)]
+    asked: list[int] = []
+    reading = database.reading
+
+    async def ask(version: PriceVersion) -> bool:
+        """Whether the database was asked."""
+        before = len(asked)
+        assert await book.version(version.id) == version
+        return len(asked) > before
+
+    def counted() -> Any:
+        asked.append(1)
+        return reading()
+
+    monkeypatch.setattr(database, "reading", counted)
+    assert await ask(versions[5]) is False
+    assert [await ask(version) for version in versions[:5]] == [True] * 5
+    assert [await ask(version) for version in versions[2:5]] == [False] * 3
+    assert await ask(versions[2]) is False
+    assert await ask(versions[0]) is True
+    assert [await ask(versions[number]) for number in (2, 4, 3)] == [False, False, True]
+    assert await settle(database, book, [admitted]) == Settled(written=1)
+    assert await book.current("m") == versions[-1]
+
+
+async def test_a_version_that_is_more_than_may_be_remembered_is_answered(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("billing.prices.book._MOST_CELLS", 1)
+    book = PriceBook(database)
+    first = await book.set("m", "USD", PRICES)
+    second = await book.set("n", "USD", PRICES)
+    for version in (first, second):
+        assert await asyncio.gather(*(book.version(version.id) for _ in range(3))) == [version] * 3
 
 
 async def test_requests_do_not_wait_for_the_database(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
