@@ -242,6 +242,13 @@ class Replica:
         self.failure = error
         self.stopping.set()
 
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """A replica that no longer beats or syncs is of no use to anyone, and would not say so."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("what the replica does all the time came to an end", exc_info=error)
+            self._fail(error)
+
     def _deliver(self, happened: Sequence[Event]) -> None:
         """Send what may be sent now; each Done with a sequence number waits for the disk."""
         outgoing: dict[GatewayLink, list[Event]] = {}
@@ -304,6 +311,8 @@ class Replica:
         tasks = [asyncio.create_task(self._endings.sync(self._fail)), asyncio.create_task(self._beats())]
         if self.options.parent_pid is not None:
             tasks.append(asyncio.create_task(self._watch_parent(self.options.parent_pid)))
+        for task in tasks:
+            task.add_done_callback(self._task_ended)
         for number in (signal.SIGTERM, signal.SIGINT):
             self.events.add_signal_handler(number, self.stopping.set)
         # What is there by now stays: to search it for garbage again and again would hold up steps, so Python would do

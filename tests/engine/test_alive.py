@@ -19,6 +19,7 @@ from gateway.ending import judge
 from gateway.failures import InvalidRequest
 from tests.engine.client import Client, ReplicaProcess
 from tests.engine.conftest import SCOPES, VOCABULARY, Bench, generate
+from tests.fast import only_fast
 
 Benches = Callable[..., Bench]
 POISON = 77
@@ -212,3 +213,20 @@ def test_a_gateway_tells_the_client_that_its_input_does_harm():
     assert isinstance(failure, InvalidRequest)
     assert failure.code == "input_quarantined"
     assert "30 minutes" in failure.message
+
+
+@pytest.mark.parametrize("broken", only_fast("_send", of=["_send", "place_orphans"]))
+async def test_a_replica_that_can_no_longer_sync_or_beat_ends(tmp_path: Path, tiny_model: Path, broken: str):
+    """… instead of being silent for ever, with its socket open."""
+    fault = (
+        f"from engine.endings import Endings\ndef broken(*given): raise LookupError('mute')\nEndings.{broken} = broken"
+    )
+    replica = await ReplicaProcess.start(tmp_path, tiny_model, fault=fault)
+    try:
+        client = await Client.dial(replica.path)
+        client.send(*SCOPES.values(), generate("ends", HARMLESS, 2))
+        assert await replica.ended() == 2
+        assert "the engine failed: mute" in await replica.output()
+    finally:
+        if replica.status is None:
+            await replica.kill()
