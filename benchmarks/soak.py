@@ -119,19 +119,23 @@ async def soak(requests: int, bound: float) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="turnpike-soak-") as name:
         folder = Path(name)
         replica = await ReplicaProcess.start(folder, write_model(folder / "model"), output=folder / "log")
-        client = await Client.dial(replica.path)
-        run = Soak(client, psutil.Process(replica.process.pid), requests)
-        began = time.perf_counter()
-        await run.run()
-        took = time.perf_counter() - began
-        client.beats.clear()
-        await client.until(lambda: len(client.beats) > 1)
-        last = client.beats[-1]
-        counted = {name: int(last.metrics[f"turnpike_engine_{name}_tokens_total"]) for name in run.counted}
-        held = sum(load.referenced for load in last.memory)
-        journal = sum(file.stat().st_size for file in replica.data.iterdir())
-        await client.close()
-        status = await replica.stop()
+        try:
+            client = await Client.dial(replica.path)
+            run = Soak(client, psutil.Process(replica.process.pid), requests)
+            began = time.perf_counter()
+            await run.run()
+            took = time.perf_counter() - began
+            client.beats.clear()
+            await client.until(lambda: len(client.beats) > 1)
+            last = client.beats[-1]
+            counted = {name: int(last.metrics[f"turnpike_engine_{name}_tokens_total"]) for name in run.counted}
+            held = sum(load.referenced for load in last.memory)
+            journal = sum(file.stat().st_size for file in replica.data.iterdir())
+            await client.close()
+            status = await replica.stop()
+        finally:
+            if replica.status is None:  # else this process would wait for it for ever
+                await replica.kill()
     rise = slope(run.readings)
     return {
         "requests": requests,
