@@ -10,6 +10,9 @@ ARGS ?=
 # A file's tests share what they start, so they stay together; conftest.py says which files come first.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Containers often forbid bytecode. Without any, each worker of pytest rewrites and compiles every test anew: half of what
+# it takes to start; and so does every process that a test starts with our modules.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help serve install install-dev check test test-fast test-long test-rating soak golden format lock docs clean
 
