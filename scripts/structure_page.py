@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -16,9 +17,15 @@ ROOMS = ("turnpike", "gateway", "engine", "prompt_cache", "billing", "storage", 
 BEGIN, END = "<!-- modules: made by scripts/structure_page.py -->", "<!-- /modules -->"
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The module, parsed once for all that look at it."""
+    return ast.parse(path.read_text())
+
+
 def first_sentence(path: Path) -> str:
     """The docstring's first sentence on one line."""
-    text = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0].split())
+    text = " ".join((ast.get_docstring(parsed(path)) or "").split("\n\n")[0].split())
     match = re.match(r"(.*?[.!?])(?:\s+[A-Z`(]|$)", text)
     return (match.group(1) if match else text).replace("|", "\\|")
 

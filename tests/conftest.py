@@ -41,8 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Keep the collector of garbage away from what was imported, as a server does (`turnpike.garbage`): a look at all of
-    it takes 0.4 s, and there were dozens."""
+    """Keep the collector of garbage away from what was imported, as a server does (`turnpike.garbage`): it took 0.4 s
+    to look at all of it, dozens of times."""
     gc.disable()
     try:
         return (yield)

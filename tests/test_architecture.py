@@ -53,12 +53,22 @@ def relative(path: Path) -> str:
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(structure_page.parsed(path)))
+
+
+def calls(path: Path, *functions: str) -> Iterator[ast.Call]:
+    """The calls of these functions, which are written as in `text` or `sa.text`."""
+    last = {name.split(".")[-1] for name in functions}
+    for node in nodes(path):
+        if isinstance(node, ast.Call):
+            called = getattr(node.func, "id", None) or getattr(node.func, "attr", None)
+            if called in last and ast.unparse(node.func) in functions:
+                yield node
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -98,7 +108,7 @@ def test_no_module_is_named_for_nothing() -> None:
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    wrong = [relative(p) for p in modules() if p.stat().st_size and not ast.get_docstring(parsed(p))]
+    wrong = [relative(p) for p in modules() if p.stat().st_size and not ast.get_docstring(structure_page.parsed(p))]
     assert not wrong, wrong
 
 
@@ -111,7 +121,7 @@ def test_billing_has_no_float() -> None:
     for path in modules("billing"):
         source = path.read_text()
         lines = source.splitlines()
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             is_float = (isinstance(node, ast.Constant) and isinstance(node.value, float)) or (
                 isinstance(node, ast.Name) and node.id == "float"
             )
@@ -128,22 +138,9 @@ def test_billing_has_no_float() -> None:
 
 def functions(path: Path) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:
     lines = path.read_text().splitlines()
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node, "\n".join(lines[node.lineno - 1 : node.end_lineno])
-
-
-def is_query(node: ast.AST) -> bool:
-    if not isinstance(node, ast.Call):
-        return False
-    name = (
-        node.func.id
-        if isinstance(node.func, ast.Name)
-        else node.func.attr
-        if isinstance(node.func, ast.Attribute)
-        else ""
-    )
-    return name in {"select", "text", "execute", "scalars", "scalar"}
 
 
 def test_queries_are_written_where_tenancy_is_applied() -> None:
@@ -151,8 +148,7 @@ def test_queries_are_written_where_tenancy_is_applied() -> None:
         f"{relative(path)}:{node.lineno}"
         for path in modules()
         if not relative(path).startswith(QUERY_MODULES)
-        for node in ast.walk(parsed(path))
-        if is_query(node) and isinstance(node, ast.Call) and ast.unparse(node.func) in {"select", "text", "sa.text"}
+        for node in calls(path, "select", "text", "sa.text")
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -177,10 +173,8 @@ def test_sql_is_never_formatted_from_values() -> None:
     wrong = [
         f"{relative(path)}:{node.lineno}"
         for path in modules()
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func) in {"text", "sa.text", "sqlalchemy.text"}
-        and any(isinstance(argument, ast.JoinedStr | ast.BinOp) for argument in node.args)
+        for node in calls(path, "text", "sa.text", "sqlalchemy.text")
+        if any(isinstance(argument, ast.JoinedStr | ast.BinOp) for argument in node.args)
         and relative(path).split("/")[0] != "migrations"
     ]
     assert not wrong, "\n".join(wrong)
