@@ -39,6 +39,10 @@ from prompt_cache.block_groups import ABSENT, Block, GroupedPool
 from tests.engine.families import write_family
 from tests.engine.tiny_tokenizer import write_tokenizer
 
+# Threads of torch meet after each operation and wait with all their might: with as many workers as cores, they mostly
+# wait for each other. Who wants more asks `make_bench`.
+torch.set_num_threads(1)
+
 VOCABULARY = 131
 
 TINY = {
