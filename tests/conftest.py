@@ -7,7 +7,7 @@ import gc
 import itertools
 import shutil
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import asyncpg
@@ -127,13 +127,17 @@ async def _emptied(postgres: PostgresServer) -> str:
 @pytest.fixture
 async def fresh_sqlite_url(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The URL of a migrated SQLite database without rows."""
-    return await _copied(tmp_path, tmp_path_factory)
+    return await sqlite_copy("fresh", migrate.upgrade, tmp_path, tmp_path_factory)
 
 
-async def _copied(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    template = tmp_path_factory.getbasetemp() / "template.sqlite"
+async def sqlite_copy(
+    name: str, make: Callable[[str], Awaitable[None]], folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """The URL of a new copy, in this folder, of the session's SQLite database of this name: `make` makes it of its URL
+    when it is first asked for."""
+    template = tmp_path_factory.getbasetemp() / f"{name}.sqlite"
     if not template.exists():
-        await migrate.upgrade(f"sqlite:///{template}")
+        await make(f"sqlite:///{template}")
         with sqlite3.connect(template) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         connection.close()
@@ -156,7 +160,7 @@ def empty_again(
     """What gives the URL of a migrated database without rows whenever it is called, outside any event loop; on
     PostgreSQL it is the same one. Each test runs on both kinds."""
     if request.param == "sqlite":
-        return lambda: asyncio.run(_copied(tmp_path, tmp_path_factory))
+        return lambda: asyncio.run(sqlite_copy("fresh", migrate.upgrade, tmp_path, tmp_path_factory))
     postgres = request.getfixturevalue("postgres")
     return lambda: asyncio.run(_emptied(postgres))
 

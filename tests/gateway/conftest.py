@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gateway.conversation.served_model import ServedModel, load_served_model
+from storage import migrate
+from storage.database import Database
+from tests.conftest import sqlite_copy
 from tests.gateway.tiny_model import make_model_folder
 
 if TYPE_CHECKING:
@@ -26,8 +29,23 @@ def model(model_folder: Path) -> ServedModel:
 
 
 @pytest.fixture
-async def stack(fresh_sqlite_url: str, tmp_path: Path, model_folder: Path) -> AsyncIterator[Stack]:
-    from tests.gateway.stack import running_stack  # its imports warn before pytest is configured
+async def stocked_sqlite_url(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URL of a SQLite database with what `stack.stock` puts in."""
+    return await sqlite_copy("stocked", _make_stocked, tmp_path, tmp_path_factory)
 
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder) as running:
+
+async def _make_stocked(url: str) -> None:
+    from tests.gateway.stack import stock  # its imports warn before pytest is configured
+
+    await migrate.upgrade(url)
+    database = await Database.open(url)
+    await stock(database)
+    await database.close()
+
+
+@pytest.fixture
+async def stack(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> AsyncIterator[Stack]:
+    from tests.gateway.stack import running_stack
+
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder) as running:
         yield running

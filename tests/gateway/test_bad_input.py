@@ -356,9 +356,9 @@ async def test_an_unknown_model_and_unknown_routes(stack: Stack) -> None:
     assert "POST" in wrong.headers["allow"]
 
 
-async def test_a_body_over_the_limit(fresh_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
+async def test_a_body_over_the_limit(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
     options = GatewayOptions(body_limit=2000, lifetimes=quick_lifetimes())
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, options=options) as stack:
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
         answer = await stack.post(user("x" * 2000))
         assert answer.status_code == 413
         assert answer.json()["error"]["code"] == "request_too_large"

@@ -61,9 +61,9 @@ async def test_a_head_that_never_comes(stack: Stack, monkeypatch: pytest.MonkeyP
     assert body["error"]["type"] == "invalid_request_error"
 
 
-async def test_a_body_that_never_comes(fresh_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
+async def test_a_body_that_never_comes(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
     options = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=2.0, patience=0.2)
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, options=options) as stack:
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
         status, headers, body = await send(stack, authorized(stack) + b'content-length: 100\r\n\r\n{"model":')
         assert status == 408
         assert headers["x-request-id"].startswith("req_")

@@ -97,9 +97,9 @@ async def test_a_client_that_leaves_while_queued_in_a_stream(stack: Stack) -> No
 
 
 @pytest.mark.slow
-async def test_a_keep_alive_comment_while_queued(fresh_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
+async def test_a_keep_alive_comment_while_queued(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
     options = GatewayOptions(keep_alive=0.05, lifetimes=quick_lifetimes())
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, options=options) as stack:
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
         stack.say("ok", queued=0.3)
         answer = await stack.post(STREAM)
         assert answer.text.startswith(": keep-alive\n\n")
@@ -109,11 +109,11 @@ async def test_a_keep_alive_comment_while_queued(fresh_sqlite_url: str, tmp_path
 
 @pytest.mark.slow
 async def test_a_reader_that_stalls_stops_its_own_stream(
-    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
 ) -> None:
     options = GatewayOptions(patience=0.5, lifetimes=quick_lifetimes(), body_limit=100_000)
     fleet = FleetOptions(credit_window=64, credit_step=8)
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, options=options, fleet_options=fleet) as stack:
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options, fleet_options=fleet) as stack:
         long_token = max(range(500), key=lambda token: len(next(iter(stack.models)).tokenizer.token_bytes(token)))
         stack.replica.script = Script(tokens=[long_token] * 480, burst=64)
         # a socket with a tiny window that never reads
@@ -138,9 +138,9 @@ async def test_a_reader_that_stalls_stops_its_own_stream(
         assert events[0].output <= run.sent
 
 
-async def test_credit_follows_the_reader(fresh_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
+async def test_credit_follows_the_reader(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
     fleet = FleetOptions(credit_window=16, credit_step=4)
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, fleet_options=fleet) as stack:
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, fleet_options=fleet) as stack:
         stack.say(TEXT, burst=16)
         answer = await stack.post(STREAM)
         assert content(frames(answer.text)) == TEXT
@@ -155,10 +155,10 @@ async def test_credit_follows_the_reader(fresh_sqlite_url: str, tmp_path: Path, 
 
 @pytest.mark.slow
 async def test_text_held_back_does_not_use_up_the_credit(
-    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
 ) -> None:
     fleet = FleetOptions(credit_window=8, credit_step=4)
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, fleet_options=fleet) as stack:
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, fleet_options=fleet) as stack:
         stack.say(TEXT, burst=3)
         answer = await stack.post({**STREAM, "stop": [TEXT[:170] + "never"]})
         assert content(frames(answer.text)) == TEXT
@@ -169,10 +169,10 @@ async def test_text_held_back_does_not_use_up_the_credit(
 
 @pytest.mark.slow
 async def test_a_replica_that_ignores_credit_is_cut_off(
-    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
 ) -> None:
     fleet = FleetOptions(credit_window=4)
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, fleet_options=fleet) as stack:
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, fleet_options=fleet) as stack:
         stack.say(TEXT, burst=50, ignore_credit=True)
         answer = await stack.post(STREAM)
         assert answer.status_code in (200, 500, 503)
@@ -278,8 +278,8 @@ async def test_text_cannot_forge_events(stack: Stack) -> None:
 # ---------------------------------------------------------------- replicas that die
 
 
-async def test_no_replica_at_all(fresh_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, start_replica=False) as stack:
+async def test_no_replica_at_all(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, start_replica=False) as stack:
         for body in (STREAM, WHOLE):
             answer = await stack.post(body)
             assert answer.status_code == 503
@@ -386,10 +386,10 @@ async def test_a_lost_connection_is_not_a_lost_request(stack: Stack) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("body", [STREAM, WHOLE])
 async def test_a_replica_that_never_answers(
-    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, body: dict[str, Any]
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, body: dict[str, Any]
 ) -> None:
     options = GatewayOptions(lifetimes=quick_lifetimes(request=-1.6, done=0.2), keep_alive=0.2)
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, options=options) as stack:
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
         stack.say(TEXT, silent=True)
         answer = await stack.post(body)
         if body is WHOLE:
@@ -481,10 +481,10 @@ async def test_a_stop_lets_streams_finish(stack: Stack) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("body", [STREAM, WHOLE])
 async def test_a_stop_ends_what_takes_too_long(
-    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, body: dict[str, Any]
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, body: dict[str, Any]
 ) -> None:
     options = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=0.2)
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, options=options) as stack:
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
         stack.say(TEXT, pause=0.1)
         request = asyncio.create_task(stack.post(body))
         await stack.until(lambda: any(run.sent > 2 for run in stack.replica.runs.values()))

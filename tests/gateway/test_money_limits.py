@@ -18,9 +18,9 @@ OK: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": 
 
 
 async def test_a_budget_refuses_with_its_name_and_its_end(
-    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
 ) -> None:
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder) as stack:
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder) as stack:
         budgets = Budgets(stack.database)
         limit = await budgets.set(stack.tenant.id, "tag", "nightly", "month", limit_pico=1000, currency="USD")
         stack.say("ok")
@@ -43,9 +43,9 @@ async def test_a_budget_refuses_with_its_name_and_its_end(
 
 @pytest.mark.parametrize("scope", only_fast("key", of=["project", "key"]))
 async def test_a_refusal_calls_projects_and_keys_what_people_call_them(
-    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, scope: Literal["project", "key"]
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, scope: Literal["project", "key"]
 ) -> None:
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder) as stack:
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder) as stack:
         mine = [key for key in await stack.tenancy.list_keys(stack.tenant.id) if key.public_id in stack.key]
         (project,) = await stack.tenancy.list_projects(stack.tenant.id)
         subject, name = (str(project.id), project.name) if scope == "project" else (str(mine[0].id), mine[0].public_id)

@@ -79,9 +79,11 @@ async def test_prices_need_a_key(stack: Stack) -> None:
     assert (await get(stack, key=None)).status_code == 401
 
 
-async def test_prices_can_be_public(fresh_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
+async def test_prices_can_be_public(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
     options = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=1.0, public_prices=True)
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, options=options, start_replica=False) as public:
+    async with running_stack(
+        stocked_sqlite_url, tmp_path, model_folder, options=options, start_replica=False
+    ) as public:
         assert cells((await get(public, key=None)).json())["output", "standard", 0] == ("1.60", 1_600_000)
         assert (await get(public)).status_code == 200
         assert (await get(public, key="tp_live_wrong")).status_code == 401

@@ -40,8 +40,8 @@ async def leave_a_hold(url: str, folder: Path, model_folder: Path, name: str) ->
     return identity
 
 
-async def test_a_journal_is_adopted_once(fresh_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder) as stack:
+async def test_a_journal_is_adopted_once(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder) as stack:
         stack.say(TEXT, pause=0.02)
         headers = {"authorization": f"Bearer {stack.key}"}
         body = WHOLE | {"stream": True}
@@ -100,11 +100,11 @@ async def test_a_journal_is_adopted_once_the_database_tells_the_price(
 @pytest.mark.slow
 @pytest.mark.parametrize("delivered", [0, 3])
 async def test_holds_of_other_gateways_are_left_alone_for_a_while(
-    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, delivered: int
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, delivered: int
 ) -> None:
-    identity = await leave_a_hold(fresh_sqlite_url, tmp_path, model_folder, name="other")
+    identity = await leave_a_hold(stocked_sqlite_url, tmp_path, model_folder, name="other")
     async with running_stack(
-        fresh_sqlite_url, tmp_path, model_folder, options=SHORT_COURTESY, name="gateway-test", start_replica=False
+        stocked_sqlite_url, tmp_path, model_folder, options=SHORT_COURTESY, name="gateway-test", start_replica=False
     ) as stack:
         assert await stack.holds() == ["open"]
         counts = Counts(prompt=9, computed=9, output=4)
@@ -125,12 +125,12 @@ async def test_holds_of_other_gateways_are_left_alone_for_a_while(
 @pytest.mark.slow
 @pytest.mark.parametrize("known", only_fast(False, of=[False, True]))
 async def test_a_hold_that_nothing_was_done_for_is_given_back(
-    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, known: bool
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, known: bool
 ) -> None:
     """The gateway died between hold and Generate; or after it, and the replica's journal knows."""
-    identity = await leave_a_hold(fresh_sqlite_url, tmp_path, model_folder, name="gateway-test")
+    identity = await leave_a_hold(stocked_sqlite_url, tmp_path, model_folder, name="gateway-test")
     async with running_stack(
-        fresh_sqlite_url, tmp_path, model_folder, options=SHORT_COURTESY, name="gateway-test", start_replica=False
+        stocked_sqlite_url, tmp_path, model_folder, options=SHORT_COURTESY, name="gateway-test", start_replica=False
     ) as stack:
         await asyncio.sleep(0.5)
         assert await stack.holds() == ["open"], "no replica could say yet what it knows"
@@ -156,12 +156,12 @@ async def test_a_hold_that_nothing_was_done_for_is_given_back(
 @pytest.mark.slow
 @pytest.mark.parametrize("known", [False, True])
 async def test_a_request_that_took_from_an_allowance_is_billed_from_what_it_carried(
-    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, known: bool
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, known: bool
 ) -> None:
     """No row says its hold: the journal gives it back. What nobody needs of the allowance is given back after that."""
     earlier = tmp_path / "earlier"
     earlier.mkdir()
-    async with running_stack(fresh_sqlite_url, earlier, model_folder, options=ASIDE) as stack:
+    async with running_stack(stocked_sqlite_url, earlier, model_folder, options=ASIDE) as stack:
         stack.say(TEXT)
         while not len(stack.gateway.allowances):
             await stack.post(WHOLE)
@@ -175,7 +175,7 @@ async def test_a_request_that_took_from_an_allowance_is_billed_from_what_it_carr
             task.cancel()
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, options=ASIDE, start_replica=False) as stack:
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=ASIDE, start_replica=False) as stack:
         before = len(await stack.events())
         assert "open" in await stack.holds()
         if known:

@@ -65,8 +65,8 @@ async def test_a_tenant_gets_the_slices_that_there_is_money_for(
 
 
 @pytest.mark.slow
-async def test_with_money_the_answer_is_whole(fresh_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, options=OPTIONS) as stack:
+async def test_with_money_the_answer_is_whole(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=OPTIONS) as stack:
         stack.replica.script = _endless(stack, burst=3)
         for stream in (False, True):
             answer = await stack.post({**LONG, "stream": stream})
@@ -79,9 +79,9 @@ async def test_with_money_the_answer_is_whole(fresh_sqlite_url: str, tmp_path: P
 
 
 async def test_a_first_slice_that_is_not_there_is_refused(
-    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
 ) -> None:
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, options=OPTIONS) as stack:
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=OPTIONS) as stack:
         await _leave(stack, SLICE - 1)
         refused = await stack.post(LONG)
         assert refused.status_code == 402
@@ -91,7 +91,7 @@ async def test_a_first_slice_that_is_not_there_is_refused(
 
 @pytest.mark.slow
 async def test_a_late_slice_is_waited_for(
-    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The replica pauses at what is held, while the database is away and then slow."""
     real, failures = Holds.top_up, iter([DatabaseUnavailable("away")])
@@ -106,7 +106,7 @@ async def test_a_late_slice_is_waited_for(
         return await real(self, hold, amount_pico)
 
     monkeypatch.setattr(Holds, "top_up", slow)
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, options=OPTIONS) as stack:
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=OPTIONS) as stack:
         stack.replica.script = _endless(stack, burst=100)
         answer = await stack.post({**LONG, "max_tokens": 3 * SLICE, "stream": True})
         assert "limited_by" not in answer.text
@@ -116,9 +116,9 @@ async def test_a_late_slice_is_waited_for(
 
 @pytest.mark.slow
 async def test_a_gateway_that_dies_between_slices_bills_what_was_held_at_most(
-    fresh_sqlite_url: str, tmp_path: Path, model_folder: Path
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
 ) -> None:
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, options=OPTIONS) as stack:
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=OPTIONS) as stack:
         prompt = await _leave(stack, 3 * SLICE)
         stack.replica.script = _endless(stack, burst=2, pause=0.01)
         asking = asyncio.create_task(stack.post({**LONG, "stream": True}))
