@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -36,7 +35,7 @@ from engine.runner import Runner
 from engine.scheduling.work import Work
 from engine.threads import Threads
 from prompt_cache.block_groups import ABSENT, Block, GroupedPool
-from tests.engine.families import write_family
+from tests.engine.families import kept_families
 from tests.engine.tiny_tokenizer import write_tokenizer
 
 # Threads of torch meet after each operation and wait with all their might: with as many workers as cores, they mostly
@@ -110,12 +109,11 @@ Families: TypeAlias = Callable[[str], Path]
 
 
 @pytest.fixture(scope="session")
-def family_folders(tmp_path_factory: pytest.TempPathFactory) -> Families:
-    """The folder of a family's tiny model, by the family's name; written at the first call."""
-    from transformers import AutoModelForCausalLM  # noqa: F401  # seconds, which are no test's own
-
-    base = tmp_path_factory.mktemp("families")
-    return cache(lambda name: write_family(name, base / name.replace(" ", "-")))
+def family_folders(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Families:
+    """The folder of a family's tiny model, by the family's name. They are kept for later runs: transformers takes
+    seconds to import."""
+    kept = pytestconfig.cache.mkdir("families") if pytestconfig.cache else tmp_path_factory.mktemp("families")
+    return kept_families(kept).joinpath
 
 
 @pytest.fixture(scope="session")

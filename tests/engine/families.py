@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import warnings
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +181,26 @@ def write_family(name: str, folder: Path, **changes: object) -> Path:
                 if parameter.is_floating_point() and parameter.std().isnan() | (parameter.std() == 0):
                     parameter.add_(torch.randn_like(parameter) * 0.1)
         model.save_pretrained(folder, max_shard_size="40KB")
+    return folder
+
+
+def kept_families(base: Path) -> Path:
+    """A folder in `base` with a folder for each family, by its name; it is written if none is left of an earlier run.
+
+    Its name says what it was made with, and so whether it is still what would be written.
+    """
+    made_with = [Path(__file__).read_bytes(), *(version(name).encode() for name in ("torch", "transformers"))]
+    folder = base / sha256(b"\0".join(made_with)).hexdigest()[:16]
+    if not folder.exists():
+        written = Path(tempfile.mkdtemp(dir=base))
+        for name in FAMILIES:
+            write_family(name, written / name)
+        try:
+            written.rename(folder)
+        except OSError:
+            if not folder.exists():
+                raise
+            shutil.rmtree(written)  # another worker was faster
     return folder
 
 

@@ -16,7 +16,6 @@ from engine.models.config import read_config
 from engine.models.registry import load_model
 from engine.options import ReplicaOptions
 from tests.engine.conftest import VOCABULARY, Bench, generate, make_bench, write_model
-from tests.fast import only_fast
 
 PROMPT = [(7 * i * i + 3 * i) % VOCABULARY for i in range(150)]
 ROPE_LLAMA3 = {
@@ -57,7 +56,8 @@ def greedy_by_transformers(
     return out[len(prompt) :].tolist(), logits[len(prompt) - 1 : -1]
 
 
-@pytest.mark.parametrize("name", only_fast("grouped queries", "llama3 rope", of=CASES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_same_logits_and_tokens_as_transformers(name: str, tmp_path: Path):
     folder = write_model(tmp_path / "model", seed=len(name), **CASES[name])
     run = make_bench(folder).one(generate("a", PROMPT, 64))
@@ -68,6 +68,7 @@ def test_same_logits_and_tokens_as_transformers(name: str, tmp_path: Path):
     assert len(set(tokens)) >= 20
 
 
+@pytest.mark.slow
 def test_many_distinct_tokens_when_sampled(tiny_model: Path):
     run = make_bench(tiny_model).one(generate("a", PROMPT, 64, temperature=1.0, seed=5))
     assert len(set(run.tokens)) >= 40
@@ -80,15 +81,18 @@ def test_many_distinct_tokens_when_sampled(tiny_model: Path):
 
 
 def test_bfloat16_checkpoint_is_run_in_float32(tiny_model: Path, tmp_path: Path):
-    folder = tmp_path / "half"
-    folder.mkdir()
-    (folder / "config.json").write_text((tiny_model / "config.json").read_text().replace("float32", "bfloat16"))
     tensors = {name: tensor.bfloat16() for name, tensor in load_file(tiny_model / "model.safetensors").items()}
-    save_file(tensors, folder / "model.safetensors")
-    run = make_bench(folder).one(generate("a", PROMPT, 16))
-    tokens, logits = greedy_by_transformers(folder, PROMPT, 16)
-    assert run.tokens == tokens
-    assert (torch.stack(run.logits) - logits).abs().max() < 1e-4
+    runs = []
+    for dtype in (torch.bfloat16, torch.float32):
+        folder = tmp_path / str(dtype)
+        folder.mkdir()
+        config = (tiny_model / "config.json").read_text()
+        (folder / "config.json").write_text(config.replace("float32", str(dtype).removeprefix("torch.")))
+        save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, folder / "model.safetensors")
+        runs.append(make_bench(folder).one(generate("a", PROMPT, 16)))
+    half, whole = runs
+    assert half.tokens == whole.tokens
+    assert torch.equal(torch.stack(half.logits), torch.stack(whole.logits))
 
 
 @pytest.mark.slow

@@ -51,6 +51,7 @@ def test_fp8_scales_of_every_shape():
         fp8.decode(weight, torch.ones(3))
 
 
+@pytest.mark.slow
 def test_fp8_in_blocks_of_128_as_transformers_decodes_it():
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
@@ -73,6 +74,7 @@ def test_fp8_made_is_near():
 # ---------------------------------------------------------------- MXFP4
 
 
+@pytest.mark.slow
 def test_mxfp4_as_transformers_decodes_it():
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 

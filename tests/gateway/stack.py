@@ -67,7 +67,7 @@ class PromptServer(GatewayServer):
     """Sees at once that it is to stop; uvicorn's looks ten times a second."""
 
     async def main_loop(self) -> None:
-        while not await self.on_tick(0):
+        while not await self.on_tick(0):  # noqa: ASYNC110  # a flag is all that says it
             await asyncio.sleep(0.005)
 
 
