@@ -58,7 +58,7 @@ test: install-dev ## All tests, on SQLite and PostgreSQL
 	$(BIN)/python -m pytest $(TWO) -m "not alone"
 	$(BIN)/python -m pytest -m alone tests/e2e
 
-test-fast: install-dev ## What to run after each change: something of every room, in two minutes
+test-fast: install-dev ## What to run after each change: something of every room, in 90 seconds
 	$(BIN)/python -m tests.servers --install
 	$(BIN)/python -m pytest $(TWO) -m "not slow and not e2e and not gpu" --hypothesis-profile fast --cpu-limit 8
 

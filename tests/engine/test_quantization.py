@@ -192,6 +192,7 @@ COMPRESSED = {
 }
 
 
+@pytest.mark.slow  # importing the library alone takes seconds
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", COMPRESSED)
 def test_as_compressed_tensors_decodes_it(case: str, dtype: torch.dtype, tmp_path: Path):
