@@ -112,8 +112,8 @@ Families: TypeAlias = Callable[[str], Path]
 def family_folders(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Families:
     """The folder of a family's tiny model, by the family's name. They are kept for later runs: transformers takes
     seconds to import."""
-    kept = pytestconfig.cache.mkdir("families") if pytestconfig.cache else tmp_path_factory.mktemp("families")
-    return kept_families(kept).joinpath
+    cache = getattr(pytestconfig, "cache", None)  # there is none with `-p no:cacheprovider`
+    return kept_families(cache.mkdir("families") if cache else tmp_path_factory.mktemp("families")).joinpath
 
 
 @pytest.fixture(scope="session")
