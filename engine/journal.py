@@ -61,6 +61,11 @@ def _copy(source: int, target: int, at: int) -> int:
     return at
 
 
+def _compact_at(file: int) -> int:
+    """How large it may grow from now on: most of it may be of no more interest then."""
+    return max(COMPACT_BYTES, 2 * os.fstat(file).st_size)
+
+
 def _new(path: Path) -> Path:
     """Where a file is made that is to take the place of this one."""
     return path.with_name(path.name + ".new")
@@ -249,7 +254,8 @@ class Journal:
             self._end(handle, crashed)
         self._handles.clear()
         self._buffer.clear()  # the new file says it all
-        self._grow_from(self._replace(self._path, b"".join(map(frame, self._state()))))
+        self._file = self._replace(self._path, b"".join(map(frame, self._state())))
+        self._compact_at = _compact_at(self._file)
 
     def _apply(self, record: AnyRecord) -> bool:
         """Follow a record of the last epochs; False if what it speaks of is not known."""
@@ -297,19 +303,14 @@ class Journal:
             copied = _copy(self._file, new, known)  # most of it while others may write
             with self._file_guard:
                 _copy(self._file, new, copied)
-                self._put_in_place(self._path)
-                old = self._file
-                self._grow_from(new)
+                compact_at = _compact_at(new)
+                self._put_in_place(self._path)  # nothing may fail between this and writing to it
+                old, self._file, self._compact_at = self._file, new, compact_at
         except OSError:
             os.close(new)
             raise
         os.close(old)
         self._sync_folder()
-
-    def _grow_from(self, file: int) -> None:
-        """This is the file from now on: compacted when it has grown, and most of it may be of no more interest."""
-        self._compact_at = max(COMPACT_BYTES, 2 * os.fstat(file).st_size)
-        self._file = file
 
     def _replace(self, path: Path, data: bytes) -> int:
         """Replace a file, at once or not at all, on the disk too; returns it, open for appending."""

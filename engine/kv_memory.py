@@ -159,12 +159,12 @@ class KvMemory:
             vectors = torch.cat([values.view(torch.uint8), scales.view(torch.uint8)], -1)
         self.rows[layer].index_copy_(0, rows, vectors)
 
-    def gather(self, layer: int, rows: torch.Tensor, sequences: int) -> Tensors:
-        """Keys and values, [sequences, KV heads, tokens, head dim], from these rows of the layer's `heads`.
+    def gather(self, layer: int, rows: torch.Tensor, pairs: int) -> Tensors:
+        """Keys and values, [pairs, KV heads, tokens, head dim], from these rows of the layer's `heads`.
 
         As they are computed with; in scratch memory that the next call overwrites. A latent's keys hold its values.
         """
-        key = (rows.shape[0], sequences)
+        key = (rows.shape[0], pairs)
         stored, computed, keys, values = self._views.get(key) or self._keep(key, self._gathered(*key))
         torch.index_select(self.heads[layer], 0, rows, out=stored)
         if self._scaled:
@@ -174,7 +174,7 @@ class KvMemory:
             computed.mul_(vectors[:, dim:].contiguous().view(torch.float32))
         return keys, values
 
-    def _gathered(self, count: int, sequences: int) -> Tensors:
+    def _gathered(self, count: int, pairs: int) -> Tensors:
         """Where so many rows are gathered, the same as they are computed with, and the keys and values in that."""
         group, source = self.group, self.heads[0]
         stored = self.scratch("stored", count * source.shape[1], source).view(count, -1)
@@ -182,7 +182,7 @@ class KvMemory:
         if self._scaled:
             vectors = self.scratch("computed", len(vectors) * group.head_dim).view(-1, group.head_dim)
         # Keys beside values: who attends to a head's is, in a fused operation, the thread that gathered both.
-        held = vectors.view(sequences, group.kv_heads, parts(group), -1, group.head_dim)
+        held = vectors.view(pairs, group.kv_heads, parts(group), -1, group.head_dim)
         return stored, vectors, held[:, :, 0], held[:, :, -1]
 
     def zero(self, blocks: Sequence[int]) -> None:

@@ -30,6 +30,8 @@ class Rehearsal:
     again and again for what comes before."""
 
     BLOCK = 0
+    BLOCKS = 3
+    """With fewer of them some are the same."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner

@@ -1,8 +1,8 @@
 """Causal attention over paged KV with grouped query heads, in splits of fixed length (see `attention_plan`).
 
 With a sliding window (in the plan), a soft cap on scores (Gemma 2), sinks (gpt-oss) and values that are part of the
-keys (MLA's latent form). Only stock PyTorch operations: the reference that faster kernels are held to. Scores and sums
-are fp32.
+keys (MLA's latent form). Only stock PyTorch operations: what faster kernels are held to, and, where the machine has one
+that fits, a fused one in their place. Scores and sums are fp32.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ def _reference(q: torch.Tensor, held: Tensors, pairs: Pairs, memory: KvMemory, s
     batch, length = pairs.count * kv_heads, pairs.length
     keys, values = (vectors.flatten(0, 1) for vectors in held)
     scores = memory.scratch("scores", batch * rows * length).view(batch, rows, length)
-    scaled = (q * scoring.scale).view(batch, rows, dim)
+    # Not a view: of queries whose rows lie over each other the product may come out in another order.
+    scaled = (q * scoring.scale).reshape(batch, rows, dim)
     scores = torch.bmm(scaled, keys.transpose(1, 2), out=scores).float()
     if scoring.soft_cap is not None:
         scores = scores.div_(scoring.soft_cap).tanh_().mul_(scoring.soft_cap)

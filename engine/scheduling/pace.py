@@ -27,7 +27,7 @@ class Pace:
         self._said: dict[str, tuple[float, list[tuple[Flow, int]]]] = {}
         """By replica: when it was heard last, and what flows are thought to have got from it since."""
         self._until = math.inf
-        """When the first of them will have been silent for too long, or later."""
+        """When the first of them will have been silent for too long, or sooner: it is looked for again then."""
 
     def heard(self, replica: str, got: Iterable[tuple[Flow, int]], now: float) -> None:
         """A replica gave flows so many µs since it was heard before; `now` in seconds since the Unix epoch."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine.assembly import assemble
+from engine.execution import Execution
 from engine.figures import memory
 from engine.invariance import ensure_invariance
 from engine.layers import attention
@@ -20,7 +21,7 @@ from engine.layers.linear import Linear
 from engine.options import KvDtype, ReplicaOptions
 from engine.protocol.requests import Generate
 from engine.scheduling.costs import FixedCosts, Rates
-from tests.engine.conftest import VOCABULARY, Bench, Families, Run, generate, make_bench
+from tests.engine.conftest import VOCABULARY, Bench, Families, Run, generate, make_bench, write_model
 from tests.fast import only_fast
 
 SERVED = CUTS["cpu"]
@@ -233,6 +234,32 @@ def test_a_machine_whose_fused_attention_depends_on_the_rows_does_without(
     monkeypatch.setattr(attention, "_FUSED", unsound)
     assert ensure_invariance(runner, 256, 64, 2048)
     assert not runner.fused_attention
+    assert runner.tiling.row_tile is None
+
+
+@pytest.mark.parametrize("heads", [2, 3])
+def test_one_query_head_for_each_of_few_kv_heads(heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Without the fused operation, in company: no step fails."""
+    folder = write_model(tmp_path / "model", num_attention_heads=heads, num_key_value_heads=heads)
+    monkeypatch.setattr(Execution, "_each_alone", lambda *_: pytest.fail("a step failed"))
+
+    def unfused() -> Bench:
+        bench = make_bench(folder)
+        bench.engine.runner.fused_attention = False
+        return bench
+
+    expected = unfused().one(request("alone", 129, False))
+    bench = unfused()
+    runs = [bench.add(request(str(number), 129, False, read=False)) for number in range(3)]
+    bench.finish()
+    for run in runs:
+        check(run, expected)
+
+
+@pytest.mark.parametrize("blocks", [2, 3])
+def test_the_self_test_holds_in_a_pool_of_few_blocks(tiny_model: Path, blocks: int):
+    runner = make_bench(tiny_model, blocks=blocks).engine.runner
+    assert ensure_invariance(runner, 64, 4, 2048)
     assert runner.tiling.row_tile is None
 
 
