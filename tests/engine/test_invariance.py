@@ -240,7 +240,7 @@ def test_a_machine_whose_fused_attention_depends_on_the_rows_does_without(
 @pytest.mark.parametrize("heads", [2, 3])
 def test_one_query_head_for_each_of_few_kv_heads(heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Without the fused operation, in company: no step fails."""
-    folder = write_model(tmp_path / "model", num_attention_heads=heads, num_key_value_heads=heads)
+    folder = write_model(tmp_path / "model", num_attention_heads=heads, num_key_value_heads=heads, head_dim=16)
     monkeypatch.setattr(Execution, "_each_alone", lambda *_: pytest.fail("a step failed"))
 
     def unfused() -> Bench:
@@ -248,9 +248,9 @@ def test_one_query_head_for_each_of_few_kv_heads(heads: int, tmp_path: Path, mon
         bench.engine.runner.fused_attention = False
         return bench
 
-    expected = unfused().one(request("alone", 129, False))
+    expected = unfused().one(request("alone", 20, False))
     bench = unfused()
-    runs = [bench.add(request(str(number), 129, False, read=False)) for number in range(3)]
+    runs = [bench.add(request(str(number), 20, False, read=False)) for number in range(3)]
     bench.finish()
     for run in runs:
         check(run, expected)
