@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from openai import OpenAI
 
-from tests.e2e.processes import Process, free_port, process
+from tests.e2e.processes import Process, free_port, process, this_month, usage, wait_settled
 
 
 class Running(msgspec.Struct):
@@ -24,6 +24,11 @@ class Running(msgspec.Struct):
     @property
     def env(self) -> dict[str, str]:
         return {"TURNPIKE_DATA_DIR": str(self.data)}
+
+    def usage(self) -> list[dict[str, object]]:
+        """What `turnpike usage` says of this month when all answers so far are settled."""
+        wait_settled(self.base)
+        return usage(this_month(), self.env)
 
     def client(self, key: str | None = None) -> OpenAI:
         return OpenAI(base_url=self.base + "/v1", api_key=key or self.key, max_retries=0, timeout=120)

@@ -145,6 +145,16 @@ def wait_ready(base: str, processes: Sequence[Process] = (), seconds: float = ST
     raise AssertionError("not ready:\n" + "\n".join(p.errors[-3000:] for p in processes))
 
 
+def wait_settled(base: str, seconds: float = 20) -> None:
+    """Wait until what the answers so far cost is in the database; it lies in the spool for a moment before."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if re.search(rb"^turnpike_spool_waiting 0\.0$", get(base + "/metrics")[1], re.MULTILINE):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"records wait in the spool after {seconds} s")
+
+
 def usage(month: str, env: dict[str, str] | None = None, *arguments: str) -> list[dict[str, object]]:
     """What `turnpike usage` says of a month."""
     answer = command("usage", "--month", month, "--format", "json", *arguments, env=env)

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from tests.e2e.conftest import Running
-from tests.e2e.processes import DEMO_MODEL, command, get, run, this_month, usage
+from tests.e2e.processes import DEMO_MODEL, command, get, run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 MODEL = "stdlib-qa"
@@ -23,7 +23,7 @@ def ask(question: str) -> list[dict[str, str]]:
 
 
 def test_an_answer_and_what_it_cost(serve: Running) -> None:
-    before = usage(this_month(), serve.env)
+    before = serve.usage()
     with serve.client() as client:
         answer = client.chat.completions.create(
             model=MODEL, messages=ask("What does textwrap.dedent do?"), temperature=0, max_tokens=60
@@ -44,7 +44,7 @@ def test_an_answer_and_what_it_cost(serve: Running) -> None:
         + counted.completion_tokens * prices["output"]
     ) / 1_000_000
     assert cost == by_hand
-    after = usage(this_month(), serve.env)
+    after = serve.usage()
     spent = Decimal(str(after[0]["cost"])) - (Decimal(str(before[0]["cost"])) if before else 0)
     assert spent == by_hand
 
@@ -112,7 +112,7 @@ def test_a_revoked_key_stops_within_a_second(serve: Running) -> None:
 
 def test_the_usage_api_agrees_with_the_command(serve: Running) -> None:
     admin = command("keys", "create", "--tenant", "demo", "--admin", env=serve.env).stdout.strip()
-    rows = usage(this_month(), serve.env)
+    rows = serve.usage()
     for key in (admin, serve.key):
         status, body = get(
             serve.base + "/v1/organization/usage/completions?start_time=1700000000&bucket_width=1d&limit=31", key
