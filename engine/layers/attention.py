@@ -84,17 +84,18 @@ def _arranged(query: torch.Tensor, tiles: Tiles, memory: KvMemory, group: int) -
 
 def _joined(q: torch.Tensor, tiles: Tiles, memory: KvMemory, layer: int, scoring: Scoring) -> torch.Tensor:
     """[tiles, KV heads, rows, value dim] of queries [tiles, KV heads, rows, head dim]: all splits of each as one."""
-    partials = [_partial(q, pairs, memory, layer, scoring) for pairs in tiles.pairs]
+    folding, sinks = tiles.folding, scoring.sinks
+    levelled = folding is not None or sinks is not None
+    partials = [_partial(q, pairs, memory, layer, scoring, levelled=levelled) for pairs in tiles.pairs]
     output = partials[0][0] if len(partials) == 1 else torch.cat([output for output, _ in partials])
-    if tiles.folding is None and scoring.sinks is None:
+    if not levelled:
         return output if tiles.final is None else output.index_select(0, tiles.final)
-    level = torch.cat([level for _, level in partials])[..., None]
-    folding = tiles.folding
+    level = torch.cat([level for _, level in partials if level is not None])[..., None]
     if folding is None:
         if tiles.final is not None:
             output, level = output.index_select(0, tiles.final), level.index_select(0, tiles.final)
-        assert scoring.sinks is not None
-        return (output.float() / (_sinks(scoring.sinks, level, q.shape) + 1.0)).to(q.dtype)
+        assert sinks is not None
+        return (output.float() / (_sinks(sinks, level, q.shape) + 1.0)).to(q.dtype)
     assert tiles.final is not None
     # Every split of a query is brought to the largest of its levels; then the tree adds them up, weights beside values.
     # A query's only split weighs exactly 1: it comes out as it does where no tile has more than one.
@@ -105,8 +106,8 @@ def _joined(q: torch.Tensor, tiles: Tiles, memory: KvMemory, layer: int, scoring
         nodes.index_add_(0, fold.left, nodes.index_select(0, fold.right))
     nodes = nodes.index_select(0, tiles.final)
     total = nodes[..., -1:]
-    if scoring.sinks is not None:
-        total = _sinks(scoring.sinks, top, q.shape).add_(total)
+    if sinks is not None:
+        total = _sinks(sinks, top, q.shape).add_(total)
     return (nodes[..., :-1] / total).to(q.dtype)
 
 
@@ -119,12 +120,14 @@ def _sinks(sinks: torch.Tensor, level: torch.Tensor, shape: torch.Size) -> torch
     return heads.view(kv_heads, rows, 1).sub(level).exp_()
 
 
-Partial: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+Partial: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 """Of some pairs their queries' outputs, [pairs, KV heads, rows, value dim], and, if they are to be joined with others,
 their levels in fp32, [pairs, KV heads, rows]: the logarithm of the sum of what scores are exponents of."""
 
 
-def _partial(q: torch.Tensor, pairs: Pairs, memory: KvMemory, layer: int, scoring: Scoring) -> Partial:
+def _partial(
+    q: torch.Tensor, pairs: Pairs, memory: KvMemory, layer: int, scoring: Scoring, *, levelled: bool
+) -> Partial:
     keys, values = memory.gather(layer, pairs.gather, pairs.count)
     if pairs.tile is not None:
         q = q.index_select(0, pairs.tile)
@@ -132,13 +135,15 @@ def _partial(q: torch.Tensor, pairs: Pairs, memory: KvMemory, layer: int, scorin
         # The same in one operation, which keeps scores in the core's cache (Dao et al. 2022).
         output, level = _FUSED(q, keys, values, 0.0, False, attn_mask=pairs.mask, scale=scoring.scale)
         return output, level
-    return _reference(q, (keys, values), pairs, memory, scoring)
+    return _reference(q, (keys, values), pairs, memory, scoring, levelled=levelled)
 
 
 _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-def _reference(q: torch.Tensor, held: Tensors, pairs: Pairs, memory: KvMemory, scoring: Scoring) -> Partial:
+def _reference(
+    q: torch.Tensor, held: Tensors, pairs: Pairs, memory: KvMemory, scoring: Scoring, *, levelled: bool
+) -> Partial:
     _, kv_heads, rows, dim = q.shape
     batch, length = pairs.count * kv_heads, pairs.length
     keys, values = (vectors.flatten(0, 1) for vectors in held)
@@ -150,9 +155,10 @@ def _reference(q: torch.Tensor, held: Tensors, pairs: Pairs, memory: KvMemory, s
         scores = scores.div_(scoring.soft_cap).tanh_().mul_(scoring.soft_cap)
     if pairs.mask is not None:
         scores.view(pairs.count, kv_heads, rows, length)[: len(pairs.mask)].add_(pairs.mask)
-    top = scores.amax(-1)
+    top = scores.amax(-1) if levelled else None
     weights = torch.softmax(scores, -1, out=scores)
+    output = torch.bmm(weights.to(q.dtype), values[..., : scoring.value_dim]).view(pairs.count, kv_heads, rows, -1)
+    if top is None:
+        return output, None
     # The largest weight is that of the largest score: 1 in the sum that all were divided by.
-    level = top.sub_(weights.amax(-1).log_())
-    output = torch.bmm(weights.to(q.dtype), values[..., : scoring.value_dim])
-    return output.view(pairs.count, kv_heads, rows, -1), level.view(pairs.count, kv_heads, rows)
+    return output, top.sub_(weights.amax(-1).log_()).view(pairs.count, kv_heads, rows)

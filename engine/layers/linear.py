@@ -90,11 +90,10 @@ def _packed(weight: torch.Tensor) -> torch.Tensor | None:
 def _best_way(weight: torch.Tensor, *, few_bits: bool) -> Way:
     if _packed(weight.new_zeros(1, 1)) is None:
         return _plainly
-    ways: list[Way] = [_by_onednn] if few_bits else [_by_transposed, _by_onednn]
-    if weight.numel() > _TRIED or len(ways) == 1:
+    if few_bits or weight.numel() > _TRIED:
         return _by_onednn
-    if weight.numel() > _SMALL:
-        ways.reverse()
+    small = weight.numel() <= _SMALL
+    ways: tuple[Way, ...] = (_by_transposed, _by_onednn) if small else (_by_onednn, _by_transposed)
     outputs, inputs = weight.shape
     return next((way for way in ways if _holds(way, outputs, inputs)), _by_onednn)
 
