@@ -22,10 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from engine.errors import StartError
 from engine.journal_records import Acked, AnyRecord, Begun, Ended, Heard, Opened, Totals, Went, frame, read_records
 from engine.protocol.requests import Counts, Done
+
+logger = structlog.get_logger("engine.journal")
 
 METRIC = "turnpike_engine_journal"
 COMPACT_BYTES = 8 * 1024 * 1024
@@ -296,21 +299,28 @@ class Journal:
         """Replace the file by one that begins with `state`, which is what its first `known` bytes amount to.
 
         The old file goes on growing until the new one has all of it, so that whichever a crash leaves is whole. What
-        the old one got meanwhile is in the new one, but not yet on the disk: no `sync` has promised it.
+        the old one got meanwhile is in the new one, but not yet on the disk: no `sync` has promised it. Where there is
+        no room for a new one, the old one serves for as much again.
         """
-        new = self._beside(self._path, b"".join(map(frame, state)))
+        new = -1
         try:
+            new = self._beside(self._path, b"".join(map(frame, state)))
             copied = _copy(self._file, new, known)  # most of it while others may write
             with self._file_guard:
                 _copy(self._file, new, copied)
                 compact_at = _compact_at(new)
                 self._put_in_place(self._path)  # nothing may fail between this and writing to it
                 old, self._file, self._compact_at = self._file, new, compact_at
-        except OSError:
-            os.close(new)
-            raise
-        os.close(old)
-        self._sync_folder()
+        except OSError as error:
+            logger.warning("the journal cannot be made smaller", folder=str(self.folder), cause=str(error))
+            if new >= 0:
+                os.close(new)
+            _new(self._path).unlink(missing_ok=True)
+            self._compact_at = _compact_at(self._file)
+            os.fsync(self._file)
+        else:
+            os.close(old)
+            self._sync_folder()
 
     def _replace(self, path: Path, data: bytes) -> int:
         """Replace a file, at once or not at all, on the disk too; returns it, open for appending."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -139,6 +140,41 @@ def test_a_journal_of_much_that_is_of_interest_is_compacted_seldom(tmp_path: Pat
         compacted += size <= before
     journal.close()
     assert 1 <= compacted <= 4
+
+
+@pytest.mark.parametrize("name", ["open", "write", "fsync", "pread", "replace"])
+def test_where_there_is_no_room_to_compact_the_old_file_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    monkeypatch.setattr(journal_module, "COMPACT_BYTES", 2_000)
+    journal = opened(tmp_path)
+    journal.begin("runs", 1)
+    for output in range(100):
+        journal.progress([("runs", 1, counts(output))])
+        journal.write()
+    size = (tmp_path / "journal").stat().st_size
+    real, calls = getattr(os, name), count()
+
+    def full(*given: Any, **named: Any) -> Any:
+        if next(calls) == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*given, **named)
+
+    monkeypatch.setattr(os, name, full)
+    journal.sync()
+    monkeypatch.undo()
+    assert next(calls) > 0
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["epoch", "journal", "lock"]
+    assert (tmp_path / "journal").stat().st_size == size
+    monkeypatch.setattr(journal_module, "COMPACT_BYTES", 2_000)
+    while (tmp_path / "journal").stat().st_size >= size:
+        journal.progress([("runs", 1, counts(100))])
+        journal.sync()  # smaller as soon as there is room and need
+    journal.progress([("runs", 1, counts(101))])
+    journal.close()
+    again = opened(tmp_path)
+    assert [(end.id, end.reason, end.counts.output) for end in again.unacknowledged()] == [("runs", "crash", 101)]
+    again.close()
 
 
 class Held:
