@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
@@ -58,10 +59,7 @@ class Acceptance:
     def accept(self, generate: Generate, scopes: Mapping[str, Scope]) -> Family:
         """The requests that this asks for. Raises Rejected, naming the field."""
         sampling = generate.sampling
-        if not 1 <= len(generate.id) <= _LONGEST_ID:
-            raise Rejected(f"id: {len(generate.id)} characters are not within 1..{_LONGEST_ID}")
-        if len(generate.claim) > _LONGEST_CLAIM:
-            raise Rejected(f"claim: {len(generate.claim)} bytes are more than {_LONGEST_CLAIM}")
+        _check_terms(generate)
         if not generate.tokens:
             raise Rejected("tokens: the prompt is empty")
         vocabulary = self._vocabulary
@@ -85,8 +83,6 @@ class Acceptance:
         # Whose time is over ends before it begins: its grammar may be what took so long to compile.
         over = generate.deadline is not None and generate.deadline <= self._clock()
         grammar = None if generate.grammar is None or over else self._grammar(generate.grammar)
-        if generate.credit < 0:
-            raise Rejected(f"credit: {generate.credit} is negative")
         segments = self._segments(generate, scopes)
         private = generate.choices > 1 and generate.store == "none"
         root = block_key(secrets.token_bytes(32), self._root, []) if private else self._root
@@ -131,6 +127,7 @@ class Acceptance:
             store="hbm" if private else generate.store,
             arrived_at=self._clock(),
             choice=choice,
+            input_root=self._root if private else None,
         )
 
     def _segments(self, generate: Generate, scopes: Mapping[str, Scope]) -> Segments:
@@ -146,3 +143,17 @@ class Acceptance:
         if before != len(generate.tokens):
             raise Rejected(f"segments: they end at {before}, the prompt at {len(generate.tokens)}")
         return tuple(segments)
+
+
+def _check_terms(generate: Generate) -> None:
+    """What a request is known by, and on which terms it runs. Raises Rejected, naming the field."""
+    if not 1 <= len(generate.id) <= _LONGEST_ID:
+        raise Rejected(f"id: {len(generate.id)} characters are not within 1..{_LONGEST_ID}")
+    if len(generate.claim) > _LONGEST_CLAIM:
+        raise Rejected(f"claim: {len(generate.claim)} bytes are more than {_LONGEST_CLAIM}")
+    if generate.weight < 1:
+        raise Rejected(f"weight: {generate.weight} is not at least 1")
+    if generate.deadline is not None and math.isnan(generate.deadline):
+        raise Rejected("deadline: nan is no time")
+    if generate.credit < 0:
+        raise Rejected(f"credit: {generate.credit} is negative")

@@ -191,6 +191,8 @@ class Engine:
             self._change(family, request, request.lane if lane is None else lane, later)
         if family.first.deadline != before:
             self._watch_deadline(family.first)
+        if lane is not None and not family.first.began:
+            self._watch_patience(family.first)
 
     def _change(self, family: Family, request: Request, lane: Lane, deadline: float | None) -> None:
         if request in family.waiting or request.choice in family.ended:  # the scheduler does not know it
@@ -271,8 +273,10 @@ class Engine:
         request = work.request
         self._result.progress.append(Progress(request.id, request.attempt, family.counts()))
         if outcome.scored:
-            start = request.scored - len(outcome.scored) + 1
-            self._result.events.append(PromptLogprobs(request.id, request.attempt, start, outcome.scored))
+            # Only now: a step that failed is run again, and what is computed again after a preemption was told before.
+            start = max(work.start, request.scored)
+            request.scored = start + len(outcome.scored)
+            self._result.events.append(PromptLogprobs(request.id, request.attempt, start + 1, outcome.scored))
         if outcome.token is None:
             return
         if family.waiting and request is family.first:
@@ -406,7 +410,7 @@ class Engine:
 
     def _queueable(self, request: Request) -> None:
         """Raise Rejected, with an estimate of the wait, when too much waits already."""
-        if len(self._requests) - len(self.scheduler.running) >= self.limits.max_waiting:
+        if self.scheduler.waiting >= self.limits.max_waiting:
             refusal = Refusal("replica", expected_wait(self.fairness, request))
             raise Rejected(f"the queue is full: {self.limits.max_waiting} requests wait", refusal)
         full = self.limits.bounds.refusal(self.fairness, request)

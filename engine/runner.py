@@ -137,15 +137,16 @@ class Runner:
         hidden = self.model(rows[0], rows[1], plans, self.memories)
         # What is not finite makes the sum so as well; then it is worth the while to look where it is.
         sound = [True] * len(works) if math.isfinite(hidden.sum().item()) else self._sound(works, hidden)
-        sampling = [work for work in works if work.samples]
-        ends = [end for end, work in zip(last, works, strict=True) if work.samples]
+        # Of what is not finite nothing can be drawn or told.
+        sampling = [work for work, good in zip(works, sound, strict=True) if work.samples and good]
+        ends = [end for end, work, good in zip(last, works, sound, strict=True) if work.samples and good]
         sampled = iter(self._sample(sampling, hidden, ends) if sampling else [])
         outcomes = []
         for work, good, end in zip(works, sound, last, strict=True):
-            token, logprob = next(sampled) if work.samples else (None, None)
             if not good:
                 outcomes.append(Outcome(error=NotFinite("the model computed NaN or infinity")))
                 continue
+            token, logprob = next(sampled) if work.samples else (None, None)
             outcomes.append(Outcome(token, None, logprob, self._score(work, hidden, end - work.count + 1)))
         return outcomes
 
@@ -163,7 +164,6 @@ class Runner:
             rows = [first + position - work.start for position in range(at, until)]
             logits = self.model.head(hidden[rows + [rows[0]] * self.tiling.padding(len(rows))])[: len(rows)]
             scored += logprobs_of(logits, request.tokens[at + 1 : until + 1], [wanted] * len(rows))
-        request.scored = max(request.scored, end)  # computed again after a preemption, it was told before
         return tuple(scored)
 
     def _sound(self, works: Sequence[Work], hidden: torch.Tensor) -> list[bool]:

@@ -10,7 +10,7 @@ from engine.protocol.requests import Counts, Lane, Sampling, StorePolicy
 from engine.scheduling.costs import Rates
 from engine.scheduling.tokens import Tokens
 from prompt_cache.block_groups import Block
-from prompt_cache.keys import BLOCK_TOKENS, block_key, prefix_key
+from prompt_cache.keys import BLOCK_TOKENS, block_key, chain, prefix_key
 
 if TYPE_CHECKING:  # scheduling alone, as simulators drive it, needs no tensors
     from engine.sampling.row import SamplingRow
@@ -47,6 +47,8 @@ class Request:
     """The sampler's state; None where nothing is sampled."""
     choice: int = 0
     """Which output of its family it is."""
+    input_root: bytes | None = None
+    """The served model, where `root` is one that nobody else can make."""
     scored: int = 0
     """Up to which prompt token log probabilities were told, if they are wanted."""
 
@@ -176,8 +178,13 @@ class Request:
         """The prefix key of the prompt as it was sent: what it is known by, under its scopes, when it does harm."""
         until, scope, _ = self.segments[-1]
         whole = until // BLOCK_TOKENS
-        keys = self.extend_keys(whole)
-        return prefix_key(scope, keys[whole - 1] if whole else self.root, self.tokens[whole * BLOCK_TOKENS : until])
+        rest = self.tokens[whole * BLOCK_TOKENS : until]
+        if self.input_root is None:
+            root, keys = self.root, self.extend_keys(whole)
+        else:
+            root, scopes = self.input_root, [(end, scope) for end, scope, _ in self.segments]
+            keys = chain(root, scopes, self.tokens[:until])
+        return prefix_key(scope, keys[whole - 1] if whole else root, rest)
 
     def segment_at(self, block_start: int) -> tuple[int, bytes, str]:
         """The segment that the block beginning at this token belongs to: the one of its last token."""

@@ -79,6 +79,40 @@ def test_it_says_nothing_to_other_scopes_or_about_other_inputs(bench: Bench):
     assert calls
 
 
+def test_an_input_that_may_leave_nothing_is_known_again_whatever_its_choices(bench: Bench):
+    """Several choices without a store have keys that nobody else can make: what did harm is known by its own."""
+    poison(bench, lambda: RuntimeError("a kernel choked"))
+    bench.one(generate("harmful", HARMFUL, 5, choices=2, store="none"))
+    assert ended(bench, "harmful").reason == "error"
+    for choices in (2, 1):
+        again = bench.one(generate(f"again {choices}", HARMFUL, 5, choices=choices, store="none")).done
+        assert again is not None
+        assert again.refusal is not None
+        assert again.refusal.whose == "input"
+
+
+def test_what_was_told_of_a_prompt_in_a_step_that_failed_is_not_lost(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """A neighbour's log probabilities do not fit into memory, after ours were computed."""
+    told = {"logprobs": 1, "prompt_logprobs": 1}
+    expected = bench.one(generate("before", HARMLESS, 3, **told)).prompt_logprobs
+    assert len(expected) == len(HARMLESS) - 1
+    score, failed = bench.engine.runner._score, []
+
+    def failing(work: Work, *given: object) -> object:
+        if work.request.id == "neighbour" and not failed:
+            failed.append(work)
+            raise MemoryError
+        return score(work, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bench.engine.runner, "_score", failing)
+    bench.add(generate("ours", HARMLESS, 3, **told))
+    bench.add(generate("neighbour", [*HARMLESS, 1], 3, **told))
+    bench.finish()
+    assert failed
+    assert bench.runs["ours"].prompt_logprobs == expected
+    assert ended(bench, "neighbour").reason == "length"
+
+
 def test_a_failure_that_does_not_come_again_harms_nobody(bench: Bench):
     expected = bench.one(generate("before", HARMLESS, 6)).tokens
     run, failed = bench.engine.runner.run, []
@@ -101,12 +135,14 @@ def test_want_of_memory_is_nobodys_fault(bench: Bench):
     assert len(bench.engine.quarantine) == 0
 
 
-def test_blocks_that_a_request_without_a_finite_answer_read_are_read_no_more(bench: Bench):
+@pytest.mark.parametrize("told", [None, 3])
+def test_blocks_that_a_request_without_a_finite_answer_read_are_read_no_more(bench: Bench, told: int | None):
     prompt = [(3 * i) % VOCABULARY for i in range(200)]
     bench.one(generate("writer", prompt, 2))
     bench.engine.runner.memories[0].data[:] = float("nan")
-    bench.one(generate("reader", prompt, 2))
+    bench.one(generate("reader", prompt, 2, temperature=0.7, logprobs=told))
     assert ended(bench, "reader").reason == "error"
+    assert "NotFinite" in (ended(bench, "reader").error or "")
     assert bench.engine.pool.cached_blocks == 0
 
 

@@ -351,6 +351,8 @@ def test_decodes_go_on_beside_a_long_prefill(benches: Benches):
         (generate("x", [1], logit_bias={-1: 0.5}), "sampling.logit_bias: token id -1 is outside"),
         (generate("x", [1], logit_bias={1: float("nan")}), "sampling.logit_bias[1]: nan"),
         (generate("x", [1], credit=-1), "credit: -1 is negative"),
+        (generate("x", [1], weight=0), "weight: 0 is not at least 1"),
+        (generate("x", [1], deadline=float("nan"), lane="batch"), "deadline: nan is no time"),
         (generate("x", [1], grammar="{}"), "grammar"),
         (generate("x", [1, 2], segments=()), "segments: they end at 0, the prompt at 2"),
         (generate("x", [1, 2], segments=(Segment(1, "project"),)), "segments: they end at 1"),
@@ -389,6 +391,19 @@ def test_a_request_that_memory_can_never_hold_is_rejected(benches: Benches):
 
 def test_the_queue_is_bounded(benches: Benches):
     bench = benches(running=1, max_waiting=2)
+    for id in "abcd":
+        bench.add(generate(id, LONG[:10], 4))
+    bench.step()
+    reasons = {id: run.done.reason for id, run in bench.runs.items() if run.done}
+    assert reasons == {"c": "rejected", "d": "rejected"}
+    bench.finish()
+
+
+def test_the_queue_is_bounded_beside_requests_of_many_choices(benches: Benches):
+    bench = benches(running=8, max_waiting=2)
+    bench.add(generate("many", LONG[:10], 40, choices=8))
+    for _ in range(3):
+        bench.step()
     for id in "abcd":
         bench.add(generate(id, LONG[:10], 4))
     bench.step()
