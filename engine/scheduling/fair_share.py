@@ -40,8 +40,8 @@ from prompt_cache.keys import BLOCK_TOKENS
 
 LOCALITY = 250_000.0
 """Q: µs of engine time per weight that a flow may go ahead of another for the sake of a cached prefix."""
-URGENT_S = 3600.0
-"""Batch gains weight when the slack before its earliest deadline falls below this many seconds."""
+HASTE = 1.25
+"""So many times the share that deadlines need batch is given: estimates err, and lanes may go ahead of their shares."""
 FIRST_TOKEN_S: Mapping[Lane, float] = {"interactive": 0.1, "standard": 0.1, "batch": math.inf}
 """How long a flow that got less than others may wait for its next service until its lane may borrow for it."""
 TO_FINISH: Mapping[Lane, bool] = {"interactive": True, "standard": False, "batch": False}
@@ -303,14 +303,17 @@ class FairShare:
     # ------------------------------------------------------------ batch's deadlines
 
     def _batch_weight(self, now: float) -> float:
-        """From its own weight up to the highest lane's, as the slack before the earliest deadline falls."""
-        least, flows = self.weights["batch"], self.flows["batch"]
-        deadline = flows.earliest()
-        if deadline is None:
+        """From its own weight up to the highest lane's: what it needs against all others, so that its deadlines hold.
+
+        Deadlines that its own weight keeps change nothing, however near they are.
+        """
+        least = self.weights["batch"]
+        share = HASTE * self.flows["batch"].dues.share(now)
+        if not share:
             return least
         most = max(self.weights.values())
-        slack = deadline - now - flows.queued / 1e6
-        return least + (most - least) * min(1.0, max(0.0, 1 - slack / URGENT_S))
+        others = sum(self.weights.values()) - least
+        return most if share >= 1.0 else min(most, max(least, others * share / (1.0 - share)))
 
 
 def _admitted(lane: Lane) -> float:

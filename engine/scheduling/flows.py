@@ -19,6 +19,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from engine.scheduling.dues import Dues
 from engine.scheduling.lazy_heap import LazyHeap
 from engine.scheduling.request import Request
 
@@ -37,6 +38,8 @@ OUTPUT_GUESS = 128.0
 """Tokens that a flow's requests are thought to put out before one has ended."""
 LATE = 0.5
 """Which part of what a lane may borrow is for whoever is late; all of it is for those who got less than another."""
+RUN_PART = 0.1
+"""Which part of the time from its coming to its deadline a request is left for running."""
 IDLE = 4096
 """How many flows that have no requests are remembered for having got more than others."""
 _MEAN_WEIGHT = 1 / 8
@@ -167,7 +170,8 @@ class FlowShares:
         self._most = 0.0
         """The largest counter so far."""
         self._waiting = 0
-        self._deadlines: LazyHeap[tuple[float, int, Request]] = LazyHeap(self._is_awaited)
+        self.dues = Dues()
+        """What waits by its deadline, where the order is by deadline."""
 
     def __len__(self) -> int:
         return self._waiting
@@ -196,8 +200,8 @@ class FlowShares:
             flow.charged = self._serial
             self._enter(flow)
         flow.push(request, self._urgency(request))
-        if self.by_deadline and request.deadline is not None:
-            self._deadlines.push((request.deadline, request.arrival, request))
+        if self.by_deadline:
+            self.dues.add(_due(request), request.estimate)
         self.queued += request.estimate
         self._waiting += 1
 
@@ -249,6 +253,8 @@ class FlowShares:
             self._floor = max(self._floor, least.got())
             flow.since = now
         flow.take(request, self._urgency(request), served=now is not None)
+        if self.by_deadline:
+            self.dues.remove(_due(request), request.estimate)
         if not flow.waiting:
             flow.entry = None  # the entry has the flow: of a cycle nothing is freed until all memory is searched
         self._waiting -= 1
@@ -273,17 +279,6 @@ class FlowShares:
         for flow in idle:
             if flow.name not in kept:
                 del self.flows[flow.name]
-
-    def earliest(self) -> float | None:
-        """The earliest deadline of those that wait, where the order is by deadline; None if there is none."""
-        first = self._deadlines.first()
-        return None if first is None else first[0]
-
-    def _is_awaited(self, entry: tuple[float, int, Request]) -> bool:
-        """Whether an entry of the deadlines speaks of a request that waits, and says its deadline."""
-        deadline, arrival, request = entry
-        flow = self.flows.get(request.flow)
-        return flow is not None and flow.waiting.get(arrival) is request and request.deadline == deadline
 
     def _level(self, flow: Flow) -> float:
         """What a flow that wakes up is lifted to: where it has got as much as the least of those that wait.
@@ -328,3 +323,10 @@ class FlowShares:
 def _is_last(entry: tuple[float, int, Flow]) -> bool:
     """Whether an entry of the order is its flow's last, and the flow waits."""
     return entry[2].entry is entry
+
+
+def _due(request: Request) -> float | None:
+    """By when it should be served, to end by its deadline: it has yet to run then, and to wait for a slot."""
+    if request.deadline is None:
+        return None
+    return request.deadline - RUN_PART * max(0.0, request.deadline - request.arrived_at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from engine.protocol.requests import Lane
 from engine.scheduling.costs import FixedCosts, MeasuredCosts, Rates
+from engine.scheduling.dues import SLOT_S, Dues
 from engine.scheduling.fair_share import FORGOTTEN_S, HEARD_S, FairShare
 from engine.scheduling.flows import DEBT, IDLE, LATE, PATIENCE, Flow, FlowShares
 from engine.scheduling.lanes import LANES, ROUNDS, WEIGHTS
@@ -367,11 +369,35 @@ def test_batch_takes_the_earliest_deadline_within_the_quantum():
     for each in (late, soon, never):
         shares.push(each)
     assert shares.choose(nothing) is soon
-    assert shares.earliest() == 20.0
     shares.take(soon)
-    assert shares.earliest() == 50.0
     shares.push(sooner := request(4, flow="1", deadline=10.0))
     assert shares.choose(nothing) is sooner, "earliest deadline first inside a flow too"
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(data=st.data())
+def test_dues_are_the_largest_part_of_the_time_to_any_deadline(data: st.DataObject):
+    """Against a look at all that waits, with deadlines in slots; what was taken out leaves nothing."""
+    dues, waiting = Dues(), []
+    for now in range(100, 120):
+        for _ in range(data.draw(st.integers(0, 3))):
+            each = (
+                data.draw(st.sampled_from([None, math.inf, 105.0, 130.0, 139.0, 500.0])),
+                data.draw(st.sampled_from([1e6, 2e7])),
+            )
+            dues.add(*each)
+            waiting.append(each)
+        if waiting and data.draw(st.booleans()):
+            dues.remove(*waiting.pop(data.draw(st.integers(0, len(waiting) - 1))))
+        slots = [(deadline // SLOT_S * SLOT_S, cost) for deadline, cost in waiting if deadline and deadline < math.inf]
+        wanted = 0.0
+        for slot, _ in slots:
+            work = sum(cost for other, cost in slots if other <= slot) / 1e6
+            wanted = max(wanted, 1.0 if slot - now <= work else work / (slot - now))
+        assert dues.share(float(now)) == pytest.approx(wanted)
+    for each in waiting:
+        dues.remove(*each)
+    assert dues.share(1000.0) == 0.0
 
 
 def test_sub_flows_take_turns():

@@ -16,6 +16,7 @@ from engine.scheduling.lanes import LANES, ROUNDS, WEIGHTS, LaneShares
 from engine.scheduling.policy import FirstComeFirstServed, Policy
 from engine.scheduling.request import Request
 from engine.scheduling.work import Step
+from prompt_cache.keys import BLOCK_TOKENS
 from tests.engine.scheduling import RATES, Replica, request
 from tests.fast import examples
 
@@ -290,6 +291,9 @@ def test_g1_no_capacity_is_left_while_somebody_waits(data: st.DataObject, slots:
     source = Source(data, Meter(), flows)
     replicas_idle: list[str] = []
 
+    def matched(each: Request) -> int:
+        return len(replica.pool.find(each.extend_keys((len(each.tokens) - 1) // BLOCK_TOKENS))) * BLOCK_TOKENS
+
     def seen(step: Step) -> None:
         scheduler = replica.scheduler
         if not scheduler.waiting:
@@ -300,7 +304,8 @@ def test_g1_no_capacity_is_left_while_somebody_waits(data: st.DataObject, slots:
         prefill_left = any(
             len(r.tokens) - r.kv > 1 for r in scheduler.running if r not in [w.request for w in step.work]
         )
-        head = replica.policy.peek(lambda _: 0)
+        # Who is next where others have less to compute, since more of theirs is in memory, waits for those.
+        head = replica.policy.peek(matched, len(scheduler.running) == slots - 1)
         assert head is not None
         room = replica.pool.available >= head.blocks_for(len(head.tokens) + 1)
         if len(scheduler.running) < slots and room and used < 64 and not prefill_left:
@@ -484,22 +489,54 @@ def test_g5_a_silent_flow_gains_nothing(silent: int):
     assert got["sleeper"] == pytest.approx(got["busy"], rel=0.03)
 
 
+def against_a_flood(deadline: float | None, slower: float = 1.0) -> float:
+    """Batch waits with 4 s of work, interactive and standard without end: when batch is done, in seconds. `slower`:
+    so many times as long."""
+    rates = Rates(step=0.0, uncached=10.0 * slower, cached=0.0, row=80.0 * slower, batch=8, copied=1e12)
+    policy = FairShare(FixedCosts(rates), lane_quantum=20_000.0)
+    replica = Replica(policy, running=8, rates=rates)
+    for number in range(600):
+        replica.add(request(number, 500, 20, flow="b", lane="batch", deadline=deadline, read=False, store="none"))
+    done = 0
+    while done < 600:
+        for lane in LANES[:2]:
+            while len(policy.flows[lane]) < 9:
+                number += 1
+                replica.add(request(number, 500, 20, flow=lane, lane=lane, read=False, store="none"))
+        replica.step()
+        done += sum(each.lane == "batch" for each in replica.finished)
+        replica.finished.clear()
+    return replica.now / 1e6
+
+
 @pytest.mark.slow
 def test_batch_keeps_its_deadline_against_a_flood():
-    """With weight 1 it would not: the weight rises as slack falls."""
-    ends = {}
-    for deadline in (None, 20.0):
-        replica = Replica(FairShare(lane_quantum=20_000.0), running=2)
-        wanted = [request(n, 500, 20, flow="b", lane="batch", deadline=deadline) for n in range(600)]
-        replica.add(*wanted)
-        number = 10_000
-        while len([each for each in replica.finished if each.lane == "batch"]) < 600:
-            if not len(replica.policy.flows["interactive"]):  # type: ignore[attr-defined]
+    """With weight 1 it would not: the weight rises with the share that what waits needs."""
+    assert against_a_flood(20.0) < 20.0
+    assert against_a_flood(None) > 40.0
+
+
+@pytest.mark.slow
+def test_a_deadline_that_is_hours_away_is_kept_too():
+    """More than an hour's work, due in four: it does not wait until even all of the replica would be too little."""
+    assert against_a_flood(4 * 3600.0, 1000.0) < 4 * 3600.0
+
+
+def test_deadlines_that_its_own_weight_keeps_change_no_lanes_share():
+    """Each request has a deadline where it comes from a client who waits: ten minutes here."""
+    replica = Replica(FairShare(lane_quantum=2_000.0), running=4)
+    number, got = 0, dict.fromkeys(LANES, 0.0)
+    while replica.now < 20e6:
+        for lane in LANES:
+            while len(replica.policy.flows[lane]) < 5:  # type: ignore[attr-defined]
                 number += 1
-                replica.add(request(number, 500, 20, flow="i", lane="interactive"))
-            replica.step()
-        ends[deadline] = replica.now / 1e6
-    assert ends[20.0] < 20.0 < ends[None]
+                deadline = replica.now / 1e6 + 600.0
+                replica.add(request(number, 128, 4, flow=lane, lane=lane, deadline=deadline, read=False, store="none"))
+        replica.step()
+    for each in replica.finished:
+        got[each.lane] += each.spent
+    for lane, weight in WEIGHTS.items():
+        assert got[lane] / sum(got.values()) == pytest.approx(weight / sum(WEIGHTS.values()), rel=0.05)
 
 
 def test_costs_add_up_to_the_time_of_a_full_step():
