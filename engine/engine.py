@@ -9,8 +9,10 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
+import structlog
 import torch
 
 from engine.acceptance import Acceptance, Rejected
@@ -44,6 +46,8 @@ from engine.scheduling.work import Prefill, Work
 from engine.step_result import Progress, StepResult
 from prompt_cache.block_groups import GroupedPool
 from prompt_cache.keys import BLOCK_TOKENS, model_root
+
+logger = structlog.get_logger("engine.engine")
 
 _LONGEST_ERROR = 500
 """Errors go into journal records, which are bounded."""
@@ -113,6 +117,8 @@ class Engine:
         self._deadlines: LazyHeap[Instant] = LazyHeap(self._is_deadline)
         self._impatient: LazyHeap[Instant] = LazyHeap(self._is_wait)
         """When a request may have waited too long."""
+        self._lost: list[tuple[Family, Callable[[], None]]] = []
+        """Whose end a choice's failure in this step is, once all its choices have told what they drew."""
         self._result = StepResult()
 
     # ------------------------------------------------------------ requests
@@ -259,6 +265,10 @@ class Engine:
             self.totals[name] += total - earlier
         for work, outcome in done:
             self._tell(self._requests[work.request.id], work, outcome)
+        lost, self._lost = self._lost, []
+        for family, end in lost:
+            if self._requests.get(family.first.id) is family:
+                end()
 
     def _fail(self, family: Family, request: Request, error: Exception) -> None:
         """End a request that failed alone, and remember its input unless the machine was short of memory."""
@@ -288,14 +298,20 @@ class Engine:
             self._end(family, request, "length")
 
     def _emit(self, family: Family, request: Request, token: int, logprobs: tuple[TokenLogprob, ...]) -> None:
-        if request.row is not None:
-            request.row.take(token)
         self.totals["output"] += 1
         start = request.output - 1
         self._result.events.append(Tokens(request.id, request.attempt, start, [token], request.choice, logprobs))
+        if request.row is not None:
+            try:
+                request.row.take(token)
+            except Exception as error:
+                logger.exception("a request's sampler failed", request_id=request.id)
+                self._lost.append((family, partial(self._fail, family, request, error)))
+                return
         guide = None if request.row is None else request.row.guide
         if guide is not None and guide.failure is not None:
-            self._finish(family, "error", f"grammar: {guide.failure}", invalid="grammar")
+            failure = f"grammar: {guide.failure}"
+            self._lost.append((family, partial(self._finish, family, "error", failure, invalid="grammar")))
         elif guide.ended if guide is not None else token in request.sampling.stop_tokens:
             self._end(family, request, "stop")
         elif request.output >= request.max_output:

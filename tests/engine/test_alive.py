@@ -13,6 +13,7 @@ import torch
 from engine.protocol.requests import Counts, Done, Refusal, Segment
 from engine.quarantine import Quarantine
 from engine.runner import Outcome
+from engine.sampling.row import SamplingRow
 from engine.scheduling.work import Work
 from engine.watchdog import EXIT_STALLED
 from gateway.ending import judge
@@ -111,6 +112,30 @@ def test_what_was_told_of_a_prompt_in_a_step_that_failed_is_not_lost(bench: Benc
     assert failed
     assert bench.runs["ours"].prompt_logprobs == expected
     assert ended(bench, "neighbour").reason == "length"
+
+
+def test_what_raises_when_its_token_is_taken_fails_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """In a grammar, say, after the step: there is no step to run again without it."""
+    expected = bench.one(generate("before", HARMLESS, 6, logit_bias={1: 0.5})).tokens
+    take = SamplingRow.take
+
+    def failing(row: SamplingRow, token: int) -> None:
+        if row.drawn == 2 and row.sampling.min_tokens:
+            raise RecursionError("too deep")
+        take(row, token)
+
+    monkeypatch.setattr(SamplingRow, "take", failing)
+    bench.add(generate("neighbour", HARMLESS, 6, logit_bias={1: 0.5}))
+    bench.add(generate("harmful", HARMFUL, 6, min_tokens=4, choices=2))
+    bench.finish()
+    assert bench.runs["neighbour"].tokens == expected
+    done = ended(bench, "harmful")
+    assert (done.reason, done.error) == ("error", "RecursionError: too deep")
+    assert len(bench.runs["harmful"].tokens) == 3
+    again = bench.one(generate("again", HARMFUL, 5)).done
+    assert again is not None
+    assert again.refusal is not None
+    assert bench.engine.pool.referenced_blocks == 0
 
 
 def test_a_failure_that_does_not_come_again_harms_nobody(bench: Bench):

@@ -285,10 +285,14 @@ def test_an_impossible_grammar_is_rejected_alone(demo: Bench):
 TOO_WIDE = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(1000)}}
 
 
-def test_a_grammar_that_fails_on_its_way_fails_alone_and_is_named(demo: Bench):
-    plain = demo.one(generate("without", prompt(), 8)).tokens
-    running = demo.add(generate("beside", prompt(), 8))
-    run = demo.add(generate("wide", prompt(), 8, grammar=json.dumps({"json_schema": TOO_WIDE})))
+@pytest.mark.parametrize("choices", [1, 3])
+def test_a_grammar_that_fails_on_its_way_fails_alone_and_is_named(demo: Bench, choices: int):
+    """In a step in which other choices of it draw their tokens too."""
+    plain = demo.one(generate(f"without {choices}", prompt(), 8)).tokens
+    running = demo.add(generate(f"beside {choices}", prompt(), 8))
+    schema = {"type": "object", "properties": {"in it": TOO_WIDE}, "required": ["in it"]} if choices > 1 else TOO_WIDE
+    wide = json.dumps({"json_schema": schema})
+    run = demo.add(generate(f"wide {choices}", prompt(), 40, grammar=wide, choices=choices))
     demo.finish()
     assert run.done is not None
     assert (run.done.reason, run.done.invalid) == ("error", "grammar")
