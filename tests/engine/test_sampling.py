@@ -193,6 +193,14 @@ def test_a_tiny_nucleus_and_a_tiny_temperature_are_greedy():
     assert sample(LOGITS[None], [row(temperature=0.0, logit_bias={best: -100.0, 2: 50.0})]) == [2]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("penalty", [{"frequency_penalty": -1e308}, {"repetition_penalty": 1e-320}])
+def test_no_penalty_makes_a_token_that_there_is_not(penalty: dict[str, float], temperature: float):
+    """Infinite logits, two of them, have a difference that is no number."""
+    seen = [3, 3, 4, 4]
+    assert sample(LOGITS[None], [row(output=seen, temperature=temperature, **penalty)])[0] < len(LOGITS)
+
+
 @pytest.mark.parametrize("heat", [0.0, 1e-300, 1.0, 2.0])
 def test_parameters_at_the_ends_of_their_ranges_still_draw_a_token(heat: float):
     ends: list[dict[str, Any]] = [
