@@ -34,6 +34,7 @@ from engine.scheduling.costs import FixedCosts, StepCosts
 from engine.scheduling.flows import DEBT, OUTPUT_GUESS, PATIENCE, FlowShares, Matched
 from engine.scheduling.lanes import LANES, QUANTUM, RANK, WEIGHTS, LaneShares
 from engine.scheduling.pace import Pace
+from engine.scheduling.recent_use import RecentUse
 from engine.scheduling.request import Request
 from engine.scheduling.service import ServiceTotals
 from prompt_cache.keys import BLOCK_TOKENS
@@ -72,6 +73,7 @@ class FairShare:
         self.lanes = LaneShares(weights, lane_quantum)
         self.flows = {lane: FlowShares(quantum, lane == "batch", TO_FINISH[lane]) for lane in LANES}
         self.service = ServiceTotals()
+        self._use = RecentUse(self.lanes.given)
         self._pace = Pace()
         self._backlogged: frozenset[Lane] = frozenset()
         """Lanes in which somebody waits."""
@@ -104,6 +106,7 @@ class FairShare:
         self._was_short, self._is_short = self._is_short, False
         self._first_ends = False
         self._now = now
+        self._use.look(now)
         before, self._lane = self._lane, self._turn()
         return self._lane != before
 
@@ -224,6 +227,27 @@ class FairShare:
         """µs of engine time that a request that has not been queued yet is thought to need."""
         flow = self.flows[request.lane].flows.get(request.flow)
         return self._ahead(request, OUTPUT_GUESS if flow is None else flow.output)
+
+    def least_share(self, lane: Lane) -> float:
+        """Which part of engine time a lane gets among those that wait, it being one of them."""
+        return self.weights[lane] / sum(
+            weight for other, weight in self.weights.items() if other == lane or len(self.flows[other])
+        )
+
+    def share(self, lane: Lane) -> float:
+        """Which part it gets if the others go on asking as they did lately, for their share or for less."""
+        return max(self.least_share(lane), self._left(lane))
+
+    def lead(self, lane: Lane) -> float:
+        """µs that higher lanes go first for, if they go on as lately: what they kept, where they ask for more than
+        their shares."""
+        if self._left(lane) > self.least_share(lane):
+            return 0.0
+        return sum(max(0.0, self.lanes.kept[other]) for other in LANES[: RANK[lane]] if len(self.flows[other]))
+
+    def _left(self, lane: Lane) -> float:
+        """Which part of engine time other lanes left lately."""
+        return 1.0 - self._use.of_others(lane, self._now)
 
     def _charge(self, request: Request, cost: float) -> None:
         lane = request.lane

@@ -48,6 +48,8 @@ class LaneShares:
         self.weights = dict(weights)
         self.quantum = quantum
         self.rounds = dict(rounds)
+        self.given = dict.fromkeys(LANES, 0.0)
+        """What each lane was given so far."""
         self.balance = dict.fromkeys(LANES, 0.0)
         """What each lane is owed, by its share; negative when it got more."""
         self._most = {lane: self.rounds[lane] * self.weights[lane] * self.quantum for lane in LANES}
@@ -86,6 +88,7 @@ class LaneShares:
         if parts is None:
             parts = self._parts[lane, backlogged] = self._divided(lane, backlogged)
         own, paid, quiet = parts
+        self.given[lane] += cost
         balance, more = self.balance, cost * own
         if more > 0.0 and balance[lane] <= 0.0 and self.kept[lane] > 0.0:
             self.kept[lane] -= cost

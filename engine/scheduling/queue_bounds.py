@@ -67,17 +67,20 @@ class QueueBounds:
 def expected_wait(policy: FairShare, request: Request) -> float:
     """Seconds until a request that came now would be admitted, as far as shares and what waits tell.
 
-    What waits before it in its own flow, at the share of its flow and lane among those that wait; but never longer than
-    all that waits takes, since a share that others leave is its own.
+    What waits before it in its own flow, at the share of its flow among those that wait, but never longer than all that
+    its lane has waiting; and that at the share that the lane gets if the others go on as they did lately, after what
+    they may use before. If they did little and many of theirs wait now, these are served by weight, and are over when
+    all that waits was served.
     """
     flows = policy.flows[request.lane]
-    everything = sum(policy.flows[lane].queued for lane in LANES)
     backlogged = [flow for flow in flows.flows.values() if flow.waiting and flow.name != request.flow]
     own = flows.flows.get(request.flow)
     before = own.queued if own is not None else 0.0
-    lanes = sum(policy.weights[lane] for lane in LANES if len(policy.flows[lane]) or lane == request.lane)
-    weights = request.weight + sum(flow.weight for flow in backlogged)
-    share = policy.weights[request.lane] / lanes * request.weight / weights
+    part = request.weight / (request.weight + sum(flow.weight for flow in backlogged))
     # Even an empty queue of its own waits for one request of each other flow, on average.
     others = sum(flow.queued / len(flow.waiting) for flow in backlogged)
-    return min(everything, before / share + others) / 1e6
+    in_lane = min(flows.queued, before / part + others)
+    everything = sum(policy.flows[lane].queued for lane in LANES)
+    lane = request.lane
+    wait = in_lane / policy.share(lane) + policy.lead(lane)
+    return max(wait, min(everything, in_lane / policy.least_share(lane))) / 1e6

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.protocol.requests import Counts, Refusal
+from engine.protocol.requests import Counts, Lane, Refusal
 from engine.scheduling.costs import FixedCosts
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.lanes import LANES
@@ -59,6 +59,33 @@ def test_the_estimate_is_near_the_wait_of_a_flow_with_a_share():
         while not last.began:
             replica.step()
         assert replica.now / 1e6 == pytest.approx(estimate, rel=1 / 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lane", ["standard", "batch"])
+def test_the_estimate_is_near_the_wait_beside_higher_lanes_that_go_on_asking(lane: Lane):
+    """What waits of theirs at any one time is little, and over soon if nothing followed it."""
+    policy = FairShare(FixedCosts(RATES), lane_quantum=2_000.0)
+    replica = Replica(policy, blocks=512)
+    for number in range(200):
+        replica.add(request(number, 500, 60, lane=lane, read=False, store="none"))
+
+    def step() -> None:
+        nonlocal number
+        for other in LANES[: LANES.index(lane)]:
+            while len(policy.flows[other]) < 20:
+                number += 1
+                replica.add(request(number, 500, 60, flow=other, lane=other, read=False, store="none"))
+        replica.step()
+
+    while replica.now < 1.5e6:
+        step()
+    began, last = replica.now, request(number + 100_000, 500, 60, lane=lane)
+    estimate = expected_wait(policy, last)
+    replica.add(last)
+    while not last.began:
+        step()
+    assert estimate / 2 <= (replica.now - began) / 1e6 <= 2 * estimate
 
 
 def test_a_full_queue_is_refused_with_the_wait_and_nothing_else_is_disturbed(bench: Bench):
