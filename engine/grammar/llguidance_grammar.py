@@ -160,7 +160,7 @@ class LlguidanceGrammars:
         """`vocabulary` is the model's, `ends` its end tokens."""
         self._folder = folder
         self._vocabulary = vocabulary
-        self._ends = [end for end in ends if end < vocabulary]
+        self._ends = [end for end in ends if 0 <= end < vocabulary]
         self._guard = threading.Lock()
         self._known: OrderedDict[str, LlguidanceGrammar | InvalidGrammar] = OrderedDict()
         self._tokenizer: llguidance.LLTokenizer | None = None

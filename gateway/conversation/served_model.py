@@ -90,7 +90,7 @@ def load_served_model(folder: Path) -> ServedModel:
         text_digest=text_digest(folder),
         context_tokens=context,
         min_cacheable_tokens=_own(ours, folder, "min_cacheable_tokens", DEFAULT_MIN_CACHEABLE),
-        stop_tokens=_stop_tokens(generation, config),
+        stop_tokens=_stop_tokens(generation, config, tokenizer.size),
         defaults=_defaults(generation),
         created=int((folder / "config.json").stat().st_mtime),
         tokenizer=tokenizer,
@@ -105,7 +105,7 @@ def _json(path: Path, *, needed: bool) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelFolderError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelFolderError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelFolderError(f"{path} is not a JSON object")
@@ -130,11 +130,16 @@ def _own(ours: dict[str, Any], folder: Path, name: str, default: Value) -> Value
     return value
 
 
-def _stop_tokens(generation: dict[str, Any], config: dict[str, Any]) -> tuple[int, ...]:
-    """The end tokens: the generation config's, else the model config's."""
+def _stop_tokens(generation: dict[str, Any], config: dict[str, Any], size: int) -> tuple[int, ...]:
+    """The end tokens: the generation config's, else the model config's. `size`: tokens that the tokenizer knows.
+
+    Without those that the model has no output for, which a configuration may keep from its class's defaults.
+    """
+    named = config.get("vocab_size")
+    vocabulary = named if isinstance(named, int) else size
     value = generation.get("eos_token_id", config.get("eos_token_id"))
     tokens = value if isinstance(value, list) else [value]
-    return tuple(token for token in tokens if isinstance(token, int))
+    return tuple(token for token in tokens if type(token) is int and 0 <= token < vocabulary)
 
 
 def _defaults(generation: dict[str, Any]) -> SamplingDefaults:

@@ -297,11 +297,23 @@ def test_a_folder_is_read(model: ServedModel) -> None:
     assert model.defaults.temperature == 0.0
 
 
+def test_end_tokens_that_the_model_cannot_draw_are_left_out(tmp_path: Path, model: ServedModel) -> None:
+    """A tiny model's configuration may keep the end token of its class's default; the engine would refuse it."""
+    folder = make_model_folder(tmp_path / "m")
+    (end,) = model.stop_tokens
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end, 32_000, -1, True]}))
+    assert load_served_model(folder).stop_tokens == (end,)
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 32_001}))
+    assert load_served_model(folder).stop_tokens == (end, 32_000)
+
+
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
         ("config.json", None, "config.json"),
         ("config.json", "{", "config.json"),
+        ("config.json", "[" * 100_000, "config.json"),
         ("config.json", "[]", "config.json"),
         ("config.json", "{}", "max_position_embeddings"),
         ("tokenizer.json", None, "tokenizer.json"),
