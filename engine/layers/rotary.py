@@ -11,7 +11,7 @@ from engine.models.rope import RopeConfig
 
 
 def frequencies(rope: RopeConfig, dim: int, context_tokens: int) -> torch.Tensor:
-    """[dim / 2] angles per position, in radians, fp32, where contexts have up to `context_tokens`."""
+    """[dim / 2, rounded up] angles per position, in radians, fp32, where contexts have up to `context_tokens`."""
     exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     inverse = 1.0 / rope.theta**exponents
     match rope.kind:
@@ -23,8 +23,8 @@ def frequencies(rope: RopeConfig, dim: int, context_tokens: int) -> torch.Tensor
             return _yarn(rope, inverse, dim)
         case "longrope":
             factors = rope.long_factors if rope.stretched(context_tokens) else rope.short_factors
-            if len(factors) != dim // 2:
-                raise ModelError(f"rope: {len(factors)} factors for {dim // 2} turned pairs")
+            if len(factors) != len(exponents):
+                raise ModelError(f"rope: {len(factors)} factors for {len(exponents)} turned pairs")
             return 1.0 / (torch.tensor(factors) * rope.theta**exponents)
     return inverse
 
@@ -52,7 +52,7 @@ def _yarn(rope: RopeConfig, inverse: torch.Tensor, dim: int) -> torch.Tensor:
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
         high += 0.001
-    stretched = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    stretched = ((torch.arange(len(inverse), dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     return inverse / rope.factor * stretched + inverse * (1 - stretched)
 
 
@@ -60,9 +60,10 @@ class Rotary:
     """Tables of cosines and sines for every position of the context; the first `dim` elements of a head are turned."""
 
     def __init__(self, rope: RopeConfig, head_dim: int, context_tokens: int, like: torch.Tensor) -> None:
-        self.dim = int(head_dim * rope.partial)
+        share = int(head_dim * rope.partial)
+        self.dim = share + share % 2  # pairs are turned
         positions = torch.arange(context_tokens, dtype=torch.float32)
-        angles = torch.outer(positions, frequencies(rope, self.dim, context_tokens))
+        angles = torch.outer(positions, frequencies(rope, share, context_tokens))
         # The rotated half of each element carries its sign here, so that a turn is two products and a sum.
         cos, sin = angles.cos() * rope.magnitude, angles.sin() * rope.magnitude
         self._cos = torch.cat([cos, cos], -1)[:, None].to(like)

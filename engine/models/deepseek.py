@@ -42,7 +42,8 @@ class GroupRouting:
 
 def _v2_router(load: Loader, _: str, experts: int) -> Router:
     fields = load.config.fields
-    ranks, scale = fields.integer("num_experts_per_tok"), fields.number("routed_scaling_factor", 1.0)
+    ranks = fields.integer("num_experts_per_tok", most=experts)
+    scale = fields.number("routed_scaling_factor", 1.0)
     method, normalize = fields.text("topk_method", "greedy"), fields.flag("norm_topk_prob")
     if method not in {"greedy", "group_limited_greedy"}:
         raise ModelError(f"{fields.path}: topk_method {method!r} is not supported for deepseek_v2")
@@ -61,7 +62,8 @@ def _v2_router(load: Loader, _: str, experts: int) -> Router:
 
 def _v3_router(load: Loader, name: str, experts: int) -> Router:
     fields = load.config.fields
-    ranks, scale = fields.integer("num_experts_per_tok"), fields.number("routed_scaling_factor", 1.0)
+    ranks = fields.integer("num_experts_per_tok", most=experts)
+    scale = fields.number("routed_scaling_factor", 1.0)
     groups, normalize = GroupRouting(fields, experts), fields.flag("norm_topk_prob", True)
     bias = load.exact(f"{name}.e_score_correction_bias", experts)
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from engine.errors import ModelError
 
+_LARGEST = 1 << 48
+"""Whatever is larger is a mistake, and would overflow somewhere."""
+
 
 class Fields:
     """The fields of one JSON object of `path`. Every access raises ModelError where the value is of another type."""
@@ -24,33 +27,42 @@ class Fields:
         value = self.fields.get(name)
         return default if value is None else value
 
-    def integer(self, name: str, default: int | None = None) -> int:
+    def integer(self, name: str, default: int | None = None, *, most: int = _LARGEST) -> int:
         """A positive integer."""
         value = self._get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ModelError(f"{self.path}: field {name} must be a positive integer, is {value!r}")
+        if value > most:
+            raise ModelError(f"{self.path}: field {name} must be at most {most}, is {value}")
         return value
 
     def count(self, name: str, default: int = 0) -> int:
         """An integer from 0."""
         value = self._get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise ModelError(f"{self.path}: field {name} must be an integer from 0, is {value!r}")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
+            raise ModelError(f"{self.path}: field {name} must be an integer from 0 to {_LARGEST}, is {value!r}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """A positive number."""
         value = self._get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise ModelError(f"{self.path}: field {name} must be a positive number, is {value!r}")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _LARGEST:
+            raise ModelError(f"{self.path}: field {name} must be a positive number up to {_LARGEST}, is {value!r}")
         return float(value)
 
     def numbers(self, name: str) -> tuple[float, ...]:
         """A list of positive numbers."""
         value = self.fields.get(name)
-        if not isinstance(value, list) or not all(isinstance(item, int | float) and item > 0 for item in value):
+        if not isinstance(value, list) or not all(isinstance(item, int | float) and 0 < item <= _LARGEST for item in value):
             raise ModelError(f"{self.path}: field {name} must be a list of positive numbers, is {value!r}")
         return tuple(float(item) for item in value)
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of integers; empty if the field is missing."""
+        value = self._get(name, [])
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
+            raise ModelError(f"{self.path}: field {name} must be a list of integers, is {value!r}")
+        return tuple(value)
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of strings; empty if the field is missing."""
@@ -87,7 +99,7 @@ def read_fields(path: Path) -> Fields:
         fields = json.loads(path.read_bytes())
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ModelError(f"{path}: is not a JSON object")

@@ -60,7 +60,6 @@ class GptOssLayer:
 
     def __init__(self, load: Loader, index: int, window: int) -> None:
         name, config, fields = f"model.layers.{index}", load.config, load.config.fields
-        self.ranks = fields.integer("num_experts_per_tok", fields.integer("experts_per_token", 4))
         bias = fields.flag("attention_bias", True)
         variant = Variant(window=window, sinks=True, qkv_bias=bias, output_bias=bias)
         self.attention_norm = load.norm(f"{name}.input_layernorm")
@@ -68,6 +67,8 @@ class GptOssLayer:
         self.attention = SelfAttention(load, f"{name}.self_attn", index, rotary, variant)
         self.mlp_norm = load.norm(f"{name}.post_attention_layernorm")
         count = fields.integer("num_local_experts", 128)
+        named = "num_experts_per_tok" if "num_experts_per_tok" in fields else "experts_per_token"
+        self.ranks = fields.integer(named, 4, most=count)
         gate = load.gate(f"{name}.mlp.router", count, bias=True)
         self.moe = MixtureOfExperts(gate, self._route, _experts(load, f"{name}.mlp.experts", count))
 

@@ -21,12 +21,12 @@ class MixtralLayer:
 
     def __init__(self, load: Loader, index: int, window: int) -> None:
         name, config = f"model.layers.{index}", load.config
-        self.ranks = config.fields.integer("num_experts_per_tok", 2)
         self.attention_norm = load.norm(f"{name}.input_layernorm")
         rotary = load.rotary(config.rope, config.head_dim)
         self.attention = SelfAttention(load, f"{name}.self_attn", index, rotary, Variant(window=window))
         self.mlp_norm = load.norm(f"{name}.post_attention_layernorm")
         count = config.fields.integer("num_local_experts", 8)
+        self.ranks = config.fields.integer("num_experts_per_tok", 2, most=count)
         experts = [
             FeedForward(load, f"{name}.block_sparse_moe.experts.{expert}", config.intermediate, ("w1", "w3", "w2"))
             for expert in range(count)

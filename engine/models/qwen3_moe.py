@@ -23,7 +23,6 @@ class Qwen3MoeLayer:
 
     def __init__(self, load: Loader, index: int, variant: Variant, *, sparse: bool) -> None:
         name, config, fields = f"model.layers.{index}", load.config, load.config.fields
-        self.ranks = fields.integer("num_experts_per_tok", 8)
         self.normalize = fields.flag("norm_topk_prob")
         self.attention_norm = load.norm(f"{name}.input_layernorm")
         rotary = load.rotary(config.rope, config.head_dim)
@@ -35,6 +34,7 @@ class Qwen3MoeLayer:
             return
         inner = fields.integer("moe_intermediate_size")
         count = fields.integer("num_experts", fields.integer("num_local_experts", 128))
+        self.ranks = fields.integer("num_experts_per_tok", 8, most=count)
         experts = [FeedForward(load, f"{name}.mlp.experts.{expert}", inner) for expert in range(count)]
         self.mlp = MixtureOfExperts(load.gate(f"{name}.mlp.gate", count), self._route, experts)
 
@@ -55,7 +55,7 @@ def qwen3_moe(load: Loader) -> Decoder:
     fields = load.config.fields
     window = fields.count("sliding_window") if fields.flag("use_sliding_window") else 0
     variants = qwen3_variants(load.config, [window] * load.config.layers)
-    step, dense = fields.integer("decoder_sparse_step", 1), fields.fields.get("mlp_only_layers") or []
+    step, dense = fields.integer("decoder_sparse_step", 1), fields.integers("mlp_only_layers")
     return Decoder(
         load,
         [

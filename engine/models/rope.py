@@ -57,6 +57,8 @@ def read_rope(config: Fields, layer_type: str = "full_attention") -> RopeConfig:
         scaling = scaling.inner(layer_type)
     theta = (scaling if "rope_theta" in scaling else config).number("rope_theta", 10000.0)
     partial = (scaling if "partial_rotary_factor" in scaling else config).number("partial_rotary_factor", 1.0)
+    if partial > 1:
+        raise ModelError(f"{config.path}: field partial_rotary_factor must be at most 1, is {partial}")
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     kind = {"su": "longrope"}.get(kind, kind)
     match kind:
@@ -83,6 +85,8 @@ def read_rope(config: Fields, layer_type: str = "full_attention") -> RopeConfig:
 
 
 def _yarn(config: Fields, scaling: Fields, theta: float, partial: float) -> RopeConfig:
+    if theta <= 1:
+        raise ModelError(f"{config.path}: field rope_theta must be above 1 for yarn, is {theta}")
     context = config.integer("max_position_embeddings", 2048)
     original = scaling.integer("original_max_position_embeddings", context)
     factor = scaling.number("factor", context / original)
@@ -112,6 +116,8 @@ def _longrope(config: Fields, scaling: Fields, theta: float, partial: float) -> 
     context = config.integer("max_position_embeddings", 2048)
     named = scaling if "original_max_position_embeddings" in scaling else config
     original = named.integer("original_max_position_embeddings", context)
+    if original < 2:
+        raise ModelError(f"{config.path}: field original_max_position_embeddings must be above 1, is {original}")
     factor = scaling.number("factor", context / original)
     stretched = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     return RopeConfig(

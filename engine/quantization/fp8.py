@@ -57,6 +57,8 @@ def stored(values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] = 
     `scales` has one element (per tensor), [outputs] or [outputs, 1] (per channel), one for each block of `block`
     outputs and inputs, those at the end cut short, or [outputs, groups of inputs]. Raises ValueError for any other.
     """
+    if values.dim() != 2:
+        raise ValueError(f"values of shape {list(values.shape)} are not a weight of outputs and inputs")
     outputs, inputs = values.shape
     scales = scales.float()
     if scales.numel() == 1:

@@ -39,6 +39,13 @@ def _naming(path: Path, name: str) -> Iterator[None]:
         raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that no file can have
+        return False
+
+
 class Checkpoint:
     """The tensors of a model folder by name; use it as a context manager. Raises ModelError.
 
@@ -84,7 +91,7 @@ class Checkpoint:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ModelError(f"{index}: is not an index of safetensors files: {error!r}") from error
             for path in set(where.values()):
-                if not path.is_file():
+                if not _is_file(path):
                     raise ModelError(f"{path}: named in {_INDEX} but missing")
             return where
         whole = self.folder / _WHOLE
@@ -92,7 +99,13 @@ class Checkpoint:
         paths = [whole] if whole.is_file() else sorted(self.folder.glob("*.safetensors"))
         if not paths:
             raise ModelError(f"{self.folder}: has no .safetensors file")
-        return {name: path for path in paths for name in self._open(path).keys()}  # noqa: SIM118 - not a dict
+        where = {}
+        for path in paths:
+            for name in self._open(path).keys():  # noqa: SIM118 - not a dict
+                if name in where:
+                    raise ModelError(f"{path}: tensor {name} is in {where[name].name} as well, and no index says which")
+                where[name] = path
+        return where
 
     def _open(self, path: Path) -> Any:
         if path not in self._files:

@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from engine.errors import ModelError
 from engine.models.config import read_config
 from engine.protocol.requests import Sampling
 from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import sample
 from tests.engine.conftest import Families, generate, make_bench
-from tests.engine.families import FAMILIES, VOCABULARY, by_transformers, write_multimodal
+from tests.engine.families import FAMILIES, VOCABULARY, by_transformers, write_family, write_multimodal
 from tests.fast import only_fast
 
 PROMPT = [(7 * i * i + 3 * i) % VOCABULARY for i in range(150)]
@@ -94,6 +95,42 @@ def test_of_a_model_of_images_and_text_the_language_part_is_run(tmp_path: Path):
     (hub / "config.json").write_text(json.dumps({**config, "text_config": text, "torch_dtype": dtype}))
     again = make_bench(hub).one(generate("a", PROMPT, 1))
     assert torch.equal(again.logits[0], run.logits[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("mixtral", {"num_experts_per_tok": 5}, "field num_experts_per_tok must be at most 4, is 5"),
+        ("qwen3 moe", {"num_experts_per_tok": 7}, "field num_experts_per_tok must be at most 6, is 7"),
+        ("gpt-oss", {"num_experts_per_tok": 7}, "field num_experts_per_tok must be at most 6, is 7"),
+        ("deepseek v2", {"num_experts_per_tok": 9}, "field num_experts_per_tok must be at most 8, is 9"),
+        ("deepseek v3", {"num_experts_per_tok": 9}, "field num_experts_per_tok must be at most 8, is 9"),
+        ("deepseek v3", {"qk_rope_head_dim": 7}, "qk_rope_head_dim 7 is odd"),
+        ("qwen3 moe", {"mlp_only_layers": "x"}, "field mlp_only_layers must be a list of integers"),
+        ("phi3 longrope", {"original_max_position_embeddings": 1}, "original_max_position_embeddings must be above 1"),
+    ],
+)
+def test_what_only_some_families_have_is_named_where_it_is_wrong(
+    name: str, changes: dict[str, Any], message: str, family_folders: Families, tmp_path: Path
+):
+    config = json.loads((family_folders(name) / "config.json").read_text())
+    for file in family_folders(name).iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").unlink()
+    for rope in (config, config["rope_parameters"]):  # wherever it stands
+        rope |= {field: value for field, value in changes.items() if field in rope or rope is config}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=message):
+        make_bench(tmp_path)
+
+
+def test_a_share_of_a_head_may_be_an_odd_number_of_elements(tmp_path: Path):
+    """Pairs are turned, so it is one more than the share says: as in transformers."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    folder = write_family("phi3", tmp_path / "model", hidden_size=40, rope_parameters=rope)
+    run = make_bench(folder).one(generate("a", PROMPT, 8))
+    logits = by_transformers(folder, PROMPT + run.tokens)[len(PROMPT) - 1 : -1]
+    assert (torch.stack(run.logits) - logits).abs().max().item() < 1e-4
 
 
 def test_what_hubs_leave_out_of_a_language_part_is_what_it_was_made_with(tmp_path: Path):

@@ -173,6 +173,14 @@ def rewrite(folder: Path, **changes: object) -> None:
         ({"head_dim": 10**9}, "field head_dim 1000000000 asks for weights of"),
         ({"kv_lora_rank": 10**9}, "field kv_lora_rank 1000000000 asks for weights of"),
         ({"max_position_embeddings": 10**12}, "field max_position_embeddings 1000000000000 is more than"),
+        ({"max_position_embeddings": 10**30}, "field max_position_embeddings must be at most"),
+        ({"rms_norm_eps": float("inf")}, "field rms_norm_eps must be a positive number up to"),
+        ({"model_type": "mistral", "sliding_window": 10**30}, "field sliding_window must be an integer from 0 to"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "rope_theta": 1.0},
+            "field rope_theta must be above 1 for yarn",
+        ),
+        ({"partial_rotary_factor": 1.5}, "field partial_rotary_factor must be at most 1, is 1.5"),
     ],
 )
 def test_a_wrong_configuration_is_named(changes: dict[str, object], message: str, tmp_path: Path):
@@ -205,6 +213,9 @@ def test_of_several_files_the_one_that_is_the_model_is_read(tmp_path: Path):
     save_file({"model.norm.weight": torch.zeros(48), "extra": torch.ones(1)}, folder / "other.safetensors")
     assert torch.equal(make_bench(folder).one(generate("a", PROMPT, 8)).logits[0], before[0])
     assert "extra" not in tensors
+    (folder / "model.safetensors").rename(folder / "part.safetensors")
+    with pytest.raises(ModelError, match=r"tensor model\.norm\.weight is in other\.safetensors as well"):
+        load(folder)
 
 
 def test_a_damaged_folder_is_named(tmp_path: Path):
@@ -223,6 +234,10 @@ def test_a_damaged_folder_is_named(tmp_path: Path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"has no \.safetensors file"):
         load(folder)
-    (folder / "config.json").write_text("{")
-    with pytest.raises(ModelError, match="is not JSON"):
-        read_config(folder)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "y" * 5000}}))
+    with pytest.raises(ModelError, match="yyy: named in"):
+        load(folder)
+    for text in ("{", "[" * 100_000):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(ModelError, match="is not JSON"):
+            read_config(folder)

@@ -49,6 +49,8 @@ def test_fp8_scales_of_every_shape():
     assert blocks.tolist() == [[1.0, 2.0, -40.0], [50.0, 44800.0, 0.0]]
     with pytest.raises(ValueError, match=r"scales of shape \[3\] do not fit"):
         fp8.decode(weight, torch.ones(3))
+    with pytest.raises(ValueError, match=r"values of shape \[3\] are not a weight"):
+        fp8.decode(weight[0], torch.tensor(0.5))
 
 
 @pytest.mark.slow
