@@ -22,9 +22,10 @@ class Choices:
         self._scored = sampling.prompt_logprobs is not None and generation.logprobs is not None
         self._prompt_scores: list[TokenLogprob] = []
         echoed = len(self._echoed()[0]) if generation.echo else 0
+        before = () if generation.prompt is None else prompt.tokens
         self._transcripts = [
             Transcript(
-                model.detokenizer(),
+                model.detokenizer(before),
                 generation.stop,
                 frozenset(sampling.stop_tokens),
                 sampling.min_tokens,

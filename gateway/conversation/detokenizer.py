@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.conversation.tokenizer import Tokenizer
-
-_REPLACEMENT = "\ufffd"
-_MOST_PENDING = 16
 
 
 class Detokenizer(Protocol):
@@ -48,42 +46,40 @@ class ByteLevelDetokenizer:
 
 
 class WholeDetokenizer:
-    """For other vocabularies: decodes a window of tokens again, and shows what a new token added to it."""
+    """For other vocabularies: what a token adds to the one before it, for the first one of a text loses its space.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Bytes that stand for themselves go through an incremental UTF-8 decoder: `tokenizers` takes a run of them for broken
+    as a whole if it does not begin where a character does.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, after: Sequence[int] = ()) -> None:
+        """`after`: the tokens that the text goes on from, if it does."""
         self._tokenizer = tokenizer
-        self._shown: list[int] = []
-        self._waiting: list[int] = []
+        self._before = list(after[-1:])
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     @property
     def pending(self) -> bool:
-        """Whether the last tokens' text may still change."""
-        return bool(self._waiting)
+        """Whether some bytes of a character wait for the rest."""
+        return bool(self._decoder.getstate()[0])
 
     def feed(self, token: int) -> str:
         """The text that became certain with this token."""
         if token in self._tokenizer.special:
             return ""
-        self._waiting.append(token)
-        text = self._added()
-        if text.endswith(_REPLACEMENT) and len(self._waiting) < _MOST_PENDING:
-            return ""
-        return self._show(text)
-
-    def finish(self) -> str:
-        """What is left."""
-        return self._show(self._added()) if self._waiting else ""
-
-    def _added(self) -> str:
-        before = self._tokenizer.decode(self._shown) if self._shown else ""
-        return self._tokenizer.decode(self._shown + self._waiting)[len(before) :]
-
-    def _show(self, text: str) -> str:
-        self._shown = (self._shown + self._waiting)[-_MOST_PENDING:] if text else self._shown + self._waiting
-        self._waiting = []
+        raw = self._tokenizer.token_bytes(token)
+        text = self._decoder.decode(raw, final=not raw)
+        if not raw:
+            known = self._tokenizer.decode(self._before) if self._before else ""
+            text += self._tokenizer.decode([*self._before, token])[len(known) :]
+        self._before = [token]
         return text
 
+    def finish(self) -> str:
+        """What is left: a replacement character for an unfinished one."""
+        return self._decoder.decode(b"", final=True)
 
-def detokenizer_for(tokenizer: Tokenizer) -> Detokenizer:
-    """A fresh detokenizer for one output."""
-    return ByteLevelDetokenizer(tokenizer) if tokenizer.byte_level else WholeDetokenizer(tokenizer)
+
+def detokenizer_for(tokenizer: Tokenizer, after: Sequence[int] = ()) -> Detokenizer:
+    """A fresh detokenizer for one output; `after`: the tokens that its text goes on from, if it does."""
+    return ByteLevelDetokenizer(tokenizer) if tokenizer.byte_level else WholeDetokenizer(tokenizer, after)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,9 +62,9 @@ class ServedModel(Struct, frozen=True, kw_only=True):
         tokens = self.tokenizer.opening + self.tokenizer.literal(text)
         return Prompt(tokens, (Span(path, 0, len(tokens)),))
 
-    def detokenizer(self) -> Detokenizer:
-        """A fresh detokenizer for one output."""
-        return detokenizer_for(self.tokenizer)
+    def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
+        """A fresh detokenizer for one output; `after`: the tokens that its text goes on from, if it does."""
+        return detokenizer_for(self.tokenizer, after)
 
 
 def load_served_model(folder: Path) -> ServedModel:

@@ -53,7 +53,7 @@ class Tokenizer:
         """What the tokenizer itself puts before a text that stands alone, such as a token that begins it."""
         self._special_names = {token["id"]: token["content"] for token in added if token["special"]}
         self.byte_level = "ByteLevel" in json.dumps(parsed.get("decoder"))
-        self._bytes = self._token_bytes(parsed) if self.byte_level else {}
+        self._bytes = self._token_bytes(parsed) if self.byte_level else self._fallback_bytes(parsed)
         fast = convert(parsed) if self.byte_level else None
         self._fast = fast if fast is not None and self._agrees(fast) else None
         if fast is not None and self._fast is None:
@@ -94,7 +94,10 @@ class Tokenizer:
             return self._encode(text[:middle], recognised, slow) + self._encode(text[middle:], recognised, slow)
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token of a byte-level vocabulary stands for; none for special and unknown ids."""
+        """The bytes that a token of a byte-level vocabulary stands for; none for special and unknown ids.
+
+        Of another vocabulary: the byte that a token is, and none for tokens that are text.
+        """
         return self._bytes.get(token, b"")
 
     def spelled(self, token: int) -> tuple[str, bytes]:
@@ -102,7 +105,10 @@ class Tokenizer:
         name = self._special_names.get(token)
         if name is not None:
             return name, name.encode()
-        raw = self.token_bytes(token) if self.byte_level else self.decode([token]).encode()
+        raw = self.token_bytes(token)
+        if not (raw or self.byte_level):
+            # The second of two, since the first one of a text may lose its space.
+            raw = self.decode([token, token])[len(self.decode([token])) :].encode()
         return raw.decode(errors="replace"), raw
 
     def decode(self, tokens: list[int]) -> str:
@@ -123,6 +129,13 @@ class Tokenizer:
         for entry in parsed.get("added_tokens") or []:
             table[entry["id"]] = b"" if entry["special"] else entry["content"].encode()
         return table
+
+    def _fallback_bytes(self, parsed: dict[str, Any]) -> dict[int, bytes]:
+        """The tokens that are a byte each, for texts that the others cannot spell."""
+        if "ByteFallback" not in json.dumps(parsed.get("decoder")):
+            return {}
+        numbers = {byte: self._literal.token_to_id(f"<0x{byte:02X}>") for byte in range(256)}
+        return {token: bytes([byte]) for byte, token in numbers.items() if token is not None}
 
     def _agrees(self, fast: FastEncoder) -> bool:
         samples = [*_SAMPLES, *(f"a{text}b {text}" for text in self._added), "\n".join(_SAMPLES)]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
-from tests.gateway.stack import Stack
+from tests.gateway.stack import Stack, running_stack
+from tests.gateway.tiny_model import make_model_folder, make_spaced_tokenizer
 
 MESSAGES: Any = [{"role": "user", "content": "What does textwrap.dedent do?"}]
 
@@ -57,6 +59,24 @@ async def test_a_streamed_answer(stack: Stack) -> None:
     assert usage.completion_tokens == next(iter(stack.replica.runs.values())).counts.output
     assert len(ids) == 1
     await stack.settled(1)
+
+
+async def test_where_bytes_are_tokens_and_spaces_letters(stocked_sqlite_url: str, tmp_path: Path) -> None:
+    """A text that goes on keeps the space that a text of its own would lose, and its tokens make it up."""
+    folder = make_model_folder(tmp_path / "tiny")
+    (folder / "tokenizer.json").write_text(make_spaced_tokenizer())
+    said = "fox says 日本語 日本語日本語"
+    async with running_stack(stocked_sqlite_url, tmp_path, folder) as stack:
+        stack.say(said, end=False)
+        async with stack.openai() as client:
+            ask: Any = {"model": "tiny", "prompt": "The quick", "max_tokens": 64}
+            plain = await client.completions.create(**ask)
+            assert plain.choices[0].text == f" {said}"
+            echoed = await client.completions.create(**ask, echo=True)
+            assert echoed.choices[0].text == f"The quick {said}"
+            stream = await client.completions.create(**ask, stream=True)
+            assert "".join([chunk.choices[0].text async for chunk in stream]) == f" {said}"
+        await stack.settled(3)
 
 
 async def test_the_frames_of_a_stream(stack: Stack) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as HfTokenizer
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import pre_tokenizers
 
 from gateway.conversation.chat_template import ChatTemplate, ConversationRefused, TemplateError
 from gateway.conversation.detokenizer import detokenizer_for
@@ -22,7 +21,13 @@ from gateway.conversation.tokenizer import Tokenizer, TokenizerError
 from gateway.generation import Text, Turn
 from gateway.registry import Registry
 from tests.fast import examples
-from tests.gateway.tiny_model import CORPUS, SPECIALS, TEMPLATE, make_model_folder, make_tokenizer
+from tests.gateway.tiny_model import (
+    SPECIALS,
+    TEMPLATE,
+    make_model_folder,
+    make_spaced_tokenizer,
+    make_tokenizer,
+)
 
 SPECIAL = frozenset(SPECIALS)
 TRIMMING = TEMPLATE.replace("message['content']", "message['content'] | trim")
@@ -176,27 +181,14 @@ def test_a_vocabulary_whose_ids_are_shuffled_runs_on_tiktoken_too() -> None:
     assert tokenizer.decode(tokenizer.content("The quick brown fox <|end|>")) == "The quick brown fox <|end|>"
 
 
-def other_vocabulary() -> Tokenizer:
-    hf = HfTokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
-    hf.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    hf.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    trainer = trainers.BpeTrainer(
-        vocab_size=500,
-        special_tokens=["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))],
-        show_progress=False,
-    )
-    hf.train_from_iterator(CORPUS, trainer)
-    return Tokenizer(hf.to_str())
+_OTHER = Tokenizer(make_spaced_tokenizer())
 
 
 def test_other_vocabularies_run_on_tokenizers() -> None:
-    tokenizer = other_vocabulary()
-    assert not tokenizer.fast
-    tokens = tokenizer.content("The quick brown 東京")
-    detokenizer = detokenizer_for(tokenizer)
-    assert "".join(map(detokenizer.feed, tokens)) + detokenizer.finish() == tokenizer.decode(tokens)
+    assert not _OTHER.fast
+    tokens = _OTHER.content("The quick brown 東京")
+    detokenizer = detokenizer_for(_OTHER)
+    assert "".join(map(detokenizer.feed, tokens)) + detokenizer.finish() == _OTHER.decode(tokens)
 
 
 def test_a_prefix_space_is_not_for_tiktoken() -> None:
@@ -249,6 +241,30 @@ def test_no_character_is_ever_split(sample: str) -> None:
     assert "".join(pieces) == sample
     assert not detokenizer.pending
     assert "�" in sample or not any("�" in piece for piece in pieces)
+
+
+@given(st.one_of(text_, st.text("a é€東🎉", max_size=40)))
+@settings(max_examples=examples(200), deadline=None)
+def test_no_character_is_ever_split_where_bytes_are_tokens(sample: str) -> None:
+    """However many characters the vocabulary has no token for, and a text goes on where another one ended."""
+    tokens = _OTHER.content(sample)
+    detokenizer = detokenizer_for(_OTHER)
+    pieces = [detokenizer.feed(token) for token in tokens]
+    assert not detokenizer.pending
+    assert "".join(pieces) == _OTHER.decode(tokens)
+    assert "\ufffd" in sample or not any("\ufffd" in piece for piece in pieces)
+    for at in range(1, len(tokens)):
+        before, following = detokenizer_for(_OTHER), detokenizer_for(_OTHER, tokens[:at])
+        begun = "".join(map(before.feed, tokens[:at]))
+        if not before.pending:
+            assert begun + "".join(map(following.feed, tokens[at:])) == _OTHER.decode(tokens)
+
+
+def test_tokens_are_spelled_so_that_they_make_up_the_text() -> None:
+    for tokenizer in (_TOKENIZER, _OTHER):
+        tokens = tokenizer.content("The fox: 東京, Köln 🎉")
+        spelled = b"".join(tokenizer.spelled(token)[1] for token in tokens)
+        assert spelled.decode().removeprefix(" ") == "The fox: 東京, Köln 🎉"
 
 
 # ---------------------------------------------------------------- stop strings

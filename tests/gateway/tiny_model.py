@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 SPECIALS = ["<|begin|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -43,6 +43,25 @@ def make_tokenizer(vocabulary: int = 600) -> Tokenizer:
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in SPECIALS])
     return tokenizer
+
+
+def make_spaced_tokenizer() -> str:
+    """A `tokenizer.json` as SentencePiece's models have it: spaces are letters, and bytes are tokens of their own."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    definition = json.loads(tokenizer.to_str())
+    # Bytes are ordinary tokens, as in the vocabularies that people use; only a trainer needs them to be special.
+    definition["added_tokens"] = [token for token in definition["added_tokens"] if token["content"][:3] != "<0x"]
+    return json.dumps(definition)
 
 
 def make_model_folder(
