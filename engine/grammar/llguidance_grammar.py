@@ -111,6 +111,9 @@ class LlguidanceGuide:
         after = place.copy()
         rest = self._rest(after, self._plan, left - 1) if after.advance([token]) else None
         if rest is None:
+            if self._plan and not len(place.allowed(np.array(self._plan[:1]))):
+                # The same text in other tokens than those that are forced from here.
+                self._plan = self._closer.end(place, left) or self._plan
             return self._plan[0] if self._plan else self._ends[0]
         self._plan = [token, *rest]
         return token
@@ -133,6 +136,7 @@ class LlguidanceGuide:
         if self._taken % _REFRESH == 0 and not self.ended:
             end = self._closer.end(LlguidancePlace(self._matcher), MOST_TOKENS)
             self._distance = MOST_TOKENS if end is None else len(end)
+            self._hopeless = self._hopeless and end is None
 
     def _near(self) -> int:
         return max(_NEAR_LEAST, 2 * self._distance + _NEAR_MARGIN)

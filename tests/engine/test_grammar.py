@@ -130,6 +130,32 @@ def test_near_the_limit_only_what_can_still_close(limit: int):
         jsonschema.validate(json.loads(text), PERSON)
 
 
+LIST = {"$ref": "#/$defs/node", "$defs": {"node": {
+    "type": "object", "properties": {
+        "value": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+    "required": ["value", "next"], "additionalProperties": False}}}  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", only_fast(20, of=[20, 40, 90]))
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        {"regex": r"\d+\.\d{2}"},
+        {"regex": "[a-z]+b"},
+        {"regex": r"[a-z0-9]+@[a-z]+\.(com|org)"},
+        {"regex": "https?://[a-z.]+/[a-z0-9/]*"},
+        {"regex": r"(\d+,)*\d+;"},
+        {"grammar": 'root ::= [0-9]+ "." [0-9]*'},
+        {"json_schema": LIST},
+    ],
+)
+def test_what_could_go_on_for_ever_is_ended_in_time(grammar: dict[str, Any], limit: int):
+    """What ends it is not what most often ends something, such as a point between digits."""
+    for seed in range(4):
+        text, why = drawn(grammar, limit, seed)
+        assert why == "stop", text
+
+
 def test_a_limit_that_holds_no_end_ends_by_length():
     for limit in (1, 10, 40):
         assert drawn({"json_schema": PERSON}, limit, 0)[1] == "length"
