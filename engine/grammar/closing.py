@@ -174,7 +174,8 @@ class Closer:
             best = {_QUOTE: best[_QUOTE]} | best
         # Of bytes that mostly mean the same a few are enough, so that others come among the first.
         count: Counter[int] = Counter()
-        first, rest = [], []
+        first: list[int] = []
+        rest: list[int] = []
         for byte, token in best.items():
             alike = _alike(byte)
             count[alike] += 1
