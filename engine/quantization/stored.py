@@ -54,6 +54,10 @@ def find_weight(tensors: Tensors, name: str, quantization: Fields) -> torch.Tens
         offset = 0 if quantization.text("checkpoint_format", "gptq") == "gptq_v2" else 1
         group = tensors.read(f"{layer}.g_idx") if f"{layer}.g_idx" in tensors else None
         bits = quantization.integer("bits", 4)
+        size = quantization.fields.get("group_size")
+        inputs = len(words) * 32 // bits
+        if group is None and isinstance(size, int) and size > 0 and -(-inputs // size) == len(scales):
+            group = torch.arange(inputs) // size  # the last one may be smaller
         return int4.stored_gptq(words, zeros, scales, group, bits=bits, zero_offset=offset)
     raise ValueError(f"quant_method {method!r} is not supported for packed integers (awq and gptq are)")
 

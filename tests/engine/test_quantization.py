@@ -137,6 +137,19 @@ def test_gptq_by_hand(offset: int, bits: int):
             assert weight[output, row] == (rows[row][output] - zero - offset) * scale
 
 
+def test_the_last_group_of_gptq_may_be_smaller(tmp_path: Path):
+    """Without g_idx it is the configuration that says how large groups are."""
+    words = torch.tensor([[pack([9] * 8)] * 8] * 3, dtype=torch.int32)  # 24 inputs: a group of 16, one of 8
+    zeros = torch.tensor([[pack([7] * 8)], [pack([4] * 8)]], dtype=torch.int32)
+    scales = torch.stack([torch.full((8,), 0.5), torch.full((8,), 2.0)])
+    save_file({"layer.qweight": words, "layer.qzeros": zeros, "layer.scales": scales}, tmp_path / "model.safetensors")
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": False}
+    weight = torch.empty(8, 24)
+    with Checkpoint(tmp_path, Fields(tmp_path, config)) as checkpoint:
+        checkpoint.load("layer.weight", weight)
+    assert weight.tolist() == [[0.5] * 16 + [8.0] * 8] * 8
+
+
 def test_three_bits_are_an_error():
     with pytest.raises(ValueError, match="3 bits are not supported"):
         int4.stored_gptq(torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1, 1), None, bits=3, zero_offset=1)
