@@ -20,8 +20,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.freed: set[int] = set()
-        self.pool = BlockPool(TOTAL, on_free=self.freed.add)
+        self.freed: list[int] = []
+        self.free_before = set(range(TOTAL))
+        self.pool = BlockPool(TOTAL, on_free=self.freed.append)
         self.tables: list[list[int]] = []
         self.published: dict[bytes, tuple[int, str]] = {}
         self.cached: OrderedDict[int, None] = OrderedDict()
@@ -143,6 +144,10 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.cached_blocks == len(self.cached)
         assert self.pool.free_blocks + self.pool.cached_blocks == self.pool.available
         assert self.pool.free_blocks + len(referenced) + len(self.cached) == TOTAL
+        free_now = set(range(TOTAL)) - referenced - self.cached.keys()
+        assert sorted(self.freed) == sorted(free_now - self.free_before), "poisoned is what becomes free, once"
+        self.freed.clear()
+        self.free_before = free_now
         for key in KEYS:
             expected = [self.published[key][0]] if key in self.published else []
             assert self.pool.find([key]) == expected
