@@ -56,7 +56,7 @@ def _penalize(values: torch.Tensor, rows: Sequence[tuple[int, SamplingRow]]) -> 
     frequency = spread([sampling.frequency_penalty for _, sampling, _ in tables], torch.float64)
     presence = spread([sampling.presence_penalty for _, sampling, _ in tables], torch.float64)
     seen = values[places]
-    # A penalty that is tiny, or larger than any, would make logits infinite, whose differences are none.
+    # A tiny penalty would make logits infinite, whose differences are none; so would one that is taken many times.
     seen = torch.where(seen > 0, seen / repetition, seen * repetition).clamp_(-_LARGEST, _LARGEST)
     values[places] = (seen - drawn * frequency - (drawn > 0) * presence).clamp_(-_LARGEST, _LARGEST)
 

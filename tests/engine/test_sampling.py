@@ -207,6 +207,8 @@ def test_parameters_at_the_ends_of_their_ranges_still_draw_a_token(heat: float):
         {"repetition_penalty": 5e-324},
         {"repetition_penalty": 1e308},
         {"repetition_penalty": 5e-324, "logit_bias": {5: 1e300, 17: -1e300}, "frequency_penalty": -2.0},
+        {"frequency_penalty": -1e308, "presence_penalty": -1e308},
+        {"frequency_penalty": 1e308, "presence_penalty": 1e308},
         {"top_p": 5e-324, "min_p": 5e-324},
         {"logit_bias": dict.fromkeys(range(VOCABULARY), -100.0), "top_k": VOCABULARY},
         {"min_tokens": 9, "stop_tokens": tuple(range(VOCABULARY - 1))},
