@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 FAST_EXAMPLES = 20
 """Of 100, which is hypothesis's default."""
@@ -23,7 +23,12 @@ ALL_CPU_S = 110.0
 half as much again, so that this only says and does not fail."""
 _SHOWN = 15
 
-settings.register_profile("fast", max_examples=FAST_EXAMPLES)
+# How long an example takes on the clock is the machine's affair: one that stands still for a second has no bug. What a
+# test may take is for pytest's time limit and for the watch below.
+settings.register_profile(
+    "default", settings.get_profile("default"), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("fast", settings.get_profile("default"), max_examples=FAST_EXAMPLES)
 
 _cpu_s = pytest.StashKey[float]()
 
