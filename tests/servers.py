@@ -43,10 +43,17 @@ def _find_postgresql() -> Path | None:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of 127.0.0.1 that stays free for who asks for it by its number, as servers do with SO_REUSEADDR.
+
+    A socket of ours is bound to it and never listens, so that while a server starts, or is away, the kernel gives the
+    port to nobody who wants any. It is never closed: then somebody else could have it before the server is back.
+    """
+    keeping = socket.socket()
+    keeping.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    keeping.bind(("127.0.0.1", 0))
+    port = int(keeping.getsockname()[1])
+    keeping.detach()
+    return port
 
 
 def _die_with_parent(sign: signal.Signals) -> Callable[[], None]:

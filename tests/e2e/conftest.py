@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from openai import OpenAI
 
-from tests.e2e.processes import Process, free_port, process, this_month, usage, wait_settled
+from tests.e2e.processes import Process, process, this_month, usage, wait_settled
+from tests.servers import free_port
 
 
 class Running(msgspec.Struct):

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,13 +24,6 @@ from turnpike import cli, logs
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_MODEL = ROOT / "models" / "stdlib-qa"
 START_SECONDS = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def run(*arguments: str, env: dict[str, str] | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
@@ -120,7 +112,7 @@ def process(folder: Path, *arguments: str, env: dict[str, str] | None = None) ->
         running.clean_up()
 
 
-def get(url: str, key: str | None = None, timeout: float = 5) -> tuple[int, bytes]:
+def get(url: str, key: str | None = None, timeout: float = 30) -> tuple[int, bytes]:
     """Status and body of a GET; status 0 when nobody listens."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
     try:

@@ -16,7 +16,8 @@ import psutil
 import pytest
 from openai import OpenAI
 
-from tests.e2e.processes import free_port, get, process, run, this_month, usage
+from tests.e2e.processes import get, process, run, this_month, usage
+from tests.servers import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -41,7 +42,7 @@ def test_first_start_prints_a_curl_line_that_works_and_the_second_is_quick(tmp_p
         children = first.children()
         assert children, "no replica"
         assert first.stop() == 0, first.errors
-        _, alive = psutil.wait_procs(children, 5)
+        _, alive = psutil.wait_procs(children, 30)
         assert not alive
     rows = usage(this_month(), {"TURNPIKE_DATA_DIR": str(data)})
     assert [row["requests"] for row in rows] == [1]
@@ -115,7 +116,7 @@ def test_killing_serve_leaves_no_replica(tmp_path: Path) -> None:
         running.wait_for_output(r"curl ")
         children = running.children()
         running.kill()
-        _, alive = psutil.wait_procs(children, 10)
+        _, alive = psutil.wait_procs(children, 30)
         assert not alive
     assert get(f"http://127.0.0.1:{port}/healthz")[0] == 0
 
