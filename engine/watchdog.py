@@ -62,13 +62,16 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
 
     def _watch(self) -> None:
+        stalled = 0.0
         while True:
             patience = self._patience()
             every = min(1.0, patience / 4)
             faulthandler.dump_traceback_later(patience + every + _GRACE_S, exit=True, file=_stderr())
             if self._stopping.wait(every):
                 return
-            stalled = self._stalled_for()
+            # While the whole process stood still, as in a virtual machine that is moved, the engine could not advance:
+            # it is told so much at most of a pause, and looked at again.
+            stalled = min(self._stalled_for(), stalled + 2 * every)
             if stalled > patience:
                 self._give_up(stalled)
                 return

@@ -189,13 +189,16 @@ class RedisBus:
     async def _receive(self, pubsub: Any, *, gap: bool) -> None:
         """Deliver messages until the connection is lost. A gap is reported once every topic is subscribed again."""
         loop = asyncio.get_running_loop()
-        heard = pinged = loop.time()
+        looked = pinged = loop.time()
+        silent = 0.0
         confirmed: set[str] = set()
         while True:
             message = await pubsub.get_message(timeout=_PING_INTERVAL)
             now = loop.time()
+            # A pause of ours is not Redis's silence: what it said meanwhile lies in the socket, and is read next.
+            silent, looked = silent + min(now - looked, 2 * _PING_INTERVAL), now
             if message is not None:
-                heard = now
+                silent = 0.0
                 if message["type"] == "message":
                     self._subscriptions.deliver(message["channel"].decode(), message["data"])
                 elif message["type"] == "subscribe":
@@ -205,7 +208,7 @@ class RedisBus:
                 if gap:
                     self._subscriptions.gap()
                     gap = False
-            if now - heard > _SILENCE_LIMIT:
+            if silent > _SILENCE_LIMIT:
                 raise TimeoutError
             if now - pinged >= _PING_INTERVAL:
                 pinged = now
