@@ -247,7 +247,7 @@ async def test_an_epoch_that_stops_in_order_holds_nothing_up(database: Database,
     spool = Spool(tmp_path / "spool", "g1-a")
     keeper = EpochKeeper(database, spool, "g1")
     await keeper.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not await _states(database):
             await asyncio.sleep(0.02)
     assert await _states(database) == {"g1-a": "live"}

@@ -41,7 +41,7 @@ async def test_what_is_appended_reaches_the_database(database: Database, tmp_pat
     made = await asyncio.gather(*(holds.reserve(tenant.request(10**8)) for _ in range(40)))
     await asyncio.gather(*(spool.append(tenant.event(hold)) for hold in made[:30]))
     await asyncio.gather(*(spool.append(Release(hold.request_id, "rejected")) for hold in made[30:]))
-    assert await settler.drain(20)
+    assert await settler.drain(30)
     assert (settler.lag, settler.lag_s, settler.failing) == (0, 0, False)
     assert (settler.total.written, settler.total.released) == (30, 10)
     await settler.stop()
@@ -71,7 +71,7 @@ async def test_a_record_that_breaks_its_batch_is_set_aside(
 
     monkeypatch.setattr(settler_module, "settle", fragile)
     await settler.start()
-    assert await settler.drain(20)
+    assert await settler.drain(30)
     await settler.stop()
     await spool.close()
     assert (settler.total.written, settler.total.refused) == (3, 1)
@@ -93,7 +93,7 @@ async def test_orphans_of_a_neighbour_are_settled(
     await asyncio.sleep(0.05)
     assert settler.total.written == 0
     await neighbour.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while settler.total.written == 0:
             await asyncio.sleep(0.01)
     await settler.stop()
@@ -119,7 +119,9 @@ async def test_the_database_goes_away_and_comes_back(tmp_path: Path) -> None:
         await asyncio.gather(*(spool.append(tenant.event(next(waiting))) for _ in range(100)))
         assert settler.lag == 100
         assert not await settler.drain(1)
-        assert settler.failing
+        async with asyncio.timeout(30):
+            while not settler.failing:
+                await asyncio.sleep(0.01)
         await asyncio.to_thread(server.start)
         assert await settler.drain(30)
         assert not settler.failing
@@ -148,7 +150,7 @@ async def test_stopping_during_an_outage_leaves_the_rest_to_the_next_start(tmp_p
     settler = Settler(away, spool)
     await settler.start()
     await spool.append(tenant.event(tenant.request(0)))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not settler.failing:
             await asyncio.sleep(0.01)
     await settler.stop()
@@ -157,7 +159,7 @@ async def test_stopping_during_an_outage_leaves_the_rest_to_the_next_start(tmp_p
     spool = Spool(tmp_path / "spool", "g1")
     settler = Settler(database, spool)
     await settler.start()
-    assert await settler.drain(10)
+    assert await settler.drain(30)
     await settler.stop()
     await spool.close()
     assert await _events(database) == 1

@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from storage.bus import Bus, BusUnavailable, InvalidRedisUrl, LocalBus, RedisBus
+from tests.awake import Awake
 from tests.servers import redis_server
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = 5) -> None:
+async def eventually(condition: Callable[[], bool], seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -85,10 +86,9 @@ async def test_redis_goes_away_and_comes_back() -> None:
         await bus.publish("a", b"1")
         await eventually(lambda: heard == [b"1"])
         await asyncio.to_thread(server.stop, signal.SIGKILL)
-        began = time.monotonic()
-        with pytest.raises(BusUnavailable):
+        with Awake() as awake, pytest.raises(BusUnavailable):
             await bus.publish("a", b"2")
-        assert time.monotonic() - began < 1
+        assert awake.seconds < 1
         assert gaps == []
         await asyncio.to_thread(server.start)
         await eventually(lambda: len(gaps) == 1)
@@ -108,10 +108,9 @@ async def test_a_redis_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
         assert bus._listening.is_set()  # quiet, and answering pings
         assert server._process is not None
         server._process.send_signal(signal.SIGSTOP)
-        began = time.monotonic()
-        with pytest.raises(BusUnavailable):
+        with Awake() as awake, pytest.raises(BusUnavailable):
             await bus.publish("a", b"x")
-        assert time.monotonic() - began < 0.3
+        assert awake.seconds < 0.3
         await eventually(lambda: not bus._listening.is_set())
         server._process.send_signal(signal.SIGCONT)
         await eventually(lambda: len(gaps) >= 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 
@@ -123,6 +124,7 @@ async def test_rows_are_found_by_any_of_many_values(database: Database) -> None:
 
 async def test_a_database_that_is_away_says_so(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
+    others = set(threading.enumerate())
     for url in ("postgresql://nobody@127.0.0.1:1/nothing", f"sqlite:///{tmp_path}/folder"):
         away = await Database.open(url)
         with pytest.raises(DatabaseUnavailable):
@@ -131,7 +133,8 @@ async def test_a_database_that_is_away_says_so(tmp_path: Path) -> None:
             async with away.transaction() as session:
                 await session.execute(text("SELECT 1"))
         await away.close()
-    await asyncio.sleep(0.05)  # the driver's thread of the connection that failed says good-bye to the loop
+    for thread in set(threading.enumerate()) - others:  # the driver's, of the connection that failed
+        await asyncio.to_thread(thread.join, 30)  # it says good-bye to the loop, which has to be there
 
 
 async def test_a_server_that_does_not_let_us_in_is_away_too(postgres_url: str) -> None:
