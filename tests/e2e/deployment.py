@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 import time
 import urllib.error
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
 
 from storage.database import Database
 from tests.e2e.endless_model import NAME, make_endless_model
-from tests.e2e.processes import Process, command, free_port, wait_ready
+from tests.e2e.processes import Process, command, get, wait_ready
+from tests.servers import free_port
 
 
 class Answer(msgspec.Struct):
@@ -172,6 +175,18 @@ class Streams:
 def events(deployment: Deployment) -> int:
     count: int = deployment.query("SELECT count(*) FROM usage_event")[0][0]
     return count
+
+
+def wait_for_figure(base: str, name: str, replica: str, least: float = 0.0, most: float = math.inf) -> float:
+    """Wait until /metrics has a figure of a replica that is between these."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for family in text_string_to_metric_families(get(base + "/metrics")[1].decode()):
+            for sample in family.samples:
+                if (sample.name, sample.labels.get("replica")) == (name, replica) and least <= sample.value <= most:
+                    return sample.value
+        time.sleep(0.05)
+    raise AssertionError(f"{name} of {replica} is not between {least} and {most}")
 
 
 def wait_for_text(streams: Streams, at_least: int = 1) -> None:

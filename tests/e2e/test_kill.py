@@ -8,18 +8,25 @@ up, and the events' counts are what the replica's journal counted.
 from __future__ import annotations
 
 import signal
-import time
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from openai import OpenAI
-from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.deployment import Answer, Deployment, Streams, assert_alive, assert_books, events, wait_for_text
+from tests.e2e.deployment import (
+    Answer,
+    Deployment,
+    Streams,
+    assert_alive,
+    assert_books,
+    events,
+    wait_for_figure,
+    wait_for_text,
+)
 from tests.e2e.endless_model import NAME
-from tests.e2e.processes import free_port, get
-from tests.servers import PostgresServer, postgres_server
+from tests.servers import PostgresServer, free_port, postgres_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -135,29 +142,39 @@ def test_what_a_tenant_got_from_a_dead_replica_counts_on_the_living_one(deployme
     # A beat says whole microseconds.
     wait_for_figure(both, "turnpike_engine_service_elsewhere_seconds_total", "engine-1", given - 1e-5)
     deployment.processes["engine"].kill()
-
-    order: list[str] = []
-
-    def ask(name: str, key: str, prompt: str) -> None:
-        complete(both, key, prompt, 1)
-        order.append(name)
+    wait_for_figure(both, "turnpike_replica_healthy", "engine-0", most=0.0)
 
     # While a request in another lane has the only slot, the modest tenant queues three, and then the greedy one does:
     # had nobody heard of what he got, they would take turns.
-    client = OpenAI(base_url=both + "/v1", api_key=modest, max_retries=0, timeout=60)
-    other_lane = {"service_tier": "priority"}
-    with client.completions.create(
-        model=NAME, prompt="Go", max_tokens=120, stream=True, extra_body=other_lane
-    ) as first:
-        next(first)
-        with ThreadPoolExecutor(6) as asked:
-            for name, key in (("modest", modest), ("greedy", greedy)):
-                for number in range(3):
-                    asked.submit(ask, name, key, f"{number} and so on")
-                time.sleep(0.3)
-            assert not order
-            assert sum(1 for _ in first) > 1
-    assert order == ["modest"] * 3 + ["greedy"] * 3
+    taken, queued = threading.Event(), threading.Event()
+
+    def take_the_slot() -> bool:
+        """Until all have queued; False if the answer was over before."""
+        client = OpenAI(base_url=both + "/v1", api_key=modest, max_retries=0, timeout=60)
+        tier = {"service_tier": "priority"}
+        with client.completions.create(model=NAME, prompt="Go", max_tokens=4000, stream=True, extra_body=tier) as slot:
+            for _ in slot:
+                taken.set()
+                if queued.is_set():
+                    return True
+        return False
+
+    with ThreadPoolExecutor(7) as asked:
+        slot = asked.submit(take_the_slot)
+        assert taken.wait(60)
+        answers = []
+        for key in (modest, greedy):
+            answers += [asked.submit(complete, both, key, f"{number} and so on", 1) for number in range(3)]
+            wait_for_figure(both, "turnpike_replica_waiting", "engine-1", len(answers))
+        queued.set()
+        assert slot.result()
+        assert [answer.result() for answer in answers] == [1] * 6
+    deployment.wait_settled()
+    ended = deployment.query(
+        "SELECT tenant.name FROM usage_event JOIN tenant ON tenant.id = usage_event.tenant_id "
+        "WHERE replica = 'engine-1' AND usage_event.status = 'ok' ORDER BY sequence"
+    )
+    assert [row.name for row in ended] == ["modest"] * 3 + ["acme"] * 3
 
 
 def complete(base: str, key: str, prompt: str, tokens: int) -> int:
@@ -166,15 +183,3 @@ def complete(base: str, key: str, prompt: str, tokens: int) -> int:
     answer = client.completions.create(model=NAME, prompt=prompt, max_tokens=tokens, temperature=0)
     assert answer.usage is not None
     return answer.usage.completion_tokens
-
-
-def wait_for_figure(base: str, name: str, replica: str, least: float = 0.0) -> float:
-    """Wait until /metrics has a figure of a replica that is at least so much."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        for family in text_string_to_metric_families(get(base + "/metrics")[1].decode()):
-            for sample in family.samples:
-                if (sample.name, sample.labels.get("replica")) == (name, replica) and sample.value >= least:
-                    return sample.value
-        time.sleep(0.05)
-    raise AssertionError(f"{name} of {replica} stays below {least}")

@@ -13,10 +13,19 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.deployment import Deployment, Streams, assert_alive, assert_books, events, wait_for_text
+from tests.awake import Awake
+from tests.e2e.deployment import (
+    Deployment,
+    Streams,
+    assert_alive,
+    assert_books,
+    events,
+    wait_for_figure,
+    wait_for_text,
+)
 from tests.e2e.endless_model import NAME, make_endless_model
-from tests.e2e.processes import Process, command, free_port, get, process, this_month, usage, wait_ready
-from tests.servers import postgres_server
+from tests.e2e.processes import Process, command, get, process, this_month, usage, wait_ready
+from tests.servers import free_port, postgres_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -36,25 +45,28 @@ def deployment(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iter
             made.clean_up()
 
 
-def hang_up(base: str, key: str, after: float) -> float:
-    """Ask for a long whole answer, and be gone after so many seconds; returns when that was."""
+def hang_up(base: str, key: str) -> float:
+    """Ask for a long whole answer, and be gone when some of it is there; returns when that was."""
     body = {"model": NAME, "messages": [{"role": "user", "content": "Explain everything"}], "max_tokens": 4000}
     data = json.dumps(body).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {key}\r\n"
     with socket.create_connection(("127.0.0.1", int(base.rsplit(":", 1)[1]))) as client:
         client.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
-        time.sleep(after)
+        wait_for_figure(base, "turnpike_replica_running", "engine-0", 1)
+        before = wait_for_figure(base, "turnpike_engine_output_tokens_total", "engine-0")
+        wait_for_figure(base, "turnpike_engine_output_tokens_total", "engine-0", before + 1)
     return time.time()
 
 
 def test_who_hangs_up_on_a_whole_answer_stops_its_work_at_once(deployment: Deployment) -> None:
     before = events(deployment)
-    left = hang_up(deployment.base, deployment.key, 1.0)
-    assert_books(deployment)
+    with Awake() as awake:
+        left = hang_up(deployment.base, deployment.key)
+        assert_books(deployment)
     assert events(deployment) == before + 1
     (event,) = deployment.query("SELECT * FROM usage_event ORDER BY admitted_at DESC LIMIT 1")
     assert event.status == "cancelled"
-    assert event.finished_at / 1_000_000 - left < 1.0
+    assert event.finished_at / 1_000_000 - left - awake.paused < 1.0
     assert 0 < event.count_output < 4000
     assert event.output == 0, "nothing of it was delivered"
 
@@ -98,7 +110,7 @@ def two_workers(deployment: Deployment) -> Iterator[Process]:
     yield gateway
     workers = gateway.children()
     assert gateway.stop() == 0
-    _, alive = psutil.wait_procs(workers, 5)
+    _, alive = psutil.wait_procs(workers, 30)
     assert not alive
 
 
@@ -121,7 +133,7 @@ def test_one_of_two_workers_dies(deployment: Deployment, two_workers: Process) -
     assert_books(deployment)
     assert events(deployment) == before + STREAMS
     assert_alive(deployment)
-    assert len(two_workers.children()) == 2, "the parent starts another"
+    wait_for_workers(two_workers)  # the parent starts another
 
 
 def test_whichever_worker_is_scraped_answers_for_both_and_for_the_dead(
@@ -151,14 +163,14 @@ def test_whichever_worker_is_scraped_answers_for_both_and_for_the_dead(
         sleeping.resume()
         assert working.is_running()
     first.kill()
-    psutil.wait_procs([first], 5)
+    psutil.wait_procs([first], 30)
     assert refused() == before, "of the dead one too"
     wait_for_workers(two_workers)
     ask(4)
     assert refused() == before + 4
     families = {f.name: f for f in text_string_to_metric_families(get(deployment.base + "/metrics")[1].decode())}
     assert [sample.labels for sample in families["turnpike_spool_waiting"].samples] == [{}]
-    assert {sample.value for sample in families["turnpike_replica_healthy"].samples} == {1.0}
+    wait_for_figure(deployment.base, "turnpike_replica_healthy", "engine-0", 1)
 
 
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM])
@@ -186,12 +198,12 @@ def test_serve_dies_in_the_middle_of_an_answer(tmp_path: Path, death: signal.Sig
         status = first.popen.wait(30)
         hang.close()
         assert status == (-9 if death == signal.SIGKILL else 0)
-        _, alive = psutil.wait_procs(children, 10)
+        _, alive = psutil.wait_procs(children, 30)
         assert not alive
     with process(tmp_path / "second", "serve", env=env) as second:
         second.wait_for_output(r"curl ")
         wait_ready(f"http://127.0.0.1:{port}", [second])
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not usage(this_month(), env):
             time.sleep(0.2)
         for check in ("money", "counts"):
