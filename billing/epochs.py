@@ -24,11 +24,13 @@ from billing.spool import Spool, files_of
 from billing.tables.periods import gateway_epoch
 from storage.base import from_instant
 from storage.database import Database, DatabaseUnavailable
+from storage.retry import pause
 
 log = structlog.get_logger(__name__)
 
 SUFFIX = ".epoch"
 EVERY_S = 5
+_STOP_S = 10
 _ALIVE_S = 60
 """An epoch that was heard of within so many seconds is not declared dead."""
 
@@ -100,6 +102,7 @@ class EpochKeeper:
         self._known = 0
         """The database's clock when we last heard it."""
         self._task: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
         self._failing = False
 
     async def start(self) -> None:
@@ -111,8 +114,12 @@ class EpochKeeper:
         """Stop, and end the epoch if its spool is drained; otherwise who adopts the spool will."""
         if self._task is None:
             return
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        # What it says at the moment it may say: cancelled while its connection is made, it would leave that open.
+        self._stopping.set()
+        _, pending = await asyncio.wait([self._task], timeout=_STOP_S)
+        for task in pending:
+            task.cancel()
+            await asyncio.wait([task])
         self._task = None
         if self._spool.drained:
             with contextlib.suppress(DatabaseUnavailable):  # then the next one here ends it
@@ -166,7 +173,7 @@ class EpochKeeper:
             await session.execute(update(gateway_epoch).where(live).values(state="ended"))
 
     async def _run(self) -> None:
-        while True:
+        while not self._stopping.is_set():
             try:
                 await self.publish()
                 for epoch in await self.end_gone():
@@ -176,4 +183,4 @@ class EpochKeeper:
                 if not self._failing:
                     log.warning("the gateway's watermark cannot be published", cause=str(error))
                 self._failing = True
-            await asyncio.sleep(EVERY_S)
+            await pause(EVERY_S, self._stopping)
