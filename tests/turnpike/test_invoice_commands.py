@@ -19,6 +19,7 @@ from gateway.tenancy.tables import Project
 from storage.database import Database
 from tests.billing.invoices.books import Customer, set_clock
 from tests.billing.money import Tenant
+from turnpike import logs
 from turnpike.cli import main
 
 BUYER = ["--name", "Client SAS", "--address", "1 rue de la Paix", "--city", "Paris", "--country", "FR"]
@@ -28,7 +29,8 @@ SELLER = ["--name", "Acme GmbH", "--address", "Weg 1", "--city", "Bonn", "--coun
 class Terminal:
     """Runs commands on one data folder."""
 
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(logs, "configure", lambda *_: None)  # of this process, which is the tests'
         self._flags = ["--data-dir", str(folder)]
         self._capsys = capsys
 
@@ -62,8 +64,10 @@ async def _alter(url: str) -> None:
 
 
 @pytest.mark.slow
-def test_from_an_empty_folder_to_a_paid_invoice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    turnpike = Terminal(tmp_path, capsys)
+def test_from_an_empty_folder_to_a_paid_invoice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turnpike = Terminal(tmp_path, capsys, monkeypatch)
     month, one = ("--period", "2026-10"), "INV-2026-000001"
     turnpike.run("tenants", "create", "client")
     asyncio.run(_use(f"sqlite:///{tmp_path}/turnpike.db"))
