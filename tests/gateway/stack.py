@@ -132,7 +132,7 @@ class Stack:
         )
         return [row.state for row in await self.rows(states) for _ in range(row.holds)]
 
-    async def settled(self, count: int, timeout: float = 10) -> list[Any]:  # noqa: ASYNC109
+    async def settled(self, count: int, timeout: float = 30) -> list[Any]:  # noqa: ASYNC109
         """Wait until so many events are in the database and no hold is open."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:
@@ -153,7 +153,7 @@ class Stack:
         for seen in (replica.runs, replica.done, replica.acked, replica.aborts):
             seen.clear()  # type: ignore[attr-defined]
 
-    async def until(self, condition: Any, timeout: float = 5) -> None:  # noqa: ASYNC109
+    async def until(self, condition: Any, timeout: float = 30) -> None:  # noqa: ASYNC109
         end = time.monotonic() + timeout
         while not condition():
             assert time.monotonic() < end, "it did not happen"

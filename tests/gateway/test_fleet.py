@@ -27,7 +27,7 @@ from tests.gateway.tiny_model import make_model_folder
 QUICK = FleetOptions(beat_timeout=0.5, step_timeout=0.3, silence=0.4, backoff_first=0.01, backoff_most=0.05)
 
 
-async def until(condition: Any, timeout: float = 5) -> None:  # noqa: ASYNC109
+async def until(condition: Any, timeout: float = 30) -> None:  # noqa: ASYNC109
     end = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < end, "it did not happen"
@@ -143,7 +143,8 @@ async def test_a_pause_of_ours_is_not_the_replicas_silence(model: ServedModel, t
 
 async def test_health_is_steps_advancing_while_work_exists(model: ServedModel, tmp_path: Path) -> None:
     replica = FakeReplica(tmp_path / "r", model.text_digest)
-    async with fleet_of(model, replica) as fleet:
+    options = FleetOptions(step_timeout=0.3, backoff_first=0.01, backoff_most=0.05)
+    async with fleet_of(model, replica, options=options) as fleet:
         (link,) = fleet.links
         await until(lambda: fleet.healthy("tiny"))
         replica.beating = False

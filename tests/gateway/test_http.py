@@ -24,7 +24,7 @@ async def send(stack: Stack, *pieces: bytes) -> tuple[int, dict[str, str], Any]:
         for piece in pieces:
             writer.write(piece)
             await asyncio.sleep(0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             answer = await reader.read()
     finally:
         writer.close()

@@ -29,7 +29,7 @@ async def leave_a_hold(url: str, folder: Path, model_folder: Path, name: str) ->
     earlier = folder / "earlier"
     earlier.mkdir()
     async with running_stack(url, earlier, model_folder, name=name) as stack:
-        stack.say(TEXT, queued=9)
+        stack.say(TEXT, queued=60)
         asking = asyncio.create_task(stack.post(WHOLE))
         await stack.until(lambda: stack.replica.runs)
         identity = next(iter(stack.replica.runs))
@@ -103,8 +103,9 @@ async def test_holds_of_other_gateways_are_left_alone_for_a_while(
     stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, delivered: int
 ) -> None:
     identity = await leave_a_hold(stocked_sqlite_url, tmp_path, model_folder, name="other")
+    options = GatewayOptions(courtesy=1.5, lifetimes=quick_lifetimes(), drain_timeout=1.0)
     async with running_stack(
-        stocked_sqlite_url, tmp_path, model_folder, options=SHORT_COURTESY, name="gateway-test", start_replica=False
+        stocked_sqlite_url, tmp_path, model_folder, options=options, name="gateway-test", start_replica=False
     ) as stack:
         assert await stack.holds() == ["open"]
         counts = Counts(prompt=9, computed=9, output=4)
@@ -162,11 +163,13 @@ async def test_a_request_that_took_from_an_allowance_is_billed_from_what_it_carr
     earlier = tmp_path / "earlier"
     earlier.mkdir()
     async with running_stack(stocked_sqlite_url, earlier, model_folder, options=ASIDE) as stack:
+        now = stack.gateway.allowances._clock()
+        stack.gateway.allowances._clock = lambda: now  # an allowance is for two seconds
         stack.say(TEXT)
         while not len(stack.gateway.allowances):
             await stack.post(WHOLE)
         stack.forget()
-        stack.say(TEXT, queued=9)
+        stack.say(TEXT, queued=60)
         asking = asyncio.create_task(stack.post(WHOLE))
         await stack.until(lambda: stack.replica.runs)
         ((identity, run),) = stack.replica.runs.items()
