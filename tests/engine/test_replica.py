@@ -28,6 +28,7 @@ from prompt_cache.model_digest import model_digest, text_digest
 from tests.engine.client import LINK_KEY, Client, ReplicaProcess
 from tests.engine.conftest import SCOPES, VOCABULARY, generate, make_bench, write_model
 from tests.engine.tiny_tokenizer import text_of, write_tokenizer
+from tests.servers import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 ALL = tuple(SCOPES.values())
@@ -231,12 +232,15 @@ async def test_it_ends_with_its_parent(tmp_path: Path, tiny_model: Path):
     assert replica.status == 0
 
 
-SLOW_COMPILER = """
-import time
+def slow_compiler(gate: Path) -> str:
+    """The fault of a compiler that is done when there is a file `gate`; what is quick it compiles at once."""
+    return f"""
+import os, time
 from engine.grammar.llguidance_grammar import LlguidanceGrammars
 quick = LlguidanceGrammars.compiled
 def slow(self, text):
-    time.sleep(0.5 if "quick" not in text else 0)
+    while "quick" not in text and not os.path.exists({str(gate)!r}):
+        time.sleep(0.005)
     return quick(self, text)
 LlguidanceGrammars.compiled = slow
 """
@@ -245,15 +249,16 @@ LlguidanceGrammars.compiled = slow
 async def test_abort_while_a_grammar_is_compiled(tmp_path: Path):
     """It ends at once and once, nobody waits for it, and what others asked for with the same grammar comes."""
     model = write_tokenizer(write_model(tmp_path / "model"))
-    process = await ReplicaProcess.start(tmp_path, model, fault=SLOW_COMPILER)
+    gate = tmp_path / "gate"
+    process = await ReplicaProcess.start(tmp_path, model, fault=slow_compiler(gate))
     client = await Client.dial(process.path)
     grammar = '{"choice": ["yes", "no"]}'
     client.generate(generate("left", LONG, 8, grammar=grammar), ALL)
     client.send(generate("stays", LONG, 8, grammar=grammar), generate("plain", LONG, 8), Abort("left", "left"))
     await client.finished("left", "plain")
-    assert "stays" not in client.done, "it was compiled sooner than the test thinks"
     assert (client.done["left"].reason, client.done["left"].counts) == ("rejected", Counts())
     assert "left" not in client.began
+    gate.touch()
     await client.finished("stays")
     assert client.done["stays"].reason == "stop"
     assert text_of(model, client.tokens["stays"]) in {"yes", "no"}
@@ -269,17 +274,17 @@ async def test_abort_while_a_grammar_is_compiled(tmp_path: Path):
 async def test_a_deadline_while_a_grammar_is_compiled(tmp_path: Path):
     """It ends at its deadline, not when the compiler is done; one that fails in its own way is refused and named."""
     model = write_tokenizer(write_model(tmp_path / "model"))
-    process = await ReplicaProcess.start(tmp_path, model, fault=SLOW_COMPILER)
+    gate = tmp_path / "gate"
+    process = await ReplicaProcess.start(tmp_path, model, fault=slow_compiler(gate))
     client = await Client.dial(process.path)
-    began = time.time()
-    slow = generate("late", LONG, 8, grammar='{"choice": ["yes", "no"]}', deadline=began + 0.1)
+    slow = generate("late", LONG, 8, grammar='{"choice": ["yes", "no"]}', deadline=time.time() + 0.1)
     client.generate(slow, ALL)
     client.send(generate("rootless", LONG, 8, grammar=json.dumps({"grammar": 'leaf ::= "a"'})))
-    await client.finished("late")
-    assert time.time() - began < 0.45, "it waited for the compiler"
+    await client.finished("late")  # which is not compiled yet
     assert (client.done["late"].reason, client.done["late"].counts) == ("deadline", Counts())
     assert client.done["late"].sequence > 0
     assert "late" not in client.began
+    gate.touch()
     await client.finished("rootless")
     assert (client.done["rootless"].reason, client.done["rootless"].invalid) == ("rejected", "grammar")
     client.send(generate("after", LONG, 4))
@@ -385,7 +390,7 @@ async def test_a_nasty_frame_closes_that_connection_only(shared: ReplicaProcess,
     writer.write(NASTY[name])
     if NASTY[name] == b"\x00":
         writer.write_eof()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while await read_from_replica(reader) is not None:
             pass
     writer.close()
@@ -413,7 +418,7 @@ async def test_without_proof_nobody_comes_in(shared: ReplicaProcess, case: str):
         case "old version":
             writer.write(encode(Dial(0, "me", right)))
     writer.write(encode(generate("x", [1])))
-    assert await asyncio.wait_for(read_from_replica(reader), 10) is None
+    assert await asyncio.wait_for(read_from_replica(reader), 30) is None
     writer.close()
 
 
@@ -515,16 +520,13 @@ async def test_a_guest_that_says_nothing_is_not_waited_for(shared: ReplicaProces
     hello = (await Client.dial(shared.path)).hello
     server = await asyncio.start_server(greet, "127.0.0.1", 0)
     _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-    await asyncio.wait_for(ended.wait(), 5)
+    await asyncio.wait_for(ended.wait(), 30)
     writer.close()
     server.close()
 
 
 async def test_over_tcp_too(tmp_path: Path, tiny_model: Path):
-    with_free_port = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-    port = with_free_port.sockets[0].getsockname()[1]
-    with_free_port.close()
-    await with_free_port.wait_closed()
+    port = free_port()
     replica = await ReplicaProcess.start(tmp_path, tiny_model, address=f"tcp:127.0.0.1:{port}")
     for _ in range(400):
         try:
@@ -551,13 +553,14 @@ def test_requests_survive_the_wire() -> None:
 async def test_what_is_said_while_a_grammar_is_compiled_is_done_afterwards(tmp_path: Path):
     """A longer deadline and limit, credit, the end of one choice; and what compiles quickly does not wait for it."""
     model = write_tokenizer(write_model(tmp_path / "model"))
-    process = await ReplicaProcess.start(tmp_path, model, fault=SLOW_COMPILER)
+    gate = tmp_path / "gate"
+    process = await ReplicaProcess.start(tmp_path, model, fault=slow_compiler(gate))
     client = await Client.dial(process.path)
     began = time.time()
     grammar, quick = '{"regex": "(yes){3}"}', '{"choice": ["quick"]}'
-    client.generate(generate("longer", LONG, 2, grammar=grammar, deadline=began + 0.2, credit=1), ALL)
+    client.generate(generate("longer", LONG, 2, grammar=grammar, deadline=began + 1, credit=1), ALL)
     client.send(
-        Extend("longer", 30, began + 60),
+        Extend("longer", 30, began + 600),
         Credit("longer", 0, 1 << 20),
         generate("one of two", LONG, 30, grammar=grammar, choices=2),
         Abort("one of two", choice=1),
@@ -566,6 +569,8 @@ async def test_what_is_said_while_a_grammar_is_compiled_is_done_afterwards(tmp_p
     await client.finished("quick")
     assert "longer" not in client.began
     assert client.done["quick"].reason == "stop"
+    await asyncio.sleep(began + 1.1 - time.time())  # past the deadline that it had at first
+    gate.touch()
     await client.finished("longer", "one of two")
     assert client.done["longer"].reason == "stop"
     assert text_of(model, client.tokens["longer"]) == "yes" * 3

@@ -11,7 +11,7 @@ import pytest
 
 from turnpike.children import Child
 
-SECONDS = 5.0
+SECONDS = 30.0
 
 
 def child(folder: Path, script: str) -> Child:
