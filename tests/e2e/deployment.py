@@ -124,7 +124,7 @@ class Deployment:
 
         return asyncio.run(ask())
 
-    def wait_settled(self, seconds: float = 60) -> None:
+    def wait_settled(self, seconds: float = 120) -> None:
         """Wait until no hold is open."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

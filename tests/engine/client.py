@@ -73,7 +73,7 @@ class Client:
     dialed: ClassVar[list[Client]] = []
 
     @classmethod
-    async def dial(cls, path: str, key: bytes = LINK_KEY, name: str = "test", patience: float = 20.0) -> Client:
+    async def dial(cls, path: str, key: bytes = LINK_KEY, name: str = "test", patience: float = 60.0) -> Client:
         """Connect and prove ourselves, waiting for the replica to come up."""
         end = asyncio.get_running_loop().time() + patience
         while True:
@@ -181,7 +181,7 @@ class ReplicaProcess:
             self.signal(signal.SIGTERM)
         return await self.ended()
 
-    async def ended(self, seconds: float = 30) -> int:
+    async def ended(self, seconds: float = 60) -> int:
         """The exit status, once it has ended."""
         await asyncio.to_thread(self.process.join, seconds)
         assert self.status is not None, "it does not end"

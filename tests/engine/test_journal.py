@@ -203,7 +203,7 @@ def soon(work: Callable[[], object]) -> None:
     """Do this in another thread, which must not have to wait."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(5)
+    thread.join(30)
     assert not thread.is_alive(), "it waits for the disk"
 
 
@@ -230,7 +230,7 @@ def test_nothing_but_sync_waits_for_a_disk_that_is_slow_to_compact(
     with Held(monkeypatch, "fsync", number) as held:
         syncing = threading.Thread(target=journal.sync)
         syncing.start()
-        assert held.entered.wait(5)
+        assert held.entered.wait(30)
         soon(meanwhile)
         records, damaged, torn = read_records((tmp_path / "journal").read_bytes())
         assert (damaged, torn) == (0, 0)
@@ -264,7 +264,7 @@ def test_who_says_what_happened_does_not_wait_for_a_write(tmp_path: Path, monkey
     with Held(monkeypatch, "write", 0) as held:
         writing = threading.Thread(target=journal.write)
         writing.start()
-        assert held.entered.wait(5)
+        assert held.entered.wait(30)
         soon(meanwhile)
     writing.join()
     journal.close()
