@@ -229,7 +229,7 @@ async def running_stack(
         exports=ExportJobs(stack.database, prices, folder / "exports"),
         webhooks=Endpoints(stack.database, Sealer(b"m" * 32), AddressPolicy()),
         domains=CacheDomains(b"s" * 32, b"m" * 32),
-        options=options or GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=2.0),
+        options=options or GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=20.0),
     )
     app = create_app(services)
     stack.gateway = gateway_of(app)
