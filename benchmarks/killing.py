@@ -131,28 +131,38 @@ def start(deployment: Deployment, name: str) -> None:
 
 
 def kill(
-    seconds: float, clients: int = 32, seed: int = 1, progress: Callable[[str], None] = lambda _: None
+    seconds: float,
+    clients: int = 32,
+    seed: int = 1,
+    progress: Callable[[str], None] = lambda _: None,
+    least: int = 0,
 ) -> dict[str, Any]:
-    """Run the clients and the reaper for so long; what was asked, killed, acknowledged, lost and doubled."""
+    """Run the clients and the reaper for so long, and on until so many were killed at `least`; what was asked, killed,
+    acknowledged, lost and doubled."""
     with tempfile.TemporaryDirectory() as folder, postgres_server() as postgres, redis_server() as redis:
         deployment = Deployment(Path(folder), postgres.url, redis.url)
         try:
             for name in ("engine", "gateway", "worker"):
                 start(deployment, name)
             deployment.wait_ready()
-            return _run(deployment, Reaper(deployment, postgres, seed), seconds, clients, progress)
+            return _run(deployment, Reaper(deployment, postgres, seed), seconds, clients, progress, least)
         finally:
             deployment.clean_up()
 
 
 def _run(
-    deployment: Deployment, reaper: Reaper, seconds: float, clients: int, progress: Callable[[str], None]
+    deployment: Deployment, reaper: Reaper, seconds: float, clients: int, progress: Callable[[str], None], least: int
 ) -> dict[str, Any]:
     crowd = Crowd(deployment, clients)
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        _wait_for_more(crowd, reaper, min(end, time.monotonic() + _BACK_S))
-        if time.monotonic() < end:
+
+    def goes_on() -> bool:
+        return time.monotonic() < end or reaper.kills.total() < least
+
+    while goes_on():
+        back = time.monotonic() + _BACK_S
+        _wait_for_more(crowd, reaper, back if reaper.kills.total() < least else min(end, back))
+        if goes_on():
             reaper.strike()
             progress(f"{crowd.acknowledged} acknowledged, killed so far: {dict(reaper.kills)}")
     _wait_ready(deployment, reaper)

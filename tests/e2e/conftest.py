@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 from openai import OpenAI
 
-from tests.e2e.processes import Process, process, this_month, usage, wait_settled
+from tests.e2e.processes import Process, Used, process, used, wait_settled
 from tests.servers import free_port
 
 
@@ -21,15 +22,17 @@ class Running(msgspec.Struct):
     base: str
     key: str
     data: Path
+    started: int
+    """In seconds since the Unix epoch."""
 
     @property
     def env(self) -> dict[str, str]:
         return {"TURNPIKE_DATA_DIR": str(self.data)}
 
-    def usage(self) -> list[dict[str, object]]:
-        """What `turnpike usage` says of this month when all answers so far are settled."""
+    def used(self) -> Used:
+        """What all answers so far came to, once they are settled."""
         wait_settled(self.base)
-        return usage(this_month(), self.env)
+        return used(self.env)
 
     def client(self, key: str | None = None) -> OpenAI:
         return OpenAI(base_url=self.base + "/v1", api_key=key or self.key, max_retries=0, timeout=120)
@@ -38,10 +41,10 @@ class Running(msgspec.Struct):
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("serve")
-    port, data = free_port(), folder / "data"
+    port, data, started = free_port(), folder / "data", int(time.time())
     with process(folder, "serve", "--port", str(port), "--data-dir", str(data)) as running:
         key = running.wait_for_output(r"(tp_live_\w+)").group(1)
         base = re.search(r"http://127\.0\.0\.1:\d+", running.output)
         assert base is not None
-        yield Running(running, base.group(0), key, data)
+        yield Running(running, base.group(0), key, data, started)
         assert running.stop() == 0, running.errors

@@ -58,7 +58,7 @@ def test_each_parameter_does_what_it_says(serve: Running) -> None:
 
 
 def test_several_answers_are_one_request(serve: Running) -> None:
-    before = serve.usage()
+    before = serve.used()
     hot = {"temperature": 2.0, "seed": 11, "max_tokens": 30}
     many = ask(serve, ODD, n=3, **hot)
     assert [choice.index for choice in many.choices] == [0, 1, 2]
@@ -85,8 +85,8 @@ def test_several_answers_are_one_request(serve: Running) -> None:
     assert ends == {choice.index: choice.finish_reason for choice in many.choices}
     assert counted is not None
     assert counted.completion_tokens == many.usage.completion_tokens
-    after = serve.usage()
-    assert after[0]["requests"] - (before[0]["requests"] if before else 0) == 5
+    after = serve.used()
+    assert after.requests - before.requests == 5
 
 
 def test_a_stop_string_ends_one_answer_alone(serve: Running) -> None:
@@ -210,7 +210,7 @@ def test_structured_answers(serve: Running) -> None:
 
 
 def test_an_impossible_schema_is_refused_by_name(serve: Running) -> None:
-    before = serve.usage()
+    before = serve.used()
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:
             ask(
@@ -223,4 +223,4 @@ def test_an_impossible_schema_is_refused_by_name(serve: Running) -> None:
             )
         assert caught.value.param == "$.response_format.json_schema.schema"
         assert "incompatible types" in caught.value.message
-    assert serve.usage() == before
+    assert serve.used() == before

@@ -24,7 +24,7 @@ from tests.e2e.deployment import (
     wait_for_text,
 )
 from tests.e2e.endless_model import NAME, make_endless_model
-from tests.e2e.processes import Process, command, get, process, this_month, usage, wait_ready
+from tests.e2e.processes import Process, command, get, process, used, wait_ready
 from tests.servers import free_port, postgres_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -204,9 +204,9 @@ def test_serve_dies_in_the_middle_of_an_answer(tmp_path: Path, death: signal.Sig
         second.wait_for_output(r"curl ")
         wait_ready(f"http://127.0.0.1:{port}", [second])
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not usage(this_month(), env):
+        while time.monotonic() < deadline and not used(env).requests:
             time.sleep(0.2)
         for check in ("money", "counts"):
             audited = command("audit", check, env=env)
             assert audited.returncode == 0, audited.stdout + audited.stderr
-    assert [row["requests"] for row in usage(this_month(), env)] == [1]
+    assert used(env).requests == 1
