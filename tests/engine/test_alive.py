@@ -4,6 +4,7 @@ noticed, told and survived (E3)."""
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -264,6 +265,22 @@ async def test_an_idle_replica_and_a_busy_one_are_left_alone(tmp_path: Path, tin
     await asyncio.sleep(3)
     client.send(generate("after", HARMLESS, 5))
     await client.finished("after")
+    await client.close()
+    assert await replica.stop() == 0
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+async def test_a_pause_of_the_whole_process_is_no_step_that_never_ends(tmp_path: Path, tiny_model: Path):
+    replica = await ReplicaProcess.start(tmp_path, tiny_model, stall_s=0.2)
+    client = await Client.dial(replica.path)
+    client.send(*SCOPES.values(), generate("long", HARMLESS, 1500))
+    await client.until(lambda: len(client.tokens.get("long", ())) > 5)
+    replica.signal(signal.SIGSTOP)
+    await asyncio.sleep(4)
+    replica.signal(signal.SIGCONT)
+    await client.finished("long")
+    assert client.done["long"].reason == "length"
     await client.close()
     assert await replica.stop() == 0
 
