@@ -305,6 +305,7 @@ async def test_a_replica_that_can_no_longer_sync_or_beat_ends(tmp_path: Path, ti
         client.send(*SCOPES.values(), generate("ends", HARMLESS, 2))
         assert await replica.ended() == 2
         assert "the engine failed: mute" in await replica.output()
+        await client.close()
     finally:
         if replica.status is None:
             await replica.kill()

@@ -53,11 +53,11 @@ async def shared(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> 
 
 @pytest_asyncio.fixture(autouse=True)
 async def connections() -> AsyncIterator[None]:
-    """Hang up what a test dialed."""
+    """Hang up what a test dialed. What was dialed before, in other modules, belonged to other event loops."""
+    Client.dialed.clear()
     yield
     for client in Client.dialed:
         await client.close()
-    Client.dialed.clear()
 
 
 # ------------------------------------------------------------ a life
