@@ -184,6 +184,23 @@ def test_phi_within_its_first_context_is_the_model_that_was_trained_for_it(famil
     assert (runs[65].logits[0] - logits[0]).abs().max().item() > 1e-2
 
 
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("llama", {"full": 2 * 2 * 2 * 12}),  # layers, keys and values, KV heads, elements
+        ("gemma3", {"window": 1 * 2 * 2 * 16, "full": 1 * 2 * 2 * 16}),
+        ("deepseek v3", {"latent": 2 * (16 + 8)}),  # a latent and a turned key, for all four heads
+    ],
+)
+def test_a_token_takes_in_memory_what_its_layers_remember_of_it(
+    name: str, numbers: dict[str, int], family_folders: Families
+):
+    runner = make_bench(family_folders(name), blocks=3).engine.runner
+    assert {memory.group.kind: memory.data.nbytes for memory in runner.memories} == {
+        kind: 3 * 64 * 4 * count for kind, count in numbers.items()
+    }
+
+
 def far(logits: torch.Tensor, reference: torch.Tensor) -> float:
     """The relative error (2-norm) of the middle row: a router that decides otherwise spoils rows, in either library."""
     return float(((logits.float() - reference).norm(dim=-1) / reference.norm(dim=-1)).median())
