@@ -9,7 +9,7 @@ import torch
 
 from engine.kv_memory import KvMemory
 from engine.layers.attention_plan import AttentionPlan
-from engine.layers.embedding import Head
+from engine.layers.embedding import Embedding, Head
 from engine.layers.forward import Forward
 from engine.protocol.replicas import LayerGroup
 from engine.weights.loader import Loader
@@ -37,10 +37,9 @@ class Decoder:
         self.config = load.config
         self.layers = layers
         self.groups: tuple[LayerGroup, ...] = load.kv.groups()
-        self.embedding = load.embedding("model.embed_tokens")
+        self.embedding, head = _embedding_and_head(load)
         self.norm = load.norm("model.norm", plus_one=plus_one)
-        tied = self.config.tied_embeddings
-        self.head = Head(self.embedding if tied else load.embedding("lm_head"), load.tiling, logit_cap)
+        self.head = Head(head, load.tiling, logit_cap)
         # Rounded to the type that the model runs in, as it was when the model was trained.
         scale = 1.0 if embedding_scale is None else torch.tensor(embedding_scale).to(load.like).item()
         self._embedding_scale = None if embedding_scale is None else float(scale)
@@ -61,3 +60,17 @@ class Decoder:
         for layer in self.layers[:depth]:
             h = layer(h, forward)
         return self.norm(h)
+
+
+def _embedding_and_head(load: Loader) -> tuple[Embedding, Embedding]:
+    """They are one where the configuration ties them, under either name; where both are stored and differ, they are
+    two all the same, as in transformers."""
+    first, second = "model.embed_tokens", "lm_head"
+    if not load.config.tied_embeddings:
+        return load.embedding(first), load.embedding(second)
+    has_second = load.checkpoint.has_part(second)
+    if has_second and not load.checkpoint.has_part(first):
+        first, has_second = second, False
+    embedding = load.embedding(first)
+    head = load.embedding(second) if has_second else embedding
+    return embedding, embedding if torch.equal(embedding.weight, head.weight) else head

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from engine.errors import ModelError
 from engine.models.config import read_config
@@ -130,6 +130,24 @@ def test_a_share_of_a_head_may_be_an_odd_number_of_elements(tmp_path: Path):
     folder = write_family("phi3", tmp_path / "model", hidden_size=40, rope_parameters=rope)
     run = make_bench(folder).one(generate("a", PROMPT, 8))
     logits = by_transformers(folder, PROMPT + run.tokens)[len(PROMPT) - 1 : -1]
+    assert (torch.stack(run.logits) - logits).abs().max().item() < 1e-4
+
+
+@pytest.mark.parametrize("stored", ["the same", "another", "only it"])
+def test_tied_weights_under_either_name_and_a_head_that_differs(stored: str, family_folders: Families, tmp_path: Path):
+    tensors = {
+        name: tensor
+        for file in sorted(family_folders("llama tied").glob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
+    embedding = tensors["model.embed_tokens.weight"]
+    tensors["lm_head.weight"] = embedding.flip(0).contiguous() if stored == "another" else embedding.clone()
+    if stored == "only it":
+        del tensors["model.embed_tokens.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text((family_folders("llama tied") / "config.json").read_text())
+    run = make_bench(tmp_path).one(generate("a", PROMPT, 8))
+    logits = by_transformers(tmp_path, PROMPT + run.tokens)[len(PROMPT) - 1 : -1]
     assert (torch.stack(run.logits) - logits).abs().max().item() < 1e-4
 
 
