@@ -26,8 +26,9 @@ _REMEMBERED = 256
 _LONGEST_MESSAGE = 300
 _WHITESPACE = r"(\n[ ]{0,32}|[ ])?"
 """Between the parts of JSON: a space, or a line feed and its indentation; white space never fills the budget."""
-_REFRESH = 16
-"""How often, in tokens, an output far from its limit looks how far its end is."""
+_REFRESH, _VAIN = 16, 3
+"""How often, in tokens, an output looks how far its end is, and how often in vain until it looks half as often each
+time: a search that finds nothing takes longest, and holds up the step."""
 _NEAR_LEAST, _NEAR_MARGIN = 32, 16
 
 
@@ -84,6 +85,8 @@ class LlguidanceGuide:
         self._distance = MOST_TOKENS if ending is None else len(ending)
         self._plan = ending
         self._taken = 0
+        self._look_at = _REFRESH
+        self._in_vain = 0
         self._hopeless = False
 
     def allow(self, row: torch.Tensor) -> None:
@@ -133,10 +136,12 @@ class LlguidanceGuide:
             return
         self.ended = self._matcher.is_stopped()
         self._plan = self._plan[1:] if self._plan and self._plan[0] == token else None
-        if self._taken % _REFRESH == 0 and not self.ended:
+        if self._taken >= self._look_at and not self.ended:
             end = self._closer.end(LlguidancePlace(self._matcher), MOST_TOKENS)
             self._distance = MOST_TOKENS if end is None else len(end)
             self._hopeless = self._hopeless and end is None
+            self._in_vain = 0 if end is not None else self._in_vain + 1
+            self._look_at = self._taken + (_REFRESH << max(0, self._in_vain - _VAIN))
 
     def _near(self) -> int:
         return max(_NEAR_LEAST, 2 * self._distance + _NEAR_MARGIN)

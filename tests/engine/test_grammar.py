@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.grammar.closing import Closer, Place
 from engine.grammar.guide import InvalidGrammar
 from engine.grammar.llguidance_grammar import LlguidanceGrammars
 from engine.protocol.requests import Done
@@ -154,6 +155,21 @@ def test_what_could_go_on_for_ever_is_ended_in_time(grammar: dict[str, Any], lim
     for seed in range(4):
         text, why = drawn(grammar, limit, seed)
         assert why == "stop", text
+
+
+def test_an_end_that_is_not_found_is_looked_for_ever_more_seldom(monkeypatch: pytest.MonkeyPatch):
+    searches = []
+    end = Closer.end
+
+    def counting(self: Closer, place: Place, most: int, *, quick: bool = False) -> list[int] | None:
+        found = end(self, place, most, quick=quick)
+        searches.append(found)
+        return found
+
+    monkeypatch.setattr(Closer, "end", counting)
+    assert drawn({"regex": r"(\w+ ){2,}end"}, 1_200, 1)[1] == "length"
+    in_vain = [found for found in searches if found is None]
+    assert len(in_vain) == len(searches) < 12
 
 
 def test_a_limit_that_holds_no_end_ends_by_length():
