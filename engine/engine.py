@@ -134,6 +134,10 @@ class Engine:
         except Rejected as error:
             self._reject(generate.id, generate.attempt, error)
             return
+        except Exception as error:  # a grammar's library, say: nobody else is to suffer from it
+            logger.exception("a request could not be taken", request_id=generate.id)
+            self._reject(generate.id, generate.attempt, Rejected(f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]))
+            return
         self._requests[family.first.id] = family
         self._watch_deadline(family.first)
         self._watch_patience(family.first)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.grammar.guide import Guide
 from engine.protocol.requests import Counts, Done, Refusal, Segment
 from engine.quarantine import Quarantine
 from engine.runner import Outcome
@@ -137,6 +138,23 @@ def test_what_raises_when_its_token_is_taken_fails_alone(bench: Bench, monkeypat
     assert again is not None
     assert again.refusal is not None
     assert bench.engine.pool.referenced_blocks == 0
+
+
+def test_what_raises_before_it_is_queued_is_refused_alone(bench: Bench):
+    class Broken:
+        def compiled(self, text: str) -> Broken:
+            return self
+
+        def guide(self) -> Guide:
+            raise RuntimeError("a library's own")
+
+    expected = bench.one(generate("before", HARMLESS, 6)).tokens
+    bench.engine.acceptance.grammars = Broken()
+    neighbour = bench.add(generate("neighbour", HARMLESS, 6))
+    bench.step()
+    bench.one(generate("harmful", HARMFUL, 6, grammar="{}"))
+    assert (ended(bench, "harmful").reason, ended(bench, "harmful").counts) == ("rejected", Counts())
+    assert neighbour.tokens == expected
 
 
 def test_a_failure_that_does_not_come_again_harms_nobody(bench: Bench):
