@@ -63,7 +63,7 @@ class EngineLimits:
 
     context_tokens: int
     max_running: int = 256
-    max_waiting: int = 4096
+    max_waiting: int = 24_576
     budget: int = 1024
     bounds: QueueBounds = field(default_factory=QueueBounds)
     patience: Mapping[Lane, float] = field(default_factory=dict)

@@ -49,7 +49,7 @@ class ReplicaOptions:
     kv_memory: int = 0
     swap_share: float = 0.25
     max_running: int = 64
-    max_waiting: int = 4096
+    max_waiting: int = 24_576
     token_budget: int = 512
     context: int = 0
     drain_s: float = 5.0

@@ -185,7 +185,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "interactive=0.1,standard=0.2,batch=1"  # noqa: S105  # no secret
     queue_requests: Annotated[
         int, _about("requests that may wait for a replica, in all", SERVE, ENGINE, at_least=1)
-    ] = 4096
+    ] = 24_576
     queue_requests_lane: Annotated[str, _about("… in a lane, as LANE=REQUESTS,…", SERVE, ENGINE)] = (
         "interactive=1024,standard=4096,batch=16384"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine import replica
+from engine.engine import EngineLimits
 from engine.options import ReplicaOptions
 from engine.scheduling.lanes import WEIGHTS
 from engine.scheduling.queue_bounds import Bound, QueueBounds
@@ -106,3 +107,11 @@ def test_a_replica_is_told_what_the_settings_say(tmp_path: Path, monkeypatch: py
     assert own.token_targets == {lane: value * 1e6 for lane, value in known.items()}
     assert own.bounds.flow == own.bounds.lane == {lane: Bound(int(n), n * 1e6) for lane, n in known.items()}
     assert own.max_waiting == 7
+
+
+def test_what_may_wait_in_all_leaves_room_for_each_lane_beside_the_others() -> None:
+    """Else one tenant's batch, within its own bounds, would have everybody's interactive requests refused."""
+    lanes = sum(Settings().by_lane("queue_requests_lane").values())
+    assert Settings().queue_requests >= lanes
+    assert ReplicaOptions.max_waiting >= lanes
+    assert EngineLimits(2048).max_waiting >= lanes
