@@ -430,7 +430,8 @@ class Engine:
 
     def _queueable(self, request: Request) -> None:
         """Raise Rejected, with an estimate of the wait, when too much waits already."""
-        if self.scheduler.waiting >= self.limits.max_waiting:
+        # Of a request with several choices they count together, so that nobody fills the queue with a few of them.
+        if len(self._requests) - len({running.id for running in self.scheduler.running}) >= self.limits.max_waiting:
             refusal = Refusal("replica", expected_wait(self.fairness, request))
             raise Rejected(f"the queue is full: {self.limits.max_waiting} requests wait", refusal)
         full = self.limits.bounds.refusal(self.fairness, request)

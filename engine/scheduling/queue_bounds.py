@@ -59,8 +59,13 @@ class QueueBounds:
         wait = expected_wait(policy, request)
         if flow is not None and self.flow[request.lane].passed(len(flow.waiting) + 1, flow.queued + cost):
             return Refusal("flow", wait)
-        if self.lane[request.lane].passed(len(flows) + 1, flows.queued + cost):
-            return Refusal("lane", wait)
+        lane = self.lane[request.lane]
+        if lane.passed(len(flows) + 1, flows.queued + cost):
+            # Who has less of it than an even part did not fill it, and does not wait long either.
+            waiting, queued = (0, 0.0) if flow is None else (len(flow.waiting), flow.queued)
+            flows_waiting = sum(bool(other.waiting) for other in flows.flows.values() if other is not flow) + 1
+            if lane.passed((waiting + 1) * flows_waiting, (queued + cost) * flows_waiting):
+                return Refusal("lane", wait)
         return None
 
 

@@ -40,6 +40,32 @@ def test_a_flow_and_a_lane_are_bounded_by_count_and_cost(whose: str, bound: Boun
     assert limits.refusal(policy, request(9, flow="a", lane="batch")) is None
 
 
+def test_a_lane_that_others_filled_takes_whoever_has_less_than_an_even_part_of_it():
+    policy, limits = FairShare(), bounds(lane=Bound(12, 1e12))
+    taken = dict.fromkeys("abcd", 0)
+    for number, flow in enumerate(flow for flow in "abcd" for _ in range(20)):
+        made = request(number, flow=flow)
+        refused = limits.refusal(policy, made)
+        assert refused is None or refused.whose == "lane"
+        if refused is None:
+            policy.push(made)
+            taken[flow] += 1
+    assert taken == {"a": 12, "b": 6, "c": 4, "d": 3}
+
+
+def test_one_tenants_many_choices_keep_nobody_else_out(benches: Callable[..., Bench]):
+    bench = benches(running=4)
+    object.__setattr__(bench.engine.limits, "bounds", bounds(flow=Bound(8, 1e12), lane=Bound(12, 1e12)))
+    for number in range(4):
+        bench.add(generate(f"many {number}", range(10), 4, choices=16, flow="a"))
+    while bench.engine.scheduler.waiting < 20:
+        bench.step()
+    other = bench.add(generate("other", range(10), 4, flow="b"))
+    bench.finish()
+    assert other.done is not None
+    assert other.done.reason == "length"
+
+
 def test_one_request_alone_is_never_too_dear():
     assert bounds(flow=Bound(10, 1.0), lane=Bound(10, 1.0)).refusal(FairShare(), request(1, 5000, 100)) is None
 
