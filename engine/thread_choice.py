@@ -17,6 +17,8 @@ logger = structlog.get_logger("engine.threads")
 _ROUNDS = 5
 _LIMIT_S = 1.0
 """No further round once all have taken so long: a large model's would hold up the start."""
+_TALKED = 256
+"""Tokens that a conversation has had before."""
 _WORTH_IT_FEW = 0.8
 """What a small step may take at most of what it takes with fewer threads. Threads meet at the end of each operation:
 let one be held up by anything else on the machine, and all are, so a gain of a few percent now is a loss of half some
@@ -36,8 +38,14 @@ def choose_threads(runner: Runner, budget: int) -> None:
         few = _fastest(rehearsal, rehearsal.decodes(FEW_ROWS // 8), candidates, _WORTH_IT_FEW)
         chunks = rehearsal.chunks(min(budget, 4 * FEW_ROWS))
         many = _fastest(rehearsal, chunks, candidates, _WORTH_IT_MANY)
-        runner.threads = Threads(few, many, candidates)
-    logger.info("threads chosen", small_steps=runner.threads.few, large_steps=runner.threads.many)
+        few_rows = FEW_ROWS
+        if few < many:
+            # Decodes of a dozen conversations read much more than weights: that may be worth it before.
+            talking = rehearsal.decodes(FEW_ROWS // 2, _TALKED)
+            few_rows = FEW_ROWS if _fastest(rehearsal, talking, candidates, _WORTH_IT_FEW) == few else FEW_ROWS // 4
+        runner.threads = Threads(few, many, candidates, few_rows)
+    threads = runner.threads
+    logger.info("threads chosen", small_steps=threads.few, up_to_rows=threads.few_rows, large_steps=threads.many)
 
 
 def _fastest(rehearsal: Rehearsal, parts: Sequence[Part], candidates: Sequence[int], worth_it: float) -> int:

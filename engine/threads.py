@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 FEW_ROWS = 32
-"""Up to so many rows a step counts as small."""
+"""Up to so many rows a step counts as small, unless it is told otherwise."""
 _FIRST, _LAST = 16, 512
 """How many steps of a size pass before a trial: twice as many each time, while what they say stays the same."""
 _STEPS = 3
@@ -81,12 +81,13 @@ class Choice:
 
 
 class Threads:
-    """Threads of steps with `few` rows and of those with `many`, to begin with. `counts` are those that may be used:
-    with more than one of them, steps are compared."""
+    """Threads of steps with `few` rows, up to `few_rows`, and of those with `many`, to begin with. `counts` are those
+    that may be used: with more than one of them, steps are compared."""
 
-    def __init__(self, few: int, many: int, counts: Sequence[int] = ()) -> None:
+    def __init__(self, few: int, many: int, counts: Sequence[int] = (), few_rows: int = FEW_ROWS) -> None:
         self.few = few
         self.many = many
+        self.few_rows = few_rows
         self.counts = tuple(sorted({few, many, *counts}))
         self._choices: dict[int, Choice] = {}
         self._running: Choice | None = None
@@ -122,7 +123,7 @@ class Threads:
             self._running = None
 
     def _first(self, rows: int) -> int:
-        return self.few if rows <= FEW_ROWS else self.many
+        return self.few if rows <= self.few_rows else self.many
 
     def set(self, count: int) -> None:
         """Set the calling thread up for so many threads."""

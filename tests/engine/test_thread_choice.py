@@ -15,14 +15,14 @@ from engine.threads import Threads
 
 
 class _Steps:
-    """Steps that take so many milliseconds with so many threads, decodes and chunks."""
+    """Steps that take so many milliseconds with so many threads: decodes, chunks, decodes with much before them."""
 
-    def __init__(self, took: tuple[dict[int, float], dict[int, float]]) -> None:
+    def __init__(self, took: Sequence[dict[int, float]]) -> None:
         self._took = took
         self.runner = SimpleNamespace(threads=Threads(0, 0), device=SimpleNamespace(type="cpu"))
 
-    def decodes(self, _count: int) -> list[int]:
-        return [0]
+    def decodes(self, _count: int, before: int = 0) -> list[int]:
+        return [2 if before else 0]
 
     def chunks(self, _tokens: int) -> list[int]:
         return [1]
@@ -32,18 +32,24 @@ class _Steps:
 
 
 @pytest.mark.parametrize(
-    ("decodes", "chunks", "chosen"),
+    ("decodes", "chunks", "talking", "chosen"),
     [
-        ({1: 4, 2: 3.8}, {1: 8, 2: 4}, (1, 2)),
-        ({1: 4, 2: 1}, {1: 4, 2: 8}, (2, 1)),
-        ({1: 8, 2: 7}, {1: 8, 2: 6.5}, (1, 2)),
+        ({1: 4, 2: 3.8}, {1: 8, 2: 4}, {1: 9, 2: 8}, (1, 2, 32)),
+        ({1: 4, 2: 3.8}, {1: 8, 2: 4}, {1: 9, 2: 6}, (1, 2, 8)),
+        ({1: 4, 2: 1}, {1: 4, 2: 8}, {}, (2, 1, 32)),
+        ({1: 8, 2: 7}, {1: 8, 2: 6.5}, {1: 8, 2: 7}, (1, 2, 32)),
     ],
 )
 def test_a_gain_of_a_few_percent_is_not_worth_it_in_small_steps(
-    monkeypatch: pytest.MonkeyPatch, decodes: dict[int, float], chunks: dict[int, float], chosen: tuple[int, int]
+    monkeypatch: pytest.MonkeyPatch,
+    decodes: dict[int, float],
+    chunks: dict[int, float],
+    talking: dict[int, float],
+    chosen: tuple[int, int, int],
 ) -> None:
-    steps = _Steps((decodes, chunks))
+    steps = _Steps((decodes, chunks, talking))
     monkeypatch.setattr(thread_choice, "Rehearsal", lambda _runner: cast(Rehearsal, steps))
     monkeypatch.setattr(thread_choice, "all_threads", lambda: 2)
     thread_choice.choose_threads(cast(Runner, steps.runner), 512)
-    assert (steps.runner.threads.few, steps.runner.threads.many) == chosen
+    threads = steps.runner.threads
+    assert (threads.few, threads.many, threads.few_rows) == chosen
