@@ -1,9 +1,9 @@
 """How fast the engine is here: `python -m benchmarks.engine --model DIR --json OUT`.
 
 Decode at batch 1 and 8, 64 requests of mixed length from the first token computed to the last one sampled, prefill, and
-`transformers.generate` beside it at batch 1 and 8 and (one after the other) on the first of the mixed requests. All in
-one process and one run, without sockets; greedy. Both take turns, round by round, so that a slow minute of the machine
-falls on both.
+`transformers.generate` beside it at batch 1 and 8 and on the mixed requests: in batches of 8 as they come, padded to
+the longest prompt and run to the longest output, and the first of them one by one. All in one process and one run,
+without sockets; greedy. All take turns, round by round, so that a slow minute of the machine falls on each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,6 +28,7 @@ from engine.protocol.requests import Done, Generate, Sampling, Segment
 
 Measure: TypeAlias = Callable[[], float]
 Figures: TypeAlias = dict[str, float]
+GenerateTogether: TypeAlias = Callable[[list[list[int]], list[int], int], float]
 SCOPES = {"bench": Scope("bench", b"root" * 8, b"key")}
 ROUNDS = 3
 OUTPUT = 64
@@ -54,17 +55,17 @@ def run(engine: Engine, prompts: list[list[int]], outputs: list[int]) -> tuple[f
     return seconds, sum(outputs) / seconds
 
 
-def in_turns(ours: Measure, theirs: Measure | None) -> tuple[Figures, Figures | None]:
+def in_turns(measures: Mapping[str, Measure]) -> dict[str, Figures]:
     """The best and the median of some rounds of each after one to warm up."""
-    both = [measure for measure in (ours, theirs) if measure is not None]
-    took: list[list[float]] = [[] for _ in both]
+    took: dict[str, list[float]] = {name: [] for name in measures}
     for number in range(ROUNDS + 1):
-        for measure, figures in zip(both, took, strict=True):
+        for name, measure in measures.items():
             figure = measure()
             if number:
-                figures.append(figure)
-    mine, *others = [{"best": round(max(each), 1), "median": round(statistics.median(each), 1)} for each in took]
-    return mine, others[0] if others else None
+                took[name].append(figure)
+    return {
+        name: {"best": round(max(each), 1), "median": round(statistics.median(each), 1)} for name, each in took.items()
+    }
 
 
 def prompts_of(vocabulary: int, lengths: list[int]) -> list[list[int]]:
@@ -79,25 +80,27 @@ def mixed() -> tuple[list[int], list[int]]:
     return [chance.randrange(20, 300) for _ in range(64)], [chance.randrange(16, 2 * OUTPUT) for _ in range(64)]
 
 
-def generator(folder: Path) -> Callable[[list[list[int]], list[int]], float]:
-    """The tokens per second of `transformers.generate`, with torch's own number of threads, for prompts that have one
-    output length together, or one after the other."""
+def generator(folder: Path) -> GenerateTogether:
+    """The tokens per second of `transformers.generate`, with torch's own number of threads, for prompts and how many
+    tokens are wanted after each, so many of them together as they come."""
     import torch  # noqa: PLC0415
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
-    def generate(prompts: list[list[int]], outputs: list[int]) -> float:
+    def generate(prompts: list[list[int]], outputs: list[int], together: int) -> float:
         torch.set_num_threads(len(os.sched_getaffinity(0)))  # ours sets its own in its turn
-        together = len(set(outputs)) == 1
         start = time.perf_counter()
-        for given, output in [(prompts, outputs[0])] if together else zip([[p] for p in prompts], outputs, strict=True):
-            tokens = torch.tensor(given)
+        for at in range(0, len(prompts), together):
+            batch = prompts[at : at + together]
+            longest = max(map(len, batch))
+            tokens = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in batch])
+            real = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in batch])
             with torch.inference_mode():
                 model.generate(
                     tokens,
-                    attention_mask=torch.ones_like(tokens),
-                    max_new_tokens=output,
+                    attention_mask=real,
+                    max_new_tokens=max(outputs[at : at + together]),
                     do_sample=False,
                     eos_token_id=None,
                     pad_token_id=0,
@@ -121,23 +124,26 @@ def measure(folder: Path, *, beside: bool) -> dict[str, Any]:
     generate = generator(folder) if beside else None
     vocabulary = engine.runner.model.config.vocabulary
 
-    def take(name: str, prompts: list[list[int]], outputs: list[int], compared: int, theirs_as: str = "") -> None:
-        """`compared`: how many of the requests transformers is given; `theirs_as`: its figure's name, if another."""
-        other = None
+    def take(name: str, prompts: list[list[int]], outputs: list[int], *compared: tuple[str, int, int]) -> None:
+        """`compared`: names of figures of transformers, how many of the requests it is given, and how many at once."""
+        measures: dict[str, Measure] = {"ours": lambda: run(engine, prompts, outputs)[1]}
         if generate is not None:
-            other = partial(generate, prompts[:compared], outputs[:compared])
-        ours[name], figures = in_turns(lambda: run(engine, prompts, outputs)[1], other)
-        if figures is not None:
-            theirs[theirs_as or name] = figures
+            for theirs_as, count, together in compared:
+                measures[theirs_as] = partial(generate, prompts[:count], outputs[:count], together)
+        figures = in_turns(measures)
+        ours[name] = figures.pop("ours")
+        theirs.update(figures)
 
     for batch in (1, 8):
-        take(f"generate_{batch}", prompts_of(vocabulary, [PROMPT] * batch), [OUTPUT] * batch, batch)
+        name = f"generate_{batch}"
+        take(name, prompts_of(vocabulary, [PROMPT] * batch), [OUTPUT] * batch, (name, batch, batch))
     lengths, outputs = mixed()
-    take("mixed_64", prompts_of(vocabulary, lengths), outputs, 8, "mixed_one_by_one")
+    whole, part = ("mixed_in_batches_of_8", len(lengths), 8), ("mixed_one_by_one", 8, 1)
+    take("mixed_64", prompts_of(vocabulary, lengths), outputs, whole, part)
     for length in (512, 4096):
         if length < engine.limits.context_tokens:
             prompt = prompts_of(vocabulary, [length])
-            ours[f"prefill_{length}"] = in_turns(lambda p=prompt: len(p[0]) / run(engine, p, [1])[0], None)[0]
+            ours[f"prefill_{length}"] = in_turns({"ours": lambda p=prompt: len(p[0]) / run(engine, p, [1])[0]})["ours"]
     return {"turnpike": ours, "transformers": theirs} if beside else {"turnpike": ours}
 
 
