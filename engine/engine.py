@@ -168,7 +168,8 @@ class Engine:
 
     def _stop_choice(self, family: Family, member: Request) -> None:
         if member is family.first and family.waiting:
-            member.max_output = 1  # it still computes the prompt for the others
+            family.headless = True
+            member.max_output = 0  # it still computes the prompt for the others
         else:
             self._end(family, member, "abort")
 
@@ -194,7 +195,8 @@ class Engine:
             return
         before = family.first.deadline
         for request in family.members:
-            request.max_output = max(request.max_output, min(max_tokens, self.acceptance.room(request.prompt)))
+            if not (family.headless and request is family.first):
+                request.max_output = max(request.max_output, min(max_tokens, self.acceptance.room(request.prompt)))
             later = request.deadline
             if deadline is not None and later is not None:
                 later = max(later, deadline)
@@ -299,7 +301,7 @@ class Engine:
         if request.max_output:
             self._emit(family, request, outcome.token, () if outcome.logprob is None else (outcome.logprob,))
         else:
-            self._end(family, request, "length")
+            self._end(family, request, "abort" if family.headless else "length")
 
     def _emit(self, family: Family, request: Request, token: int, logprobs: tuple[TokenLogprob, ...]) -> None:
         self.totals["output"] += 1

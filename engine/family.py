@@ -25,6 +25,8 @@ class Family:
     private: bool = False
     """Whether its blocks are in the index for its own sake only."""
     claim: bytes = b""
+    headless: bool = False
+    """The first was stopped before it had computed the prompt for the others: that is all that it does."""
     ended: dict[int, Reason] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
