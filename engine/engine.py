@@ -5,12 +5,10 @@ Not thread-safe: one thread calls everything. What happened is collected and han
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
 
 import structlog
 import torch
@@ -19,6 +17,7 @@ from engine.acceptance import Acceptance, Rejected
 from engine.execution import Execution
 from engine.family import Family
 from engine.grammar.guide import Grammars
+from engine.instants import Instants
 from engine.protocol.replicas import Scope
 from engine.protocol.requests import (
     Began,
@@ -38,7 +37,6 @@ from engine.runner import NotFinite, Outcome, Runner
 from engine.scheduling.costs import FixedCosts, Rates, StepCosts
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.lanes import WEIGHTS
-from engine.scheduling.lazy_heap import LazyHeap
 from engine.scheduling.queue_bounds import QueueBounds, expected_wait
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import TOKEN_TARGETS, Scheduler
@@ -69,10 +67,6 @@ class EngineLimits:
     patience: Mapping[Lane, float] = field(default_factory=dict)
     lane_weights: Mapping[Lane, float] = field(default_factory=lambda: WEIGHTS)
     token_targets: Mapping[Lane, float] = field(default_factory=lambda: TOKEN_TARGETS)
-
-
-Instant: TypeAlias = tuple[float, int, str]
-"""(seconds since the Unix epoch, arrival, id) of a request that something is due for then."""
 
 
 class Engine:
@@ -114,9 +108,7 @@ class Engine:
         self.acceptance = Acceptance(runner.model.config.vocabulary, room, model_root(model_digest), clock, grammars)
         self._clock = clock
         self._requests: dict[str, Family] = {}
-        self._deadlines: LazyHeap[Instant] = LazyHeap(self._is_deadline)
-        self._impatient: LazyHeap[Instant] = LazyHeap(self._is_wait)
-        """When a request may have waited too long."""
+        self._instants = Instants(self._requests, limits.patience)
         self._lost: list[tuple[Family, Callable[[], None]]] = []
         """Whose end a choice's failure in this step is, once all its choices have told what they drew."""
         self._result = StepResult()
@@ -139,8 +131,8 @@ class Engine:
             self._reject(generate.id, generate.attempt, Rejected(f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]))
             return
         self._requests[family.first.id] = family
-        self._watch_deadline(family.first)
-        self._watch_patience(family.first)
+        self._instants.watch_deadline(family.first)
+        self._instants.watch_patience(family.first)
         self.scheduler.add(family.first)
 
     def _reject(self, id: str, attempt: int, error: Rejected) -> None:
@@ -202,9 +194,9 @@ class Engine:
                 later = max(later, deadline)
             self._change(family, request, request.lane if lane is None else lane, later)
         if family.first.deadline != before:
-            self._watch_deadline(family.first)
+            self._instants.watch_deadline(family.first)
         if lane is not None and not family.first.began:
-            self._watch_patience(family.first)
+            self._instants.watch_patience(family.first)
 
     def _change(self, family: Family, request: Request, lane: Lane, deadline: float | None) -> None:
         if request in family.waiting or request.choice in family.ended:  # the scheduler does not know it
@@ -234,8 +226,7 @@ class Engine:
     @property
     def next_deadline(self) -> float | None:
         """When `step` has to look at deadlines, if nothing else happens."""
-        firsts = self._deadlines.first(), self._impatient.first()
-        return min((first[0] for first in firsts if first is not None), default=None)
+        return self._instants.next
 
     def step(self) -> StepResult:
         """Run one step, if there is work, and return all that happened since the last call."""
@@ -376,43 +367,16 @@ class Engine:
 
     # ------------------------------------------------------------ deadlines
 
-    def _watch_deadline(self, request: Request) -> None:
-        if request.deadline is not None:
-            self._deadlines.push((request.deadline, request.arrival, request.id))
-
-    def _watch_patience(self, request: Request) -> None:
-        patience = self.limits.patience.get(request.lane, 0.0)
-        if patience:
-            self._impatient.push((request.arrived_at + patience, request.arrival, request.id))
-
-    def _is_deadline(self, instant: Instant) -> bool:
-        """Whether it is still the deadline of a request."""
-        deadline, arrival, id = instant
-        family = self._requests.get(id)
-        return family is not None and family.first.arrival == arrival and family.first.deadline == deadline
-
-    def _is_wait(self, instant: Instant) -> bool:
-        """Whether it is when a request that has not begun may have waited too long."""
-        _, arrival, id = instant
-        family = self._requests.get(id)
-        return family is not None and family.first.arrival == arrival and not family.first.began
-
     def _expire(self) -> None:
-        if not (self._deadlines or self._impatient):
-            return
-        now = self._clock()
-        while (due := self._deadlines.first()) is not None and due[0] <= now:
-            self._deadlines.pop()
-            self._finish(self._requests[due[2]], "deadline", None)
-        while (due := self._impatient.first()) is not None and due[0] <= now:
-            self._impatient.pop()
-            self._waited(self._requests[due[2]].first, now)
+        if self._instants:
+            now = self._clock()
+            for family in self._instants.over(now):
+                self._finish(family, "deadline", None)
+            for family in self._instants.tired(now):
+                self._give_up(family.first, now)
 
-    def _waited(self, request: Request, now: float) -> None:
+    def _give_up(self, request: Request, now: float) -> None:
         """Refuse a request that has waited for as long as its lane lets it, and got nothing."""
-        if now < request.arrived_at + self.limits.patience.get(request.lane, math.inf):
-            self._watch_patience(request)  # it came into another lane meanwhile
-            return
         self.scheduler.remove(request)
         del self._requests[request.id]
         waited = now - request.arrived_at
