@@ -213,22 +213,17 @@ class FlowShares:
         if self.quantum <= 0:
             return least.head()
         nearest = self._level_with(least, matched)
-        kept_out = self._kept_out(least, nearest) if last and not self.to_finish else frozenset()
+        kept_out = last and not self.to_finish and not least.running
         # Of equals the first to come where waiting counts most, else the first here: the one with the least counter.
         return min(
             nearest,
             key=lambda found: (
                 self._urgency(found[0]),
-                bool(kept_out) and found[0].flow not in kept_out,
+                kept_out and found[0].flow != least.name,
                 found[1],
                 found[0].arrival if self.to_finish else 0,
             ),
         )[0]
-
-    def _kept_out(self, least: Flow, nearest: list[tuple[Request, int]]) -> frozenset[str]:
-        """Flows that nobody has got less than, and that have nothing running."""
-        flows = [self.flows[request.flow] for request, _ in nearest]
-        return frozenset(flow.name for flow in flows if flow.counter <= least.counter and not flow.running)
 
     def _level_with(self, least: Flow, matched: Matched) -> list[tuple[Request, int]]:
         """The next requests of the flows that may go before the least, it among them, and what each has to compute."""

@@ -125,19 +125,6 @@ def test_the_last_slot_goes_to_the_least_if_that_has_none(running: int, last: bo
     assert chosen.flow == first
 
 
-def test_of_equals_the_last_slot_goes_to_the_one_that_has_none():
-    """Also where the other came first, and where it is a third one that has the least to compute."""
-    shares = FlowShares(100.0)
-    shares.push(request(1, flow="served"))
-    shares.push(cold := request(2, flow="cold"))
-    shares.push(warm := request(3, flow="warm"))
-    shares.charge(shares.flow("warm"), 50.0)
-    shares.flow("served").running = {10: request(10, flow="served")}
-    matched = {cold: 0, warm: 64}.get
-    assert shares.choose(lambda each: matched(each, 32)) is warm
-    assert shares.choose(lambda each: matched(each, 32), True) is cold
-
-
 def test_a_deadline_is_a_reason_to_take_the_last_slot():
     shares = FlowShares(100.0, by_deadline=True)
     shares.push(request(1, flow="least", deadline=50.0))

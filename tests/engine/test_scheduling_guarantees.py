@@ -260,7 +260,8 @@ def test_g2_who_waits_on_one_replica_does_not_stand_behind_a_prompt_of_who_is_se
 @settings(max_examples=examples(25), deadline=None)
 @given(data=st.data(), slots=SLOTS)
 def test_g2_nobody_is_kept_out_of_all_slots_for_the_sake_of_q(data: st.DataObject, slots: int):
-    """Others may go before the least for less to compute, but not into the last slot while the least has none."""
+    """Others may go before the least for less to compute, but not into the last slot while the least has none. Of
+    equals the least is who was charged longest ago."""
     names = ["a", "b", "c"]
     source = Source(data, Meter(), dict.fromkeys(names, ("standard", 1)))
     replica = Replica(FairShare(quantum=50_000.0), running=slots, blocks=400)
@@ -270,7 +271,7 @@ def test_g2_nobody_is_kept_out_of_all_slots_for_the_sake_of_q(data: st.DataObjec
     take = policy.take
 
     def taken(chosen: Request) -> None:
-        least = min((flow for flow in flows.values() if flow.waiting), key=lambda flow: flow.counter)
+        least = min((flow for flow in flows.values() if flow.waiting), key=lambda flow: (flow.counter, flow.charged))
         ahead = flows[chosen.flow].counter > least.counter
         if ahead and not least.running and len(replica.scheduler.running) == slots - 1:
             passed.append(chosen)
