@@ -153,7 +153,7 @@ def _check_terms(generate: Generate) -> None:
         raise Rejected(f"claim: {len(generate.claim)} bytes are more than {_LONGEST_CLAIM}")
     if generate.weight < 1:
         raise Rejected(f"weight: {generate.weight} is not at least 1")
-    if generate.deadline is not None and math.isnan(generate.deadline):
-        raise Rejected("deadline: nan is no time")
+    if generate.deadline is not None and not math.isfinite(generate.deadline):
+        raise Rejected(f"deadline: {generate.deadline} is no time")
     if generate.credit < 0:
         raise Rejected(f"credit: {generate.credit} is negative")

@@ -55,6 +55,8 @@ def assemble(options: ReplicaOptions) -> Assembled:
     context = options.context or config.context_tokens
     if context > config.context_tokens:
         raise StartError(f"context: {context} tokens are more than the model's {config.context_tokens}")
+    if context < BLOCK_TOKENS:
+        raise StartError(f"context: {context} tokens are less than a block of KV, {BLOCK_TOKENS}")
     if options.token_budget < options.max_running + BLOCK_TOKENS:
         raise StartError(
             f"token_budget: {options.token_budget} is too small for max_running {options.max_running}:"
@@ -77,7 +79,7 @@ def assemble(options: ReplicaOptions) -> Assembled:
     kept = [int(count * options.swap_share) for count in blocks]
     swap = swap_memories(model.groups, kept, like) if all(kept) else ()
     runner = Runner(model, memories, like.device, tiling, swap)
-    choose_threads(runner, options.token_budget)
+    choose_threads(runner, options.token_budget, context)
     ensure_invariance(runner, options.token_budget, options.max_running, context)
     warm_up(runner, options.token_budget)
     dtype = str(like.dtype).removeprefix("torch.")

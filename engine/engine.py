@@ -400,7 +400,7 @@ class Engine:
         if len(self._requests) - len({running.id for running in self.scheduler.running}) >= self.limits.max_waiting:
             refusal = Refusal("replica", expected_wait(self.fairness, request))
             raise Rejected(f"the queue is full: {self.limits.max_waiting} requests wait", refusal)
-        full = self.limits.bounds.refusal(self.fairness, request)
+        full = self.limits.bounds.refusal(self.fairness, request, self.limits.max_waiting)
         if full is not None:
             raise Rejected(f"the queue of this {full.whose} is full; a request would wait {full.wait_s:.0f} s", full)
 

@@ -47,9 +47,8 @@ class Rehearsal:
         return [self._chance.randrange(self.runner.model.config.vocabulary) for _ in range(count)]
 
     def decodes(self, count: int, before: int = 0) -> list[Part]:
-        """So many sequences of one token, which comes after so many `before`, as far as the context goes."""
-        blocks = min(before, self.runner.model.config.context_tokens - 1) // BLOCK_TOKENS
-        return [Part(self.tokens(1), blocks * BLOCK_TOKENS, self.OTHER) for _ in range(count)]
+        """So many sequences of one token, which comes after so many `before`, or a part of a block less."""
+        return [Part(self.tokens(1), before // BLOCK_TOKENS * BLOCK_TOKENS, self.OTHER) for _ in range(count)]
 
     def chunks(self, tokens: int) -> list[Part]:
         """About so many tokens in chunks of more than one."""

@@ -27,9 +27,9 @@ _WORTH_IT_MANY = 0.95
 """And a large one, whose operations are long beside what holds a thread up."""
 
 
-def choose_threads(runner: Runner, budget: int) -> None:
+def choose_threads(runner: Runner, budget: int, context: int) -> None:
     """Set the runner's threads to the faster of one and all, for a decode step and for a chunk; both will be compared
-    again. CPU only."""
+    again. `budget` and `context`: tokens of the largest chunk and of the longest sequence. CPU only."""
     if runner.device.type != "cpu":
         return
     rehearsal = Rehearsal(runner)
@@ -41,7 +41,7 @@ def choose_threads(runner: Runner, budget: int) -> None:
         few_rows = FEW_ROWS
         if few < many:
             # Decodes of a dozen conversations read much more than weights: that may be worth it before.
-            talking = rehearsal.decodes(FEW_ROWS // 2, _TALKED)
+            talking = rehearsal.decodes(FEW_ROWS // 2, min(_TALKED, context - 1))
             few_rows = FEW_ROWS if _fastest(rehearsal, talking, candidates, _WORTH_IT_FEW) == few else FEW_ROWS // 4
         runner.threads = Threads(few, many, candidates, few_rows)
     threads = runner.threads

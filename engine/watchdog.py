@@ -32,7 +32,8 @@ class Watchdog:
     `patience`: how many seconds are too many. `report` is called first, in the watchdog's thread, and says what the
     engine was at; then the stacks of all threads go to stderr and to `folder`/stall-<time>.txt, and the process ends
     with EXIT_STALLED. When code outside Python holds the interpreter's lock, so that no thread of ours can run, the
-    interpreter's own timer writes the stacks to stderr and ends the process.
+    interpreter's own timer writes the stacks to stderr and ends the process. A pause of the whole process is no stall;
+    but one that is longer than patience and some seconds looks like that to this timer.
     """
 
     def __init__(

@@ -121,9 +121,13 @@ class Closer:
     def end(self, place: Place, most: int, *, quick: bool = False) -> list[int] | None:
         """Tokens that complete the output from here with at most `most` of them, its end token counted; or None.
 
-        `quick`: by the first guess alone.
+        `quick`: by the first guesses alone, which lead through long texts of a fixed length, too.
         """
         most = min(most, MOST_TOKENS)
+        found = self._search(place, most, departs=False)
+        return found if found is not None or quick else self._search(place, most, departs=True)
+
+    def _search(self, place: Place, most: int, *, departs: bool) -> list[int] | None:
         nodes = _NODES
         known: set[int] = set()
         kinds: Counter[Kind] = Counter()
@@ -145,7 +149,7 @@ class Closer:
                 if not step:
                     branches, kind = self._branches(at, path)
                     attempt.pass_by(kind, ways)
-                    if not quick and attempt.way not in known and kinds[kind] < _OF_A_KIND:
+                    if departs and attempt.way not in known and kinds[kind] < _OF_A_KIND:
                         known.add(attempt.way)
                         kinds[kind] += 1
                         waiting.extend(attempt.departing(branches[1:]))

@@ -30,6 +30,7 @@ _REFRESH, _VAIN = 16, 3
 """How often, in tokens, an output looks how far its end is, and how often in vain until it looks half as often each
 time: a search that finds nothing takes longest, and holds up the step."""
 _NEAR_LEAST, _NEAR_MARGIN = 32, 16
+_NEAR_MOST = 2 * MOST_TOKENS + _NEAR_MARGIN
 
 
 class LlguidancePlace:
@@ -85,6 +86,7 @@ class LlguidanceGuide:
         self._distance = MOST_TOKENS if ending is None else len(ending)
         self._plan = ending
         self._taken = 0
+        self._left = 0
         self._look_at = _REFRESH
         self._in_vain = 0
         self._hopeless = False
@@ -100,6 +102,7 @@ class LlguidanceGuide:
 
     def settle(self, token: int, left: int) -> int:
         """The drawn token, or the next one of a known end if after it `left` − 1 more could not complete the output."""
+        self._left = left
         if self.failure is not None or self._hopeless or left > self._near():
             self._plan = None
             return token
@@ -116,7 +119,8 @@ class LlguidanceGuide:
         if rest is None:
             if self._plan and not len(place.allowed(np.array(self._plan[:1]))):
                 # The same text in other tokens than those that are forced from here.
-                self._plan = self._closer.end(place, left) or self._plan
+                other = self._closer.end(place, left)
+                self._plan = self._plan if other is None else other
             return self._plan[0] if self._plan else self._ends[0]
         self._plan = [token, *rest]
         return token
@@ -136,7 +140,8 @@ class LlguidanceGuide:
             return
         self.ended = self._matcher.is_stopped()
         self._plan = self._plan[1:] if self._plan and self._plan[0] == token else None
-        if self._taken >= self._look_at and not self.ended:
+        # Where even the farthest end would not be near, it does not matter how far it is.
+        if self._taken >= self._look_at and self._left <= _NEAR_MOST and not self.ended:
             end = self._closer.end(LlguidancePlace(self._matcher), MOST_TOKENS)
             self._distance = MOST_TOKENS if end is None else len(end)
             self._hopeless = self._hopeless and end is None
@@ -229,7 +234,9 @@ def end_tokens(folder: Path) -> tuple[int, ...]:
     """The model's end tokens: its generation config's, else its config's."""
     for name in ("generation_config.json", "config.json"):
         path = folder / name
-        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
+        fields = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        inner = fields.get("text_config")
+        value = (fields | inner if isinstance(inner, dict) else fields).get("eos_token_id")
         tokens = tuple(token for token in (value if isinstance(value, list) else [value]) if isinstance(token, int))
         if tokens:
             return tokens

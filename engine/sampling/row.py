@@ -73,7 +73,8 @@ class SamplingRow:
         self.limit = self.drawn + sampling.max_tokens
         self.guide = guide
         if guide is not None:
-            for token in output:
+            for at, token in enumerate(output):
+                guide.settle(token, self.limit - at)  # it makes plans, which decide what comes next
                 guide.take(token)
         self.shaped = self._shaped()
 

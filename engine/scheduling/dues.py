@@ -14,7 +14,7 @@ _FRESH_S = 1.0
 
 
 class Dues:
-    """Work in µs of engine time by deadline, in seconds since the Unix epoch; None and infinity are no deadline."""
+    """Work in µs of engine time by deadline, in seconds since the Unix epoch; None is no deadline."""
 
     def __init__(self) -> None:
         self._slots: dict[int, tuple[int, float]] = {}
@@ -50,7 +50,7 @@ class Dues:
         return largest
 
     def _change(self, deadline: float | None, count: int, cost: float) -> None:
-        if deadline is None or math.isinf(deadline):
+        if deadline is None:
             return
         slot = int(deadline // SLOT_S)
         waiting, work = self._slots.get(slot, (0, 0.0))

@@ -170,6 +170,8 @@ class FlowShares:
         self._most = 0.0
         """The largest counter so far."""
         self._waiting = 0
+        self.fresh = 0
+        """How many of those that wait have not begun."""
         self.dues = Dues()
         """What waits by its deadline, where the order is by deadline."""
 
@@ -204,6 +206,7 @@ class FlowShares:
             self.dues.add(_due(request), request.estimate)
         self.queued += request.estimate
         self._waiting += 1
+        self.fresh += not request.began
 
     def choose(self, matched: Matched, last: bool = False) -> Request | None:
         """The request to serve next; None when nobody waits. `last`: it would take the last slot."""
@@ -258,6 +261,7 @@ class FlowShares:
         if not flow.waiting:
             flow.entry = None  # the entry has the flow: of a cycle nothing is freed until all memory is searched
         self._waiting -= 1
+        self.fresh -= not request.began
         self.queued = self.queued - request.estimate if self._waiting else 0.0
 
     def charge(self, flow: Flow, cost: float) -> None:
@@ -327,6 +331,6 @@ def _is_last(entry: tuple[float, int, Flow]) -> bool:
 
 def _due(request: Request) -> float | None:
     """By when it should be served, to end by its deadline: it has yet to run then, and to wait for a slot."""
-    if request.deadline is None:
+    if request.deadline is None or math.isinf(request.deadline):
         return None
     return request.deadline - RUN_PART * max(0.0, request.deadline - request.arrived_at)

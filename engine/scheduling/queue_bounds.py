@@ -34,7 +34,12 @@ _HOUR = 3600e6
 
 @dataclass(frozen=True)
 class QueueBounds:
-    """Bounds of one replica's queue. Interactive queues are short: who would wait long is told so at once."""
+    """Bounds of one replica's queue. Interactive queues are short: who would wait long is told so at once.
+
+    A lane that is full still takes from flows that have less than an even part of it, since others filled it, as far as
+    what may wait in all has room beside the other lanes. What a lane has are requests that have not begun: choices that
+    wait for a slot, and whoever gave up its own, are not new ones.
+    """
 
     flow: Mapping[Lane, Bound] = field(
         default_factory=lambda: {
@@ -51,21 +56,22 @@ class QueueBounds:
         }
     )
 
-    def refusal(self, policy: FairShare, request: Request) -> Refusal | None:
-        """Why the request may not wait, with an estimate of when to come again; None if it may."""
+    def refusal(self, policy: FairShare, request: Request, most: int) -> Refusal | None:
+        """Why the request may not wait, with an estimate of when to come again; None if it may. `most`: how many may
+        wait in all."""
         flows = policy.flows[request.lane]
         flow = flows.flows.get(request.flow)
         cost = policy.estimate(request)
-        wait = expected_wait(policy, request)
         if flow is not None and self.flow[request.lane].passed(len(flow.waiting) + 1, flow.queued + cost):
-            return Refusal("flow", wait)
+            return Refusal("flow", expected_wait(policy, request))
         lane = self.lane[request.lane]
-        if lane.passed(len(flows) + 1, flows.queued + cost):
-            # Who has less of it than an even part did not fill it, and does not wait long either.
+        if lane.passed(flows.fresh + 1, flows.queued + cost):
             waiting, queued = (0, 0.0) if flow is None else (len(flow.waiting), flow.queued)
-            flows_waiting = sum(bool(other.waiting) for other in flows.flows.values() if other is not flow) + 1
-            if lane.passed((waiting + 1) * flows_waiting, (queued + cost) * flows_waiting):
-                return Refusal("lane", wait)
+            evenly = sum(bool(other.waiting) for other in flows.flows.values() if other is not flow) + 1
+            more_than_even = lane.passed((waiting + 1) * evenly, (queued + cost) * evenly)
+            beside = sum(bound.requests for other, bound in self.lane.items() if other != request.lane)
+            if more_than_even or flows.fresh + 1 > max(lane.requests, most - beside):
+                return Refusal("lane", expected_wait(policy, request))
         return None
 
 

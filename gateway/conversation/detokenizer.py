@@ -55,7 +55,7 @@ class WholeDetokenizer:
     def __init__(self, tokenizer: Tokenizer, after: Sequence[int] = ()) -> None:
         """`after`: the tokens that the text goes on from, if it does."""
         self._tokenizer = tokenizer
-        self._before = list(after[-1:])
+        self._before = [token for token in after if token not in tokenizer.special][-1:]
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     @property

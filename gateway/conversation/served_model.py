@@ -138,7 +138,9 @@ def _stop_tokens(generation: dict[str, Any], config: dict[str, Any], size: int) 
     """
     named = config.get("vocab_size")
     vocabulary = named if isinstance(named, int) else size
-    value = generation.get("eos_token_id", config.get("eos_token_id"))
+    value = generation.get("eos_token_id")
+    if value is None:
+        value = config.get("eos_token_id")
     tokens = value if isinstance(value, list) else [value]
     return tuple(token for token in tokens if type(token) is int and 0 <= token < vocabulary)
 

@@ -354,6 +354,7 @@ def test_decodes_go_on_beside_a_long_prefill(benches: Benches):
         (generate("x", [1], credit=-1), "credit: -1 is negative"),
         (generate("x", [1], weight=0), "weight: 0 is not at least 1"),
         (generate("x", [1], deadline=float("nan"), lane="batch"), "deadline: nan is no time"),
+        (generate("x", [1], deadline=float("inf"), lane="batch"), "deadline: inf is no time"),
         (generate("x", [1], grammar="{}"), "grammar"),
         (generate("x", [1, 2], segments=()), "segments: they end at 0, the prompt at 2"),
         (generate("x", [1, 2], segments=(Segment(1, "project"),)), "segments: they end at 1"),

@@ -29,28 +29,37 @@ def test_a_flow_and_a_lane_are_bounded_by_count_and_cost(whose: str, bound: Boun
     refused = None
     for number in range(5):
         made = request(number, 100, 100, flow="a" if whose == "flow" else str(number))
-        refused = limits.refusal(policy, made)
+        refused = limits.refusal(policy, made, 10_000)
         if refused is not None:
             break
         policy.push(made)
     assert refused is not None
     assert refused.whose == whose
     assert 0 < refused.wait_s < 1
-    assert limits.refusal(policy, request(9, flow="b")) is None or whose == "lane"
-    assert limits.refusal(policy, request(9, flow="a", lane="batch")) is None
+    assert limits.refusal(policy, request(9, flow="b"), 10_000) is None or whose == "lane"
+    assert limits.refusal(policy, request(9, flow="a", lane="batch"), 10_000) is None
 
 
-def test_a_lane_that_others_filled_takes_whoever_has_less_than_an_even_part_of_it():
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        (10_000, {"a": 12, "b": 6, "c": 4, "d": 3}),
+        (2015, {"a": 12, "b": 3, "c": 0, "d": 0}),
+        (9, {"a": 12, "b": 0, "c": 0, "d": 0}),
+    ],
+)
+def test_a_full_lane_takes_who_has_less_than_an_even_part_while_there_is_room(most: int, expected: dict[str, int]):
+    """Room is what may wait in all without what the two other lanes may have, a thousand each."""
     policy, limits = FairShare(), bounds(lane=Bound(12, 1e12))
     taken = dict.fromkeys("abcd", 0)
     for number, flow in enumerate(flow for flow in "abcd" for _ in range(20)):
         made = request(number, flow=flow)
-        refused = limits.refusal(policy, made)
+        refused = limits.refusal(policy, made, most)
         assert refused is None or refused.whose == "lane"
         if refused is None:
             policy.push(made)
             taken[flow] += 1
-    assert taken == {"a": 12, "b": 6, "c": 4, "d": 3}
+    assert taken == expected
 
 
 def test_one_tenants_many_choices_keep_nobody_else_out(benches: Callable[..., Bench]):
@@ -67,7 +76,7 @@ def test_one_tenants_many_choices_keep_nobody_else_out(benches: Callable[..., Be
 
 
 def test_one_request_alone_is_never_too_dear():
-    assert bounds(flow=Bound(10, 1.0), lane=Bound(10, 1.0)).refusal(FairShare(), request(1, 5000, 100)) is None
+    assert bounds(flow=Bound(10, 1.0), lane=Bound(10, 1.0)).refusal(FairShare(), request(1, 5000, 100), 9) is None
 
 
 @pytest.mark.slow

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from engine import thread_choice
-from engine.rehearsal import Rehearsal
+from engine.assembly import assemble
+from engine.options import ReplicaOptions
+from engine.rehearsal import Part, Rehearsal
 from engine.runner import Runner
 from engine.threads import Threads
 
@@ -50,6 +53,26 @@ def test_a_gain_of_a_few_percent_is_not_worth_it_in_small_steps(
     steps = _Steps((decodes, chunks, talking))
     monkeypatch.setattr(thread_choice, "Rehearsal", lambda _runner: cast(Rehearsal, steps))
     monkeypatch.setattr(thread_choice, "all_threads", lambda: 2)
-    thread_choice.choose_threads(cast(Runner, steps.runner), 512)
+    thread_choice.choose_threads(cast(Runner, steps.runner), 512, 2048)
     threads = steps.runner.threads
     assert (threads.few, threads.many, threads.few_rows) == chosen
+
+
+@pytest.mark.parametrize("context", [64, 128, 256, 300])
+def test_no_step_is_tried_that_is_longer_than_the_context(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, context: int
+) -> None:
+    """Where few rows are best served by one thread, so that longer sequences are tried."""
+    fastest = thread_choice._fastest
+
+    def few_by_one(rehearsal: Rehearsal, parts: Sequence[Part], candidates: Sequence[int], worth_it: float) -> int:
+        fastest(rehearsal, parts, candidates, worth_it)
+        return candidates[0] if all(len(part.tokens) == 1 for part in parts) else candidates[-1]
+
+    monkeypatch.setattr(thread_choice, "_fastest", few_by_one)
+    monkeypatch.setattr(thread_choice, "all_threads", lambda: 2)
+    options = ReplicaOptions(
+        tiny_model, "unix:x", tmp_path, "r", b"", device="cpu", kv_memory=1 << 20, max_running=4, context=context
+    )
+    threads = assemble(options).engine.runner.threads
+    assert (threads.few, threads.many) == (1, 2)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
+from engine.grammar.llguidance_grammar import end_tokens
 from gateway.conversation.chat_template import ChatTemplate, ConversationRefused, TemplateError
 from gateway.conversation.detokenizer import detokenizer_for
 from gateway.conversation.prompt import make_prompt
@@ -260,6 +261,15 @@ def test_no_character_is_ever_split_where_bytes_are_tokens(sample: str) -> None:
             assert begun + "".join(map(following.feed, tokens[at:])) == _OTHER.decode(tokens)
 
 
+def test_what_comes_after_a_special_token_keeps_its_space() -> None:
+    fox = _OTHER.content("The fox")
+    words = [token for token in range(_OTHER.size) if _OTHER.spelled(token)[0].startswith(" ")]
+    assert words
+    for special in _OTHER.special:
+        for word in words:
+            assert detokenizer_for(_OTHER, [*fox, special]).feed(word) == _OTHER.spelled(word)[0]
+
+
 def test_tokens_are_spelled_so_that_they_make_up_the_text() -> None:
     for tokenizer in (_TOKENIZER, _OTHER):
         tokens = tokenizer.content("The fox: 東京, Köln 🎉")
@@ -322,6 +332,18 @@ def test_end_tokens_that_the_model_cannot_draw_are_left_out(tmp_path: Path, mode
     assert load_served_model(folder).stop_tokens == (end,)
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 32_001}))
     assert load_served_model(folder).stop_tokens == (end, 32_000)
+
+
+@pytest.mark.parametrize("where", ["config", "text_config", "generation_config"])
+def test_end_tokens_are_found_wherever_they_stand(tmp_path: Path, model: ServedModel, where: str) -> None:
+    """By the engine, whose grammars end with them, as by the gateway; where one file says null, another may not."""
+    folder = make_model_folder(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    said, nothing = {"eos_token_id": list(model.stop_tokens)}, {"eos_token_id": None}
+    config |= {"config": said, "text_config": {**nothing, "text_config": said}, "generation_config": nothing}[where]
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps(said if where == "generation_config" else nothing))
+    assert load_served_model(folder).stop_tokens == end_tokens(folder) == model.stop_tokens
 
 
 @pytest.mark.parametrize(
