@@ -187,8 +187,11 @@ class Engine:
             return
         before = family.first.deadline
         for request in family.members:
-            if not (family.headless and request is family.first):
-                request.max_output = max(request.max_output, min(max_tokens, self.acceptance.room(request.prompt)))
+            more = min(max_tokens, self.acceptance.room(request.prompt)) - request.max_output
+            if more > 0 and not (family.headless and request is family.first):
+                request.max_output += more
+                if request.row is not None:
+                    request.row.limit += more
             later = request.deadline
             if deadline is not None and later is not None:
                 later = max(later, deadline)
