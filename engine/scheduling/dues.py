@@ -22,6 +22,9 @@ class Dues:
         self._share = 0.0
         self._looked = -math.inf
 
+    def __len__(self) -> int:
+        return sum(waiting for waiting, _ in self._slots.values())
+
     def add(self, deadline: float | None, cost: float) -> None:
         """So much more work is due then."""
         self._change(deadline, 1, cost)

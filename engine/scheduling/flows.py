@@ -274,6 +274,14 @@ class FlowShares:
             if cost < 0.0 and flow.waiting:
                 self._enter(flow)
 
+    def check(self) -> None:
+        """Count what is kept count of, for tests. Raises AssertionError."""
+        waiting = list(self.waiting())
+        assert self._waiting == len(waiting), "more or fewer wait than are counted"
+        assert self.fresh == sum(not request.began for request in waiting), "others have begun than are counted"
+        due = sum(_due(request) is not None for request in waiting) if self.by_deadline else 0
+        assert len(self.dues) == due, "more or fewer are due than wait"
+
     def forget_idle(self) -> None:
         """Drop flows that would come back as they would come new, and of the others those beyond `IDLE` that got the
         least: where nobody waits for long the floor does not rise, and whoever came once stays above it."""

@@ -179,6 +179,8 @@ class Bench:
         result = self.engine.step()
         self.engine.pool.check()
         self.engine.scheduler.check()
+        for flows in self.engine.fairness.flows.values():
+            flows.check()
         tables = [request.table for request in self.engine.scheduler.running]
         held = sum(number != ABSENT for table in tables for block in table for number in block)
         assert held >= self.engine.pool.referenced_blocks

@@ -391,19 +391,10 @@ def test_a_request_that_memory_can_never_hold_is_rejected(benches: Benches):
     assert bench.one(generate("b", LONG[:250], 6)).tokens
 
 
-def test_the_queue_is_bounded(benches: Benches):
-    bench = benches(running=1, max_waiting=2)
-    for id in "abcd":
-        bench.add(generate(id, LONG[:10], 4))
-    bench.step()
-    reasons = {id: run.done.reason for id, run in bench.runs.items() if run.done}
-    assert reasons == {"c": "rejected", "d": "rejected"}
-    bench.finish()
-
-
-def test_the_queue_is_bounded_beside_requests_of_many_choices(benches: Benches):
-    bench = benches(running=8, max_waiting=2)
-    bench.add(generate("many", LONG[:10], 40, choices=8))
+@pytest.mark.parametrize("choices", [1, 8])
+def test_the_queue_is_bounded_whatever_runs(benches: Benches, choices: int):
+    bench = benches(running=choices, max_waiting=2)
+    bench.add(generate("runs", LONG[:10], 40, choices=choices))
     for _ in range(3):
         bench.step()
     for id in "abcd":
