@@ -1,0 +1,342 @@
+"""Attention of decoding requests over paged KV: keys that several requests share are read once for all of them.
+
+Three kernels:
+
+1. *plan*, once a step and layer group: for each split, runs of neighbouring requests whose split is the same block
+   become one item each.
+2. *partial*, once a layer: each (item, KV head) reads the split's keys once for the queries of all its requests, and
+   writes (top, total, weighted values) for each request, query head and split.
+3. *merge*, once a layer: folds the splits of each request from left to right.
+
+Splits lie at fixed absolute positions, so grouping only shortens the list of items; the arithmetic of a request stays
+the same whatever company it has, and is that of `prefill_attention`. Requests that share a prefix must be neighbours
+in `DecodeBatch.order` to be found; any order gives the same results. Related: Hydragen (Juravsky et al. 2024),
+ChunkAttention (Ye et al. 2024), FastTree (Pan et al. 2025).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.attention_splits import HIDDEN, LOG2_E, attend_split, fold, normalize, pipeline_stages
+from engine.kernels.paged_kv import PagedKv, Scores
+
+_SMALL_ROWS, _LARGE_ROWS = 16, 64
+"""Rows of a tile: for items of few requests, and for the others."""
+
+
+@dataclass(frozen=True)
+class DecodeBatch:
+    """Decoding requests, one row each; all int32 on the device. Rows with position −1 are padding.
+
+    `positions` [rows]: where each row's token stands. `table_rows` [rows]: its row of `block_tables` [sequences,
+    blocks]. `order` [rows]: the rows sorted so that those with common blocks are neighbours.
+    """
+
+    positions: torch.Tensor
+    table_rows: torch.Tensor
+    order: torch.Tensor
+    block_tables: torch.Tensor
+
+
+class DecodeAttention:
+    """The work list and the partial results of decode steps, for at most `rows` requests of one layer group.
+
+    `bounds` int32 [splits + 1] on the device, as `split_bounds` gives them for the longest context. All layers of the
+    group and all steps use the same memory: rows · splits · heads · (head dim + 2) · 4 bytes. `programs` for each
+    multiprocessor: of tiles for few requests, and of the others.
+    """
+
+    def __init__(
+        self, rows: int, heads: int, kv: PagedKv, bounds: torch.Tensor, *, programs: tuple[int, int] = (4, 2)
+    ) -> None:
+        device = bounds.device
+        self.heads, self.splits, self.bounds = heads, len(bounds) - 1, bounds
+        self.heads_per_kv_head = heads // kv.kv_heads
+        self.limit = _LARGE_ROWS // triton.next_power_of_2(self.heads_per_kv_head)
+        processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+        self._programs = [count * processors for count in programs]
+        self._items = torch.zeros(2, rows * self.splits, 4, dtype=torch.int32, device=device)
+        self._counts = torch.zeros(2, dtype=torch.int32, device=device)
+        self._tops = torch.empty(rows, self.splits, heads, dtype=torch.float32, device=device)
+        self._totals = torch.empty_like(self._tops)
+        self._outs = torch.empty(rows, self.splits, heads, kv.head_dim, dtype=torch.float32, device=device)
+
+    def plan(self, batch: DecodeBatch, *, window: int = 0, limit: int | None = None) -> None:
+        """Make the list of items for a step. `limit`: most requests of an item, for tests."""
+        rows = len(batch.positions)
+        limit = min(self.limit, limit or self.limit)
+        small = max(1, _SMALL_ROWS // self.heads_per_kv_head)
+        self._counts.zero_()
+        _plan[(self.splits,)](
+            batch.positions,
+            batch.table_rows,
+            batch.order,
+            batch.block_tables,
+            self.bounds,
+            self._items,
+            self._counts,
+            rows,
+            batch.block_tables.stride(0),
+            self._items.stride(0),
+            LIMIT=limit,
+            SMALL=min(small, limit),
+            WINDOW=window,
+            ROWS=triton.next_power_of_2(max(2, rows)),
+            num_warps=4,
+        )
+
+    def __call__(
+        self, query: torch.Tensor, kv: PagedKv, batch: DecodeBatch, scores: Scores, output: torch.Tensor
+    ) -> None:
+        """Write the attention of [rows, heads, head dim] queries to `output`, by the last plan."""
+        dim = triton.next_power_of_2(kv.head_dim)
+        for size, rows in enumerate((_SMALL_ROWS, _LARGE_ROWS)):
+            if size and min(self.limit, len(query)) * self.heads_per_kv_head <= _SMALL_ROWS:
+                break
+            tile = max(rows, triton.next_power_of_2(self.heads_per_kv_head))
+            _partial[(self._programs[size],)](
+                query,
+                kv.data,
+                batch.positions,
+                batch.table_rows,
+                batch.order,
+                batch.block_tables,
+                self.bounds,
+                self._items[size],
+                self._counts[size:],
+                self._tops,
+                self._totals,
+                self._outs,
+                scores.scale * LOG2_E,
+                kv.layer_offset,
+                query.stride(0),
+                query.stride(1),
+                batch.block_tables.stride(0),
+                self.splits,
+                HEADS=self.heads,
+                KV_HEADS=kv.kv_heads,
+                ROWS=tile,
+                BLOCK_STRIDE=kv.block_stride,
+                PART_STRIDE=kv.part_stride,
+                HEAD_STRIDE=kv.head_stride,
+                DIM=kv.head_dim,
+                DIM_PADDED=dim,
+                WINDOW=scores.window,
+                SOFT_CAP=scores.soft_cap or 0.0,
+                num_warps=4,
+                num_stages=pipeline_stages(dim, query.dtype),
+            )
+        self.merge(query, batch, scores, output)
+
+    def merge(self, query: torch.Tensor, batch: DecodeBatch, scores: Scores, output: torch.Tensor) -> None:
+        """Fold the splits of each row into `output`: what a call ends with."""
+        _merge[(len(batch.positions), self.heads)](
+            self._tops,
+            self._totals,
+            self._outs,
+            batch.positions,
+            self.bounds,
+            query if scores.sinks is None else scores.sinks,
+            output,
+            output.stride(0),
+            output.stride(1),
+            self.splits,
+            HEADS=self.heads,
+            DIM=output.shape[2],
+            DIM_PADDED=triton.next_power_of_2(output.shape[2]),
+            SPLITS_PADDED=triton.next_power_of_2(self.splits),
+            WINDOW=scores.window,
+            SINKS=scores.sinks is not None,
+            num_warps=1,
+        )
+
+
+@triton.jit
+def _later(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def _plan(
+    positions,
+    table_rows,
+    order,
+    block_tables,
+    bounds,
+    items,
+    counts,
+    rows,
+    table_row,
+    list_stride,
+    LIMIT: tl.constexpr,
+    SMALL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """The items of one split: (first place in `order`, requests, split), small ones in list 0, large ones in list 1."""
+    split = tl.program_id(0)
+    begin = tl.load(bounds + split)
+    end = tl.load(bounds + split + 1)
+    place = tl.arange(0, ROWS)
+    # What shares a split has the same last block in it. What is not shared gets a key that is nobody else's.
+    key, active = _split_key(place, positions, table_rows, order, block_tables, begin, end, rows, table_row, WINDOW)
+    before, _ = _split_key(place - 1, positions, table_rows, order, block_tables, begin, end, rows, table_row, WINDOW)
+    after, _ = _split_key(place + 1, positions, table_rows, order, block_tables, begin, end, rows, table_row, WINDOW)
+    first = tl.associative_scan(tl.where(key != before, place, 0), 0, _later)
+    within = place - first
+    is_last = ((within + 1) % LIMIT == 0) | (key != after)
+    emitted = active & is_last
+    requests = within % LIMIT + 1
+    for size in tl.static_range(2):
+        mine = emitted & ((requests <= SMALL) if size == 0 else (requests > SMALL))
+        many = tl.sum(mine.to(tl.int32), 0)
+        at = tl.atomic_add(counts + size, many) + tl.cumsum(mine.to(tl.int32), 0) - 1
+        item = items + size * list_stride + at * 4
+        tl.store(item, place - requests + 1, mask=mine)
+        tl.store(item + 1, requests, mask=mine)
+        tl.store(item + 2, tl.zeros((ROWS,), tl.int32) + split, mask=mine)
+
+
+@triton.jit
+def _split_key(place, positions, table_rows, order, block_tables, begin, end, rows, table_row, WINDOW: tl.constexpr):
+    """(what rows that share this split have in common, whether they see the split at all) for places in the order."""
+    inside = (place >= 0) & (place < rows)
+    row = tl.load(order + place, mask=inside, other=0)
+    position = tl.load(positions + row, mask=inside, other=-1)
+    active = inside & (position >= begin)
+    shared = active & (position + 1 >= end)
+    if WINDOW:
+        active = active & (position - WINDOW + 1 < end)
+        shared = shared & (position - WINDOW + 1 <= begin)
+    table = block_tables + tl.load(table_rows + row, mask=inside, other=0).to(tl.int64) * table_row
+    block = tl.load(table + (end // 64 - 1), mask=shared, other=0)
+    return tl.where(shared, block, -2 - place), active
+
+
+@triton.jit
+def _partial(
+    query,
+    kv,
+    positions,
+    table_rows,
+    order,
+    block_tables,
+    bounds,
+    items,
+    count,
+    tops,
+    totals,
+    outs,
+    scale,
+    layer_offset,
+    query_row,
+    query_head,
+    table_row,
+    splits,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    PART_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+):
+    """Program p computes the pairs (item, KV head) p, p + programs, …; heads of one item are neighbours."""
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    lane = tl.arange(0, ROWS)
+    d = tl.arange(0, DIM_PADDED)
+    pairs = tl.load(count) * KV_HEADS
+    for pair in range(tl.program_id(0), pairs, tl.num_programs(0)):
+        item = items + (pair // KV_HEADS) * 4
+        kv_head = pair % KV_HEADS
+        place = tl.load(item)
+        requests = tl.load(item + 1)
+        split = tl.load(item + 2)
+        request = tl.minimum(lane // GROUP, requests - 1)
+        real = lane < requests * GROUP
+        head = kv_head * GROUP + lane % GROUP
+        row = tl.load(order + place + request)
+        position = tl.load(positions + row)
+        held = real[:, None] & (d < DIM)[None, :]
+        at = row.to(tl.int64)
+        q = tl.load(query + at[:, None] * query_row + head[:, None] * query_head + d[None, :], mask=held, other=0.0)
+        leader = tl.load(order + place)
+        table = block_tables + tl.load(table_rows + leader).to(tl.int64) * table_row
+        keys = kv + layer_offset + kv_head * HEAD_STRIDE
+        begin = tl.load(bounds + split)
+        end = tl.load(bounds + split + 1)
+        first_position = tl.min(position, 0)
+        last_position = tl.max(position, 0)
+        whole = end <= first_position + 1
+        if WINDOW:
+            whole = whole & (begin > last_position - WINDOW)
+        if whole:
+            top, total, out = attend_split(
+                q, keys, keys + PART_STRIDE, table, begin, end, position, first_position, last_position, scale,
+                ROWS, BLOCK_STRIDE, DIM, DIM_PADDED, WINDOW, SOFT_CAP, True,
+            )  # fmt: skip
+        else:
+            top, total, out = attend_split(
+                q, keys, keys + PART_STRIDE, table, begin, end, position, first_position, last_position, scale,
+                ROWS, BLOCK_STRIDE, DIM, DIM_PADDED, WINDOW, SOFT_CAP, False,
+            )  # fmt: skip
+        partial = (at * splits + split) * HEADS + head
+        tl.store(tops + partial, top, mask=real)
+        tl.store(totals + partial, total, mask=real)
+        tl.store(outs + partial[:, None] * DIM + d[None, :], out, mask=held)
+
+
+@triton.jit
+def _merge(
+    tops,
+    totals,
+    outs,
+    positions,
+    bounds,
+    sinks,
+    output,
+    output_row,
+    output_head,
+    splits,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    SPLITS_PADDED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    position = tl.load(positions + row)
+    j = tl.arange(0, SPLITS_PADDED)
+    begins = tl.load(bounds + j, mask=j < splits, other=2147483647)
+    last = tl.sum((begins <= position).to(tl.int32), 0)
+    first = 0
+    if WINDOW:
+        first = tl.maximum(tl.sum((begins <= position - WINDOW + 1).to(tl.int32), 0) - 1, 0)
+    d = tl.arange(0, DIM_PADDED)
+    one = tl.arange(0, 1)
+    top = tl.full((1,), HIDDEN, tl.float32)
+    total = tl.zeros((1,), tl.float32)
+    out = tl.zeros((1, DIM_PADDED), tl.float32)
+    for split in tl.range(first, last, num_stages=4):
+        at = (row * splits + split) * HEADS + head
+        split_out = tl.load(outs + at * DIM + d, mask=d < DIM, other=0.0)[None, :]
+        top, total, out = fold(top, total, out, tl.load(tops + at + one), tl.load(totals + at + one), split_out)
+    if SINKS:
+        sink = tl.load(sinks + head + one) * 1.4426950408889634
+    else:
+        sink = tl.full((1,), HIDDEN, tl.float32)
+    mean = normalize(top, total, out, sink)
+    # A padding row has nothing to merge; its output is zero, never NaN.
+    mean = tl.where(last > 0, mean, 0.0)
+    place = output + row * output_row + head * output_head + d[None, :]
+    tl.store(place, mean.to(output.dtype.element_ty), mask=(d < DIM)[None, :])
