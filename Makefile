@@ -41,9 +41,11 @@ $(VENV)/.installed: requirements/base.txt requirements/torch.txt pyproject.toml 
 
 install-dev: $(VENV)/.installed-dev ## … with what the checks and tests need
 
-$(VENV)/.installed-dev: requirements/dev.txt requirements/oracles.txt $(VENV)/.installed
+$(VENV)/.installed-dev: requirements/dev.txt requirements/oracles.txt requirements/triton.txt $(VENV)/.installed
 	@$(PIP) install --quiet --require-hashes -r requirements/dev.txt
 	@$(PIP) install --quiet --no-deps --require-hashes -r requirements/oracles.txt
+	@# A CUDA build of PyTorch brings the Triton that it was made with.
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install --quiet --require-hashes -r requirements/triton.txt
 	@touch $@
 
 check: install-dev ## Format, lint, types, architecture, compose file
@@ -73,6 +75,7 @@ test-long: install-dev ## 100,000 steps of the money machine, 300 companies of r
 
 test-gpu: install-dev ## The tests that need a GPU
 	$(BIN)/python -m pytest -m gpu tests/gpu
+	$(BIN)/python -m pytest -m "not gpu" tests/gpu/kernels
 
 soak: install-dev ## 100,000 short requests through one replica: is its memory flat?
 	$(BIN)/python -m benchmarks.soak --requests 100000
@@ -92,8 +95,8 @@ lock: | $(BIN)/python ## Lock the newest versions that requirements/*.in allow
 	$(PIP) install --quiet uv
 	cd requirements && for name in base dev; do ../$(BIN)/uv pip compile --quiet --upgrade --universal \
 		--python-version 3.11 --generate-hashes --no-header --no-annotate $$name.in -o $$name.txt || exit; done
-	cd requirements && ../$(BIN)/uv pip compile --quiet --upgrade --no-deps --universal \
-		--python-version 3.11 --generate-hashes --no-header --no-annotate oracles.in -o oracles.txt
+	cd requirements && for name in oracles triton; do ../$(BIN)/uv pip compile --quiet --upgrade --no-deps --universal \
+		--python-version 3.11 --generate-hashes --no-header --no-annotate $$name.in -o $$name.txt || exit; done
 
 clean: ## Remove what the targets above made, except data
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import os
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -21,6 +22,10 @@ from tests import compiled
 from tests.servers import PostgresServer, RedisServer, postgres_server, redis_server
 
 pytest_plugins = ["tests.fast"]
+
+if not Path("/dev/nvidiactl").exists():
+    # Kernels run in Triton's interpreter then. Read when Triton is imported, which has kernels of its own.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 SHRINKING_S = 20
 """How long hypothesis may look for a smaller example: it would for 300 s, and be cut off by our time limit of 120 s

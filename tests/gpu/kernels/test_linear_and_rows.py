@@ -1,0 +1,103 @@
+"""The other kernels against float64, and linears of few rows against those of many."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from engine.kernels.linear import LinearTile, linear, tile_for
+from engine.kernels.paged_kv import PagedKv
+from engine.kernels.rows import rms_norm, rotate_and_append, silu_mul
+from tests.gpu.kernels.interpreter import DEVICE
+
+DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}
+
+
+def assert_near(got: torch.Tensor, expected: torch.Tensor) -> None:
+    assert float((got.double() - expected).norm() / expected.norm()) < TOLERANCE[got.dtype]
+
+
+def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+@pytest.mark.parametrize("swapped", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear(dtype: torch.dtype, swapped: bool) -> None:
+    torch.manual_seed(0)
+    tile = LinearTile(64, 16, 64, 4, 2, swapped=swapped)
+    weight, bias = random(200, 128, dtype=dtype), random(200, dtype=dtype)
+    for rows in (1, 15, 17, 33):
+        x, plus = random(rows, 128, dtype=dtype), random(rows, 200, dtype=dtype)
+        out = torch.full_like(plus, torch.nan)
+        linear(x, weight, out, plus=plus, bias=bias, tile=tile)
+        assert_near(out, x.double() @ weight.double().t() + bias.double() + plus.double())
+
+
+def test_inputs_that_no_tile_divides_are_refused() -> None:
+    with pytest.raises(ValueError, match="multiple of 64"):
+        linear(torch.ones(1, 100), torch.ones(8, 100), tile=LinearTile(64, 16, 64, 4, 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("outputs", "inputs"), [(6_144, 4_096), (4_096, 4_096), (4_096, 14_336), (28_672, 4_096)])
+def test_a_row_has_the_bits_of_the_library_at_many_rows(outputs: int, inputs: int) -> None:
+    torch.manual_seed(1)
+    weight, x = random(outputs, inputs, dtype=torch.bfloat16) * 0.02, random(2_048, inputs, dtype=torch.bfloat16)
+    library = x @ weight.t()
+    for rows in (1, 2, 7, 16, 17, 32, 33, 64):
+        for first in (0, 1_000):
+            part = slice(first, first + rows)
+            assert torch.equal(linear(x[part], weight, tile=tile_for(rows, outputs, inputs)), library[part])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_and_activation(dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    x, plus, weight = random(5, 96, dtype=dtype), random(5, 96, dtype=dtype), random(96, dtype=dtype)
+    out, total = torch.full_like(x, torch.nan), x.clone()
+    rms_norm(total, weight, 1e-5, out, plus=plus)
+    assert torch.equal(total, (x.float() + plus.float()).to(dtype))
+    wide = total.double()
+    assert_near(out, wide * (wide.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double())
+    gate_up = random(5, 2 * 70, dtype=dtype)
+    acted = torch.full((5, 70), torch.nan, device=DEVICE, dtype=dtype)
+    silu_mul(gate_up, acted)
+    gate, up = gate_up.double().chunk(2, -1)
+    assert_near(acted, silu(gate) * up)
+
+
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("turned", [32, 20])
+def test_keys_are_turned_and_appended(turned: int, norms: bool) -> None:
+    torch.manual_seed(3)
+    heads, kv_heads, dim, dtype = 6, 2, 32, torch.float32
+    kv = PagedKv(torch.zeros(9, 2, 2, kv_heads, 64, dim, device=DEVICE), 1)
+    qkv = random(4, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    query = torch.full((4, heads, dim), torch.nan, device=DEVICE)
+    positions = torch.tensor([0, 63, 130, -1], dtype=torch.int32, device=DEVICE)
+    tables = torch.tensor([[1, 0, 0], [2, 0, 0], [3, 4, 5], [6, 7, 8]], dtype=torch.int32, device=DEVICE)
+    rows = torch.arange(4, dtype=torch.int32, device=DEVICE)
+    angles = torch.outer(torch.arange(200.0), 0.1 ** torch.arange(turned // 2)).to(DEVICE)
+    cosines, sines = angles.cos(), angles.sin()
+    weights = (random(dim, dtype=dtype), random(dim, dtype=dtype)) if norms else None
+    rotate_and_append(qkv, query, kv, cosines, sines, positions, rows, tables, norms=weights, eps=1e-6)
+    parts = qkv.double().view(4, -1, dim)[:3]
+
+    def expected(part: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+        if norm is not None:
+            part = part * (part.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * norm.double()
+        first, second, rest = part.split([turned // 2, turned // 2, dim - turned], -1)
+        c, s = (table[positions[:3].long()][:, None].double() for table in (cosines, sines))
+        return torch.cat([first * c - second * s, second * c + first * s, rest], -1)
+
+    assert_near(query[:3], expected(parts[:, :heads], weights and weights[0]))
+    assert query[3].isnan().all()
+    blocks, within = torch.tensor([1, 2, 5]), torch.tensor([0, 63, 2])
+    held = kv.data[blocks, 1, :, :, within]
+    assert_near(held[:, 0], expected(parts[:, heads : heads + kv_heads], weights and weights[1]))
+    assert torch.equal(held[:, 1].double(), parts[:, heads + kv_heads :])
+    # Nothing else was written, and nothing of the padding row.
+    assert int((kv.data != 0).any(-1).sum()) == 3 * 2 * kv_heads
