@@ -139,6 +139,9 @@ class Checkpoint:
             raise ModelError(f"{path}: tensor {name} is {tensor.dtype}, which is not supported")
         self._check_shape(name, tensor.shape, into.shape)
         into.copy_(tensor)
+        # One pass over memory: a sum of finite weights is finite.
+        if not bool(into.sum(dtype=torch.float32).isfinite()):
+            raise ModelError(f"{path}: tensor {name} has values that are not finite")
 
     def packed(self, name: str, shape: tuple[int, int]) -> Packed | None:
         """The tensor `name` as it is stored in few bits; None if it is plain. Raises ModelError as `load` does."""
