@@ -159,7 +159,9 @@ def _v3_router(load: Loader, name: str, experts: int) -> Router:
     fields = load.config.fields
     scale = fields.number("routed_scaling_factor")
     groups, normalize = GroupRouting(fields, experts, 2), fields.flag("norm_topk_prob")
-    ranks = fields.integer("num_experts_per_tok", most=experts // groups.groups * groups.kept)
+    ranks, reached = fields.integer("num_experts_per_tok", most=experts), experts // groups.groups * groups.kept
+    if reached < ranks < experts:  # which of the others would be as good as any
+        raise ModelError(f"{fields.path}: field num_experts_per_tok must be at most {reached} (topk_group), is {ranks}")
     bias = load.exact(f"{name}.e_score_correction_bias", experts)
 
     def route(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

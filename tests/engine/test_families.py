@@ -94,7 +94,11 @@ def test_of_a_model_of_images_and_text_the_language_part_is_run(tmp_path: Path):
         ("qwen3 moe", {"num_experts_per_tok": 7}, "field num_experts_per_tok must be at most 6, is 7"),
         ("gpt-oss", {"num_experts_per_tok": 7}, "field num_experts_per_tok must be at most 6, is 7"),
         ("deepseek v2", {"num_experts_per_tok": 9}, "field num_experts_per_tok must be at most 8, is 9"),
-        ("deepseek v3", {"num_experts_per_tok": 5}, "field num_experts_per_tok must be at most 4, is 5"),
+        (
+            "deepseek v3",
+            {"num_experts_per_tok": 5},
+            r"field num_experts_per_tok must be at most 4 \(topk_group\), is 5",
+        ),
         ("deepseek v3", {"qk_rope_head_dim": 7}, "qk_rope_head_dim 7 is odd"),
         ("qwen3 moe", {"mlp_only_layers": "x"}, "field mlp_only_layers must be a list of integers"),
         ("phi3 longrope", {"original_max_position_embeddings": 1}, "original_max_position_embeddings must be above 1"),
