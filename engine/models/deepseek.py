@@ -202,9 +202,9 @@ class DeepSeekLayer:
 
 def deepseek_v2(load: Loader) -> Decoder:
     """DeepSeek-V2, also Lite."""
-    return Decoder(load, [DeepSeekLayer(load, index, third=False) for index in range(load.config.layers)])
+    return Decoder(load, (DeepSeekLayer(load, index, third=False) for index in range(load.config.layers)))
 
 
 def deepseek_v3(load: Loader) -> Decoder:
     """DeepSeek-V3 and R1. Layers for multi-token prediction, behind the last one, are not loaded."""
-    return Decoder(load, [DeepSeekLayer(load, index, third=True) for index in range(load.config.layers)])
+    return Decoder(load, (DeepSeekLayer(load, index, third=True) for index in range(load.config.layers)))

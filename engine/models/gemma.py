@@ -109,7 +109,7 @@ def gemma2(load: Loader) -> Decoder:
     scale, soft_cap = _scale(load), _cap(load, "attn_logit_softcapping")
     windows = config.windows(config.fields.count("sliding_window"), lambda index: index % 2 == 0)
     bias = config.attention_bias
-    layers = [
+    layers = (
         GemmaLayer(
             load,
             index,
@@ -117,7 +117,7 @@ def gemma2(load: Loader) -> Decoder:
             Variant(window=window, scale=scale, soft_cap=soft_cap, qkv_bias=bias, output_bias=bias),
         )
         for index, window in enumerate(windows)
-    ]
+    )
     return Decoder(
         load,
         layers,
@@ -134,7 +134,7 @@ def gemma3(load: Loader) -> Decoder:
     windows = config.windows(fields.count("sliding_window"), lambda index: (index + 1) % pattern != 0)
     local = read_rope(fields, GEMMA3_TEXT, "sliding_attention")
     bias = config.attention_bias
-    layers = [
+    layers = (
         GemmaLayer(
             load,
             index,
@@ -144,7 +144,7 @@ def gemma3(load: Loader) -> Decoder:
             ),
         )
         for index, window in enumerate(windows)
-    ]
+    )
     return Decoder(
         load,
         layers,

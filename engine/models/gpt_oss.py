@@ -121,4 +121,4 @@ def gpt_oss(load: Loader) -> Decoder:
     """gpt-oss of any size."""
     config = load.config
     windows = config.windows(config.fields.count("sliding_window"), lambda index: index % 2 == 0)
-    return Decoder(load, [GptOssLayer(load, index, window) for index, window in enumerate(windows)])
+    return Decoder(load, (GptOssLayer(load, index, window) for index, window in enumerate(windows)))

@@ -56,4 +56,4 @@ def llama(load: Loader) -> Decoder:
     """Llama 2 and 3.x."""
     bias = load.config.attention_bias
     variant = Variant(qkv_bias=bias, output_bias=bias)
-    return Decoder(load, [LlamaLayer(load, index, variant) for index in range(load.config.layers)])
+    return Decoder(load, (LlamaLayer(load, index, variant) for index in range(load.config.layers)))

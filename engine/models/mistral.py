@@ -32,4 +32,4 @@ def mistral(load: Loader) -> Decoder:
     """Mistral and Ministral; `sliding_window` null says that there is none, a missing one means that of version 0.1."""
     config = load.config
     windows = config.windows(config.fields.count("sliding_window"), lambda _: True)
-    return Decoder(load, [LlamaLayer(load, index, Variant(window=size)) for index, size in enumerate(windows)])
+    return Decoder(load, (LlamaLayer(load, index, Variant(window=size)) for index, size in enumerate(windows)))

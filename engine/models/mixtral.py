@@ -72,4 +72,4 @@ def mixtral(load: Loader) -> Decoder:
     """Mixtral."""
     config = load.config
     windows = config.same_windows(config.fields.count("sliding_window"))
-    return Decoder(load, [MixtralLayer(load, index, window) for index, window in enumerate(windows)])
+    return Decoder(load, (MixtralLayer(load, index, window) for index, window in enumerate(windows)))

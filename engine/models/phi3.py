@@ -37,4 +37,4 @@ def phi3(load: Loader) -> Decoder:
     """Phi-3 and its relatives of the same type."""
     config = load.config
     windows = config.same_windows(config.fields.count("sliding_window"))
-    return Decoder(load, [LlamaLayer(load, index, Variant(window=window)) for index, window in enumerate(windows)])
+    return Decoder(load, (LlamaLayer(load, index, Variant(window=window)) for index, window in enumerate(windows)))

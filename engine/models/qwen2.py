@@ -43,4 +43,4 @@ def qwen2(load: Loader) -> Decoder:
     """Qwen2 and Qwen2.5, dense."""
     windows = qwen_windows(load.config)
     variants = [Variant(window=window, qkv_bias=True) for window in windows]
-    return Decoder(load, [LlamaLayer(load, index, variant) for index, variant in enumerate(variants)])
+    return Decoder(load, (LlamaLayer(load, index, variant) for index, variant in enumerate(variants)))

@@ -44,4 +44,4 @@ def qwen3_variants(config: ModelConfig, windows: Sequence[int]) -> list[Variant]
 def qwen3(load: Loader) -> Decoder:
     """Qwen3, dense."""
     variants = qwen3_variants(load.config, qwen_windows(load.config))
-    return Decoder(load, [LlamaLayer(load, index, variant) for index, variant in enumerate(variants)])
+    return Decoder(load, (LlamaLayer(load, index, variant) for index, variant in enumerate(variants)))

@@ -87,8 +87,8 @@ def qwen3_moe(load: Loader) -> Decoder:
     step, dense = fields.integer("decoder_sparse_step"), fields.integers("mlp_only_layers")
     return Decoder(
         load,
-        [
+        (
             Qwen3MoeLayer(load, index, variant, sparse=index not in dense and (index + 1) % step == 0)
             for index, variant in enumerate(variants)
-        ],
+        ),
     )

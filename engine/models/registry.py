@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from engine.device import keep_packed
+from engine.device import keep_packed, return_freed_memory
 from engine.errors import ModelError
 from engine.layers.linear import Tiling
 from engine.models.config import ModelConfig, check_sizes, model_config
@@ -130,4 +130,5 @@ def load_model(
         )
         model = FAMILIES[config.model_type].build(load)
         checkpoint.check_all_read(config.layers, config.fields.count("num_nextn_predict_layers"))
-        return model
+    return_freed_memory()
+    return model
