@@ -15,8 +15,7 @@ from engine.grammar.llguidance_grammar import LlguidanceGrammars, end_tokens
 from engine.invariance import ensure_invariance
 from engine.kv_memory import KvMemory, swap_memories
 from engine.layers.linear import best_tiling
-from engine.models.config import read_config
-from engine.models.registry import load_model
+from engine.models.registry import load_model, read_config
 from engine.options import ReplicaOptions
 from engine.protocol.replicas import Capacity, Layout, ServedModel
 from engine.quarantine import Quarantine

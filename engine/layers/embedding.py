@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import structlog
 import torch
 
 from engine.layers.linear import Linear, Tiling
+from engine.layers.packed_rows import PackedRows, packed_rows
 from engine.weights.checkpoint import Checkpoint
 
+logger = structlog.get_logger("engine.layers.embedding")
+
 VOCABULARY_MULTIPLE = 64
+_LARGE = 1 << 22
+"""Elements of a tied weight that is held once. A smaller one takes 16 MiB at most and is quicker read as it is."""
 
 
 class Embedding:
@@ -20,10 +26,22 @@ class Embedding:
     def __init__(self, weight: torch.Tensor, vocabulary: int) -> None:
         self.weight = weight
         self.vocabulary = vocabulary
+        self._elsewhere: PackedRows | None = None
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         """[rows] token ids → [rows, hidden]."""
-        return self.weight.index_select(0, tokens)
+        return self.weight.index_select(0, tokens) if self._elsewhere is None else self._elsewhere(tokens)
+
+    def read_from(self, product: Linear) -> None:
+        """Let go of the weight where its rows can be read from what `product`, made of the same one, keeps of it."""
+        kept = product.weight
+        if self.weight.numel() <= _LARGE or kept is self.weight:
+            return
+        self._elsewhere = packed_rows(kept, self.weight) if kept.is_mkldnn else None
+        if self._elsewhere is None:
+            logger.info("the embedding is held beside the head that is tied to it", bytes=self.weight.nbytes)
+        else:
+            self.weight = self.weight.new_empty(0, self.weight.shape[1])
 
 
 class Head:

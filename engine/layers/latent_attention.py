@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import torch
 
-from engine.errors import ModelError
 from engine.layers.attention import Scoring, attend
 from engine.layers.forward import Forward
 from engine.layers.head_linear import HeadLinear
@@ -35,11 +34,9 @@ class LatentAttention:
         self.heads = config.heads
         self.rank = fields.integer("kv_lora_rank")
         self.nope, self.rope = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
-        if self.rope % 2:
-            raise ModelError(f"{fields.path}: qk_rope_head_dim {self.rope} is odd, but rotary embedding turns pairs")
         value = fields.integer("v_head_dim")
         bias = config.attention_bias
-        self.interleaved = fields.flag("rope_interleave", True)
+        self.interleaved = fields.flag("rope_interleave", "rope_interleave" not in fields.fields)
         self.rotary = load.rotary(config.rope, self.rope)
         self.slot = load.kv.place(index, 1, self.rank + self.rope, latent=True)
         query = self.heads * (self.nope + self.rope)

@@ -151,6 +151,11 @@ class Linear:
         tiling.products.setdefault((Linear, *weight.shape, bias is not None, weight.dtype, self._way), self)
 
     @property
+    def weight(self) -> torch.Tensor:
+        """Its weight as it is kept: plain, transposed or in oneDNN's own order."""
+        return self._weight
+
+    @property
     def nbytes(self) -> int:
         """What its weight takes in memory."""
         return self._weight.numel() * self._weight.itemsize

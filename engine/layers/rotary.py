@@ -24,7 +24,8 @@ def frequencies(rope: RopeConfig, dim: int, context_tokens: int) -> torch.Tensor
         case "longrope":
             factors = rope.long_factors if rope.stretched(context_tokens) else rope.short_factors
             if len(factors) != len(exponents):
-                raise ModelError(f"rope: {len(factors)} factors for {len(exponents)} turned pairs")
+                field = "long_factor" if rope.stretched(context_tokens) else "short_factor"
+                raise ModelError(f"rope: field {field} has {len(factors)} factors for {len(exponents)} turned pairs")
             return 1.0 / (torch.tensor(factors) * rope.theta**exponents)
     return inverse
 

@@ -11,31 +11,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from engine.errors import ModelError
+from engine.models.config_class import ConfigClass
 from engine.models.fields import Fields, read_fields
-from engine.models.rope import RopeConfig, read_rope
+from engine.models.rope import RopeConfig, read_rope, unknown_rope_fields
+
+logger = structlog.get_logger("engine.models.config")
 
 _LONGEST_CONTEXT = 1 << 24
 """Of every position the angles are kept."""
 _SIZES = ("_size", "_dim", "_rank", "_experts")
 _ELEMENTS_PER_BYTE = 8
 """More than any format of weights has."""
-LANGUAGE_PARTS = {
-    "gemma3": {
-        "model_type": "gemma3_text",
-        "vocab_size": 262_208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131_072,
-        "rope_theta": 1_000_000.0,
-        "hidden_activation": "gelu_pytorch_tanh",
-    }
-}
-"""Models of images and text whose language part we run alone, with what its configuration may leave out: the values of
-`Gemma3TextConfig` of transformers, and those of Gemma 3 4B (Gemma Team 2025)."""
-_PREFIX = "language_model."
-"""Before the names of the language part's tensors."""
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_OTHER_TASKS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
 
 
 @dataclass(frozen=True)
@@ -68,27 +59,36 @@ class ModelConfig:
 
         `layer_types` says which layers slide; where it is missing, `slides` of the layer's index does.
         """
-        types = self.fields.texts("layer_types")
-        if not types or not window:
+        types = self._layer_types()
+        if not types:
             return tuple(window if window and slides(index) else 0 for index in range(self.layers))
-        known = {"sliding_attention": window, "full_attention": 0}
+        if _SLIDING in types and not window:
+            raise ModelError(f"{self.fields.path}: field layer_types: {_SLIDING} without a sliding_window in use")
+        return tuple(window if kind == _SLIDING else 0 for kind in types)
+
+    def same_windows(self, window: int) -> tuple[int, ...]:
+        """The window of each layer of a class whose layers are all alike. Raises ModelError where `layer_types` differ."""
+        wanted = _SLIDING if window else _FULL
+        if other := sorted(set(self._layer_types()) - {wanted}):
+            raise ModelError(
+                f"{self.fields.path}: field layer_types: {other[0]!r} is not supported for model_type"
+                f" {self.model_type}, whose layers are all {wanted}"
+            )
+        return (window,) * self.layers
+
+    def _layer_types(self) -> tuple[str, ...]:
+        types = self.fields.texts("layer_types")
+        if not types:
+            return ()
         if len(types) != self.layers:
             raise ModelError(
                 f"{self.fields.path}: field layer_types has {len(types)} entries, num_hidden_layers is {self.layers}"
             )
-        if unknown := sorted(set(types) - known.keys()):
+        if unknown := sorted(set(types) - {_SLIDING, _FULL}):
             raise ModelError(
-                f"{self.fields.path}: field layer_types: {unknown[0]!r} is not supported ({', '.join(known)} are)"
+                f"{self.fields.path}: field layer_types: {unknown[0]!r} is not supported ({_SLIDING}, {_FULL} are)"
             )
-        return tuple(known[kind] for kind in types)
-
-
-def _language_part(config: Fields) -> Fields:
-    """The fields of the language part: its own before those of the whole."""
-    whole = {name: value for name, value in config.fields.items() if not isinstance(value, dict)}
-    kept = {"quantization_config": config.fields.get("quantization_config")}
-    left_out = LANGUAGE_PARTS[config.text("model_type", "")]
-    return Fields(config.path, {**whole, **kept, **left_out, **config.inner("text_config").fields})
+        return types
 
 
 def _stop_tokens(folder: Path, config: Fields) -> tuple[int, ...]:
@@ -137,45 +137,54 @@ def check_sizes(config: ModelConfig, stored: int) -> None:
             )
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """The model configuration of a Hugging Face folder. Raises ModelError naming the folder, file or field."""
-    if not folder.is_dir():
-        raise ModelError(f"{folder}: no such model folder")
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ModelError(f"{path}: missing; is {folder} a model folder?")
-    config = read_fields(path)
-    is_part = config.text("model_type", "unknown") in LANGUAGE_PARTS
-    if is_part:
-        config = _language_part(config)
-    model_type = config.text("model_type", "unknown")
+def model_config(folder: Path, given: Fields, config_class: ConfigClass, prefix: str = "") -> ModelConfig:
+    """What the fields `given` by the folder's configuration say of a model of this class.
+
+    Raises ModelError naming the field that is wrong, or that would change the answer and is not implemented. Fields
+    that are not known are named in a warning.
+    """
+    config_class.check_fixed(given)
+    _check_task(given)
+    unknown = [*config_class.unknown(given), *unknown_rope_fields(given)]
+    if unknown:
+        logger.warning("fields of config.json that are not known are ignored", path=str(given.path), fields=unknown)
+    config = config_class.complete(given)
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    activation = "hidden_activation" if "hidden_activation" in config_class.defaults else "hidden_act"
     result = ModelConfig(
         fields=config,
-        model_type=model_type,
+        model_type=config_class.model_type,
         hidden=hidden,
         intermediate=config.integer("intermediate_size"),
         layers=config.integer("num_hidden_layers"),
         heads=heads,
         kv_heads=config.integer("num_key_value_heads", heads),
-        head_dim=config.integer("head_dim", max(1, hidden // heads)),
+        head_dim=config.integer(config_class.head_dim, max(1, hidden // heads)),
         vocabulary=config.integer("vocab_size"),
-        context_tokens=config.integer("max_position_embeddings", 2048),
-        norm_eps=config.number("rms_norm_eps", 1e-6),
-        rope=read_rope(config),
-        # Hub-style configurations of Gemma leave out what is their class's default.
-        tied_embeddings=config.flag("tie_word_embeddings", model_type.startswith("gemma")),
+        context_tokens=config.integer("max_position_embeddings"),
+        norm_eps=config.number("rms_norm_eps"),
+        rope=read_rope(config, config_class),
+        tied_embeddings=config.flag("tie_word_embeddings"),
         attention_bias=config.flag("attention_bias"),
         mlp_bias=config.flag("mlp_bias"),
-        activation=config.text("hidden_activation", config.text("hidden_act", "silu")),
+        activation=config.text(activation, ""),
         dtype=config.text("dtype", config.text("torch_dtype", "float32")),
         stop_tokens=_stop_tokens(folder, config),
-        prefix=_PREFIX if is_part else "",
+        prefix=prefix,
     )
     if result.heads % result.kv_heads:
         raise ModelError(
-            f"{path}: num_attention_heads {result.heads} is not a multiple of num_key_value_heads {result.kv_heads}"
+            f"{given.path}: num_attention_heads {result.heads} is not a multiple of"
+            f" num_key_value_heads {result.kv_heads}"
         )
     if result.head_dim % 2:
-        raise ModelError(f"{path}: head_dim {result.head_dim} is odd, but rotary embedding turns pairs")
+        raise ModelError(
+            f"{given.path}: {config_class.head_dim} {result.head_dim} is odd, but rotary embedding turns pairs"
+        )
     return result
+
+
+def _check_task(given: Fields) -> None:
+    for name in given.texts("architectures"):
+        if name.endswith(_OTHER_TASKS):
+            raise ModelError(f"{given.path}: field architectures: {name} does not write text, and is not supported")

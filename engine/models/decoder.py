@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -23,23 +23,27 @@ class Decoder:
 
     `groups` are its layer groups, each of which needs a memory and a plan. `embedding_scale` multiplies embeddings,
     `plus_one` says that the last norm is stored as w − 1, `logit_cap` is the soft cap of the logits.
+    Layers are best made while they are iterated over: then the embedding, which is held twice while its head is made,
+    is loaded before them.
     """
 
     def __init__(
         self,
         load: Loader,
-        layers: Sequence[Layer],
+        layers: Iterable[Layer],
         *,
         embedding_scale: float | None = None,
         plus_one: bool = False,
         logit_cap: float | None = None,
     ) -> None:
         self.config = load.config
-        self.layers = layers
-        self.groups: tuple[LayerGroup, ...] = load.kv.groups()
         self.embedding, head = _embedding_and_head(load)
         self.norm = load.norm("model.norm", plus_one=plus_one)
         self.head = Head(head, load.tiling, logit_cap)
+        if head is self.embedding:
+            self.embedding.read_from(self.head.linear)
+        self.layers = list(layers)
+        self.groups: tuple[LayerGroup, ...] = load.kv.groups()
         # Rounded to the type that the model runs in, as it was when the model was trained.
         scale = 1.0 if embedding_scale is None else torch.tensor(embedding_scale).to(load.like).item()
         self._embedding_scale = None if embedding_scale is None else float(scale)
@@ -72,5 +76,5 @@ def _embedding_and_head(load: Loader) -> tuple[Embedding, Embedding]:
     if has_second and not load.checkpoint.has_part(first):
         first, has_second = second, False
     embedding = load.embedding(first)
-    head = load.embedding(second) if has_second else embedding
-    return embedding, embedding if torch.equal(embedding.weight, head.weight) else head
+    two = has_second and not load.checkpoint.same(f"{first}.weight", f"{second}.weight")
+    return embedding, load.embedding(second) if two else embedding

@@ -17,25 +17,121 @@ from engine.layers.feed_forward import FeedForward
 from engine.layers.forward import Forward
 from engine.layers.latent_attention import LatentAttention
 from engine.layers.moe import MixtureOfExperts, Router, highest, normalized, softmax
+from engine.models.config_class import ONE, ConfigClass
 from engine.models.decoder import Decoder
 from engine.models.fields import Fields
 from engine.weights.loader import Loader
 
+_IGNORED = frozenset(
+    {
+        # Of the published models' own code: training, and how experts are spread over devices.
+        "aux_loss_alpha",
+        "ep_size",
+        "num_nextn_predict_layers",
+        "seq_aux",
+        # Other names of what these models are told by `qk_rope_head_dim` and `qk_nope_head_dim`.
+        "head_dim",
+        "qk_head_dim",
+    }
+)
+DEEPSEEK_V2 = ConfigClass(
+    "deepseek_v2",
+    {
+        "vocab_size": 102400,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "first_k_dense_replace": 0,
+        "moe_intermediate_size": 1407,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": None,
+        "n_group": None,
+        "topk_group": None,
+        "routed_scaling_factor": 1.0,
+        "topk_method": "greedy",
+        "mlp_bias": False,
+    },
+    aliases={"num_experts": "n_routed_experts"},
+    # Its published code divides by the sum of the weights where `norm_topk_prob` is true, transformers does not.
+    fixed={
+        "moe_layer_freq": ONE,
+        "norm_topk_prob": (None, False),
+        "rope_interleave": (None, True),
+        "scoring_func": (None, "softmax"),
+    },
+    ignored=_IGNORED,
+    head_dim="qk_rope_head_dim",
+)
+DEEPSEEK_V3 = ConfigClass(
+    "deepseek_v3",
+    {
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "first_k_dense_replace": 3,
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+        "rope_interleave": True,
+        "num_nextn_predict_layers": 1,
+    },
+    aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
+    fixed={"moe_layer_freq": ONE, "scoring_func": (None, "sigmoid"), "topk_method": (None, "noaux_tc")},
+    ignored=_IGNORED,
+    head_dim="qk_rope_head_dim",
+)
+
 
 class GroupRouting:
-    """Keeps the scores of each row's best groups."""
+    """Keeps the scores of each row's best groups, which are those with the highest sum of their `best` highest scores."""
 
-    def __init__(self, fields: Fields, experts: int) -> None:
-        self.groups, self.kept = fields.integer("n_group", 1), fields.integer("topk_group", 1)
-        if experts % self.groups or self.kept > self.groups:
-            raise ModelError(f"{fields.path}: {experts} experts do not make n_group {self.groups} groups")
+    def __init__(self, fields: Fields, experts: int, best: int) -> None:
+        self.best = best
+        self.groups, self.kept = fields.integer("n_group"), fields.integer("topk_group")
+        if experts % self.groups or experts // self.groups < best:
+            raise ModelError(
+                f"{fields.path}: field n_group: {experts} experts do not make {self.groups} groups of at least {best}"
+            )
+        if self.kept > self.groups:
+            raise ModelError(f"{fields.path}: field topk_group must be at most {self.groups}, is {self.kept}")
 
-    def __call__(self, scores: torch.Tensor, best: int, other: float) -> torch.Tensor:
-        """[rows, experts] with `other` in all groups but the best by the sum of their `best` highest scores."""
+    def __call__(self, scores: torch.Tensor, other: float) -> torch.Tensor:
+        """[rows, experts] with `other` in all groups but the best."""
         if self.kept == self.groups:
             return scores
         grouped = scores.view(len(scores), self.groups, -1)
-        leading = grouped.sort(-1, descending=True).values[..., :best].cumsum(-1)[..., -1]
+        leading = grouped.sort(-1, descending=True).values[..., : self.best].cumsum(-1)[..., -1]
         allowed = torch.zeros_like(leading, dtype=torch.bool).scatter_(1, highest(leading, self.kept), True)
         return grouped.masked_fill(~allowed[..., None], other).view_as(scores)
 
@@ -43,33 +139,34 @@ class GroupRouting:
 def _v2_router(load: Loader, _: str, experts: int) -> Router:
     fields = load.config.fields
     ranks = fields.integer("num_experts_per_tok", most=experts)
-    scale = fields.number("routed_scaling_factor", 1.0)
-    method, normalize = fields.text("topk_method", "greedy"), fields.flag("norm_topk_prob")
+    scale = fields.number("routed_scaling_factor")
+    method = fields.text("topk_method", "greedy")
     if method not in {"greedy", "group_limited_greedy"}:
         raise ModelError(f"{fields.path}: topk_method {method!r} is not supported for deepseek_v2")
-    groups = GroupRouting(fields, experts) if method == "group_limited_greedy" else None
+    groups = GroupRouting(fields, experts, 1) if method == "group_limited_greedy" else None
 
     def route(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = softmax(logits)
         if groups is not None:
-            scores = groups(scores, 1, 0.0)
+            scores = groups(scores, 0.0)
         chosen = highest(scores, ranks)
-        weights = scores.gather(1, chosen)
-        return chosen, normalized(weights) if normalize else weights * scale
+        return chosen, scores.gather(1, chosen) * scale
 
     return route
 
 
 def _v3_router(load: Loader, name: str, experts: int) -> Router:
     fields = load.config.fields
-    ranks = fields.integer("num_experts_per_tok", most=experts)
-    scale = fields.number("routed_scaling_factor", 1.0)
-    groups, normalize = GroupRouting(fields, experts), fields.flag("norm_topk_prob", True)
+    scale = fields.number("routed_scaling_factor")
+    groups, normalize = GroupRouting(fields, experts, 2), fields.flag("norm_topk_prob")
+    ranks, reached = fields.integer("num_experts_per_tok", most=experts), experts // groups.groups * groups.kept
+    if reached < ranks < experts:  # which of the others would be as good as any
+        raise ModelError(f"{fields.path}: field num_experts_per_tok must be at most {reached} (topk_group), is {ranks}")
     bias = load.exact(f"{name}.e_score_correction_bias", experts)
 
     def route(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = 1.0 / (1.0 + logits.neg().exp_())
-        chosen = highest(groups(scores + bias, 2, -torch.inf), ranks)
+        chosen = highest(groups(scores + bias, -torch.inf), ranks)
         weights = scores.gather(1, chosen)
         return chosen, (normalized(weights) if normalize else weights) * scale
 
@@ -86,8 +183,7 @@ class DeepSeekLayer:
         self.mlp_norm = load.norm(f"{name}.post_attention_layernorm")
         self.shared: FeedForward | None = None
         self.mlp: FeedForward | MixtureOfExperts
-        sparse = index >= fields.count("first_k_dense_replace") and index % fields.integer("moe_layer_freq", 1) == 0
-        if not sparse:
+        if index < fields.count("first_k_dense_replace"):
             self.mlp = FeedForward(load, f"{name}.mlp", config.intermediate)
             return
         inner, count = fields.integer("moe_intermediate_size"), fields.integer("n_routed_experts")
@@ -106,9 +202,9 @@ class DeepSeekLayer:
 
 def deepseek_v2(load: Loader) -> Decoder:
     """DeepSeek-V2, also Lite."""
-    return Decoder(load, [DeepSeekLayer(load, index, third=False) for index in range(load.config.layers)])
+    return Decoder(load, (DeepSeekLayer(load, index, third=False) for index in range(load.config.layers)))
 
 
 def deepseek_v3(load: Loader) -> Decoder:
     """DeepSeek-V3 and R1. Layers for multi-token prediction, behind the last one, are not loaded."""
-    return Decoder(load, [DeepSeekLayer(load, index, third=True) for index in range(load.config.layers)])
+    return Decoder(load, (DeepSeekLayer(load, index, third=True) for index in range(load.config.layers)))

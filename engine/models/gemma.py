@@ -17,9 +17,60 @@ import torch
 from engine.layers.feed_forward import FeedForward
 from engine.layers.forward import Forward
 from engine.layers.self_attention import SelfAttention, Variant
+from engine.models.config_class import ConfigClass
 from engine.models.decoder import Decoder
 from engine.models.rope import RopeConfig, read_rope
 from engine.weights.loader import Loader
+
+GEMMA2 = ConfigClass(
+    "gemma2",
+    {
+        "vocab_size": 256000,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "layer_types": None,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+    },
+    ignored=frozenset({"hidden_act", "cache_implementation"}),
+)
+GEMMA3_TEXT = ConfigClass(
+    "gemma3_text",
+    {
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "layer_types": None,
+        "sliding_window_pattern": None,
+        "final_logit_softcapping": None,
+        "rope_local_base_freq": None,
+    },
+    rope_theta=1_000_000.0,
+    local_theta=10_000.0,
+    ignored=frozenset({"hidden_act", "cache_implementation", "_sliding_window_pattern"}),
+)
 
 
 class GemmaLayer:
@@ -41,26 +92,24 @@ class GemmaLayer:
         return h + self.mlp_out_norm(self.mlp(self.mlp_norm(h)))
 
 
-def _cap(load: Loader, name: str, default: float | None) -> float | None:
-    """A soft cap; a missing field means the published model's, null none."""
+def _cap(load: Loader, name: str) -> float | None:
+    """A soft cap; null means none."""
     fields = load.config.fields
-    if name not in fields and (default is None or name in fields.fields):
-        return None
-    return fields.number(name, default)
+    return fields.number(name) if name in fields else None
 
 
 def _scale(load: Loader) -> float:
     """Of the scores: not the head size is under the root but a number of its own."""
-    return 1.0 / math.sqrt(load.config.fields.number("query_pre_attn_scalar", 256.0))
+    return 1.0 / math.sqrt(load.config.fields.number("query_pre_attn_scalar"))
 
 
 def gemma2(load: Loader) -> Decoder:
     """Gemma 2: every second layer slides, beginning with the first."""
     config = load.config
-    scale, soft_cap = _scale(load), _cap(load, "attn_logit_softcapping", 50.0)
-    windows = config.windows(config.fields.count("sliding_window", 4096), lambda index: index % 2 == 0)
+    scale, soft_cap = _scale(load), _cap(load, "attn_logit_softcapping")
+    windows = config.windows(config.fields.count("sliding_window"), lambda index: index % 2 == 0)
     bias = config.attention_bias
-    layers = [
+    layers = (
         GemmaLayer(
             load,
             index,
@@ -68,27 +117,24 @@ def gemma2(load: Loader) -> Decoder:
             Variant(window=window, scale=scale, soft_cap=soft_cap, qkv_bias=bias, output_bias=bias),
         )
         for index, window in enumerate(windows)
-    ]
+    )
     return Decoder(
         load,
         layers,
         embedding_scale=math.sqrt(config.hidden),
         plus_one=True,
-        logit_cap=_cap(load, "final_logit_softcapping", 30.0),
+        logit_cap=_cap(load, "final_logit_softcapping"),
     )
 
 
 def gemma3(load: Loader) -> Decoder:
     """Gemma 3, text only: five sliding layers between full ones."""
     config, fields = load.config, load.config.fields
-    pattern = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
-    windows = config.windows(fields.count("sliding_window", 4096), lambda index: (index + 1) % pattern != 0)
-    if "rope_parameters" in fields:
-        local = read_rope(fields, "sliding_attention")
-    else:
-        local = RopeConfig(fields.number("rope_local_base_freq", 10000.0))
+    pattern = fields.integer("sliding_window_pattern", 6)
+    windows = config.windows(fields.count("sliding_window"), lambda index: (index + 1) % pattern != 0)
+    local = read_rope(fields, GEMMA3_TEXT, "sliding_attention")
     bias = config.attention_bias
-    layers = [
+    layers = (
         GemmaLayer(
             load,
             index,
@@ -98,11 +144,11 @@ def gemma3(load: Loader) -> Decoder:
             ),
         )
         for index, window in enumerate(windows)
-    ]
+    )
     return Decoder(
         load,
         layers,
         embedding_scale=math.sqrt(config.hidden),
         plus_one=True,
-        logit_cap=_cap(load, "final_logit_softcapping", None),
+        logit_cap=_cap(load, "final_logit_softcapping"),
     )

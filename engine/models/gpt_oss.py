@@ -14,8 +14,44 @@ from engine.layers.forward import Forward
 from engine.layers.linear import Linear
 from engine.layers.moe import MixtureOfExperts, highest, softmax
 from engine.layers.self_attention import SelfAttention, Variant
+from engine.models.config_class import ConfigClass
 from engine.models.decoder import Decoder
 from engine.weights.loader import Loader
+
+GPT_OSS = ConfigClass(
+    "gpt_oss",
+    {
+        "vocab_size": 201088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "attention_bias": True,
+        "sliding_window": 128,
+        "layer_types": None,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+    },
+    rope={
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    rope_theta=150_000.0,
+    aliases={"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
+    ignored=frozenset({"initial_context_length"}),
+)
 
 
 class GptOssExpert:
@@ -43,7 +79,7 @@ def _experts(load: Loader, name: str, count: int) -> list[GptOssExpert]:
     gate_up_bias = load.tensor(f"{name}.gate_up_proj_bias", count, 2 * inner)
     down = load.experts(f"{name}.down_proj", count, hidden, inner)
     down_bias = load.tensor(f"{name}.down_proj_bias", count, hidden)
-    alpha, limit = fields.number("swiglu_alpha", 1.702), fields.number("swiglu_limit", 7.0)
+    alpha, limit = fields.number("swiglu_alpha"), fields.number("swiglu_limit")
     return [
         GptOssExpert(
             load.product(f"{name}.gate_up_proj", gate_up[expert], gate_up_bias[expert][order]),
@@ -60,15 +96,14 @@ class GptOssLayer:
 
     def __init__(self, load: Loader, index: int, window: int) -> None:
         name, config, fields = f"model.layers.{index}", load.config, load.config.fields
-        bias = fields.flag("attention_bias", True)
+        bias = config.attention_bias
         variant = Variant(window=window, sinks=True, qkv_bias=bias, output_bias=bias)
         self.attention_norm = load.norm(f"{name}.input_layernorm")
         rotary = load.rotary(config.rope, config.head_dim)
         self.attention = SelfAttention(load, f"{name}.self_attn", index, rotary, variant)
         self.mlp_norm = load.norm(f"{name}.post_attention_layernorm")
-        count = fields.integer("num_local_experts", 128)
-        named = "num_experts_per_tok" if "num_experts_per_tok" in fields else "experts_per_token"
-        self.ranks = fields.integer(named, 4, most=count)
+        count = fields.integer("num_local_experts")
+        self.ranks = fields.integer("num_experts_per_tok", most=count)
         gate = load.gate(f"{name}.mlp.router", count, bias=True)
         self.moe = MixtureOfExperts(gate, self._route, _experts(load, f"{name}.mlp.experts", count))
 
@@ -85,5 +120,5 @@ class GptOssLayer:
 def gpt_oss(load: Loader) -> Decoder:
     """gpt-oss of any size."""
     config = load.config
-    windows = config.windows(config.fields.count("sliding_window", 128), lambda index: index % 2 == 0)
-    return Decoder(load, [GptOssLayer(load, index, window) for index, window in enumerate(windows)])
+    windows = config.windows(config.fields.count("sliding_window"), lambda index: index % 2 == 0)
+    return Decoder(load, (GptOssLayer(load, index, window) for index, window in enumerate(windows)))

@@ -11,8 +11,28 @@ import torch
 from engine.layers.feed_forward import FeedForward
 from engine.layers.forward import Forward
 from engine.layers.self_attention import SelfAttention, Variant
+from engine.models.config_class import ConfigClass
 from engine.models.decoder import Decoder
 from engine.weights.loader import Loader
+
+LLAMA = ConfigClass(
+    "llama",
+    {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+)
 
 
 class LlamaLayer:
@@ -36,4 +56,4 @@ def llama(load: Loader) -> Decoder:
     """Llama 2 and 3.x."""
     bias = load.config.attention_bias
     variant = Variant(qkv_bias=bias, output_bias=bias)
-    return Decoder(load, [LlamaLayer(load, index, variant) for index in range(load.config.layers)])
+    return Decoder(load, (LlamaLayer(load, index, variant) for index in range(load.config.layers)))

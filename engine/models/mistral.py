@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 from engine.layers.self_attention import Variant
+from engine.models.config_class import ConfigClass
 from engine.models.decoder import Decoder
 from engine.models.llama import LlamaLayer
 from engine.weights.loader import Loader
 
-_WINDOW = 4096
+MISTRAL = ConfigClass(
+    "mistral",
+    {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "sliding_window": 4096,
+        "layer_types": None,
+    },
+)
 
 
 def mistral(load: Loader) -> Decoder:
     """Mistral and Ministral; `sliding_window` null says that there is none, a missing one means that of version 0.1."""
     config = load.config
-    missing = "sliding_window" not in config.fields.fields
-    window = config.fields.count("sliding_window", _WINDOW if missing else 0)
-    windows = config.windows(window, lambda _: True)
-    return Decoder(load, [LlamaLayer(load, index, Variant(window=size)) for index, size in enumerate(windows)])
+    windows = config.windows(config.fields.count("sliding_window"), lambda _: True)
+    return Decoder(load, (LlamaLayer(load, index, Variant(window=size)) for index, size in enumerate(windows)))

@@ -12,8 +12,31 @@ from engine.layers.feed_forward import FeedForward
 from engine.layers.forward import Forward
 from engine.layers.moe import MixtureOfExperts, highest, normalized, softmax
 from engine.layers.self_attention import SelfAttention, Variant
+from engine.models.config_class import ConfigClass
 from engine.models.decoder import Decoder
 from engine.weights.loader import Loader
+
+MIXTRAL = ConfigClass(
+    "mixtral",
+    {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "sliding_window": None,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    rope_theta=1_000_000.0,
+    aliases={"num_experts": "num_local_experts"},
+)
 
 
 class MixtralLayer:
@@ -25,8 +48,8 @@ class MixtralLayer:
         rotary = load.rotary(config.rope, config.head_dim)
         self.attention = SelfAttention(load, f"{name}.self_attn", index, rotary, Variant(window=window))
         self.mlp_norm = load.norm(f"{name}.post_attention_layernorm")
-        count = config.fields.integer("num_local_experts", 8)
-        self.ranks = config.fields.integer("num_experts_per_tok", 2, most=count)
+        count = config.fields.integer("num_local_experts")
+        self.ranks = config.fields.integer("num_experts_per_tok", most=count)
         experts = [
             FeedForward(load, f"{name}.block_sparse_moe.experts.{expert}", config.intermediate, ("w1", "w3", "w2"))
             for expert in range(count)
@@ -48,5 +71,5 @@ class MixtralLayer:
 def mixtral(load: Loader) -> Decoder:
     """Mixtral."""
     config = load.config
-    windows = config.windows(config.fields.count("sliding_window"), lambda _: True)
-    return Decoder(load, [MixtralLayer(load, index, window) for index, window in enumerate(windows)])
+    windows = config.same_windows(config.fields.count("sliding_window"))
+    return Decoder(load, (MixtralLayer(load, index, window) for index, window in enumerate(windows)))

@@ -6,10 +6,33 @@ from collections.abc import Sequence
 
 from engine.layers.self_attention import Variant
 from engine.models.config import ModelConfig
+from engine.models.config_class import ConfigClass
 from engine.models.decoder import Decoder
 from engine.models.llama import LlamaLayer
 from engine.models.qwen2 import qwen_windows
 from engine.weights.loader import Loader
+
+QWEN3 = ConfigClass(
+    "qwen3",
+    {
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "layer_types": None,
+    },
+)
 
 
 def qwen3_variants(config: ModelConfig, windows: Sequence[int]) -> list[Variant]:
@@ -21,4 +44,4 @@ def qwen3_variants(config: ModelConfig, windows: Sequence[int]) -> list[Variant]
 def qwen3(load: Loader) -> Decoder:
     """Qwen3, dense."""
     variants = qwen3_variants(load.config, qwen_windows(load.config))
-    return Decoder(load, [LlamaLayer(load, index, variant) for index, variant in enumerate(variants)])
+    return Decoder(load, (LlamaLayer(load, index, variant) for index, variant in enumerate(variants)))

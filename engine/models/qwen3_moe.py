@@ -13,9 +13,38 @@ from engine.layers.feed_forward import FeedForward
 from engine.layers.forward import Forward
 from engine.layers.moe import MixtureOfExperts, highest, normalized, softmax
 from engine.layers.self_attention import SelfAttention, Variant
+from engine.models.config_class import ConfigClass
 from engine.models.decoder import Decoder
 from engine.models.qwen3 import qwen3_variants
 from engine.weights.loader import Loader
+
+QWEN3_MOE = ConfigClass(
+    "qwen3_moe",
+    {
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": None,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+    },
+    aliases={"num_local_experts": "num_experts"},
+    ignored=frozenset({"max_window_layers"}),
+)
 
 
 class Qwen3MoeLayer:
@@ -33,8 +62,8 @@ class Qwen3MoeLayer:
             self.mlp = FeedForward(load, f"{name}.mlp", config.intermediate)
             return
         inner = fields.integer("moe_intermediate_size")
-        count = fields.integer("num_experts", fields.integer("num_local_experts", 128))
-        self.ranks = fields.integer("num_experts_per_tok", 8, most=count)
+        count = fields.integer("num_experts")
+        self.ranks = fields.integer("num_experts_per_tok", most=count)
         experts = [FeedForward(load, f"{name}.mlp.experts.{expert}", inner) for expert in range(count)]
         self.mlp = MixtureOfExperts(load.gate(f"{name}.mlp.gate", count), self._route, experts)
 
@@ -54,12 +83,12 @@ def qwen3_moe(load: Loader) -> Decoder:
     """Qwen3-MoE."""
     fields = load.config.fields
     window = fields.count("sliding_window") if fields.flag("use_sliding_window") else 0
-    variants = qwen3_variants(load.config, [window] * load.config.layers)
-    step, dense = fields.integer("decoder_sparse_step", 1), fields.integers("mlp_only_layers")
+    variants = qwen3_variants(load.config, load.config.same_windows(window))
+    step, dense = fields.integer("decoder_sparse_step"), fields.integers("mlp_only_layers")
     return Decoder(
         load,
-        [
+        (
             Qwen3MoeLayer(load, index, variant, sparse=index not in dense and (index + 1) % step == 0)
             for index, variant in enumerate(variants)
-        ],
+        ),
     )

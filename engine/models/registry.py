@@ -1,45 +1,111 @@
-"""Which architecture a `model_type` is."""
+"""From a model folder to its configuration and its model: which family a `model_type` is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from engine.device import keep_packed
+from engine.device import keep_packed, return_freed_memory
 from engine.errors import ModelError
 from engine.layers.linear import Tiling
-from engine.models.config import LANGUAGE_PARTS, ModelConfig, check_sizes
+from engine.models.config import ModelConfig, check_sizes, model_config
+from engine.models.config_class import ConfigClass
 from engine.models.decoder import Decoder
-from engine.models.deepseek import deepseek_v2, deepseek_v3
-from engine.models.gemma import gemma2, gemma3
-from engine.models.gpt_oss import gpt_oss
-from engine.models.llama import llama
-from engine.models.mistral import mistral
-from engine.models.mixtral import mixtral
-from engine.models.phi3 import phi3
-from engine.models.qwen2 import qwen2
-from engine.models.qwen3 import qwen3
-from engine.models.qwen3_moe import qwen3_moe
+from engine.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, deepseek_v2, deepseek_v3
+from engine.models.fields import Fields, read_fields
+from engine.models.gemma import GEMMA2, GEMMA3_TEXT, gemma2, gemma3
+from engine.models.gpt_oss import GPT_OSS, gpt_oss
+from engine.models.llama import LLAMA, llama
+from engine.models.mistral import MISTRAL, mistral
+from engine.models.mixtral import MIXTRAL, mixtral
+from engine.models.phi3 import PHI3, phi3
+from engine.models.qwen2 import QWEN2, qwen2
+from engine.models.qwen3 import QWEN3, qwen3
+from engine.models.qwen3_moe import QWEN3_MOE, qwen3_moe
 from engine.options import KvDtype, Quantize, Weights
+from engine.quantization.declared import check_quantization
 from engine.weights.checkpoint import Checkpoint
 from engine.weights.loader import Loader
 
-ARCHITECTURES: dict[str, Callable[[Loader], Decoder]] = {
-    "deepseek_v2": deepseek_v2,
-    "deepseek_v3": deepseek_v3,
-    "gemma2": gemma2,
-    "gemma3_text": gemma3,
-    "gpt_oss": gpt_oss,
-    "llama": llama,
-    "mistral": mistral,
-    "mixtral": mixtral,
-    "phi3": phi3,
-    "qwen2": qwen2,
-    "qwen3": qwen3,
-    "qwen3_moe": qwen3_moe,
+@dataclass(frozen=True)
+class Family:
+    """How a `model_type` is read and built."""
+
+    config_class: ConfigClass
+    build: Callable[[Loader], Decoder]
+
+
+FAMILIES: dict[str, Family] = {
+    family.config_class.model_type: family
+    for family in (
+        Family(DEEPSEEK_V2, deepseek_v2),
+        Family(DEEPSEEK_V3, deepseek_v3),
+        Family(GEMMA2, gemma2),
+        Family(GEMMA3_TEXT, gemma3),
+        Family(GPT_OSS, gpt_oss),
+        Family(LLAMA, llama),
+        Family(MISTRAL, mistral),
+        Family(MIXTRAL, mixtral),
+        Family(PHI3, phi3),
+        Family(QWEN2, qwen2),
+        Family(QWEN3, qwen3),
+        Family(QWEN3_MOE, qwen3_moe),
+    )
 }
+LANGUAGE_PARTS = {"gemma3": "gemma3_text"}
+"""Models of images and text whose language part we run alone, and what that is."""
+_PREFIX = "language_model."
+"""Before the names of a language part's tensors."""
+_OF_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", "tie_word_embeddings")
+"""What the whole model says for its language part."""
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The model configuration of a Hugging Face folder. Raises ModelError naming the folder, file or field.
+
+    Which kind of model it is is looked at first: what the other fields mean depends on it.
+    """
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: no such model folder")
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{path}: missing; is {folder} a model folder?")
+    given, prefix = read_fields(path), ""
+    model_type = given.text("model_type", "")
+    if model_type in LANGUAGE_PARTS:
+        given, model_type, prefix = _language_part(given, LANGUAGE_PARTS[model_type]), LANGUAGE_PARTS[model_type], _PREFIX
+    family = FAMILIES.get(model_type)
+    if family is None:
+        raise ModelError(_not_supported(given, model_type))
+    return model_config(folder, given, family.config_class, prefix)
+
+
+def _language_part(whole: Fields, model_type: str) -> Fields:
+    """The fields of the language part: its own, and what the whole model says for it."""
+    part = whole.inner("text_config")
+    told = part.text("model_type", model_type)
+    if told != model_type:
+        raise ModelError(f"{whole.path}: field text_config: model_type {told!r} is not supported ({model_type} is)")
+    of_the_whole = {name: whole.fields[name] for name in _OF_THE_WHOLE if name in whole}
+    return Fields(whole.path, {**part.fields, "tie_word_embeddings": True, **of_the_whole})
+
+
+def _not_supported(given: Fields, model_type: str) -> str:
+    supported = f"supported: {', '.join(sorted({*FAMILIES, *LANGUAGE_PARTS}))}"
+    if not model_type:
+        return f"{given.path}: field model_type is missing ({supported})"
+    text = given.fields.get("text_config", given.fields.get("llm_config"))
+    if isinstance(text, dict):
+        inner = text.get("model_type")
+        part = f" of model_type {inner!r}" if isinstance(inner, str) else ""
+        return (
+            f"{given.path}: model_type {model_type!r} is not supported: it is a model around a language model{part},"
+            f" which can only be served from a folder of its own ({supported})"
+        )
+    return f"{given.path}: model_type {model_type!r} is not supported ({supported})"
 
 
 def load_model(
@@ -54,18 +120,15 @@ def load_model(
     weights: Weights = "decoded",
 ) -> Decoder:
     """Load the folder's weights as `like`'s type on its device. Raises ModelError naming what is unsupported."""
-    architecture = ARCHITECTURES.get(config.model_type)
-    if architecture is None:
-        raise ModelError(
-            f"{folder / 'config.json'}: model_type {config.model_type!r} is not supported"
-            f" (supported: {', '.join(sorted({*ARCHITECTURES, *LANGUAGE_PARTS}))})"
-        )
-    with Checkpoint(folder, config.fields.inner("quantization_config"), config.prefix) as checkpoint, torch.inference_mode():
+    quantization = config.fields.inner("quantization_config")
+    check_quantization(quantization)
+    with Checkpoint(folder, quantization, config.prefix) as checkpoint, torch.inference_mode():
         check_sizes(config, sum(file.stat().st_size for file in folder.glob("*.safetensors")))
         packed = keep_packed(weights, lambda: checkpoint.decoded_bytes(like.itemsize), like.device)
         load = Loader(
             checkpoint, config, like, tiling, context_tokens, quantize=quantize, kv_dtype=kv_dtype, packed=packed
         )
-        model = architecture(load)
+        model = FAMILIES[config.model_type].build(load)
         checkpoint.check_all_read(config.layers, config.fields.count("num_nextn_predict_layers"))
-        return model
+    return_freed_memory()
+    return model

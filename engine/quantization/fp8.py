@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.quantization.packed import byte_values, decoded, numbers
+from engine.quantization.packed import byte_values, check_scales, decoded, numbers
 
 LARGEST = 448.0
 """The largest finite e4m3 value."""
@@ -57,9 +57,14 @@ def stored(values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] = 
     `scales` has one element (per tensor), [outputs] or [outputs, 1] (per channel), one for each block of `block`
     outputs and inputs, those at the end cut short, or [outputs, groups of inputs]. Raises ValueError for any other.
     """
-    if values.dim() != 2:
+    if values.dim() != 2 or not values.numel():
         raise ValueError(f"values of shape {list(values.shape)} are not a weight of outputs and inputs")
     outputs, inputs = values.shape
+    check_scales(scales)
+    codes, numbers_of = values.view(torch.uint8), byte_values(values.dtype, torch.device("cpu")).view(-1)
+    for code in (~numbers_of.isfinite()).nonzero().view(-1).tolist():
+        if bool((codes == code).any()):
+            raise ValueError("its values are not all finite")
     scales = scales.float()
     if scales.numel() == 1:
         return Fp8Weight(values, scales.reshape(1, 1), (outputs, inputs))
@@ -68,7 +73,7 @@ def stored(values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] = 
     rows, columns = block
     if scales.shape == (-(-outputs // rows), -(-inputs // columns)):
         return Fp8Weight(values, scales, block)
-    if scales.dim() == 2 and scales.shape[0] == outputs and inputs % scales.shape[1] == 0:
+    if scales.dim() == 2 and scales.shape[0] == outputs and scales.shape[1] and inputs % scales.shape[1] == 0:
         return Fp8Weight(values, scales, (1, inputs // scales.shape[1]))
     raise ValueError(f"scales of shape {list(scales.shape)} do not fit a weight of {outputs} x {inputs}")
 

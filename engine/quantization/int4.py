@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.quantization.packed import numbers, part_values
+from engine.quantization.packed import check_scales, numbers, part_values
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of 8 outputs the i-th half byte of a word holds."""
@@ -72,6 +72,26 @@ class IntWeight:
         return IntWeight(codes, scales, zeros, self.inputs, self.bits, group)
 
 
+def _check_parts(words: torch.Tensor, zeros: torch.Tensor | None, scales: torch.Tensor) -> None:
+    """Raise ValueError where words, zeros or scales are of another type or of no matrix, or scales are not finite."""
+    for name, part in (("words", words), ("zeros", zeros)):
+        if part is not None and part.dtype != torch.int32:
+            raise ValueError(f"{name} are {part.dtype}, not 32-bit words")
+    check_scales(scales)
+    for name, part in (("words", words), ("zeros", zeros), ("scales", scales)):
+        if part is not None and (part.dim() != 2 or not part.numel()):
+            raise ValueError(f"{name} of shape {list(part.shape)} are not those of a weight")
+
+
+def _check_group(group: torch.Tensor | None, name: str, inputs: int, groups: int) -> None:
+    """Raise ValueError where `group` does not give a group for each input."""
+    if group is None:
+        return
+    whole = not group.is_floating_point() and group.dtype != torch.bool
+    if not whole or group.shape != (inputs,) or not 0 <= int(group.min()) <= int(group.max()) < groups:
+        raise ValueError(f"{name} does not give one of {groups} groups for each of {inputs} inputs")
+
+
 def _unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     """[..., n] 32-bit words → [..., n, 32 / bits] values, those of the low bits first."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
@@ -92,6 +112,7 @@ def stored_awq(words: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -
 
     Raises ValueError where the shapes contradict each other.
     """
+    _check_parts(words, zeros, scales)
     inputs, groups, outputs = words.shape[0], *scales.shape
     if words.shape[1] * 8 != outputs or zeros.shape != (groups, outputs // 8) or inputs % groups:
         raise ValueError(f"shapes {list(words.shape)}, {list(zeros.shape)} and {list(scales.shape)} do not fit")
@@ -117,12 +138,12 @@ def stored_gptq(
     """
     if bits not in {2, 4, 8}:
         raise ValueError(f"{bits} bits are not supported (2, 4 and 8 are)")
+    _check_parts(words, zeros, scales)
     per_word = 32 // bits
     inputs, groups, outputs = words.shape[0] * per_word, *scales.shape
     if words.shape[1] != outputs or zeros.shape != (groups, outputs // per_word):
         raise ValueError(f"shapes {list(words.shape)}, {list(zeros.shape)} and {list(scales.shape)} do not fit")
-    if group is not None and (group.shape != (inputs,) or not 0 <= int(group.min()) <= int(group.max()) < groups):
-        raise ValueError(f"g_idx does not give one of {groups} groups for each of {inputs} inputs")
+    _check_group(group, "g_idx", inputs, groups)
     values = _unpack(words, bits).transpose(1, 2).reshape(inputs, outputs)
     zero = _unpack(zeros, bits).reshape(groups, outputs) + zero_offset
     codes, kept = _pack(values.t(), bits), zero.t().to(torch.int16)
@@ -148,6 +169,7 @@ def stored_packed(
         raise ValueError(f"{bits} bits are not supported (2, 4 and 8 are)")
     (outputs, inputs), per_word = shape, 32 // bits
     scales = scales.reshape(1, 1) if scales.numel() == 1 else scales
+    _check_parts(words, zeros, scales)
     if words.shape != (outputs, -(-inputs // per_word)):
         raise ValueError(f"words of shape {list(words.shape)} do not fit a weight of {outputs} x {inputs}")
     if scales.dim() != 2 or scales.shape[0] not in {1, outputs} or scales.shape[1] > inputs:
@@ -155,8 +177,7 @@ def stored_packed(
     groups = scales.shape[1]
     if group is not None and bool((group == -1).all()):
         group = None
-    if group is not None and (group.shape != (inputs,) or not 0 <= int(group.min()) <= int(group.max()) < groups):
-        raise ValueError(f"weight_g_idx does not give one of {groups} groups for each of {inputs} inputs")
+    _check_group(group, "weight_g_idx", inputs, groups)
     zero = None
     if zeros is not None:
         if zeros.shape != (-(-outputs // per_word), groups):

@@ -18,6 +18,9 @@ _LARGEST_EXPONENT = 2
 """Of e2m1: 6 = 1.5 · 2²."""
 
 
+_NO_NUMBER = 255
+
+
 @cache
 def _powers(device: torch.device) -> torch.Tensor:
     """[256, 1]: what each scale byte stands for. A table, since a GPU's power function is not exact."""
@@ -29,10 +32,20 @@ def decode(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
     Raises ValueError for scales of any other shape.
     """
-    if blocks.shape[:-1] != scales.shape or blocks.shape[-1] * 2 != GROUP:
+    if blocks.dim() < 2 or blocks.shape[:-1] != scales.shape or blocks.shape[-1] * 2 != GROUP:
         raise ValueError(f"scales of shape {list(scales.shape)} do not fit blocks of {list(blocks.shape)}")
     values = numbers(blocks, part_values((*_VALUES, *(-value for value in _VALUES)), blocks.device))
     return values.mul_(numbers(scales, _powers(scales.device))[..., None]).flatten(-2)
+
+
+def check(blocks: torch.Tensor, scales: torch.Tensor) -> None:
+    """Raise ValueError where these are not bytes, or a scale is that byte which stands for no number."""
+    if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
+        raise ValueError(f"MXFP4 blocks and scales are bytes, these are {blocks.dtype} and {scales.dtype}")
+    if not blocks.numel():
+        raise ValueError(f"blocks of shape {list(blocks.shape)} are not those of a weight")
+    if bool((scales == _NO_NUMBER).any()):
+        raise ValueError("scales are not all finite")
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,8 @@ class Mxfp4Weight:
 
 def stored(values: torch.Tensor, scales: torch.Tensor) -> Mxfp4Weight:
     """Of bytes [outputs, inputs / 2] and scale bytes [outputs, inputs / 32]. Raises ValueError for any other shapes."""
-    if values.dim() != 2 or values.shape != (len(scales), scales.shape[-1] * GROUP // 2):
+    check(values, scales)
+    if values.dim() != 2 or scales.dim() != 2 or values.shape != (len(scales), scales.shape[-1] * GROUP // 2):
         raise ValueError(f"scales of shape {list(scales.shape)} do not fit values of {list(values.shape)}")
     return Mxfp4Weight(values.view(len(values), -1, GROUP // 2), scales)
 

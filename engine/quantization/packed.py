@@ -39,6 +39,14 @@ class Packed(Protocol):
         ...
 
 
+def check_scales(scales: torch.Tensor) -> None:
+    """Raise ValueError where scales are not finite floating point numbers."""
+    if not scales.is_floating_point():
+        raise ValueError(f"scales are {scales.dtype}, not floating point")
+    if not bool(scales.float().isfinite().all()):
+        raise ValueError("scales are not all finite")
+
+
 def decoded(weight: Packed) -> torch.Tensor:
     """All of it, [outputs, inputs] in fp32."""
     return weight.rows(0, weight.shape[0])

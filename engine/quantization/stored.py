@@ -11,8 +11,10 @@ import torch
 
 from engine.models.fields import Fields
 from engine.quantization import fp8, int4, mxfp4
+from engine.quantization.declared import check_groups, gptq_zero_offset
 from engine.quantization.packed import Packed, decoded
 
+_OUT_OF_ORDER = ("group", True)
 _SCALES = ("weight_scale_inv", "weight_scale", "scale")
 
 
@@ -29,7 +31,9 @@ class Tensors(Protocol):
 def read_weight(tensors: Tensors, name: str, quantization: Fields) -> torch.Tensor:
     """The tensor `name` decoded to floating point. Raises ModelError if one is missing, ValueError if one is wrong."""
     if name not in tensors and f"{name}_blocks" in tensors:  # those of all experts, stacked
-        return mxfp4.decode(tensors.read(f"{name}_blocks"), tensors.read(f"{name}_scales"))
+        blocks, scales = tensors.read(f"{name}_blocks"), tensors.read(f"{name}_scales")
+        mxfp4.check(blocks, scales)
+        return mxfp4.decode(blocks, scales)
     weight = find_weight(tensors, name, quantization)
     return weight if isinstance(weight, torch.Tensor) else decoded(weight)
 
@@ -47,19 +51,30 @@ def find_weight(tensors: Tensors, name: str, quantization: Fields) -> torch.Tens
     method = quantization.text("quant_method", "")
     if method == "awq":
         bits = quantization.integer("bits", 4)
-        if bits != 4 or quantization.text("version", "gemm").lower() != "gemm":
+        if bits != 4 or quantization.text("version", quantization.text("format", "gemm")).lower() != "gemm":
             raise ValueError("AWQ is supported with 4 bits and version gemm only")
-        return int4.stored_awq(words, zeros, scales)
+        weight = int4.stored_awq(words, zeros, scales)
+        check_groups(quantization, weight.inputs, len(scales))
+        return weight
     if method == "gptq":
-        offset = 0 if quantization.text("checkpoint_format", "gptq") == "gptq_v2" else 1
-        group = tensors.read(f"{layer}.g_idx") if f"{layer}.g_idx" in tensors else None
-        bits = quantization.integer("bits", 4)
-        size = quantization.fields.get("group_size")
-        inputs = len(words) * 32 // bits
-        if group is None and isinstance(size, int) and size > 0 and -(-inputs // size) == len(scales):
-            group = torch.arange(inputs) // size  # the last one may be smaller
-        return int4.stored_gptq(words, zeros, scales, group, bits=bits, zero_offset=offset)
+        return _gptq(tensors, layer, quantization, (words, zeros, scales))
     raise ValueError(f"quant_method {method!r} is not supported for packed integers (awq and gptq are)")
+
+
+def _gptq(
+    tensors: Tensors, layer: str, quantization: Fields, parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+) -> Packed:
+    words, _, scales = parts
+    group = tensors.read(f"{layer}.g_idx") if f"{layer}.g_idx" in tensors else None
+    bits, size = quantization.integer("bits", 4), quantization.fields.get("group_size")
+    if group is None:
+        if quantization.flag("desc_act"):
+            raise ValueError("desc_act is true and g_idx, which says the group of each input, is missing")
+        if type(size) is int and size > 0 and words.dim():
+            group = torch.arange(len(words) * 32 // bits) // size  # the last one may be smaller
+    weight = int4.stored_gptq(*parts, group, bits=bits, zero_offset=gptq_zero_offset(quantization))
+    check_groups(quantization, weight.inputs, len(scales))
+    return weight
 
 
 def _packed(tensors: Tensors, layer: str, quantization: Fields) -> Packed:
@@ -69,8 +84,10 @@ def _packed(tensors: Tensors, layer: str, quantization: Fields) -> Packed:
             raise ValueError(f"of packed 4-bit floats only MXFP4 is supported, and its scales are {scales.dtype}")
         return mxfp4.stored(words, scales)
     sizes = tensors.read(f"{layer}.weight_shape")
-    if sizes.numel() != 2:
-        raise ValueError(f"weight_shape has {sizes.numel()} elements instead of 2")
+    if sizes.numel() != 2 or sizes.is_floating_point():
+        raise ValueError(f"weight_shape has {sizes.numel()} elements of {sizes.dtype} instead of 2 whole numbers")
+    if words.dim() != 2:
+        raise ValueError(f"words of shape {list(words.shape)} are not those of a weight")
     outputs, inputs = sizes.flatten().tolist()
     # Which config group a layer is in need not be found out: the words are as many as its bits make them.
     told = {weights.integer("num_bits", 4) for weights in _weights(quantization)} or {4}
@@ -81,6 +98,11 @@ def _packed(tensors: Tensors, layer: str, quantization: Fields) -> Packed:
         tensors.read(f"{layer}.weight_{part}") if f"{layer}.weight_{part}" in tensors else None
         for part in ("zero_point", "g_idx")
     )
+    said = [weights for weights in _weights(quantization) if weights.integer("num_bits", 4) == fitting[0]]
+    if group is None and any(weights.fields.get("actorder") in _OUT_OF_ORDER for weights in said):
+        raise ValueError("actorder is group and weight_g_idx, which says the group of each input, is missing")
+    if zeros is None and said and not any(weights.flag("symmetric", True) for weights in said):
+        raise ValueError("symmetric is false and weight_zero_point is missing")
     return int4.stored_packed(words, scales, zeros, (outputs, inputs), bits=fitting[0], group=group)
 
 

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,6 +25,8 @@ from engine.quantization.stored import find_weight, read_weight
 PARTS = ("weight", "weight_packed", "qweight")
 """What the main tensor of a linear layer is called in the formats that there are."""
 _OF_FEW_BITS = (".qweight", ".weight_packed", "_blocks", ".weight_scale", ".weight_scale_inv", ".scale")
+_MAPPED_BYTES = 64 << 20
+"""Read so much, files are mapped anew."""
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
 _LAYER = re.compile(r"model\.layers\.(\d+)\..*\.(weight|bias|qweight|weight_packed)$")
@@ -57,7 +59,7 @@ class Checkpoint:
         self.folder = folder
         self.quantization = Fields(folder, {}) if quantization is None else quantization
         self._files: dict[Path, Any] = {}
-        self._stack = ExitStack()
+        self._mapped = 0
         self._prefix = prefix
         stored = self._locate().items()
         self._where = {name.removeprefix(prefix): path for name, path in stored if name.startswith(prefix)}
@@ -69,7 +71,7 @@ class Checkpoint:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.close()
+        self._unmap()
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
@@ -110,7 +112,7 @@ class Checkpoint:
     def _open(self, path: Path) -> Any:
         if path not in self._files:
             try:
-                self._files[path] = self._stack.enter_context(safe_open(path, framework="pt"))
+                self._files[path] = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{path}: is not a readable safetensors file: {error}") from error
         return self._files[path]
@@ -121,9 +123,22 @@ class Checkpoint:
         if path is None:
             raise ModelError(f"{self.folder}: tensor {name} is missing")
         self._read.add(name)
+        if self._mapped > _MAPPED_BYTES:
+            self._unmap()
         with _naming(path, name):
             tensor: torch.Tensor = self._open(path).get_tensor(self._prefix + name)
+        self._mapped += tensor.nbytes
         return tensor
+
+    def _unmap(self) -> None:
+        """Let go of the files' pages, which count as this process's memory once they were read.
+
+        Files are opened again as they are needed; tensors that somebody still has keep what they look at.
+        """
+        for file in self._files.values():
+            file.__exit__(None, None, None)
+        self._files.clear()
+        self._mapped = 0
 
     def load(self, name: str, into: torch.Tensor) -> None:
         """Copy the tensor `name` into `into`, decoding it and converting its type.
@@ -139,6 +154,14 @@ class Checkpoint:
             raise ModelError(f"{path}: tensor {name} is {tensor.dtype}, which is not supported")
         self._check_shape(name, tensor.shape, into.shape)
         into.copy_(tensor)
+        # One pass over memory: a sum of finite weights is finite.
+        if not bool(into.sum(dtype=torch.float32).isfinite()):
+            raise ModelError(f"{path}: tensor {name} has values that are not finite")
+
+    def same(self, first: str, second: str) -> bool:
+        """Whether two tensors are stored with the same type, shape and values."""
+        one, other = self.read(first), self.read(second)
+        return one.dtype == other.dtype and torch.equal(one, other)
 
     def packed(self, name: str, shape: tuple[int, int]) -> Packed | None:
         """The tensor `name` as it is stored in few bits; None if it is plain. Raises ModelError as `load` does."""

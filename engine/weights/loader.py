@@ -16,6 +16,7 @@ from engine.layers.rotary import Rotary
 from engine.models.config import ModelConfig
 from engine.models.rope import RopeConfig
 from engine.options import KvDtype, Quantize
+from engine.quantization import mxfp4
 from engine.quantization.mxfp4 import GROUP, Mxfp4Weight
 from engine.quantization.on_load import encoded, quantized
 from engine.quantization.packed import Packed
@@ -91,10 +92,11 @@ class Loader:
 
     @contextmanager
     def _naming(self, name: str) -> Iterator[None]:
+        what = "" if self.quantize == "none" else f" cannot become {self.quantize}"
         try:
             yield
         except ValueError as error:
-            raise ModelError(f"{self.checkpoint.folder}: {name} cannot become {self.quantize}: {error}") from error
+            raise ModelError(f"{self.checkpoint.folder}: {name}{what}: {error}") from error
 
     def fused(self, fused: str, names: list[str], outputs: list[int], inputs: int, *, bias: bool = False) -> Linear:
         """The same where a checkpoint may have the projections fused under the name `fused`, in the same order."""
@@ -145,6 +147,8 @@ class Loader:
             return [weight[expert][rows] for expert in range(count)]
         blocks = self.checkpoint.stored(f"{name}_blocks", (count, outputs, inputs // GROUP, GROUP // 2))
         scales = self.checkpoint.stored(f"{name}_scales", (count, outputs, inputs // GROUP))
+        with self._naming(name):
+            mxfp4.check(blocks, scales)
         device = self.like.device
         return [Mxfp4Weight(blocks[one][rows], scales[one][rows]).to(device) for one in range(count)]
 

@@ -19,8 +19,22 @@ from gateway.generation import Turn
 from prompt_cache.model_digest import text_digest
 
 DEFAULT_MIN_CACHEABLE = 1024
-_CONTEXTS = {"gemma3_text": 131_072}
-"""Contexts in tokens that configurations may leave out."""
+CONTEXTS = {
+    "deepseek_v2": 2048,
+    "deepseek_v3": 4096,
+    "gemma2": 8192,
+    "gemma3": 131_072,
+    "gemma3_text": 131_072,
+    "gpt_oss": 131_072,
+    "llama": 2048,
+    "mistral": 131_072,
+    "mixtral": 131_072,
+    "phi3": 4096,
+    "qwen2": 32_768,
+    "qwen3": 32_768,
+    "qwen3_moe": 32_768,
+}
+"""Each `model_type` → the context in tokens where the configuration leaves it out, as the engine takes it."""
 Value = TypeVar("Value", int, str)
 
 
@@ -81,7 +95,13 @@ def load_served_model(folder: Path) -> ServedModel:
         template = ChatTemplate.load(folder, tokenizer.special_texts)
     except (TokenizerError, TemplateError) as error:
         raise ModelFolderError(str(error)) from error
-    context = config.get("max_position_embeddings", _CONTEXTS.get(str(config.get("model_type"))))
+    model_type = config.get("model_type")
+    context = config.get("max_position_embeddings", CONTEXTS.get(str(model_type)))
+    if context is None and model_type not in CONTEXTS:  # one that says its size in other words, too
+        supported = ", ".join(sorted(CONTEXTS))
+        raise ModelFolderError(
+            f"{folder / 'config.json'}: model_type {model_type!r} is not supported (supported: {supported})"
+        )
     if not isinstance(context, int) or context < 2:
         raise ModelFolderError(f"{folder / 'config.json'}: max_position_embeddings is {context!r}, not a context")
     return ServedModel(

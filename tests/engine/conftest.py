@@ -16,8 +16,7 @@ from engine.engine import Engine, EngineLimits
 from engine.kv_memory import KvMemory, swap_memories
 from engine.layers.attention_plan import CUTS
 from engine.layers.linear import best_tiling
-from engine.models.config import read_config
-from engine.models.registry import load_model
+from engine.models.registry import load_model, read_config
 from engine.options import KvDtype, Quantize, Weights
 from engine.protocol.replicas import Scope
 from engine.protocol.requests import (

@@ -213,3 +213,20 @@ def by_transformers(folder: Path, tokens: list[int], dtype: torch.dtype = torch.
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     with torch.no_grad():
         return model(torch.tensor([tokens])).logits[0]
+
+
+def in_hub_style(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration as hubs have it from before version 5: what is in one place now was in several, or left out."""
+    old = {name: value for name, value in config.items() if name not in {"dtype", "rope_parameters", "layer_types"}}
+    old["torch_dtype"] = config["dtype"]
+    rope = config["rope_parameters"]
+    if "sliding_attention" in rope:
+        old["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        old["sliding_window_pattern"] = 2  # which layers slide was said by a number
+        rope = rope["full_attention"]
+    scaling = {name: value for name, value in rope.items() if name not in {"rope_theta", "partial_rotary_factor"}}
+    old["rope_theta"] = rope["rope_theta"]
+    old |= {name: rope[name] for name in ("partial_rotary_factor",) if name in rope}
+    kind = scaling.pop("rope_type")
+    old["rope_scaling"] = None if kind == "default" else {"type": kind, **scaling}
+    return old

@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from engine.assembly import assemble
 from engine.errors import ModelError
 from engine.layers.linear import Tiling
-from engine.models.config import read_config
-from engine.models.registry import load_model
+from engine.models.registry import load_model, read_config
 from engine.options import ReplicaOptions
 from tests.engine.conftest import VOCABULARY, Bench, generate, make_bench, write_model
 

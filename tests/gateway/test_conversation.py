@@ -353,7 +353,9 @@ def test_end_tokens_are_found_wherever_they_stand(tmp_path: Path, model: ServedM
         ("config.json", "{", "config.json"),
         ("config.json", "[" * 100_000, "config.json"),
         ("config.json", "[]", "config.json"),
-        ("config.json", "{}", "max_position_embeddings"),
+        ("config.json", "{}", r"config\.json: model_type None is not supported \(supported: deepseek_v2, "),
+        ("config.json", '{"model_type": "gpt2", "n_positions": 1024}', "model_type 'gpt2' is not supported"),
+        ("config.json", '{"model_type": "llama", "max_position_embeddings": 1}', "max_position_embeddings"),
         ("tokenizer.json", None, "tokenizer.json"),
         ("chat_template.jinja", None, "chat template"),
         ("chat_template.jinja", "{% endif %}", "broken"),
@@ -395,6 +397,13 @@ def test_of_a_model_of_images_and_text_the_language_part_is_served(tmp_path: Pat
         text |= {} if context is None else {"max_position_embeddings": context}
         (folder / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
         assert load_served_model(folder).context_tokens == expected
+
+
+def test_a_context_that_is_left_out_is_that_of_the_class(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path / "m")
+    for model_type, context in (("mistral", 131_072), ("phi3", 4096)):
+        (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+        assert load_served_model(folder).context_tokens == context
 
 
 @pytest.mark.slow
