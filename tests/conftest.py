@@ -20,7 +20,7 @@ from storage.database import Database
 from tests import compiled
 from tests.servers import PostgresServer, RedisServer, postgres_server, redis_server
 
-pytest_plugins = ["tests.fast"]
+pytest_plugins = ["tests.fast", "tests.machines"]
 
 SHRINKING_S = 20
 """How long hypothesis may look for a smaller example: it would for 300 s, and be cut off by our time limit of 120 s
