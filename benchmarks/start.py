@@ -7,8 +7,8 @@ kept so, `turnpike serve` is started three times, each time until it answers a r
 - `again`: the same data folder after a stop by SIGTERM.
 - `replica`: the replica process alone, after SIGKILL, beside a gateway that runs on.
 
-Seconds from `exec` (from the kill for `replica`) to `/healthz`, to `/readyz`, and to the answer of one token. `log` gives
-the seconds at which the replica logged each step of its start.
+Seconds from `exec` (from the kill for `replica`) to `/healthz`, to `/readyz`, and to the answer of one token. `log`
+gives the seconds at which the replica logged each step of its start.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _write_tokenizer(folder: Path) -> None:
     tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
     vocabulary, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
     words = [word for word in vocabulary if word.isalpha()]
-    next_id = max(max(vocabulary.values()), *(added["id"] for added in tokenizer["added_tokens"])) + 1
+    next_id = max(*vocabulary.values(), *(added["id"] for added in tokenizer["added_tokens"])) + 1
     for first in words:
         for second in words[::7]:
             if next_id == VOCABULARY:

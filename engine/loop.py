@@ -36,7 +36,7 @@ class EngineLoop:
     journal: Journal
     deliver: Callable[[Sequence[Event]], None]
     failed: Callable[[BaseException], None]
-    chores: Iterator[None] = iter(())
+    chores: Iterator[None] = field(default_factory=lambda: iter(()))
     """What is done in the engine's thread, a step at a time, while there is no work; each takes some milliseconds."""
     beat: Beat = field(init=False)
     """The latest figures, made between steps; any thread may read it."""

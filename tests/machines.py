@@ -1,4 +1,4 @@
-"""Other machines than this one: which kernels give a row the same bits in any batch is decided by each machine's processor.
+"""Other machines than this one: which kernels give a row the same bits in any batch, each processor decides.
 
 Each of `MACHINES` is this machine with kernels whose results depend on the number of rows where they do not here. What
 the engine decides from that (which kernel, how many rows at least, fused attention or not) is then decided otherwise,
@@ -42,7 +42,7 @@ class Machine:
 
     def kernels(self, own: Kernels) -> Kernels:
         """This machine's kernels, made of `own`."""
-        from engine.layers.kernels import Kernels  # noqa: PLC0415  # imports torch, which most tests do without
+        from engine.layers.kernels import Kernels  # imports torch, which most tests do without
 
         return Kernels(
             onednn=_perturbed(own.onednn, self.onednn),
@@ -67,7 +67,7 @@ MACHINES = {
 
 
 def _perturbed(kernel: Kernel, rows: Rows) -> Kernel:
-    from engine.layers.kernels import Kernel  # noqa: PLC0415  # imports torch, which most tests do without
+    from engine.layers.kernels import Kernel  # imports torch, which most tests do without
 
     def multiply(
         x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, plus: torch.Tensor | None
@@ -80,7 +80,7 @@ def _perturbed(kernel: Kernel, rows: Rows) -> Kernel:
 
 def become(name: str, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Be another machine until the patch is undone."""
-    from engine.layers import attention, kernels  # noqa: PLC0415  # imports torch, which most tests do without
+    from engine.layers import attention, kernels  # imports torch, which most tests do without
 
     machine = MACHINES[name]
     monkeypatch.setattr(kernels, "NATIVE", machine.kernels(kernels.NATIVE))

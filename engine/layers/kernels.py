@@ -31,7 +31,7 @@ _MADE_UP = 1 << 24
 """Elements of a weight whose place made-up numbers take in a trial; a larger one is tried itself."""
 
 Multiply: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor]
-"""Multiplies [rows, inputs] with an arranged weight, and adds a bias [outputs] and something of [rows, outputs] if given."""
+"""Multiplies [rows, inputs] with an arranged weight, and adds a bias [outputs] and [rows, outputs] if given."""
 
 
 @dataclass(frozen=True, eq=False)
