@@ -248,10 +248,9 @@ def main() -> None:
             if not folder.exists():
                 write_model(folder, int4=name == "int4")
             result[name] = measure(folder, ["--weights", "packed"] if name == "int4" else [])
-    text = json.dumps(result, indent=2)
-    print(text)
-    if given.json:
-        given.json.write_text(text + "\n")
+            if given.json:  # what was measured stays if the next model is too much
+                given.json.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

@@ -79,22 +79,31 @@ def has_onednn(like: torch.Tensor) -> bool:
 _known: dict[tuple[Kernel, int, int], int | None] = {}
 
 
-def least_rows(kernel: Kernel, weight: torch.Tensor) -> int | None:
+def is_large(weight: torch.Tensor) -> bool:
+    """Whether a trial multiplies with the weight itself, arranged, and does not make up one of its shape."""
+    return weight.numel() > _MADE_UP
+
+
+def least_rows(kernel: Kernel, weight: torch.Tensor, arranged: torch.Tensor | None = None) -> int | None:
     """From how many rows on a row has the same bits at every count and place, with one thread and with all: 1 to
-    ROW_MULTIPLE, or None where it has them from no such number on. What was tried is remembered by the shape."""
+    ROW_MULTIPLE, or None where it has them from no such number on. What was tried is remembered by the shape.
+
+    `arranged`: the weight as the kernel wants it, where it is at hand: a large one is then not arranged again.
+    """
     key = (kernel, *weight.shape)
     if key not in _known:
         with torch.inference_mode():
-            _known[key] = _try(kernel, weight)
+            _known[key] = _try(kernel, weight, arranged)
     return _known[key]
 
 
-def _try(kernel: Kernel, weight: torch.Tensor) -> int | None:
+def _try(kernel: Kernel, weight: torch.Tensor, arranged: torch.Tensor | None) -> int | None:
     outputs, inputs = weight.shape
     chance = torch.Generator().manual_seed(outputs)
-    if weight.numel() <= _MADE_UP:
-        weight = torch.randn(outputs, inputs, generator=chance)
-    weight = kernel.arranged(weight)
+    if not is_large(weight):
+        weight = kernel.arranged(torch.randn(outputs, inputs, generator=chance))
+    else:
+        weight = kernel.arranged(weight) if arranged is None else arranged
     most = max(ROW_MULTIPLE, min(_TRIED_ROWS, _TRIED_WORK // (outputs * inputs)))
     x = torch.randn(most, inputs, generator=chance)
     plus = torch.randn(most, outputs, generator=chance)

@@ -83,22 +83,22 @@ def best_tiling(like: torch.Tensor) -> Tiling:
     return Tiling(1 if kernels.has_onednn(like) else ROW_MULTIPLE)
 
 
-def _choose_kernel(weight: torch.Tensor, machine: Kernels, *, few_bits: bool) -> tuple[Kernel, int]:
-    """The kernel for this weight, and how many rows it needs."""
+def _choose_kernel(weight: torch.Tensor, machine: Kernels, *, few_bits: bool) -> tuple[Kernel, int, torch.Tensor]:
+    """The kernel for this weight, how many rows it needs, and the weight arranged for it."""
     if not kernels.has_onednn(weight):
-        return machine.plain, 1
-    if few_bits:
-        return machine.onednn, least_rows(machine.onednn, weight) or 1
-    quicker = (machine.transposed, machine.onednn)
-    best: tuple[Kernel, int] | None = None
-    for kernel in quicker if weight.numel() <= _SMALL else quicker[::-1]:
-        least = least_rows(kernel, weight)
+        return machine.plain, 1, machine.plain.arranged(weight)
+    quicker = [machine.transposed, machine.onednn] if weight.numel() <= _SMALL else [machine.onednn, machine.transposed]
+    best: tuple[Kernel, int, torch.Tensor | None] | None = None
+    for kernel in [machine.onednn] if few_bits else quicker:
+        arranged = kernel.arranged(weight) if kernels.is_large(weight) else None
+        least = least_rows(kernel, weight, arranged)
         if least is not None and (best is None or least < best[1]):
-            best = kernel, least
+            best = kernel, least, arranged
         if best is not None and best[1] <= _FEW_ROWS:
             break
     # Where none keeps a row's bits, the self-test finds that out and cuts all products into tiles.
-    return best or (machine.onednn, 1)
+    kernel, least, arranged = best or (machine.onednn, 1, None)
+    return kernel, least, kernel.arranged(weight) if arranged is None else arranged
 
 
 class Linear:
@@ -110,8 +110,7 @@ class Linear:
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None, tiling: Tiling, *, few_bits: bool = False
     ) -> None:
-        self._kernel, self._least = _choose_kernel(weight, tiling.kernels, few_bits=few_bits)
-        self._weight = self._kernel.arranged(weight)
+        self._kernel, self._least, self._weight = _choose_kernel(weight, tiling.kernels, few_bits=few_bits)
         self._bias = bias
         self.tiling = tiling
         self.inputs = weight.shape[1]
