@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # it takes to start; and so does every process that a test starts with our modules.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help serve install install-dev check test test-fast test-long test-rating soak golden format lock docs clean
+.PHONY: help serve install install-dev check test test-fast test-long test-other-cpu test-rating soak golden format lock docs clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -66,6 +66,17 @@ test-fast: install-dev ## What to run after each change: something of every room
 
 test-rating: install-dev ## Rating against fractions, 10,000 examples of each rule: two minutes
 	RATING_EXAMPLES=10000 $(BIN)/python -m pytest --timeout 900 tests/billing/test_terms.py
+
+# What this processor decides can be decided otherwise: by the libraries' own variables, and by tests/machines.py.
+OTHER_CPUS := ONEDNN_MAX_CPU_ISA=SSE41 ONEDNN_MAX_CPU_ISA=AVX2 ONEDNN_MAX_CPU_ISA=AVX512_CORE \
+	ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=COMPATIBLE
+BITS := tests/engine/test_linear.py tests/engine/test_invariance.py tests/engine/test_company.py \
+	tests/engine/test_quantization.py tests/engine/test_fp8_kv.py tests/engine/test_choices.py tests/engine/test_families.py
+
+test-other-cpu: install-dev ## Whether bits hold with the processor's choices turned the other way: the engine's tests, many times
+	@for cpu in $(OTHER_CPUS); do echo "== $$cpu"; env $$cpu $(BIN)/python -m pytest -q $(TWO) $(BITS) || exit; done
+	@$(BIN)/python -m tests.machines | while read -r machine; do echo "== $$machine"; \
+		$(BIN)/python -m pytest -q $(TWO) --machine "$$machine" $(BITS) || exit; done
 
 test-long: install-dev ## 100,000 steps of the money machine, 300 companies of requests a family, every column of the books: an hour
 	$(BIN)/python -m tests.servers --install

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from engine.protocol.replicas import Capacity, Layout, ServedModel
 from engine.quarantine import Quarantine
 from engine.runner import Runner
 from engine.scheduling.costs import MeasuredCosts
-from engine.thread_choice import choose_threads
+from engine.threads import Threads
 from engine.warm_up import warm_up
 from prompt_cache.block_groups import GroupedPool
 from prompt_cache.keys import BLOCK_TOKENS
@@ -36,6 +36,8 @@ class Assembled:
     model: ServedModel
     layout: Layout
     capacity: Capacity
+    warm_up: Iterator[None]
+    """What remains to be done while there is no work."""
 
 
 def served_name(folder: Path) -> str:
@@ -78,9 +80,9 @@ def assemble(options: ReplicaOptions) -> Assembled:
     kept = [int(count * options.swap_share) for count in blocks]
     swap = swap_memories(model.groups, kept, like) if all(kept) else ()
     runner = Runner(model, memories, like.device, tiling, swap)
-    choose_threads(runner, options.token_budget, context)
+    if like.device.type == "cpu":
+        runner.threads = Threads.guessed(tiling.elements)
     ensure_invariance(runner, options.token_budget, options.max_running, context)
-    warm_up(runner, options.token_budget)
     dtype = str(like.dtype).removeprefix("torch.")
     # Other weights than the folder's make other KV, and so do rounding it and, where it decides how positions are
     # turned, a longer context: none of it may be found under the same keys.
@@ -119,6 +121,7 @@ def assemble(options: ReplicaOptions) -> Assembled:
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, model.groups),
         Capacity(blocks, context, options.max_running),
+        warm_up(runner, options.token_budget),
     )
 
 

@@ -18,8 +18,9 @@ from engine.scheduling.costs import MeasuredCosts
 logger = structlog.get_logger("engine.calibration")
 
 _ROUNDS = 2
-_LIMIT_S = 1.5
-"""No further step is measured once all have taken so long: a large model's would hold up the start."""
+_LIMIT_S = 0.5
+"""Once all have taken so long, only the ends of the table are measured, and once: a large model's steps would hold up
+the start. What lies between is told from them, and learnt when it comes."""
 
 
 def calibrate(costs: MeasuredCosts, runner: Runner, budget: int, max_running: int) -> None:
@@ -33,11 +34,12 @@ def calibrate(costs: MeasuredCosts, runner: Runner, budget: int, max_running: in
     between = [1 << row for row in range(1, (max_running - 1).bit_length())]
     decodes: dict[int, float] = {}
     chunk = rehearsal.chunks(min(budget, 256))
-    each = _least(rehearsal, chunk) / sum(len(part.tokens) for part in chunk)
+    until = began + _LIMIT_S
+    each = _least(rehearsal, chunk, until) / sum(len(part.tokens) for part in chunk)
     for size in dict.fromkeys([max_running, 1, *between]):
-        decodes[size] = _least(rehearsal, rehearsal.decodes(size))
-        if time.perf_counter() - began > _LIMIT_S:
+        if size in between and time.perf_counter() > until:
             break
+        decodes[size] = _least(rehearsal, rehearsal.decodes(size), until)
     # A step is no dearer than a larger one: where it was, something else held it up.
     decodes = {size: min(took for other, took in decodes.items() if other >= size) for size in sorted(decodes)}
     costs.calibrate(decodes, each)
@@ -49,6 +51,10 @@ def calibrate(costs: MeasuredCosts, runner: Runner, budget: int, max_running: in
     )
 
 
-def _least(rehearsal: Rehearsal, parts: list[Part]) -> float:
+def _least(rehearsal: Rehearsal, parts: list[Part], until: float) -> float:
     """µs of a step, when nothing else on the machine held it up."""
-    return min(rehearsal.time_step(parts) for _ in range(_ROUNDS))
+    took = rehearsal.time_step(parts)
+    for _ in range(_ROUNDS - 1):
+        if time.perf_counter() < until:
+            took = min(took, rehearsal.time_step(parts))
+    return took

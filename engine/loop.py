@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -36,12 +36,15 @@ class EngineLoop:
     journal: Journal
     deliver: Callable[[Sequence[Event]], None]
     failed: Callable[[BaseException], None]
+    chores: Iterator[None] = field(default_factory=lambda: iter(()))
+    """What is done in the engine's thread, a step at a time, while there is no work; each takes some milliseconds."""
     beat: Beat = field(init=False)
     """The latest figures, made between steps; any thread may read it."""
 
     def __post_init__(self) -> None:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._stopping = False
+        self._has_chores = True
         self._looked = 0.0
         self._advanced: float | None = None
         self._snapshot()
@@ -93,12 +96,13 @@ class EngineLoop:
         command: Command | None = None
         if not self.engine.busy:
             self._advanced = None
-            wait, due = _IDLE_S, self.engine.next_deadline
+            wait, due = 0.0 if self._has_chores else _IDLE_S, self.engine.next_deadline
             if due is not None:
                 wait = min(wait, max(0.0, due - time.time()))
             try:
                 command = self._inbox.get(timeout=wait)
             except queue.Empty:
+                self._do_chore()
                 return
         try:
             while True:
@@ -107,6 +111,12 @@ class EngineLoop:
                 command = self._inbox.get_nowait()
         except queue.Empty:
             return
+
+    def _do_chore(self) -> None:
+        try:
+            next(self.chores)
+        except StopIteration:
+            self._has_chores = False
 
     def _record(self, result: StepResult) -> None:
         """Write the counts of a step; each `Done` gets its sequence number here."""

@@ -14,6 +14,7 @@ from prompt_cache.block_groups import Block
 from prompt_cache.keys import BLOCK_TOKENS
 
 _SEED = 20261
+_TIMED_LAYERS = 3
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ class Rehearsal:
         """So many token ids."""
         return [self._chance.randrange(self.runner.model.config.vocabulary) for _ in range(count)]
 
-    def decodes(self, count: int, before: int = 0) -> list[Part]:
-        """So many sequences of one token, which comes after so many `before`, or a part of a block less."""
-        return [Part(self.tokens(1), before // BLOCK_TOKENS * BLOCK_TOKENS, self.OTHER) for _ in range(count)]
+    def decodes(self, count: int) -> list[Part]:
+        """So many sequences of one token."""
+        return [Part(self.tokens(1), 0, self.OTHER) for _ in range(count)]
 
     def chunks(self, tokens: int) -> list[Part]:
         """About so many tokens in chunks of more than one."""
@@ -57,20 +58,28 @@ class Rehearsal:
         return [Part(self.tokens(size), 0, self.OTHER) for size in sizes]
 
     def compute(self, parts: Sequence[Part]) -> torch.Tensor:
-        """Logits of all rows after one layer; parts of one token come first."""
+        """Hidden states of all rows after one layer; parts of one token come first."""
         with torch.inference_mode():
-            hidden = self._hidden(parts, 1)
-            return self.runner.model.head(hidden)[: sum(len(part.tokens) for part in parts)]
+            return self._hidden(parts, 1)[: sum(len(part.tokens) for part in parts)]
 
     def time_step(self, parts: Sequence[Part]) -> float:
-        """µs of a step of these parts, all layers and the head of each part's last row; those of one token come
-        first."""
+        """µs of a step of these parts, all layers and the head of each part's last row; those of one token come first.
+
+        Of many layers few are run, and the others are taken to be as quick.
+        """
+        layers = len(self.runner.model.layers)
+        if layers <= _TIMED_LAYERS:
+            return self._time(parts, layers)
+        one, few = self._time(parts, 1), self._time(parts, _TIMED_LAYERS)
+        return few + max(0.0, few - one) / (_TIMED_LAYERS - 1) * (layers - _TIMED_LAYERS)
+
+    def _time(self, parts: Sequence[Part], depth: int) -> float:
         runner, rows = self.runner, sum(len(part.tokens) for part in parts)
         if runner.device.type == "cpu":
             runner.threads.use(rows)
         began = time.perf_counter()
         with torch.inference_mode():
-            hidden = self._hidden(parts, None)
+            hidden = self._hidden(parts, depth)
             if rows > len(parts):
                 hidden = hidden[[rows - 1] * (len(parts) + runner.tiling.padding(len(parts)))]
             # Brought back to the host, as a sampled token is: on a GPU nothing has been computed before.

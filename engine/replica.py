@@ -52,7 +52,9 @@ class Replica:
         self.events = asyncio.get_running_loop()
         self.stopping = asyncio.Event()
         self.failure: BaseException | None = None
-        self.loop = EngineLoop(assembled.engine, journal, self._deliver_from_thread, self._fail_from_thread)
+        self.loop = EngineLoop(
+            assembled.engine, journal, self._deliver_from_thread, self._fail_from_thread, assembled.warm_up
+        )
         self.watchdog = Watchdog(options.data, self.loop.stalled_for, self._patience, self._blame)
         self.hello = Hello(
             version=VERSION,

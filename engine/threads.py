@@ -3,7 +3,8 @@
 A step of few rows is over before a second thread is awake, on some machines; on others a second thread reads the
 weights in half the time. And it is not always the same on one machine: threads meet at the end of each operation, so
 where anything else holds one of them up, all are. So each size of step (by powers of two) has its own number, which is
-compared with the others now and then.
+compared with the others now and then. What a size begins with is guessed from how much it multiplies: nothing is
+measured at start, when a machine is often busier than later.
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ import torch
 
 FEW_ROWS = 32
 """Up to so many rows a step counts as small, unless it is told otherwise."""
-_FIRST, _LAST = 16, 512
+_SMALL_WORK = 1 << 28
+"""Rows times elements of all weights: what one thread multiplies in the milliseconds in which another wakes up and
+meets it after each operation."""
+_FIRST, _LAST = 4, 512
 """How many steps of a size pass before a trial: twice as many each time, while what they say stays the same."""
+_HOPELESS = 2.0
+"""A trial ends at its first step that takes so many times as long."""
 _STEPS = 3
 """How many steps of a size are compared with as many; the first of a trial wakes threads up and is left out."""
 _TRIALS = 5
@@ -63,8 +69,9 @@ class Choice:
             self._took.append(seconds)
             return
         self._trial.append(seconds)
-        if len(self._trial) > _STEPS:
-            self._ratios.append(statistics.median(self._trial[1:]) / statistics.median(self._took))
+        woken = self._trial[1:]
+        if len(woken) == _STEPS or (woken and woken[-1] > _HOPELESS * statistics.median(self._took)):
+            self._ratios.append(statistics.median(woken) / statistics.median(self._took))
             self._decide()
 
     def _decide(self) -> None:
@@ -91,6 +98,17 @@ class Threads:
         self.counts = tuple(sorted({few, many, *counts}))
         self._choices: dict[int, Choice] = {}
         self._running: Choice | None = None
+
+    @classmethod
+    def guessed(cls, elements: int) -> Threads:
+        """For a model whose weights have so many elements, to begin with: one thread for steps that multiply little,
+        all for others."""
+        every = all_threads()
+        return cls(1, every, few_rows=_SMALL_WORK // max(1, elements))
+
+    def copy(self) -> Threads:
+        """The same, with nothing learnt."""
+        return Threads(self.few, self.many, self.counts, self.few_rows)
 
     def fix(self, count: int) -> None:
         """From now on all steps use so many."""

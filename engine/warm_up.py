@@ -1,12 +1,14 @@
-"""Runs each matrix product once at every count of rows that a step may have, so that no request waits for a kernel.
+"""Runs each matrix product once at every count of rows that a step may have, while the replica has nothing to do.
 
 On the CPU the library compiles a kernel for each shape, count of rows and number of threads, and keeps it. Met one by
-one they would make first requests slow, and a replica's memory would seem to grow for hours.
+one they would make first requests slow, and a replica's memory would seem to grow for hours. Requests do not wait for
+this: it goes on in pieces of a few milliseconds, between which the engine looks for work.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import structlog
 import torch
@@ -15,27 +17,27 @@ from engine.runner import Runner
 
 logger = structlog.get_logger("engine.warm_up")
 
-_LIMIT_S = 3.0
-"""A large model's products take longer than the compiling: what is left then is compiled when it is met."""
+_MOST_WORK = 1 << 26
+"""Rows times elements of a product that is run: milliseconds. What multiplies more takes longer than the compiling."""
 
 
-def warm_up(runner: Runner, budget: int) -> None:
-    """Run the products of up to `budget` rows, small counts first. CPU only."""
+def warm_up(runner: Runner, budget: int) -> Iterator[None]:
+    """Run the products of up to `budget` rows, small counts first, one at each step of the iterator. CPU only."""
     if runner.device.type != "cpu":
         return
-    began = time.perf_counter()
-    ran = 0
-    counts = runner.tiling.counts(budget)
-    for rows in counts:
-        for threads in runner.threads.counts:
-            runner.threads.set(threads)
-            with torch.inference_mode():
-                for product in runner.tiling.products.values():
-                    product(runner.model.embedding.weight.new_zeros(rows, product.inputs, dtype=product.dtype))
-        ran += 1
-        if time.perf_counter() - began > _LIMIT_S:
-            break
-    took = time.perf_counter() - began
-    logger.info(
-        "kernels are warm", counts=f"{ran} of {len(counts)}", products=len(runner.tiling.products), s=round(took, 2)
-    )
+    ran, began, took = 0, time.perf_counter(), 0.0
+    like = runner.model.embedding.weight
+    for rows in runner.tiling.counts(budget):
+        for product in runner.tiling.products.values():
+            if rows * product.elements > _MOST_WORK:
+                continue
+            for threads in runner.threads.counts:
+                started = time.perf_counter()
+                runner.threads.set(threads)
+                with torch.inference_mode():
+                    product(like.new_zeros(rows, product.inputs, dtype=product.dtype))
+                took += time.perf_counter() - started
+                ran += 1
+                yield
+    whole = time.perf_counter() - began
+    logger.info("kernels are warm", ran=ran, s=round(took, 2), within_s=round(whole, 2))

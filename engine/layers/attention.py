@@ -133,12 +133,12 @@ def _partial(
         q = q.index_select(0, pairs.tile)
     if pairs.fused and scoring.soft_cap is None and scoring.value_dim == keys.shape[-1]:
         # The same in one operation, which keeps scores in the core's cache (Dao et al. 2022).
-        output, level = _FUSED(q, keys, values, 0.0, False, attn_mask=pairs.mask, scale=scoring.scale)
+        output, level = FUSED(q, keys, values, 0.0, False, attn_mask=pairs.mask, scale=scoring.scale)
         return output, level
     return _reference(q, (keys, values), pairs, memory, scoring, levelled=levelled)
 
 
-_FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def _reference(

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.kv_memory import parts
-from engine.layers.linear import ROW_MULTIPLE
+from engine.layers.kernels import ROW_MULTIPLE
 from engine.protocol.replicas import LayerGroup
 from prompt_cache.block_groups import ABSENT
 from prompt_cache.keys import BLOCK_TOKENS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.layers.linear import ROW_MULTIPLE
+from engine.layers.kernels import ROW_MULTIPLE
 
 
 class HeadLinear:

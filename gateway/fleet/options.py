@@ -19,6 +19,6 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
     silence: float = 15.0
     dial_timeout: float = 5.0
     backoff_first: float = 0.05
-    backoff_most: float = 2.0
+    backoff_most: float = 0.25
     credit_window: int = 256
     credit_step: int = 32

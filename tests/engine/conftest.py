@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 from engine.engine import Engine, EngineLimits
+from engine.invariance import ensure_invariance
 from engine.kv_memory import KvMemory, swap_memories
+from engine.layers import attention
 from engine.layers.attention_plan import CUTS
 from engine.layers.linear import best_tiling
 from engine.models.registry import load_model, read_config
@@ -241,6 +243,22 @@ def poisoning(runner: Runner) -> Callable[[int, int], None]:
     return lambda group, block: freed.append((group, block))
 
 
+_verdicts: dict[object, tuple[int, int | None, bool, int, bool]] = {}
+
+
+def _be_invariant(runner: Runner, model: object, budget: int, running: int, context: int) -> None:
+    """What this machine needs for such a model is found out once, by the self-test."""
+    tiling, threads = runner.tiling, runner.threads
+    key = model, threads.counts, tiling.kernels, attention.FUSED
+    if key not in _verdicts:
+        assert ensure_invariance(runner, budget, running, context) or runner.device.type != "cpu"
+        fixed = runner.threads.counts != threads.counts
+        _verdicts[key] = tiling.row_multiple, tiling.row_tile, runner.fused_attention, runner.prefill_tile, fixed
+    tiling.row_multiple, tiling.row_tile, runner.fused_attention, runner.prefill_tile, fixed = _verdicts[key]
+    if fixed:
+        runner.threads.fix(runner.threads.many)
+
+
 def make_bench(
     folder: Path,
     blocks: int = 64,
@@ -279,6 +297,9 @@ def make_bench(
     kept = swap_memories(model.groups, [swap] * len(model.groups), like) if swap else []
     runner = Runner(model, memories, like.device, tiling, kept)
     runner.threads = Threads(1, many_threads)
+    _be_invariant(
+        runner, (folder, dtype, quantize, kv_dtype, weights), budget, running, context or config.context_tokens
+    )
     windows = [group.window for group in model.groups]
     pool = GroupedPool(list(zip(counts, windows, strict=True)), on_free=poisoning(runner))
     bounds = EngineLimits(context or config.context_tokens, max_running=running, budget=budget, **limits)

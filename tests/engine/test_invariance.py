@@ -5,24 +5,28 @@ One thing at a time; all of them together: `test_company`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine import invariance
 from engine.assembly import assemble
 from engine.execution import Execution
 from engine.figures import memory
 from engine.invariance import ensure_invariance
-from engine.layers import attention
 from engine.layers.attention_plan import CUTS
 from engine.layers.linear import Linear
 from engine.options import KvDtype, ReplicaOptions
 from engine.protocol.requests import Generate
+from engine.runner import Runner
 from engine.scheduling.costs import FixedCosts, Rates
+from engine.threads import Threads
 from tests.engine.conftest import VOCABULARY, Bench, Families, Run, generate, make_bench, write_model
 from tests.fast import only_fast
+from tests.machines import MACHINES, become
 
 SERVED = CUTS["cpu"]
 # Long enough for three splits of keys as they are cut in these tests, short enough to be quick.
@@ -204,37 +208,72 @@ def test_the_self_test_holds_and_its_fallback_too(tiny_model: Path, tmp_path: Pa
     assert tiled.tokens == alone(tiny_model, 200, False).tokens
 
 
-def test_a_machine_whose_kernels_depend_on_the_batch_falls_back(tiny_model: Path, monkeypatch: pytest.MonkeyPatch):
-    bench = make_bench(tiny_model)
-    runner = bench.engine.runner
-    tiling = runner.tiling
-    from engine.layers.linear import Linear
+@pytest.mark.parametrize("name", MACHINES)
+def test_on_any_machine_in_any_company(tiny_model: Path, name: str, monkeypatch: pytest.MonkeyPatch):
+    """Whatever its kernels make of the number of rows, once the self-test has found it out."""
+    become(name, monkeypatch)
+    expected = make_bench(tiny_model, budget=512).one(request("alone", 200, True))
+    bench = make_bench(tiny_model, budget=165, running=5, many_threads=2)
+    for other in (30, 130):
+        bench.add(generate(f"beside {other}", prompt(other, 1), 40, read=False))
+    check(bench.one(request("chunked", 200, True)), expected)
+    check(bench.one(request("warm", 200, True)), expected)
 
-    sound = Linear._product
 
-    def unsound(self: Linear, x: torch.Tensor, plus: torch.Tensor | None) -> torch.Tensor:
-        return sound(self, x, plus) * (1 + 1e-6 * (x.shape[0] > 24))
-
-    monkeypatch.setattr(Linear, "_product", unsound)
-    assert ensure_invariance(runner, 256, 64, 2048)
-    assert tiling.row_tile == 8
+def test_tiles_are_the_last_thing_to_fall_back_to(tiny_model: Path, monkeypatch: pytest.MonkeyPatch):
+    """And the only one where no kernel serves."""
+    become("no product serves", monkeypatch)
+    runner = make_bench(tiny_model).engine.runner
+    assert runner.tiling.row_tile == 8
     assert runner.prefill_tile == 1
 
 
-def test_a_machine_whose_fused_attention_depends_on_the_rows_does_without(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("serves", "least", "fused", "counts", "tiled"),
+    [
+        (lambda _: True, 1, True, (1, 2), False),
+        (lambda runner: runner.tiling.row_multiple >= 2, 2, True, (1, 2), False),
+        (lambda runner: runner.tiling.row_multiple == 8, 8, True, (1, 2), False),
+        (lambda runner: not runner.fused_attention, 1, False, (1, 2), False),
+        (lambda runner: runner.tiling.row_multiple == 8 and not runner.fused_attention, 8, False, (1, 2), False),
+        (lambda runner: runner.threads.counts == (2,), 8, True, (2,), False),
+        (lambda runner: runner.tiling.row_tile is not None, 8, False, (2,), True),
+    ],
+)
+def test_the_cheapest_fallback_that_serves_is_taken(
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    serves: Callable[[Runner], bool],
+    least: int,
+    fused: bool,
+    counts: tuple[int, ...],
+    tiled: bool,
 ):
+    """The machine's verdict is given: `serves` says of a runner whether rows keep their bits."""
     runner = make_bench(tiny_model).engine.runner
-    sound = attention._FUSED
-
-    def unsound(q: torch.Tensor, *args: object, **named: object) -> tuple[torch.Tensor, torch.Tensor]:
-        output, level = sound(q, *args, **named)
-        return output * (1 + 1e-6 * (q.shape[2] > 24)), level
-
-    monkeypatch.setattr(attention, "_FUSED", unsound)
+    runner.tiling.row_multiple, runner.tiling.row_tile, runner.fused_attention = 1, None, True
+    runner.threads = Threads(1, 2)
+    monkeypatch.setattr(invariance, "_holds", lambda runner, *_: serves(runner))
+    monkeypatch.setattr(invariance, "_head_holds", lambda runner, _: serves(runner))
     assert ensure_invariance(runner, 256, 64, 2048)
-    assert not runner.fused_attention
-    assert runner.tiling.row_tile is None
+    tiling = runner.tiling
+    assert (tiling.row_multiple, runner.fused_attention, runner.threads.counts) == (least, fused, counts)
+    assert (tiling.row_tile is not None) == tiled
+
+
+def test_where_nothing_serves_it_says_so(tiny_model: Path, monkeypatch: pytest.MonkeyPatch):
+    runner = make_bench(tiny_model).engine.runner
+    monkeypatch.setattr(invariance, "_head_holds", lambda *_: False)
+    assert not ensure_invariance(runner, 256, 64, 2048)
+
+
+def test_logits_that_depend_on_the_rows_beside_them_are_noticed(tiny_model: Path, monkeypatch: pytest.MonkeyPatch):
+    """What comes out of the layers is the same; only the head depends on the count."""
+    runner = make_bench(tiny_model).engine.runner
+    head = runner.model.head
+    monkeypatch.setattr(runner.model, "head", lambda x: head(x) * (1 + 1e-6 * (len(x) == 1)))
+    assert ensure_invariance(runner, 256, 64, 2048)
+    assert runner.tiling.padding(1) >= 1
 
 
 @pytest.mark.parametrize("heads", [2, 3])
@@ -260,7 +299,6 @@ def test_one_query_head_for_each_of_few_kv_heads(heads: int, tmp_path: Path, mon
 def test_the_self_test_holds_in_a_pool_of_few_blocks(tiny_model: Path, blocks: int):
     runner = make_bench(tiny_model, blocks=blocks).engine.runner
     assert ensure_invariance(runner, 64, 4, 2048)
-    assert runner.tiling.row_tile is None
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt-oss", "deepseek v3"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 
 import pytest
 import torch
@@ -48,6 +49,38 @@ def test_one_slow_moment_changes_nothing():
     choice = Choice(1, 2)
     drive(choice, 5000, lambda count, step: 100 if step % 97 == 0 else 10 + 0.1 * count, lambda _: 1)
     assert choice.best == 1
+
+
+def test_what_takes_several_times_as_long_is_given_up_at_its_second_step():
+    choice = Choice(1, 2)
+    used = drive(choice, 10_000, lambda count, _: 10 if count == 1 else 50, lambda _: 8)
+    assert choice.best == 1
+    assert max(len(list(steps)) for count, steps in groupby(used) if count == 2) == 2
+
+
+@pytest.mark.parametrize("elements", [1, 7_000_000, 500_000_000])
+def test_what_steps_begin_with_is_guessed_and_then_learnt(elements: int, monkeypatch: pytest.MonkeyPatch):
+    """However wrong the guess: within a few dozen steps of a size, and without a step before there is work."""
+    monkeypatch.setattr("engine.threads.all_threads", lambda: 2)
+    before = torch.get_num_threads()
+    try:
+        for faster in (1, 2):
+            threads = Threads.guessed(elements)
+            assert threads.counts == (1, 2)
+            for _ in range(60):
+                for rows in (1, 64):
+                    threads.begin(rows)
+                    threads.ended(1.0 if torch.get_num_threads() == faster else 1.5)
+            for rows in (1, 64):
+                threads.use(rows)
+                assert torch.get_num_threads() == faster
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_one_core_has_nothing_to_compare(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("engine.threads.all_threads", lambda: 1)
+    assert Threads.guessed(1 << 30).counts == (1,)
 
 
 def test_steps_of_different_rows_are_not_compared():
