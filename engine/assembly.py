@@ -37,6 +37,7 @@ class Assembled:
     model: ServedModel
     layout: Layout
     capacity: Capacity
+    grammars: LlguidanceGrammars
 
 
 def served_name(folder: Path) -> str:
@@ -114,12 +115,12 @@ def assemble(options: ReplicaOptions) -> Assembled:
             digest,
             costs=costs,
             swap=_swap_pool(windows, kept, swap) if swap else None,
-            grammars=LlguidanceGrammars(options.model, config.vocabulary, end_tokens(options.model)),
             quarantine=Quarantine(options.data / "quarantine"),
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, model.groups),
         Capacity(blocks, context, options.max_running),
+        LlguidanceGrammars(options.model, config.vocabulary, end_tokens(options.model)),
     )
 
 

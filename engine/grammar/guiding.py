@@ -68,7 +68,8 @@ class LlguidancePlace:
 
 
 class Shared:
-    """What all guides of one grammar share. `failure`: why it is given up, for all that still use it."""
+    """What all guides of one grammar share. `failure`: why it is given up, for all that still use it. `worn`: the
+    library has no room for more states of its lexer, which all outputs so far have added to."""
 
     def __init__(self, closer: Closer, ends: Sequence[int], ending: list[int] | None, words: int) -> None:
         """`ending`: tokens to an end from the beginning; `words`: of 32 tokens each, the vocabulary."""
@@ -77,6 +78,7 @@ class Shared:
         self.ending = ending
         self.words = words
         self.failure: str | None = None
+        self.worn = False
 
 
 class LlguidanceGuide:
@@ -107,7 +109,7 @@ class LlguidanceGuide:
             self._spend(began)
             row[words:] = 0
         if self.failure is None and (self._matcher.is_error() or not bool(row.any())):
-            self.failure = first_line(self._matcher.get_error()) or "nothing can follow"
+            self._fail("nothing can follow")
         if self.failure is not None:
             row.fill_(-1)
 
@@ -146,7 +148,7 @@ class LlguidanceGuide:
         taken = self._matcher.consume_token(token)
         self._spend(began)
         if not taken:
-            self.failure = self.failure or first_line(self._matcher.get_error())
+            self._fail("the token cannot follow")
             return
         self.ended = self._matcher.is_stopped()
         self._plan = self._plan[1:] if self._plan and self._plan[0] == token else None
@@ -177,6 +179,11 @@ class LlguidanceGuide:
 
     def _near(self) -> int:
         return max(_NEAR_LEAST, 2 * self._distance + _NEAR_MARGIN)
+
+    def _fail(self, otherwise: str) -> None:
+        said = first_line(self._matcher.get_error())
+        self.failure = self.failure or said or otherwise
+        self._shared.worn = self._shared.worn or "too many states" in said
 
     def _alive(self) -> bool:
         if self.failure is None:

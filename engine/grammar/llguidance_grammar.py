@@ -29,6 +29,11 @@ class LlguidanceGrammar:
         self._shared = shared
 
     @property
+    def worn(self) -> bool:
+        """Whether it must be compiled anew before it is used again."""
+        return self._shared.worn
+
+    @property
     def failure(self) -> str | None:
         """Why it was given up while it was in use."""
         return self._shared.failure
@@ -54,8 +59,10 @@ class LlguidanceGrammars:
             known = self._known.get(text)
             if known is not None:
                 self._known.move_to_end(text)
-        if isinstance(known, LlguidanceGrammar) and known.failure is not None:
-            return InvalidGrammar(known.failure)
+        if isinstance(known, LlguidanceGrammar):
+            if known.failure is not None:
+                return InvalidGrammar(known.failure)
+            return None if known.worn else known
         return known
 
     def compiled(self, text: str) -> LlguidanceGrammar:
