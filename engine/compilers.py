@@ -176,9 +176,10 @@ class Compilers:
             if (known := self._known(text)) is not None:  # another flow had it compiled meanwhile
                 return known
             verdict = await self._try(text)
+            if not verdict.final:
+                raise TrialLost(verdict.problem)
             if verdict.problem:
-                if verdict.final:
-                    self._refusals.refuse(digest, verdict.problem)
+                self._refusals.refuse(digest, verdict.problem)
                 raise InvalidGrammar(verdict.problem)
             self._refusals.attempt(digest)
             try:

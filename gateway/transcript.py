@@ -93,4 +93,6 @@ class Transcript:
         self._given += len(text)
         while self._ends and self._ends[0][0] <= self._given:
             self.shown = self._ends.popleft()[1]
+        if self.stopped:  # the tokens of a stop string are delivered with what it ended, though not their text
+            self.shown = self.tokens
         return text

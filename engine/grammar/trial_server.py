@@ -24,11 +24,11 @@ from engine.grammar.guide import InvalidGrammar
 from engine.grammar.trial import Verdict, end_process, ended_by, limit_process, try_grammar
 
 _LENGTH_BYTES = 4
-_WALL_S = 10.0
+_WALL_S = 15.0
 """How long a trial may take by the clock; its CPU time is bounded by the kernel."""
-_SOON_S = 0.1
-"""After so long a trial goes on when the processor has nothing else to do."""
-_NICE = 5
+_NICE, _NICER = 5, 10
+_SOON_S, _LATE_S = 0.1, 1.0
+"""After so long a trial goes on with a lower priority, and when the processor has nothing else to do."""
 
 
 class Trial(Struct, frozen=True, array_like=True):
@@ -51,7 +51,7 @@ class _Child:
     pid: int
     pipe: int
     began: float = field(default_factory=time.monotonic)
-    idle: bool = False
+    priority: int = 0
     said: bytearray = field(default_factory=bytearray)
 
 
@@ -113,14 +113,14 @@ class TrialServer:
         os.close(child.pipe)
         del self._children[child.pipe]
         _, status = os.waitpid(child.pid, 0)
-        if os.WIFSIGNALED(status):
+        if time.monotonic() - child.began > _WALL_S:
+            verdict = Verdict(f"it was not tried within {_WALL_S:g} s", final=False)
+        elif os.WIFSIGNALED(status):
             verdict = ended_by(os.WTERMSIG(status))
         elif child.said:
             verdict = msgspec.msgpack.decode(child.said, type=Verdict)
         else:
             verdict = Verdict("it could not be tried", final=False)
-        if time.monotonic() - child.began > _WALL_S:
-            verdict = msgspec.structs.replace(verdict, final=False)
         _write(1, msgspec.msgpack.encode(Judged(child.trial.id, verdict)), framed=True)
 
     def _watch_time(self) -> None:
@@ -129,9 +129,9 @@ class TrialServer:
             if lasted > _WALL_S:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGKILL)
-            elif lasted > _SOON_S and not child.idle:
-                child.idle = True
-                _run_when_idle(child.pid)
+            elif (priority := (lasted > _SOON_S) + (lasted > _LATE_S)) > child.priority:
+                child.priority = priority
+                _lower_priority(child.pid, when_idle=priority > 1)
 
 
 def _be_trial(compiler: GrammarCompiler, trial: Trial, writing: int) -> None:
@@ -142,10 +142,13 @@ def _be_trial(compiler: GrammarCompiler, trial: Trial, writing: int) -> None:
     _write(writing, msgspec.msgpack.encode(try_grammar(compiler, trial.text)))
 
 
-def _run_when_idle(pid: int) -> None:
+def _lower_priority(pid: int, *, when_idle: bool) -> None:
     with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
+        for thread in map(int, os.listdir(f"/proc/{pid}/task")):
+            if when_idle:
+                os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+            else:
+                os.setpriority(os.PRIO_PROCESS, thread, _NICER)
 
 
 def _write(descriptor: int, data: bytes, *, framed: bool = False) -> None:

@@ -18,13 +18,13 @@ from engine.grammar.trial_server import Judged, Trial
 
 logger = structlog.get_logger("engine.grammar.trials")
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 30.0
 _LENGTH_BYTES = 4
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 class TrialLost(Exception):
-    """The process that tried a grammar ended before it said anything about it."""
+    """A grammar could not be tried: the process that did so ended, or time was over."""
 
 
 class Trials:
