@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 _LETTERS = "abcxyz019_ -äß€"
@@ -45,27 +46,27 @@ def _schema(chance: random.Random, depth: int = 5) -> Any:
     if chance.random() < 0.8:
         schema["type"] = chance.choice(["object", "array", "string", "integer", "number", "boolean", ["string", "null"]])
     number = chance.choice([0, 1, -1, 3, 17, 999_983, 10**9, 10**19, 0.001, 1e300, -(10**12)])
-    ways: list[tuple[str, Any]] = [
-        ("properties", {_name(chance): inner() for _ in range(_size(chance, 12))}),
-        ("required", [_name(chance) for _ in range(_size(chance, 4))]),
-        ("additionalProperties", inner()),
-        ("patternProperties", {_regex(chance, 2): inner() for _ in range(2)}),
-        ("propertyNames", inner()),
-        ("items", inner()),
-        ("prefixItems", [inner() for _ in range(_size(chance, 6))]),
+    ways: list[tuple[str, Callable[[], Any]]] = [
+        ("properties", lambda: {_name(chance): inner() for _ in range(_size(chance, 12))}),
+        ("required", lambda: [_name(chance) for _ in range(_size(chance, 4))]),
+        ("additionalProperties", inner),
+        ("patternProperties", lambda: {_regex(chance, 2): inner() for _ in range(2)}),
+        ("propertyNames", inner),
+        ("items", inner),
+        ("prefixItems", lambda: [inner() for _ in range(_size(chance, 6))]),
         (chance.choice(["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"]),
-         _size(chance, 100_000)),
-        (chance.choice(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]), number),
-        (chance.choice(["anyOf", "oneOf", "allOf"]), [inner() for _ in range(_size(chance, 5))]),
-        ("enum", [chance.choice([None, 1, "a", [1], {"a": 2}]) for _ in range(_size(chance, 20))]),
-        ("pattern", _regex(chance, 4)),
-        ("format", chance.choice(_FORMATS)),
-        ("$defs", {"a": inner(), "b": inner()}),
-        ("$ref", chance.choice(["#", "#/$defs/a", "#/$defs/b", "#/nowhere", "https://example.com/x"])),
-        ("x-guidance", {"item_separator": _regex(chance, 2)}),
+         lambda: _size(chance, 100_000)),
+        (chance.choice(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]), lambda: number),
+        (chance.choice(["anyOf", "oneOf", "allOf"]), lambda: [inner() for _ in range(_size(chance, 5))]),
+        ("enum", lambda: [chance.choice([None, 1, "a", [1], {"a": 2}]) for _ in range(_size(chance, 20))]),
+        ("pattern", lambda: _regex(chance, 4)),
+        ("format", lambda: chance.choice(_FORMATS)),
+        ("$defs", lambda: {"a": inner(), "b": inner()}),
+        ("$ref", lambda: chance.choice(["#", "#/$defs/a", "#/$defs/b", "#/nowhere", "https://example.com/x"])),
+        ("x-guidance", lambda: {"item_separator": _regex(chance, 2)}),
     ]  # fmt: skip
     for keyword, value in chance.sample(ways, _size(chance, 5)):
-        schema[keyword] = value
+        schema[keyword] = value()
     return schema
 
 

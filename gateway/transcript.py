@@ -76,9 +76,13 @@ class Transcript:
         return self._give("".join(shown))
 
     def scores(self) -> tuple[TokenScore, ...]:
-        """What is to be told of the tokens that became shown since the last call."""
+        """What is to be told of the tokens that became shown since the last call.
+
+        Those of a stop string are paid for and told of too, though their text is not shown.
+        """
         told = []
-        while self._scores and self._scores[0][0] <= self.shown:
+        until = self.tokens if self.stopped else self.shown
+        while self._scores and self._scores[0][0] <= until:
             told.append(self._scores.popleft()[1])
         return tuple(told)
 
@@ -93,6 +97,4 @@ class Transcript:
         self._given += len(text)
         while self._ends and self._ends[0][0] <= self._given:
             self.shown = self._ends.popleft()[1]
-        if self.stopped:  # the tokens of a stop string are delivered with what it ended, though not their text
-            self.shown = self.tokens
         return text
