@@ -1,8 +1,8 @@
 """Hostile grammars against a real replica, beside a neighbour's stream: none may end it or hold the stream up.
 
-Requests of four flows, eight at a time, each with a grammar of its own (`hostile_inputs`), while another flow streams
-without one and a third asks for a fresh ordinary schema each half second. Then the same requests without grammars: what the
-largest gap between two tokens of the stream is in both is compared. Parts of a long run are asked for with `--first`.
+First requests without grammars, then as many with a hostile grammar each (`hostile_inputs`), of four flows, eight at a
+time. Beside both, another flow streams without a grammar, and one more asks for a fresh ordinary schema each half
+second. The largest gap between two tokens of the stream is compared. Parts of a long run are asked for with `--first`.
 
     python -m benchmarks.hostile_grammars --count 10000 --json OUT
 """
@@ -129,7 +129,10 @@ async def _run(link: Link, grammars: list[str | None], name: str) -> dict[str, A
         number = 0
         while not stopped.is_set():
             number += 1
-            schema = {"type": "object", "properties": {f"{name} {number}": {"type": "string"}, "b": {"type": "integer"}}}
+            schema = {
+                "type": "object",
+                "properties": {f"{name} {number}": {"type": "string"}, "b": {"type": "integer"}},
+            }
             began = time.monotonic()
             await link.ask(f"quick{name}{number}", "quick", 1, json.dumps({"json_schema": schema}))
             ordinary.append(time.monotonic() - began)
@@ -193,7 +196,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         figures = asyncio.run(measure(Path(folder), arguments.model, arguments.first, arguments.count))
     text = json.dumps(figures, indent=2)
-    print(text)  # noqa: T201
+    print(text)
     if arguments.json:
         arguments.json.write_text(text)
 

@@ -41,10 +41,14 @@ def _schema(chance: random.Random, depth: int = 5) -> Any:
         return _schema(chance, depth - 1)
 
     if depth <= 0 or chance.random() < 0.1:
-        return chance.choice([True, False, {}, {"type": "string"}, {"type": "null"}, {"$ref": "#"}, {"$ref": "#/$defs/a"}])
+        return chance.choice(
+            [True, False, {}, {"type": "string"}, {"type": "null"}, {"$ref": "#"}, {"$ref": "#/$defs/a"}]
+        )
     schema: dict[str, Any] = {}
     if chance.random() < 0.8:
-        schema["type"] = chance.choice(["object", "array", "string", "integer", "number", "boolean", ["string", "null"]])
+        schema["type"] = chance.choice(
+            ["object", "array", "string", "integer", "number", "boolean", ["string", "null"]]
+        )
     number = chance.choice([0, 1, -1, 3, 17, 999_983, 10**9, 10**19, 0.001, 1e300, -(10**12)])
     ways: list[tuple[str, Callable[[], Any]]] = [
         ("properties", lambda: {_name(chance): inner() for _ in range(_size(chance, 12))}),
@@ -94,7 +98,12 @@ def _bad_schema(chance: random.Random) -> Any:
     if way == 5:
         return {"allOf": [{"type": "string", "pattern": f".*{chr(97 + n % 26)}.{{{n}}}"} for n in range(size % 40)]}
     if way == 6:
-        return {"type": "integer", "multipleOf": chance.choice([7, 9_973, 999_983]), "minimum": -size, "maximum": 10**18}
+        return {
+            "type": "integer",
+            "multipleOf": chance.choice([7, 9_973, 999_983]),
+            "minimum": -size,
+            "maximum": 10**18,
+        }
     if way == 7:
         return {"enum": ["v" * (n % 50) + str(n) for n in range(size * 2)]}
     if way == 8:
@@ -123,7 +132,8 @@ def _regex(chance: random.Random, depth: int) -> str:
     least = _size(chance, 300)
     return chance.choice([
         one + other, f"({one}|{other})", f"({one})*", f"({one})+?", f"({one}){{{least}}}",
-        f"({one}){{{least},{least + _size(chance, 300)}}}", f"(?:{one})?{other}", f"[{_name(chance)}]{one}", f"(?i:{one})",
+        f"({one}){{{least},{least + _size(chance, 300)}}}", f"(?:{one})?{other}", f"[{_name(chance)}]{one}",
+        f"(?i:{one})",
         f"({one}", f"{one})", f"(?={one}){other}", f"(?P<n>{one})", f"{one}\\{chance.choice('nrtux0Qk<1')}",
     ])  # fmt: skip
 
@@ -131,7 +141,8 @@ def _regex(chance: random.Random, depth: int) -> str:
 def _bad_regex(chance: random.Random) -> str:
     size = _size(chance, 3000)
     return chance.choice([
-        "(" * size + "a" + ")" * size, f"(a?){{{size}}}a{{{size}}}", f".*a.{{{size}}}", f"(.*a.{{{size}}}|.*b.{{{size}}})x",
+        "(" * size + "a" + ")" * size, f"(a?){{{size}}}a{{{size}}}", f".*a.{{{size}}}",
+        f"(.*a.{{{size}}}|.*b.{{{size}}})x",
         "(" * 5 + "a{1,20}" + "){1,20}" * 5, "|".join(f"a{{{n}}}b" for n in range(size)), f"(a|b|ab){{1,{size * 30}}}",
         rf"(\p{{L}}|\p{{N}}){{1,{size}}}@\p{{Lu}}{{{size}}}", "(a*)*" * (size % 200), "(x+x+)+y", "[^a]" * size,
         "&".join([".*a.*"] * (size % 50)), "(?i)" + "ſ" * size, "(a|" * (size % 190) + "b" + ")" * (size % 190),
@@ -163,13 +174,16 @@ def _lark(chance: random.Random) -> str:
 def _bad_lark(chance: random.Random) -> str:
     size = _size(chance, 3000)
     return chance.choice([
-        'start: e\ne: e "+" e | e "*" e | e e | /[a-z]/', 'start: a\na: a a | "a" |', 'start: s\ns: "a" s "b" s | "b" s "a" s |',
+        'start: e\ne: e "+" e | e "*" e | e e | /[a-z]/', 'start: a\na: a a | "a" |',
+        'start: s\ns: "a" s "b" s | "b" s "a" s |',
         "start: r0\n" + "\n".join(f"r{n}: r{n + 1}" for n in range(size)) + f'\nr{size}: "a"',
         "start: " + "(" * size + '"a"' + ")" * size, "start: " + " | ".join(f'"{n}"' for n in range(size)),
-        "start: " + " ".join(['"a"?'] * size), "start: x*\nx: y*\ny: z*\nz: x |", "start: /(.*a.{12})&(.*b.{13})&(.*c.{14})/",
+        "start: " + " ".join(['"a"?'] * size), "start: x*\nx: y*\ny: z*\nz: x |",
+        "start: /(.*a.{12})&(.*b.{13})&(.*c.{14})/",
         "start: r0\n" + "\n".join(f'r{n}: r{(n * 7 + 1) % size} r{(n * 3 + 2) % size} | "a"' for n in range(size)),
         'start: "a"{1,' + str(size * 1000) + "}", "start: X\nX: /" + "a?" * size + "a" * size + "/",
-        "root ::= " + "[a-z] " * size, 'root ::= "a" root "b" | root root | ""', "start: A A\nA: " + " ".join(["/a+/"] * size),
+        "root ::= " + "[a-z] " * size, 'root ::= "a" root "b" | root root | ""',
+        "start: A A\nA: " + " ".join(["/a+/"] * size),
         "start: x\nx: /a/ x /b/ | x x x |  /c*/", "start: %regex {" + '"substring_chars": "' + "ab" * size + '"}',
     ])  # fmt: skip
 
@@ -183,7 +197,8 @@ def _other(chance: random.Random) -> str:
         json.dumps({"choice": ["a" * n for n in range(size // 8)]}),
         json.dumps({"choice": [_name(chance) for _ in range(size)]}),
         json.dumps({"choice": ["x" * 60 * size]}), json.dumps({"choice": [None, {}, "a"]}), json.dumps({"regex": None}),
-        '{"json_schema": ' + "[" * size + "]" * size + "}", '{"json_schema": ' + '{"a":' * size, "\x00" * size, "{" * size,
+        '{"json_schema": ' + "[" * size + "]" * size + "}", '{"json_schema": ' + '{"a":' * size,
+        "\x00" * size, "{" * size,
         json.dumps({"json_schema": "x" * size}), json.dumps({"grammar": {"a": 1}}), json.dumps({"wizard": size}),
         "".join(chr(chance.randrange(1, 0xD7FF)) for _ in range(size)),
     ])  # fmt: skip

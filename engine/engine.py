@@ -115,9 +115,7 @@ class Engine:
 
     # ------------------------------------------------------------ requests
 
-    def add(
-        self, generate: Generate, scopes: Mapping[str, Scope], grammar: Grammar | Rejected | None = None
-    ) -> None:
+    def add(self, generate: Generate, scopes: Mapping[str, Scope], grammar: Grammar | Rejected | None = None) -> None:
         """Queue a request; one that cannot run is answered with a `rejected` Done at the next `step`.
 
         `grammar`: its compiled grammar, or why there is none; if None it is compiled here.

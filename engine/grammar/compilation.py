@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 _MAX_MESSAGE = 300
 _WHITESPACE = r"(\n[ ]{0,32}|[ ])?"
 """Between the parts of JSON: a space, or a line feed and its indentation; white space never fills the budget."""
-_LIMITS = {
-    "step_max_items": 10_000,
-    "step_lexer_fuel": 100_000,
-    "max_lexer_states": 50_000,
-    "max_grammar_size": 200_000,
-}
+_LIMITS = llguidance.LLParserLimits(
+    step_max_items=10_000,
+    step_lexer_fuel=100_000,
+    max_lexer_states=50_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
 """Items of the parser and steps of its lexer for one mask, states and symbols of one grammar. At these bounds a mask
 took up to 20 ms on one core of 2026; with the library's own it took up to 460 ms."""
 _VERSION = 1
@@ -63,8 +64,7 @@ class GrammarCompiler:
         """A matcher at the beginning of a prepared grammar. Raises InvalidGrammar."""
         with _refusing():
             tokenizer, _ = self.vocabulary_of_model()
-            limits = llguidance.LLParserLimits(verbose_errors=False, **_LIMITS)
-            matcher = llguidance.LLMatcher(tokenizer, prepared, log_level=0, limits=limits)
+            matcher = llguidance.LLMatcher(tokenizer, prepared, log_level=0, limits=_LIMITS)
             if matcher.is_error():
                 raise InvalidGrammar(first_line(matcher.get_error()))
             matcher.compute_bitmask()  # which finds out that nothing can come

@@ -16,7 +16,7 @@ MAX_REFERENCES_DEEP = 500
 """How many `$ref` may lead from one to the next: the library follows them by recursion."""
 
 _UNSUPPORTED = {
-    "uniqueItems": "leave it out and drop duplicates afterwards, or use an object with a boolean for each possible item",
+    "uniqueItems": "leave it out and drop duplicates afterwards, or use an object with a boolean for each item",
     "contains": "describe the item at its place with `prefixItems`",
     "minContains": "describe the items at their places with `prefixItems`",
     "maxContains": "describe the items at their places with `prefixItems`",
@@ -150,11 +150,11 @@ def _resolve(root: Any, reference: str) -> Any:
         return None
     found = root
     for part in reference[1:].split("/")[1:]:
-        part = part.replace("~1", "/").replace("~0", "~")
+        key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(found, dict):
-            found = found.get(part)
-        elif isinstance(found, list) and part.isdecimal() and int(part) < len(found):
-            found = found[int(part)]
+            found = found.get(key)
+        elif isinstance(found, list) and len(key) < 7 and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
         else:
             return None
     return found

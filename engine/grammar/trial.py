@@ -101,7 +101,7 @@ def _draw_samples(matcher: llguidance.LLMatcher, shared: Shared) -> str:
     began, problems = time.thread_time(), []
     for sample in range(_SAMPLES):
         guide_matcher = matcher.deep_copy()
-        problem, quick = _draw(guide_matcher, LlguidanceGuide(guide_matcher, shared), random.Random(sample))
+        problem, quick = _draw(guide_matcher, LlguidanceGuide(guide_matcher, shared), random.Random(sample))  # noqa: S311
         if problem == TOO_SLOW:
             return problem
         problems.append(problem)

@@ -1,7 +1,7 @@
 """The process that tries grammars: it has the model's tokenizer ready, and forks a child for each trial.
 
-It reads trials from its standard input and writes verdicts to its standard output, each as a length and msgpack. It ends
-when its input does.
+It reads trials from its standard input and writes verdicts to its standard output, each as a length and msgpack. It
+ends when its input does.
 """
 
 from __future__ import annotations

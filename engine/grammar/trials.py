@@ -62,7 +62,8 @@ class Trials:
         if process is None or process.stdin is None:
             raise TrialLost
         number = next(self._numbers)
-        verdict = self._waiting[number] = asyncio.get_running_loop().create_future()
+        verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = verdict
         try:
             trial = msgspec.msgpack.encode(Trial(number, text))
             process.stdin.write(len(trial).to_bytes(_LENGTH_BYTES, "big") + trial)

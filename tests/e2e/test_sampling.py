@@ -133,7 +133,14 @@ def test_a_token_cut_by_a_stop_string_has_a_log_probability(serve: Running) -> N
     whole = text(ask(serve))
     stop = whole.split()[2]
     with serve.client() as client:
-        chat: Any = {"model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": 40, "stop": stop, "logprobs": True}
+        chat: Any = {
+            "model": MODEL,
+            "messages": QUESTION,
+            "temperature": 0,
+            "max_tokens": 40,
+            "stop": stop,
+            "logprobs": True,
+        }
         plain: Any = {"model": MODEL, "prompt": "The module", "temperature": 0, "max_tokens": 40, "logprobs": 1}
         plain["stop"] = client.completions.create(**plain).choices[0].text.split()[1]
         usage: Any = {"stream": True, "stream_options": {"include_usage": True}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -80,12 +81,12 @@ async def test_a_child_that_was_killed_is_started_again(trials: Trials) -> None:
     assert process is not None
     process.kill()
     await process.wait()
-    with pytest.raises(TrialLost):  # told, or found out while starting it again
-        for _ in range(3):
-            await verdict(trials, regex="a+")
-            if trials._process is not process:
-                raise TrialLost
-    assert (await verdict(trials, regex="a+")).problem == ""
+    for _ in range(3):  # whoever asks before it was noticed is told so
+        with contextlib.suppress(TrialLost):
+            assert (await verdict(trials, regex="a+")).problem == ""
+            break
+    else:
+        pytest.fail("it is not started again")
 
 
 # ------------------------------------------------------------ blame
