@@ -21,18 +21,19 @@ from msgspec import Struct
 from engine.grammar.closing import MOST_TOKENS
 from engine.grammar.compilation import GrammarCompiler, first_line
 from engine.grammar.guide import InvalidGrammar
-from engine.grammar.guiding import TOO_SLOW, LlguidanceGuide, LlguidancePlace, Shared
+from engine.grammar.guiding import FIRST_S, TOKEN_S, TOO_SLOW, LlguidanceGuide, LlguidancePlace, Shared
 
 STACK_BYTES = 8 << 20
 """The stack of a thread in which the replica compiles or uses grammars; a trial has half of it."""
 CPU_S = 2
 MEMORY_BYTES = 256 << 20
+_LEAST_BYTES, _FORK_BYTES = 1 << 20, 8 << 20
+"""What a grammar takes at least, and what a process touches when it is forked, whatever it does."""
 _SAMPLE_TOKENS = 64
 _SAMPLES = 4
-_QUICK_S = 0.02
+_QUICK_S = 0.005
 """Sample outputs are drawn until this is used up: so little time says enough of a grammar that is quick."""
 _SLOW_STEP_S = 0.05
-_SLOW_MEAN_S = 0.004
 
 
 class Verdict(Struct, frozen=True, array_like=True):
@@ -91,7 +92,7 @@ def _judge(compiler: GrammarCompiler, text: str) -> Verdict:
         return Verdict(f"it takes more than {MEMORY_BYTES >> 20} MiB")
     if problem:
         return Verdict(problem)
-    size = max(0, _status("VmRSS") - before)
+    size = max(_LEAST_BYTES, _status("VmRSS") - before - _FORK_BYTES)
     del matcher, shared  # letting go recurses, too
     return Verdict("", prepared, ending, size, time.process_time())
 
@@ -112,27 +113,24 @@ def _draw_samples(matcher: llguidance.LLMatcher, shared: Shared) -> str:
 
 
 def _draw(matcher: llguidance.LLMatcher, guide: LlguidanceGuide, chance: random.Random) -> tuple[str, bool]:
-    began = time.thread_time()
-    taken, slowest = 0, 0.0
-    for left in range(_SAMPLE_TOKENS, 0, -1):
+    masks, slowest = 0.0, 0.0
+    for taken in range(_SAMPLE_TOKENS):
         if guide.ended:
             break
         step = time.thread_time()
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-        slowest = max(slowest, time.thread_time() - step)
+        took = time.thread_time() - step
+        masks, slowest = masks + took, max(slowest, took)
+        if slowest > _SLOW_STEP_S or masks > FIRST_S + TOKEN_S * taken:
+            return TOO_SLOW, False
         allowed = np.unpackbits(bits, bitorder="little").nonzero()[0]
         if matcher.is_error() or not len(allowed):
             return first_line(matcher.get_error()) or "no text fulfils it", True
-        token = guide.settle(int(chance.choice(allowed)), left)
-        step = time.thread_time()
+        token = guide.settle(int(chance.choice(allowed)), _SAMPLE_TOKENS - taken)
         guide.take(token)
-        taken += 1
         if guide.failure is not None:
             return guide.failure, True
-    spent = time.thread_time() - began
-    if slowest > _SLOW_STEP_S:
-        return TOO_SLOW, False
-    return "", slowest < _SLOW_STEP_S / 10 and spent < _SLOW_MEAN_S * max(taken, 1)
+    return "", slowest < _SLOW_STEP_S / 10
 
 
 def _status(field: str) -> int:
