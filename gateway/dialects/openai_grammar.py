@@ -121,7 +121,7 @@ def _schema(raw: Raw, path: str) -> dict[str, Any]:
     try:
         schema = msgspec.json.decode(raw)
         if isinstance(schema, str):
-            schema = json.loads(schema)
+            schema = msgspec.json.decode(schema)
         check_depth(schema)
     except GrammarTooLarge as error:
         raise InvalidRequest(f"{path}: {error}.", path=path, code="invalid_value") from error

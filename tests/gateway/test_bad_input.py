@@ -90,6 +90,7 @@ BAD: list[tuple[Any, str | None]] = [
     ({**OK, "guided_regex": ""}, "$.guided_regex"),
     ({**OK, "guided_choice": []}, "$.guided_choice"),
     ({**OK, "guided_json": "{"}, "$.guided_json"),
+    ({**OK, "guided_json": '{"enum": ["\\ud800"]}'}, "$.guided_json"),
     (schema("x", {"a": json.loads("[" * 97 + "]" * 97)}), "$.response_format.json_schema.schema"),
     (schema("x", {"a": "x" * 270_000}), "$.response_format.json_schema.schema"),
     ({**OK, "guided_json": '{"a":' * 900 + "0" + "}" * 900}, "$.guided_json"),
