@@ -56,8 +56,13 @@ class Acceptance:
         """Output tokens for which context and memory have room after a prompt of this length."""
         return self._tokens - prompt
 
-    def accept(self, generate: Generate, scopes: Mapping[str, Scope]) -> Family:
-        """The requests that this asks for. Raises Rejected, naming the field."""
+    def accept(
+        self, generate: Generate, scopes: Mapping[str, Scope], compiled: Grammar | Rejected | None = None
+    ) -> Family:
+        """The requests that this asks for. Raises Rejected, naming the field.
+
+        `compiled`: the compiled grammar, or why there is none; if None it is compiled here.
+        """
         sampling = generate.sampling
         _check_terms(generate)
         if not generate.tokens:
@@ -82,7 +87,7 @@ class Acceptance:
             raise Rejected(str(error)) from error
         # Whose time is over ends before it begins: its grammar may be what took so long to compile.
         over = generate.deadline is not None and generate.deadline <= self._clock()
-        grammar = None if generate.grammar is None or over else self._grammar(generate.grammar)
+        grammar = None if generate.grammar is None or over else self._grammar(generate.grammar, compiled)
         segments = self._segments(generate, scopes)
         private = generate.choices > 1 and generate.store == "none"
         root = block_key(secrets.token_bytes(32), self._root, []) if private else self._root
@@ -92,7 +97,11 @@ class Acceptance:
             member.row = SamplingRow(member.sampling, generate.tokens, generate.emitted, guide)
         return Family(members, private=private, claim=generate.claim)
 
-    def _grammar(self, text: str) -> Grammar:
+    def _grammar(self, text: str, compiled: Grammar | Rejected | None) -> Grammar:
+        if isinstance(compiled, Rejected):
+            raise compiled
+        if compiled is not None:
+            return compiled
         if self.grammars is None:
             raise Rejected("grammar: this replica has no grammars")
         try:

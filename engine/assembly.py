@@ -38,6 +38,7 @@ class Assembled:
     capacity: Capacity
     warm_up: Iterator[None]
     """What remains to be done while there is no work."""
+    grammars: LlguidanceGrammars
 
 
 def served_name(folder: Path) -> str:
@@ -115,13 +116,13 @@ def assemble(options: ReplicaOptions) -> Assembled:
             digest,
             costs=costs,
             swap=_swap_pool(windows, kept, swap) if swap else None,
-            grammars=LlguidanceGrammars(options.model, config.vocabulary, end_tokens(options.model)),
             quarantine=Quarantine(options.data / "quarantine"),
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, model.groups),
         Capacity(blocks, context, options.max_running),
         warm_up(runner, options.token_budget),
+        LlguidanceGrammars(options.model, config.vocabulary, end_tokens(options.model)),
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from engine.acceptance import Acceptance, Rejected
 from engine.execution import Execution
 from engine.family import Family
-from engine.grammar.guide import Grammars
+from engine.grammar.guide import Grammar, Grammars
 from engine.instants import Instants
 from engine.protocol.replicas import Scope
 from engine.protocol.requests import (
@@ -115,12 +115,15 @@ class Engine:
 
     # ------------------------------------------------------------ requests
 
-    def add(self, generate: Generate, scopes: Mapping[str, Scope]) -> None:
-        """Queue a request; one that cannot run is answered with a `rejected` Done at the next `step`."""
+    def add(self, generate: Generate, scopes: Mapping[str, Scope], grammar: Grammar | Rejected | None = None) -> None:
+        """Queue a request; one that cannot run is answered with a `rejected` Done at the next `step`.
+
+        `grammar`: its compiled grammar, or why there is none; if None it is compiled here.
+        """
         try:
             if generate.id in self._requests:
                 raise Rejected(f"id: {generate.id!r} is already running")
-            family = self.acceptance.accept(generate, scopes)
+            family = self.acceptance.accept(generate, scopes, grammar)
             self._harmless(family.first)
             self._queueable(family.first)
         except Rejected as error:

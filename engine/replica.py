@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import structlog
 
+from engine.acceptance import Rejected
 from engine.assembly import Assembled, assemble
-from engine.compilers import Compilers, Compiling
+from engine.compilers import Compilers, Compiling, TooManyWaiting
 from engine.endings import Endings
 from engine.errors import EngineError
-from engine.grammar.guide import InvalidGrammar
+from engine.grammar.guide import Grammar, InvalidGrammar
+from engine.grammar.refusals import Refusals
+from engine.grammar.trial import STACK_BYTES
+from engine.grammar.trials import TrialLost, Trials
 from engine.journal import Journal
 from engine.link import GatewayLink
 from engine.listening import listen, listening_address, remove_socket
@@ -26,7 +30,7 @@ from engine.options import ReplicaOptions
 from engine.protocol.frames import ProtocolError, ToReplica
 from engine.protocol.greeting import OLDEST_VERSION, VERSION
 from engine.protocol.replicas import Beat, Dial, Elsewhere, Forget, Hello, Purge, Scope
-from engine.protocol.requests import Abort, Ack, Began, Counts, Credit, Done, Extend, Generate
+from engine.protocol.requests import Abort, Ack, Began, Counts, Credit, Done, Extend, Generate, Refusal
 from engine.step_result import Event
 from engine.watchdog import Watchdog
 
@@ -74,7 +78,8 @@ class Replica:
         self._draining = False
         self._compiling: dict[str, Compiling] = {}
         """Requests whose grammars are being compiled."""
-        self._compilers = Compilers()
+        self._trials = Trials(assembled.grammars.compiler)
+        self._compilers = Compilers(assembled.grammars, self._trials, Refusals(options.data / "grammars"))
 
     # ------------------------------------------------------------ connections
 
@@ -165,20 +170,27 @@ class Replica:
             compiling = self._compiling[message.id] = Compiling(message)
             compiling.task = asyncio.create_task(self._compile(compiling, scopes, message.grammar))
 
-    def _add(self, message: Generate, scopes: Mapping[str, Scope]) -> None:
-        self.loop.do(lambda: self.loop.engine.add(message, scopes))
+    def _add(self, message: Generate, scopes: Mapping[str, Scope], grammar: Grammar | Rejected | None = None) -> None:
+        self.loop.do(lambda: self.loop.engine.add(message, scopes, grammar))
 
-    async def _compile(self, compiling: Compiling, scopes: Mapping[str, Scope], grammar: str) -> None:
+    async def _compile(self, compiling: Compiling, scopes: Mapping[str, Scope], text: str) -> None:
         """Compile beside the step loop; the engine finds it done, what is wrong with it, or its time over."""
-        grammars = self.loop.engine.acceptance.grammars
-        if grammars is not None:
-            with contextlib.suppress(InvalidGrammar, TimeoutError):
-                async with asyncio.timeout_at(compiling.until(self.events)) as compiling.timeout:
-                    await self._compilers.compile(grammars, grammar)
+        grammar: Grammar | Rejected
+        try:
+            async with asyncio.timeout_at(compiling.until(self.events)) as compiling.timeout:
+                grammar = await self._compilers.compile(text, compiling.message.flow)
+        except InvalidGrammar as error:
+            grammar = Rejected(f"grammar: {error}", invalid="grammar")
+        except TooManyWaiting:
+            grammar = Rejected("grammar: too many of this flow wait to be compiled", Refusal("flow", 1.0))
+        except TrialLost:
+            grammar = Rejected("grammar: it could not be tried", Refusal("replica", 1.0))
+        except TimeoutError:  # the engine says so
+            grammar = Rejected("grammar: it was not compiled in time")
         message = compiling.message
         if self._compiling.get(message.id) is compiling:
             del self._compiling[message.id]
-            self._add(message, scopes)
+            self._add(message, scopes, grammar)
             for change in compiling.changes:
                 self.loop.do(change)
 
@@ -323,6 +335,7 @@ class Replica:
         gc.freeze()
         self.loop.start()
         self.watchdog.start()
+        await self._trials.start()
         logger.info(
             "ready",
             replica=self.options.name,
@@ -338,7 +351,8 @@ class Replica:
                 await self._drain()
         finally:
             await asyncio.to_thread(self.loop.stop)
-            self._compilers.close()
+            await self._compilers.close()
+            await self._trials.close()
             self.watchdog.stop()
             for task in [*tasks, *self._connections]:
                 task.cancel()
@@ -369,6 +383,7 @@ class Replica:
 async def serve(options: ReplicaOptions) -> None:
     """Run a replica until SIGTERM, SIGINT or its parent's end. Raises EngineError if it cannot start."""
     listening_address(options.address)
+    threading.stack_size(STACK_BYTES)  # of all threads that begin from here on: grammars are tried with half of it
     # The journal's lock first: a second replica on one folder should say so before it loads a model.
     journal = Journal(options.data)
     try:

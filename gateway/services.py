@@ -149,6 +149,7 @@ class Gateway:
         self.begin_drain()
         if self._drain is not None:
             await self._drain
+        self.admission.close()
         await self.leftovers.stop()
         await self.recovery.stop()
         await self.services.fleet.stop()

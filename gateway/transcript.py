@@ -76,9 +76,13 @@ class Transcript:
         return self._give("".join(shown))
 
     def scores(self) -> tuple[TokenScore, ...]:
-        """What is to be told of the tokens that became shown since the last call."""
+        """What is to be told of the tokens that became shown since the last call.
+
+        Those of a stop string are paid for and told of too, though their text is not shown.
+        """
         told = []
-        while self._scores and self._scores[0][0] <= self.shown:
+        until = self.tokens if self.stopped else self.shown
+        while self._scores and self._scores[0][0] <= until:
             told.append(self._scores.popleft()[1])
         return tuple(told)
 

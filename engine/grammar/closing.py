@@ -9,6 +9,7 @@ point behind them that leads on. It is bounded, so it may miss an end of an odd 
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeAlias
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 
 MOST_TOKENS = 256
 _NODES = 400
+_PATIENCE_S = 0.05
+"""CPU time after which a search is given up, whatever it has seen: each of its steps may be a slow one."""
 _BRANCHES = 16
 _SAME = 2
 """Of bytes that are alike, so many are tried before all others."""
@@ -31,6 +34,7 @@ then all others, letters first."""
 _LAST = b"[({ \n\t\r\\"
 """What opens, and white space, which can go on for ever."""
 _CLOSERS = b'}]"'
+_BRACKETS = b"}])"
 _QUOTE = ord('"')
 _FREE = 64
 """Where so many different bytes may come we are inside a text, which a quotation mark ends and a bracket does not."""
@@ -128,7 +132,7 @@ class Closer:
         return found if found is not None or quick else self._search(place, most, departs=True)
 
     def _search(self, place: Place, most: int, *, departs: bool) -> list[int] | None:
-        nodes = _NODES
+        nodes, until = _NODES, time.thread_time() + _PATIENCE_S
         known: set[int] = set()
         kinds: Counter[Kind] = Counter()
         ways: dict[tuple[int, Kind], int] = {}
@@ -141,7 +145,7 @@ class Closer:
             path = attempt.path
             while not self.leads(at, [], most - len(path)):
                 nodes -= 1
-                if nodes < 0:
+                if nodes < 0 or time.thread_time() > until:
                     return None
                 if len(path) >= most:
                     break
@@ -176,6 +180,8 @@ class Closer:
         kind = allowed.tobytes(), _alike(self._last[path[-1]]) if path and path[-1] in self._last else 0
         if len(best) >= _FREE and _QUOTE in best:
             best = {_QUOTE: best[_QUOTE]} | best
+        elif len(best) >= _FREE:  # nor does a bracket end a text that no quotation mark ends, such as half an address
+            best = {byte: token for byte, token in best.items() if byte not in _BRACKETS} | best
         # Of bytes that mostly mean the same a few are enough, so that others come among the first.
         count: Counter[int] = Counter()
         first: list[int] = []

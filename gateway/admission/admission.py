@@ -5,7 +5,6 @@ How much may wait in a lane is for the replica to say, which knows its queue (`e
 
 from __future__ import annotations
 
-import asyncio
 from uuid import UUID
 
 import structlog
@@ -24,6 +23,7 @@ from engine.protocol.requests import CLAIMS, Sampling
 from gateway.admission.bounds import output_bound
 from gateway.admission.drawing import sampling_for
 from gateway.admission.lifetimes import Lifetimes
+from gateway.admission.prompt_threads import PromptThreads
 from gateway.conversation.chat_template import ConversationRefused
 from gateway.conversation.prompt import Prompt, Span
 from gateway.conversation.served_model import ServedModel
@@ -102,11 +102,16 @@ class Admission:
         self._prices = prices
         self._holds = holds
         self._allowances = allowances
+        self._threads = PromptThreads()
+
+    def close(self) -> None:
+        """Read no more prompts."""
+        self._threads.close()
 
     async def prepare(self, request_id: UUID, payer: Payer, generation: Generation) -> Prepared:
         """Render, tokenize, plan, check. Raises ModelNotFound, InvalidRequest, Unavailable."""
         model = self._models.get(generation.model)
-        prompt = await self._prompt(model, generation)
+        prompt = await self._prompt(model, generation, payer.tenant_id)
         prompt_tokens = len(prompt.tokens)
         max_output = output_bound(generation, prompt_tokens, self.context_tokens(model))
         cache = plan(
@@ -192,9 +197,9 @@ class Admission:
         except DatabaseUnavailable as error:
             raise _no_database() from error
 
-    async def _prompt(self, model: ServedModel, generation: Generation) -> Prompt:
+    async def _prompt(self, model: ServedModel, generation: Generation, tenant: UUID) -> Prompt:
         if generation.prompt is not None:
-            return await self._given_prompt(model, generation, generation.prompt)
+            return await self._given_prompt(model, generation, generation.prompt, tenant)
         messages = len(generation.turns)
         if messages > model.context_tokens:  # no template says a message in nothing; spare us rendering them
             raise InvalidRequest(
@@ -205,18 +210,21 @@ class Admission:
         size = sum(_PER_TEXT + len(text.text) for turn in generation.turns for text in turn.texts)
         try:
             if size > _THREAD_CHARACTERS:
-                return await asyncio.to_thread(model.prompt, generation.turns)
+                return await self._threads.run(tenant, lambda: model.prompt(generation.turns))
             return model.prompt(generation.turns)
         except ConversationRefused as error:
             raise InvalidRequest(
                 f"The messages do not fit this model: {error}", path=generation.turns_path, code="invalid_value"
             ) from error
 
-    async def _given_prompt(self, model: ServedModel, generation: Generation, prompt: str | tuple[int, ...]) -> Prompt:
+    async def _given_prompt(
+        self, model: ServedModel, generation: Generation, prompt: str | tuple[int, ...], tenant: UUID
+    ) -> Prompt:
         path = generation.turns_path
         if isinstance(prompt, str):
+            _check_fits(model, prompt, path)
             if len(prompt) > _THREAD_CHARACTERS:
-                return await asyncio.to_thread(model.continued, prompt, path)
+                return await self._threads.run(tenant, lambda: model.continued(prompt, path))
             made = model.continued(prompt, path)
         else:
             wrong = next((at for at, token in enumerate(prompt) if token >= model.tokenizer.size), None)
@@ -231,6 +239,17 @@ class Admission:
         if not made.tokens:
             raise InvalidRequest(f"{path} is empty.", path=path, code="invalid_value")
         return made
+
+
+def _check_fits(model: ServedModel, text: str, path: str) -> None:
+    """Refuse what cannot fit, however it is tokenized, before the work of it. Raises InvalidRequest."""
+    least = model.tokenizer.least_tokens(text)
+    if least > model.context_tokens:
+        raise InvalidRequest(
+            f"{path} has at least {least} tokens, more than this model's context of {model.context_tokens} tokens.",
+            path=path,
+            code="context_length_exceeded",
+        )
 
 
 def _no_database() -> Unavailable:

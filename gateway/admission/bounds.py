@@ -5,9 +5,16 @@ from __future__ import annotations
 from gateway.failures import InvalidRequest
 from gateway.generation import Generation
 
+GRAMMAR_TOKENS = 2048
+"""Output tokens under a grammar when the client does not say how many."""
+
 
 def output_bound(generation: Generation, prompt_tokens: int, context_tokens: int) -> int:
-    """The most output tokens; absent `max_tokens`, all the room left. Raises InvalidRequest with the numbers."""
+    """The most output tokens. Raises InvalidRequest with the numbers.
+
+    Absent `max_tokens` it is all the room left, or under a grammar `GRAMMAR_TOKENS`: there a model cannot end an answer
+    that it would rather not give, and goes on to the limit, near which the grammar closes it.
+    """
     room = context_tokens - prompt_tokens
     given = "messages take" if generation.prompt is None else "prompt takes"
     if room < 1:
@@ -19,7 +26,7 @@ def output_bound(generation: Generation, prompt_tokens: int, context_tokens: int
         )
     asked = generation.max_tokens
     if asked is None:
-        return room
+        return room if generation.grammar is None else min(room, max(GRAMMAR_TOKENS, generation.min_tokens))
     field = generation.max_tokens_path.removeprefix("$.")
     least = 0 if generation.echo else 1
     if asked < least:

@@ -15,6 +15,9 @@ import tiktoken
 
 _GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
+_PIECE = 65_536
+"""Characters of a text that is tokenized at once, and tokens that are made Python's numbers at once."""
+
 
 def byte_alphabet() -> dict[str, int]:
     """The character that stands for each byte in a byte-level vocabulary, backwards: character → byte."""
@@ -48,8 +51,22 @@ class FastEncoder:
         """Token ids of `text`; of the added tokens only those in `recognised` are seen as such."""
         if self._normalize is not None:
             text = self._normalize(text)
+        if len(text) > _PIECE:
+            return self._encode_long(text, recognised)
         ranks = self._encoding.encode(text, allowed_special=recognised, disallowed_special=())
         return ranks if self._ids is None else [self._ids[rank] for rank in ranks]
+
+    def _encode_long(self, text: str, recognised: Set[str]) -> list[int]:
+        """The same, but millions of numbers become Python's piece by piece, so that other threads go on meanwhile."""
+        try:
+            ranks = self._encoding.encode_to_numpy(text, allowed_special=set(recognised), disallowed_special=())
+        except UnicodeEncodeError:  # half a surrogate pair, which tiktoken replaces for itself in short texts
+            return self._encode_long(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), recognised)
+        tokens: list[int] = []
+        for start in range(0, len(ranks), _PIECE):
+            piece: list[int] = ranks[start : start + _PIECE].tolist()
+            tokens += piece if self._ids is None else [self._ids[rank] for rank in piece]
+        return tokens
 
 
 def _pattern(pre_tokenizer: dict[str, Any] | None) -> str | None:

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 _POOL = tuple(map(chr, (*range(0xF0000, 0xF0200), *range(0x10FF00, 0x10FFFE))))
 _NEEDED = 5
+_PIECE = 65_536
 
 
 class NoMarksLeft(Exception):
@@ -30,7 +31,8 @@ class Marks:
     """The marks for one request's contents."""
 
     def __init__(self, contents: Sequence[str]) -> None:
-        free = list(islice((mark for mark in _POOL if not any(mark in text for text in contents)), _NEEDED))
+        used = _private(contents)
+        free = list(islice((mark for mark in _POOL if mark not in used), _NEEDED))
         if len(free) < _NEEDED:
             raise NoMarksLeft
         self._open, self._close, self._zero, self._one, self.cut = free
@@ -79,3 +81,16 @@ class Marks:
     def _literal(segments: list[Segment], text: str) -> None:
         if text:
             segments.append(Segment(text, None))
+
+
+def _private(contents: Sequence[str]) -> set[str]:
+    """The characters of these texts, without those of texts in which no mark can be.
+
+    Piece by piece: one operation on a text of megabytes would hold up every other thread.
+    """
+    used: set[str] = set()
+    for text in contents:
+        if not text.isascii():
+            for start in range(0, len(text), _PIECE):
+                used.update(text[start : start + _PIECE])
+    return used

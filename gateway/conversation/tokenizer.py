@@ -56,6 +56,10 @@ class Tokenizer:
         self._bytes = self._token_bytes(parsed) if self.byte_level else self._fallback_bytes(parsed)
         fast = convert(parsed) if self.byte_level else None
         self._fast = fast if fast is not None and self._agrees(fast) else None
+        # Some normalizers make a text shorter before it is cut into tokens.
+        shortened = parsed.get("normalizer") is not None
+        longest = max(map(len, [*self._bytes.values(), *self._added]), default=0)
+        self._longest = 0 if self._fast is None or shortened else longest
         if fast is not None and self._fast is None:
             log.warning("tiktoken gives other ids than tokenizers for this vocabulary; using tokenizers")
 
@@ -92,6 +96,10 @@ class Tokenizer:
             # seconds. So such a text is cut in the middle: always in the same place, and it decodes to itself.
             middle = len(text) // 2
             return self._encode(text[:middle], recognised, slow) + self._encode(text[middle:], recognised, slow)
+
+    def least_tokens(self, text: str) -> int:
+        """So many tokens a text has at least, told from its length alone; 0 if that says nothing."""
+        return -(-len(text) // self._longest) if self._longest else 0
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token of a byte-level vocabulary stands for; none for special and unknown ids.

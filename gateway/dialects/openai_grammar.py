@@ -8,15 +8,20 @@ from typing import Annotated, Any, Protocol, TypeAlias
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from engine.protocol.grammar_limits import (
+    MAX_GRAMMAR_CHARS,
+    MAX_SCHEMA_BYTES,
+    GrammarTooLarge,
+    check_depth,
+    check_grammar,
+)
 from gateway.dialects.json_paths import ABSENT
 from gateway.failures import InvalidRequest
 from gateway.generation import Grammar
 
-GrammarText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=65_536)]
+GrammarText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
 ChoiceTexts: TypeAlias = Annotated[list[Annotated[str, Meta(min_length=1, max_length=4096)]], Meta(min_length=1)]
 _NOTHING = (b"", b"null")
-_LARGEST = 262_144
-"""Characters of a schema."""
 
 
 class NamedSchema(Struct, frozen=True):
@@ -111,12 +116,15 @@ def _wishes(request: GrammarFields) -> list[Grammar]:
 
 def _schema(raw: Raw, path: str) -> dict[str, Any]:
     """A schema, which users of open servers may also send as a text of JSON."""
-    if len(raw) > _LARGEST:
-        raise InvalidRequest(f"{path}: more than {_LARGEST} bytes.", path=path, code="invalid_value")
+    if len(raw) > MAX_SCHEMA_BYTES:
+        raise InvalidRequest(f"{path}: more than {MAX_SCHEMA_BYTES} bytes.", path=path, code="invalid_value")
     try:
         schema = msgspec.json.decode(raw)
         if isinstance(schema, str):
-            schema = json.loads(schema)
+            schema = msgspec.json.decode(schema)
+        check_depth(schema)
+    except GrammarTooLarge as error:
+        raise InvalidRequest(f"{path}: {error}.", path=path, code="invalid_value") from error
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{path} is not JSON: {error}.", path=path, code="invalid_value") from error
     if not isinstance(schema, dict):
@@ -125,4 +133,8 @@ def _schema(raw: Raw, path: str) -> dict[str, Any]:
 
 
 def _wish(kind: str, body: object, path: str) -> Grammar:
+    try:
+        check_grammar(kind, body)
+    except GrammarTooLarge as error:
+        raise InvalidRequest(f"{path}: {error}.", path=path, code="invalid_value") from error
     return Grammar(json.dumps({kind: body}, ensure_ascii=False), path)

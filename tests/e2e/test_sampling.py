@@ -128,6 +128,42 @@ def test_log_probabilities_of_a_chat(serve: Running) -> None:
     assert streamed == entries
 
 
+def test_a_token_cut_by_a_stop_string_has_a_log_probability(serve: Running) -> None:
+    """An entry for each token that the usage counts, in chat and completions, streamed or not."""
+    whole = text(ask(serve))
+    stop = whole.split()[2]
+    with serve.client() as client:
+        chat: Any = {
+            "model": MODEL,
+            "messages": QUESTION,
+            "temperature": 0,
+            "max_tokens": 40,
+            "stop": stop,
+            "logprobs": True,
+        }
+        plain: Any = {"model": MODEL, "prompt": "The module", "temperature": 0, "max_tokens": 40, "logprobs": 1}
+        plain["stop"] = client.completions.create(**plain).choices[0].text.split()[1]
+        usage: Any = {"stream": True, "stream_options": {"include_usage": True}}
+        answer = client.chat.completions.create(**chat)
+        assert answer.choices[0].finish_reason == "stop"
+        assert stop not in answer.choices[0].message.content
+        assert stop in "".join(entry.token for entry in answer.choices[0].logprobs.content)
+        assert len(answer.choices[0].logprobs.content) == answer.usage.completion_tokens
+        streamed, count = [], 0
+        for chunk in client.chat.completions.create(**chat, **usage):
+            count = chunk.usage.completion_tokens if chunk.usage else count
+            streamed += [entry for each in chunk.choices if each.logprobs for entry in each.logprobs.content]
+        assert (streamed, count) == (answer.choices[0].logprobs.content, answer.usage.completion_tokens)
+        completion = client.completions.create(**plain)
+        told = completion.choices[0].logprobs
+        assert completion.choices[0].finish_reason == "stop"
+        assert len(told.tokens) == len(told.token_logprobs) == completion.usage.completion_tokens
+        tokens: list[str] = []
+        for chunk in client.completions.create(**plain, **usage):
+            tokens += [token for each in chunk.choices if each.logprobs for token in each.logprobs.tokens]
+        assert tokens == told.tokens
+
+
 def test_text_completions(serve: Running) -> None:
     with serve.client() as client:
         create: Any = client.completions.create

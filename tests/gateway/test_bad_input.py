@@ -10,6 +10,7 @@ import msgspec
 import openai
 import pytest
 
+from gateway.admission.bounds import output_bound
 from gateway.dialects import openai_chat
 from gateway.registry import ModelWithoutPrice, Registry
 from gateway.services import GatewayOptions
@@ -89,6 +90,14 @@ BAD: list[tuple[Any, str | None]] = [
     ({**OK, "guided_regex": ""}, "$.guided_regex"),
     ({**OK, "guided_choice": []}, "$.guided_choice"),
     ({**OK, "guided_json": "{"}, "$.guided_json"),
+    ({**OK, "guided_json": '{"enum": ["\\ud800"]}'}, "$.guided_json"),
+    (schema("x", {"a": json.loads("[" * 97 + "]" * 97)}), "$.response_format.json_schema.schema"),
+    (schema("x", {"a": "x" * 270_000}), "$.response_format.json_schema.schema"),
+    ({**OK, "guided_json": '{"a":' * 900 + "0" + "}" * 900}, "$.guided_json"),
+    ({**OK, "guided_regex": "(" * 201 + "a" + ")" * 201}, "$.guided_regex"),
+    ({**OK, "guided_grammar": "a" * 65_537}, "$.guided_grammar"),
+    ({**OK, "guided_choice": ["a"] * 10_001}, "$.guided_choice"),
+    ({**OK, "structured_outputs": {"choice": ["a" * 4096] * 70}}, "$.structured_outputs.choice"),
     ({**OK, "guided_json": {}, "guided_regex": "a"}, "$.guided_regex"),
     ({**OK, "structured_outputs": {"regex": 3}}, "$.structured_outputs.regex"),
     ({**OK, "guided_regex": "a", "stop_token_ids": [3]}, "$.stop_token_ids"),
@@ -281,6 +290,17 @@ async def test_an_old_replica_is_not_asked_what_it_would_ignore(stack: Stack) ->
     link.hello = msgspec.structs.replace(link.hello, version=1)
     assert (await stack.post({**OK, "top_k": 5})).status_code == 503
     assert (await stack.post({**OK, "temperature": 0.5, "seed": 1})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("said", "most"),
+    [({}, 8000), ({"guided_regex": "a+"}, 2048), ({"guided_regex": "a+", "max_tokens": 5000}, 5000),
+     ({"guided_regex": "a+", "min_tokens": 3000}, 3000)],
+)  # fmt: skip
+def test_an_answer_under_a_grammar_ends_when_nobody_says_where(said: dict[str, Any], most: int) -> None:
+    """A model that may not end its answer as it likes goes on to the limit."""
+    generation = openai_chat.parse(json.dumps({**OK, **said}).encode()).generation
+    assert output_bound(generation, 192, 8192) == most
 
 
 @pytest.mark.slow

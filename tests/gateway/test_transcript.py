@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from billing.usage import Counts, Usage
+from engine.protocol.requests import TokenLogprob
 from gateway.conversation.detokenizer import detokenizer_for
 from gateway.conversation.tokenizer import Tokenizer
 from gateway.delivery import Delivery, Failed, Finished, Left, Part, Piece
@@ -54,6 +55,22 @@ def test_cutting_a_burst_changes_nothing() -> None:
     one, many = transcript("brown"), transcript("brown")
     assert one.feed(tokens) == "".join(many.feed([token]) for token in tokens) == "The quick "
     assert one.tokens == many.tokens
+
+
+def test_the_tokens_of_a_stop_string_are_told_of() -> None:
+    """As many as the usage counts, however they arrive; their text is not shown."""
+    tokens = TOKENIZER.content("The quick brown fox")
+    scores = [TokenLogprob(-float(at)) for at in range(len(tokens))]
+    burst = transcript("brown")
+    assert burst.feed(tokens, scores) == "The quick "
+    told = [score.token for score in burst.scores()]
+    assert told == tokens[: burst.tokens]
+    assert b"".join(map(TOKENIZER.token_bytes, told)).endswith(b"brown")
+    single, one_by_one = transcript("brown"), []
+    for token, score in zip(tokens, scores, strict=True):
+        single.feed([token], [score])
+        one_by_one += [entry.token for entry in single.scores()]
+    assert one_by_one == told
 
 
 def delivery(*, streamed: bool = True) -> tuple[Delivery, list[int], list[str]]:

@@ -1,0 +1,205 @@
+"""Hostile grammars against a real replica, beside a neighbour's stream: none may end it or hold the stream up.
+
+First requests without grammars, then as many with a hostile grammar each (`hostile_inputs`), of four flows, eight at a
+time. Beside both, another flow streams without a grammar, and one more asks for a fresh ordinary schema each half
+second. The largest gap between two tokens of the stream is compared. Parts of a long run are asked for with `--first`.
+
+    python -m benchmarks.hostile_grammars --count 10000 --json OUT
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.hostile_inputs import hostile_grammar
+from engine.options import ReplicaOptions
+from engine.protocol.frames import encode, read_from_replica
+from engine.protocol.greeting import VERSION, link_proof
+from engine.protocol.replicas import Dial, Hello, Scope
+from engine.protocol.requests import Ack, Done, Generate, Sampling, Segment, Tokens
+from engine.replica import main as replica_main
+
+_KEY = b"k" * 32
+_AT_A_TIME = 8
+_OUTPUT = 24
+_STREAM = 200
+_EVERY_S = 0.5
+_MODEL = Path(__file__).resolve().parent.parent / "models" / "stdlib-qa"
+
+
+def _replica(model: Path, folder: Path) -> None:
+    options = ReplicaOptions(
+        model=model, address=f"unix:{folder}/socket", data=folder / "data", name="replica", link_key=_KEY, device="cpu",
+        kv_memory=256 << 20,
+    )  # fmt: skip
+    raise SystemExit(replica_main(options))
+
+
+class Link:
+    """One gateway's connection; `ends` are who waits for a request's end."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._ends: dict[str, asyncio.Future[Done]] = {}
+        self.gaps: list[float] = []
+        self._last: dict[str, float] = {}
+
+    @classmethod
+    async def dial(cls, path: Path) -> Link:
+        """Connect, waiting for the replica to come up."""
+        for _ in range(2400):
+            try:
+                reader, writer = await asyncio.open_unix_connection(str(path))
+                break
+            except OSError:
+                await asyncio.sleep(0.05)
+        hello = await read_from_replica(reader)
+        assert isinstance(hello, Hello)
+        link = cls(reader, writer)
+        writer.write(encode(Dial(VERSION, "bench", link_proof(_KEY, hello.challenge, "bench"))))
+        writer.write(encode(Scope("bench", b"r" * 32, b"d" * 32)))
+        return link
+
+    async def listen(self) -> None:
+        """Hear the replica until it hangs up."""
+        try:
+            while (message := await read_from_replica(self._reader)) is not None:
+                now = time.monotonic()
+                if isinstance(message, Tokens) and message.id.startswith("stream"):
+                    if message.id in self._last:
+                        self.gaps.append(now - self._last[message.id])
+                    self._last[message.id] = now
+                if isinstance(message, Done):
+                    if message.sequence:
+                        self._writer.write(encode(Ack(message.id, message.sequence)))
+                    self._ends.pop(message.id).set_result(message)
+        except OSError:
+            pass
+        for end in self._ends.values():
+            end.set_exception(ConnectionResetError("the replica is gone"))
+
+    async def ask(self, id: str, flow: str, output: int, grammar: str | None = None) -> Done:
+        """Run a request to its end. Raises ConnectionResetError when the replica ends first."""
+        end = self._ends[id] = asyncio.get_running_loop().create_future()
+        tokens = [10 + at for at in range(40)]
+        sampling = Sampling(output, temperature=1.0, seed=1)
+        segments = (Segment(len(tokens), "bench"),)
+        self._writer.write(encode(Generate(id, 1, segments, tokens, sampling, 1 << 20, flow=flow, grammar=grammar)))
+        return await end
+
+
+async def _run(link: Link, grammars: list[str | None], name: str) -> dict[str, Any]:
+    """All of these requests beside the neighbours; what became of them, and how the neighbours fared."""
+    link.gaps.clear()
+    waiting = list(reversed(list(enumerate(grammars))))
+    ends: Counter[str] = Counter()
+    ordinary: list[float] = []
+    slowest: list[tuple[float, int]] = []
+    stopped = asyncio.Event()
+
+    async def hostile(flow: int) -> None:
+        while waiting:
+            number, grammar = waiting.pop()
+            began = time.monotonic()
+            try:
+                done = await link.ask(f"{name}{number}", f"hostile{flow % 4}", _OUTPUT, grammar)
+            except ConnectionResetError:
+                ends["lost"] += 1
+                raise
+            ends[done.reason] += 1
+            slowest.append((time.monotonic() - began, number))
+
+    async def stream() -> None:
+        number = 0
+        while not stopped.is_set():
+            number += 1
+            await link.ask(f"stream{name}{number}", "neighbour", _STREAM)
+
+    async def quick() -> None:
+        number = 0
+        while not stopped.is_set():
+            number += 1
+            schema = {
+                "type": "object",
+                "properties": {f"{name} {number}": {"type": "string"}, "b": {"type": "integer"}},
+            }
+            began = time.monotonic()
+            await link.ask(f"quick{name}{number}", "quick", 1, json.dumps({"json_schema": schema}))
+            ordinary.append(time.monotonic() - began)
+            await asyncio.sleep(_EVERY_S)
+
+    began = time.monotonic()
+    neighbours = [asyncio.create_task(stream()), asyncio.create_task(quick())]
+    await asyncio.gather(*(hostile(flow) for flow in range(_AT_A_TIME)))
+    stopped.set()
+    await asyncio.gather(*neighbours)
+    gaps, ordinary = sorted(link.gaps), sorted(ordinary)
+    return {
+        "requests": len(grammars),
+        "seconds": round(time.monotonic() - began, 1),
+        "ends": dict(ends),
+        "gap_ms": {"p50": _ms(gaps, 0.5), "p99": _ms(gaps, 0.99), "p999": _ms(gaps, 0.999), "max": _ms(gaps, 1)},
+        "ordinary_schema_ms": {"p50": _ms(ordinary, 0.5), "p99": _ms(ordinary, 0.99), "max": _ms(ordinary, 1)},
+        "slowest_s": [[round(took, 2), number] for took, number in sorted(slowest)[-3:]],
+    }
+
+
+def _ms(ordered: list[float], part: float) -> float:
+    return round(1e3 * ordered[min(len(ordered) - 1, int(part * len(ordered)))], 1) if ordered else 0.0
+
+
+async def measure(folder: Path, model: Path, first: int, count: int) -> dict[str, Any]:
+    """Both runs against one replica."""
+    process = multiprocessing.get_context("spawn").Process(target=_replica, args=(model, folder))
+    process.start()
+    try:
+        link = await Link.dial(folder / "socket")
+        listening = asyncio.create_task(link.listen())
+        await link.ask("warm", "quick", 4, '{"json_schema": {"type": "object"}}')
+        without = await _run(link, [None] * min(count, 1000), "without")
+        grammars: list[str | None] = [hostile_grammar(number) for number in range(first, first + count)]
+        hostile = await _run(link, grammars, "hostile")
+        survived = process.is_alive()
+        listening.cancel()
+    finally:
+        if process.pid is not None and process.is_alive():
+            os.kill(process.pid, 15)
+        process.join(30)
+    return {
+        "first": first,
+        "count": count,
+        "replica_killed": not survived,
+        "without": without,
+        "hostile": hostile,
+        "largest_gap_more_ms": round(hostile["gap_ms"]["max"] - without["gap_ms"]["max"], 1),
+    }
+
+
+def main() -> None:
+    """Measure, print, and write JSON if asked to."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first grammar")
+    parser.add_argument("--model", type=Path, default=_MODEL)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        figures = asyncio.run(measure(Path(folder), arguments.model, arguments.first, arguments.count))
+    text = json.dumps(figures, indent=2)
+    print(text)
+    if arguments.json:
+        arguments.json.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

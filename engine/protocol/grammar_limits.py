@@ -1,0 +1,71 @@
+"""How large and how deep a grammar in `Generate.grammar` may be; gateway and replica both check it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MAX_GRAMMAR_CHARS = 65_536
+"""Characters of a regular expression or of a Lark or GBNF grammar."""
+MAX_SCHEMA_BYTES = 262_144
+MAX_SCHEMA_DEPTH = 96
+"""How many objects and arrays of a JSON schema may lie inside each other."""
+MAX_CHOICES = 10_000
+MAX_CHOICES_CHARS = 262_144
+"""Characters of all texts in `choice` together."""
+MAX_GROUP_DEPTH = 200
+"""How many groups of a regular expression or of a grammar may lie inside each other."""
+_MAX_TEXT_BYTES = 4 * MAX_SCHEMA_BYTES
+
+
+class GrammarTooLarge(ValueError):
+    """A grammar beyond these limits; the message says which one."""
+
+
+def check_grammar_text(text: str) -> None:
+    """Check the JSON text of `Generate.grammar` before it is parsed. Raises GrammarTooLarge."""
+    if len(text) > _MAX_TEXT_BYTES:
+        raise GrammarTooLarge(f"it has {len(text)} characters, more than {_MAX_TEXT_BYTES}")
+
+
+def check_grammar(kind: str, body: Any) -> None:
+    """Check the parsed value under the key `kind` of `Generate.grammar`. Raises GrammarTooLarge."""
+    match kind, body:
+        case "json_schema", _:
+            check_depth(body)
+        case "regex" | "grammar", str():
+            _check_expression(body)
+        case "choice", list():
+            if len(body) > MAX_CHOICES:
+                raise GrammarTooLarge(f"it has {len(body)} texts, more than {MAX_CHOICES}")
+            chars = sum(len(text) for text in body if isinstance(text, str))
+            if chars > MAX_CHOICES_CHARS:
+                raise GrammarTooLarge(f"its texts have {chars} characters, more than {MAX_CHOICES_CHARS}")
+
+
+def check_depth(value: Any) -> None:
+    """Check how deep a parsed JSON value is nested, without recursion. Raises GrammarTooLarge."""
+    level, depth = [value], 0
+    while level:
+        level = [
+            item
+            for container in level
+            if isinstance(container, dict | list)
+            for item in (container.values() if isinstance(container, dict) else container)
+        ]
+        depth += 1
+        if depth > MAX_SCHEMA_DEPTH + 1:
+            raise GrammarTooLarge(f"it is nested more than {MAX_SCHEMA_DEPTH} levels deep")
+
+
+def _check_expression(text: str) -> None:
+    if len(text) > MAX_GRAMMAR_CHARS:
+        raise GrammarTooLarge(f"it has {len(text)} characters, more than {MAX_GRAMMAR_CHARS}")
+    # Brackets in texts count as well: this bounds the parser's recursion from above, the trial process decides exactly.
+    depth = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+            if depth > MAX_GROUP_DEPTH:
+                raise GrammarTooLarge(f"its groups are nested more than {MAX_GROUP_DEPTH} levels deep")
+        elif character in ")]}" and depth:
+            depth -= 1
