@@ -34,9 +34,11 @@ from engine.scheduling.costs import FixedCosts, StepCosts
 from engine.scheduling.flows import DEBT, OUTPUT_GUESS, PATIENCE, FlowShares, Matched
 from engine.scheduling.lanes import LANES, QUANTUM, RANK, WEIGHTS, LaneShares
 from engine.scheduling.pace import Pace
+from engine.scheduling.policy import Capacity, Claim
 from engine.scheduling.recent_use import RecentUse
 from engine.scheduling.request import Request
 from engine.scheduling.service import ServiceTotals
+from engine.scheduling.slot_shares import SlotShares
 from prompt_cache.keys import BLOCK_TOKENS
 
 LOCALITY = 250_000.0
@@ -75,6 +77,7 @@ class FairShare:
         self.service = ServiceTotals()
         self._use = RecentUse(self.lanes.given)
         self._pace = Pace()
+        self._slots = SlotShares()
         self._backlogged: frozenset[Lane] = frozenset()
         """Lanes in which somebody waits."""
         self._working: frozenset[Lane] = frozenset()
@@ -114,7 +117,11 @@ class FairShare:
         if not request.began:
             request.rates = self.costs.rates
         request.estimate = self.estimate(request)
-        self.flows[request.lane].push(request, self._now)
+        flows = self.flows[request.lane]
+        flow = flows.flow(request.flow)
+        if not flow.waiting:
+            flow.served_at = self._given
+        flows.push(request, self._now)
         self._waiting += 1
         self._backlogged |= {request.lane}
         self._working |= {request.lane}
@@ -133,7 +140,9 @@ class FairShare:
         if not request.began:
             request.rates = self.costs.rates  # what things cost now: it may have waited for long
         self._leave(request, self._now)
-        self.flows[request.lane].flow(request.flow).turn(request.sub_flow)
+        flow = self.flows[request.lane].flow(request.flow)
+        flow.turn(request.sub_flow)
+        flow.served_at = self._given
         self._taken += 1
         if self._taken % _FORGET_EVERY == 0:
             for other in self.flows.values():
@@ -141,6 +150,7 @@ class FairShare:
 
     def remove(self, request: Request) -> None:
         self._leave(request, None)
+        self._slots.ended(request)
 
     def _leave(self, request: Request, served: float | None) -> None:
         """A request waits no more: it is served now, or gone."""
@@ -161,31 +171,33 @@ class FairShare:
     # ------------------------------------------------------------ charging
 
     def placed(self, request: Request) -> None:
+        self._slots.resumed(request)
+        request.placed_at = self._given
         flow = self.flows[request.lane].flow(request.flow)
         left = len(request.tokens) - request.kv
         for other in flow.running.values():
             if self._passes(request, left, other):
                 other.passed += 1
-        flow.running[request.arrival] = request
+        self.flows[request.lane].placed(request)
         self._charge(request, request.spent + self._ahead(request, BLOCK_TOKENS) - request.charged)
 
     def grown(self, requests: Iterable[Request]) -> None:
         costs: dict[Lane, float] = {}
         for request in requests:
             cost = request.ahead(BLOCK_TOKENS)
+            lane = request.lane
+            flows = self.flows[lane]
+            flow = flows.flows[request.flow]
+            flow.blocks += 1
             if cost > 0.0:
-                lane = request.lane
                 request.charged += cost
-                flows = self.flows[lane]
-                flows.charge(flows.flows[request.flow], cost)
+                flows.charge(flow, cost)
                 costs[lane] = costs.get(lane, 0.0) + cost
         for lane, cost in costs.items():
             self.lanes.charge(lane, cost, self._working)
 
     def released(self, request: Request) -> None:
-        flow = self.flows[request.lane].flow(request.flow)
-        del flow.running[request.arrival]
-        flow.learn(request.output)
+        self.flows[request.lane].released(request).learn(request.output)
         self.service.add(request.lane, request.flow, request.spent - request.served)
         request.served = request.spent
         self._charge(request, request.spent - request.charged)
@@ -323,6 +335,23 @@ class FairShare:
     def outranks(self, request: Request, other: Request) -> bool:
         """A higher lane whose turn it is takes what a lower one holds."""
         return RANK[request.lane] < RANK[other.lane]
+
+    @property
+    def claims_due(self) -> bool:
+        return self._given >= self._slots.look_at
+
+    def claims(self, capacity: Capacity) -> Iterable[Claim]:
+        lane = self._turn()
+        return () if lane is None else self._slots.claims(lane, self.flows[lane], capacity, self._given)
+
+    def displaced(self, victims: Sequence[Request]) -> None:
+        self._slots.displaced(victims)
+
+    @property
+    def _given(self) -> float:
+        """µs of engine time that all lanes were charged so far."""
+        given = self.lanes.given
+        return given["interactive"] + given["standard"] + given["batch"]
 
     # ------------------------------------------------------------ batch's deadlines
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
 from engine.scheduling.dues import Dues
@@ -51,6 +51,7 @@ class Flow:
     __slots__ = (
         "_queues",
         "_turns",
+        "blocks",
         "charged",
         "counter",
         "entry",
@@ -59,6 +60,7 @@ class Flow:
         "output",
         "queued",
         "running",
+        "served_at",
         "since",
         "waiting",
         "weight",
@@ -79,6 +81,10 @@ class Flow:
         self.waiting: dict[int, Request] = {}
         """By arrival."""
         self.running: dict[int, Request] = {}
+        self.blocks = 0
+        """How many blocks the running requests have, shared ones counted for each."""
+        self.served_at = 0.0
+        """When it was served last, or began to wait: µs of engine time that the replica had given in all."""
         self.since = 0.0
         """When it was served last, or began to wait: seconds since the Unix epoch."""
         self._queues: dict[str, list[tuple[float, int, Request]]] = {}
@@ -111,6 +117,11 @@ class Flow:
     def head(self) -> Request:
         """The next request of the sub-flow whose turn it is."""
         return self._queues[self._turns[0]][0][2]
+
+    def neediest(self) -> Request:
+        """The next request of the sub-flow with the fewest running requests, of equals the one whose turn comes first."""
+        running = Counter(request.sub_flow for request in self.running.values())
+        return self._queues[min(self._turns, key=running.__getitem__)][0][2]
 
     def nearest(self, matched: Matched) -> tuple[Request, int]:
         """The one of the sub-flow's first with the fewest tokens to compute, if all before it can wait; and those."""
@@ -160,6 +171,8 @@ class FlowShares:
         self.by_deadline = by_deadline
         self.to_finish = to_finish
         self.flows: dict[str, Flow] = {}
+        self.running: dict[str, Flow] = {}
+        """The flows that have running requests."""
         self.queued = 0.0
         self._order: LazyHeap[tuple[float, int, Flow]] = LazyHeap(_is_last)
         """Backlogged flows by counter, among equals who was charged first. An entry counts while it is its flow's last;
@@ -264,6 +277,28 @@ class FlowShares:
         self.fresh -= not request.began
         self.queued = self.queued - request.estimate if self._waiting else 0.0
 
+    def level(self) -> list[Flow]:
+        """The first of the flows that wait and are within Q of the least, that one first."""
+        least = self._least()
+        return [] if least is None else self._within(least.counter + self.quantum)
+
+    def placed(self, request: Request) -> Flow:
+        """A request got its blocks."""
+        flow = self.flow(request.flow)
+        flow.running[request.arrival] = request
+        flow.blocks += len(request.table)
+        self.running[flow.name] = flow
+        return flow
+
+    def released(self, request: Request) -> Flow:
+        """A running request is about to give its blocks back."""
+        flow = self.flow(request.flow)
+        del flow.running[request.arrival]
+        flow.blocks -= len(request.table)
+        if not flow.running:
+            del self.running[flow.name]
+        return flow
+
     def charge(self, flow: Flow, cost: float) -> None:
         """Add `cost` µs to a flow's counter; negative to correct it."""
         if cost:
@@ -281,6 +316,10 @@ class FlowShares:
         assert self.fresh == sum(not request.began for request in waiting), "others have begun than are counted"
         due = sum(_due(request) is not None for request in waiting) if self.by_deadline else 0
         assert len(self.dues) == due, "more or fewer are due than wait"
+        assert self.running == {name: flow for name, flow in self.flows.items() if flow.running}, "others run"
+        for flow in self.running.values():
+            held = sum(len(request.table) for request in flow.running.values())
+            assert flow.blocks == held, "a flow holds more or fewer blocks than are counted"
 
     def forget_idle(self) -> None:
         """Drop flows that would come back as they would come new, and of the others those beyond `IDLE` that got the

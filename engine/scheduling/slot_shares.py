@@ -1,0 +1,131 @@
+"""Shares of slots and memory between the flows of a lane: who holds more than its part gives way to who holds less.
+
+A flow's holding is the larger of its parts of all slots and of all blocks, divided by its weight (dominant resource
+fairness, Ghodsi et al., NSDI '11). A flow that waits, and got no more service than others that wait, may claim:
+
+- from a flow that still holds as much as it after one request has changed hands. No such claim is left when holdings
+  are as equal as whole requests allow, and none undoes another;
+- from a flow that holds as much now as it would then, if the victim has held its slot for `ROTATION`: more flows than
+  slots take turns.
+
+Inside a flow, sub-flows claim from each other in the same way, counting slots alone.
+
+Preempting costs copies, or tokens that are computed again, so that it is bounded three times. A flow waits for
+`CLAIM_AFTER` since it was served last, in which slots often become free by themselves. Who gives way has earned what
+its last preemption cost, and is the request that is resumed most cheaply. All claims together may cost `LOSS` of the
+engine time that the replica gives, and `BURST` at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from engine.protocol.requests import Lane
+from engine.scheduling.flows import Flow, FlowShares
+from engine.scheduling.policy import Capacity, Claim
+from engine.scheduling.request import Request
+
+CLAIM_AFTER: Mapping[Lane, float] = {"interactive": 50_000.0, "standard": 100_000.0, "batch": 1_000_000.0}
+"""µs of engine time that a flow waits, from its last service, until others give way to it."""
+ROTATION: Mapping[Lane, float] = {"interactive": 500_000.0, "standard": 1_000_000.0, "batch": 10_000_000.0}
+"""µs of engine time for which a request holds its slot until it gives way to a flow that will hold as much."""
+LOOK_EVERY = 50_000.0
+"""µs of engine time after which claims are looked for again."""
+LOSS = 0.05
+"""The part of engine time that claims may cost."""
+BURST = 250_000.0
+"""µs that they may cost beyond it."""
+
+
+class SlotShares:
+    """Finds claims, and keeps account of what they cost."""
+
+    def __init__(self) -> None:
+        self.look_at = 0.0
+        """When claims are looked for again, in µs of engine time that the replica gave in all."""
+        self._cost = 0.0
+        """µs that preemptions for claims have cost so far."""
+        self._expected: dict[int, float] = {}
+        """By arrival: what the preemption of a request that waits was thought to cost."""
+
+    def claims(self, lane: Lane, flows: FlowShares, capacity: Capacity, given: float) -> Iterator[Claim]:
+        """The lane's claims, the least served flow's first. `given`: µs of engine time that the replica gave in all."""
+        self.look_at = given + LOOK_EVERY
+        if self._cost > LOSS * given + BURST:
+            return
+        claimants = [flow for flow in flows.level() if given - flow.served_at >= CLAIM_AFTER[lane]]
+        if not claimants:
+            return
+        holders = [(_holding(flow, capacity), flow) for flow in flows.running.values()]
+        holders.sort(key=_first, reverse=True)
+        for flow in claimants:
+            request = flow.neediest()
+            yield request, self._victims(holders, flow, request, capacity, given - ROTATION[lane])
+
+    def displaced(self, victims: Sequence[Request]) -> None:
+        """These are preempted for a claim. Others may have claims as well: it is looked again at once."""
+        self.look_at = 0.0
+        for victim in victims:
+            self._expected[victim.arrival] = victim.resume_cost
+            self._cost += victim.resume_cost
+
+    def resumed(self, request: Request) -> None:
+        """A request got its blocks, and it is known what its preemption cost."""
+        expected = self._expected.pop(request.arrival, None)
+        if expected is not None:
+            self._cost += request.lost - expected
+
+    def ended(self, request: Request) -> None:
+        """A request ended while it waited: nothing is computed again."""
+        self._cost -= self._expected.pop(request.arrival, 0.0)
+
+    def _victims(
+        self, holders: Sequence[tuple[float, Flow]], flow: Flow, request: Request, capacity: Capacity, rotated: float
+    ) -> Iterator[Request]:
+        """Who gives way to the request: of other flows, the one that holds the most first, or else of its own."""
+        wanted = _holding(flow, capacity, 1, request.blocks_for(len(request.tokens) + 1))
+        claimed = False
+        for held, other in holders:
+            if held < wanted:
+                break
+            if other is flow:
+                continue
+            slots = blocks = 0
+            for victim in _by_cost(other.running.values()):
+                left = _holding(other, capacity, slots - 1, blocks - len(victim.table))
+                takes_turn = victim.placed_at <= rotated and other.counter >= flow.counter and not slots
+                if left >= wanted or takes_turn:
+                    slots, blocks, claimed = slots - 1, blocks - len(victim.table), True
+                    yield victim
+        if not claimed:
+            yield from _of_sub_flows(flow, request, rotated)
+
+
+def _of_sub_flows(flow: Flow, request: Request, rotated: float) -> Iterator[Request]:
+    """One request of another sub-flow, if that has more slots."""
+    held = Counter(running.sub_flow for running in flow.running.values())
+    if len(held) > (request.sub_flow in held):
+        wanted = held[request.sub_flow] + 1
+        for victim in _by_cost(flow.running.values()):
+            left = held[victim.sub_flow] - 1
+            takes_turn = left + 1 >= wanted and victim.placed_at <= rotated
+            if victim.sub_flow != request.sub_flow and (left >= wanted or takes_turn):
+                yield victim
+                return
+
+
+def _holding(flow: Flow, capacity: Capacity, more_slots: int = 0, more_blocks: int = 0) -> float:
+    """The larger of a flow's parts of slots and of memory, by weight."""
+    slots, blocks = len(flow.running) + more_slots, flow.blocks + more_blocks
+    return max(slots / capacity.slots, blocks / capacity.blocks) / flow.weight
+
+
+def _first(holder: tuple[float, Flow]) -> float:
+    return holder[0]
+
+
+def _by_cost(requests: Iterable[Request]) -> list[Request]:
+    """Those of the requests that may be preempted: whose clients do not read first, then the cheapest to resume."""
+    found = [request for request in requests if request.recovered]
+    return sorted(found, key=lambda request: (not request.paused, request.resume_cost, -request.arrival))
