@@ -159,12 +159,24 @@ async def _probe(tenant: Tenant, firsts: list[float], options: argparse.Namespac
 
 
 async def _rate(base: str, seconds: float, act: Callable[[], Any]) -> float:
-    """Output tokens per second, of all tenants, while `act` is done again and again for so many seconds."""
-    before, began = await asyncio.to_thread(_output, base), time.perf_counter()
+    """Output tokens per second, of all tenants, while `act` is done again and again for so many seconds.
+
+    A replica tells its figures once a second: the time is taken when they change.
+    """
+    began, before = await _next_output(base)
     while time.perf_counter() < began + seconds:
         await act()
-    after = await asyncio.to_thread(_output, base)
-    return (after - before) / (time.perf_counter() - began)
+    ended, after = await _next_output(base)
+    return (after - before) / (ended - began)
+
+
+async def _next_output(base: str) -> tuple[float, float]:
+    """When the output so far changed next, and what it was then."""
+    before = after = await asyncio.to_thread(_output, base)
+    while after == before:
+        await asyncio.sleep(0.05)
+        after = await asyncio.to_thread(_output, base)
+    return time.perf_counter(), after
 
 
 def _output(base: str) -> float:
@@ -224,8 +236,8 @@ def main() -> int:
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--lane", default="auto", help="service tier of B's requests; A's are `auto`")
     parser.add_argument("--settle", type=float, default=15.0, help="seconds before the first measurement")
-    parser.add_argument("--window", type=float, default=10.0, help="seconds of each measurement")
-    parser.add_argument("--rounds", type=int, default=4, help="pairs of measurements: A alone, and with B")
+    parser.add_argument("--window", type=float, default=4.0, help="seconds of each measurement")
+    parser.add_argument("--rounds", type=int, default=8, help="pairs of measurements: A alone, and with B")
     parser.add_argument("--pause", type=float, default=0.5, help="seconds between two requests of B")
     parser.add_argument("--patience", type=float, default=100.0, help="seconds after which B gives a request up")
     parser.add_argument("--json", type=Path, help="write the figures here too")

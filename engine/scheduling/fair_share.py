@@ -95,6 +95,8 @@ class FairShare:
         """When each other replica was heard last."""
         self._first_token = dict(first_token)
         self._now = 0.0
+        self._clock = 0.0
+        """Seconds in which the system's clock went forward since the first step."""
         self._taken = 0
         self._waiting = 0
         self._lane: Lane | None = None
@@ -108,6 +110,7 @@ class FairShare:
         self._working = self._backlogged | self._prompting if self._prompting else self._backlogged
         self._was_short, self._is_short = self._is_short, False
         self._first_ends = False
+        self._clock += max(0.0, now - self._now) if self._now else 0.0
         self._now = now
         self._use.look(now)
         before, self._lane = self._lane, self._turn()
@@ -120,7 +123,7 @@ class FairShare:
         flows = self.flows[request.lane]
         flow = flows.flow(request.flow)
         if not flow.waiting:
-            flow.served_at = self._given
+            flow.served_at = self._clock
         flows.push(request, self._now)
         self._waiting += 1
         self._backlogged |= {request.lane}
@@ -142,7 +145,7 @@ class FairShare:
         self._leave(request, self._now)
         flow = self.flows[request.lane].flow(request.flow)
         flow.turn(request.sub_flow)
-        flow.served_at = self._given
+        flow.served_at = self._clock
         self._taken += 1
         if self._taken % _FORGET_EVERY == 0:
             for other in self.flows.values():
@@ -172,7 +175,7 @@ class FairShare:
 
     def placed(self, request: Request) -> None:
         self._slots.resumed(request)
-        request.placed_at = self._given
+        request.placed_at = self._clock
         flow = self.flows[request.lane].flow(request.flow)
         left = len(request.tokens) - request.kv
         for other in flow.running.values():
@@ -338,20 +341,15 @@ class FairShare:
 
     @property
     def claims_due(self) -> bool:
-        return self._given >= self._slots.look_at
+        return self._clock >= self._slots.look_at
 
     def claims(self, capacity: Capacity) -> Iterable[Claim]:
         lane = self._turn()
-        return () if lane is None else self._slots.claims(lane, self.flows[lane], capacity, self._given)
+        given = sum(self.lanes.given.values())
+        return () if lane is None else self._slots.claims(lane, self.flows[lane], capacity, self._clock, given)
 
     def displaced(self, victims: Sequence[Request]) -> None:
         self._slots.displaced(victims)
-
-    @property
-    def _given(self) -> float:
-        """µs of engine time that all lanes were charged so far."""
-        given = self.lanes.given
-        return given["interactive"] + given["standard"] + given["batch"]
 
     # ------------------------------------------------------------ batch's deadlines
 

@@ -84,7 +84,7 @@ class Flow:
         self.blocks = 0
         """How many blocks the running requests have, shared ones counted for each."""
         self.served_at = 0.0
-        """When it was served last, or began to wait: µs of engine time that the replica had given in all."""
+        """When it was served last, or began to wait: seconds of the policy's clock, which is never put back."""
         self.since = 0.0
         """When it was served last, or began to wait: seconds since the Unix epoch."""
         self._queues: dict[str, list[tuple[float, int, Request]]] = {}

@@ -72,7 +72,7 @@ class Request:
     placed: int = 0
     """Place in the order in which requests got their blocks."""
     placed_at: float = 0.0
-    """µs of engine time that the replica had given in all when the request got its blocks."""
+    """When it got its blocks, in seconds of the policy's clock."""
     swapped: list[Block] = field(default_factory=list)
     """While it was preempted and its KV kept: the blocks of the swap space, for its first `kept` tokens."""
     kept: int = 0

@@ -5,13 +5,13 @@ fairness, Ghodsi et al., NSDI '11). A flow that waits, and got no more service t
 
 - from a flow that still holds as much as it after one request has changed hands. No such claim is left when holdings
   are as equal as whole requests allow, and none undoes another;
-- from a flow that holds as much now as it would then, if the victim has held its slot for `ROTATION`: more flows than
+- from a flow that holds as much now as it would then, if the victim has held its slot for `ROTATION_S`: more flows than
   slots take turns.
 
 Inside a flow, sub-flows claim from each other in the same way, counting slots alone.
 
 Preempting costs copies, or tokens that are computed again, so that it is bounded three times. A flow waits for
-`CLAIM_AFTER` since it was served last, in which slots often become free by themselves. Who gives way has earned what
+`CLAIM_AFTER_S` since it was served last, in which slots often become free by themselves. Who gives way has earned what
 its last preemption cost, and is the request that is resumed most cheaply. All claims together may cost `LOSS` of the
 engine time that the replica gives, and `BURST` at once.
 """
@@ -26,12 +26,12 @@ from engine.scheduling.flows import Flow, FlowShares
 from engine.scheduling.policy import Capacity, Claim
 from engine.scheduling.request import Request
 
-CLAIM_AFTER: Mapping[Lane, float] = {"interactive": 50_000.0, "standard": 100_000.0, "batch": 1_000_000.0}
-"""µs of engine time that a flow waits, from its last service, until others give way to it."""
-ROTATION: Mapping[Lane, float] = {"interactive": 500_000.0, "standard": 1_000_000.0, "batch": 10_000_000.0}
-"""µs of engine time for which a request holds its slot until it gives way to a flow that will hold as much."""
-LOOK_EVERY = 50_000.0
-"""µs of engine time after which claims are looked for again."""
+CLAIM_AFTER_S: Mapping[Lane, float] = {"interactive": 0.1, "standard": 0.1, "batch": 1.0}
+"""How long a flow waits, from its last service, until others give way to it."""
+ROTATION_S: Mapping[Lane, float] = {"interactive": 0.5, "standard": 1.0, "batch": 10.0}
+"""For how long a request holds its slot until it gives way to a flow that will hold as much."""
+LOOK_EVERY_S = 0.05
+"""After how long claims are looked for again."""
 LOSS = 0.05
 """The part of engine time that claims may cost."""
 BURST = 250_000.0
@@ -43,25 +43,26 @@ class SlotShares:
 
     def __init__(self) -> None:
         self.look_at = 0.0
-        """When claims are looked for again, in µs of engine time that the replica gave in all."""
+        """When claims are looked for again, in seconds of the policy's clock."""
         self._cost = 0.0
         """µs that preemptions for claims have cost so far."""
         self._expected: dict[int, float] = {}
         """By arrival: what the preemption of a request that waits was thought to cost."""
 
-    def claims(self, lane: Lane, flows: FlowShares, capacity: Capacity, given: float) -> Iterator[Claim]:
-        """The lane's claims, the least served flow's first. `given`: µs of engine time that the replica gave in all."""
-        self.look_at = given + LOOK_EVERY
+    def claims(self, lane: Lane, flows: FlowShares, capacity: Capacity, now: float, given: float) -> Iterator[Claim]:
+        """The lane's claims, the least served flow's first. `now`: seconds of the policy's clock; `given`: µs of engine
+        time that the replica gave in all."""
+        self.look_at = now + LOOK_EVERY_S
         if self._cost > LOSS * given + BURST:
             return
-        claimants = [flow for flow in flows.level() if given - flow.served_at >= CLAIM_AFTER[lane]]
+        claimants = [flow for flow in flows.level() if now - flow.served_at >= CLAIM_AFTER_S[lane]]
         if not claimants:
             return
         holders = [(_holding(flow, capacity), flow) for flow in flows.running.values()]
         holders.sort(key=_first, reverse=True)
         for flow in claimants:
             request = flow.neediest()
-            yield request, self._victims(holders, flow, request, capacity, given - ROTATION[lane])
+            yield request, self._victims(holders, flow, request, capacity, now - ROTATION_S[lane])
 
     def displaced(self, victims: Sequence[Request]) -> None:
         """These are preempted for a claim. Others may have claims as well: it is looked again at once."""
