@@ -123,7 +123,7 @@ class FairShare:
         flows = self.flows[request.lane]
         flow = flows.flow(request.flow)
         if not flow.waiting:
-            flow.served_at = self._clock
+            flow.claimed_at = self._clock
         flows.push(request, self._now)
         self._waiting += 1
         self._backlogged |= {request.lane}
@@ -143,9 +143,7 @@ class FairShare:
         if not request.began:
             request.rates = self.costs.rates  # what things cost now: it may have waited for long
         self._leave(request, self._now)
-        flow = self.flows[request.lane].flow(request.flow)
-        flow.turn(request.sub_flow)
-        flow.served_at = self._clock
+        self.flows[request.lane].flow(request.flow).turn(request.sub_flow)
         self._taken += 1
         if self._taken % _FORGET_EVERY == 0:
             for other in self.flows.values():
@@ -348,7 +346,8 @@ class FairShare:
         given = sum(self.lanes.given.values())
         return () if lane is None else self._slots.claims(lane, self.flows[lane], capacity, self._clock, given)
 
-    def displaced(self, victims: Sequence[Request]) -> None:
+    def displaced(self, request: Request, victims: Sequence[Request]) -> None:
+        self.flows[request.lane].flow(request.flow).claimed_at = self._clock
         self._slots.displaced(victims)
 
     # ------------------------------------------------------------ batch's deadlines

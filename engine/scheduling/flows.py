@@ -1,7 +1,7 @@
 """Shares between the flows of one lane: a virtual counter each, after VTC (Sheng et al., OSDI '24) and DLPM (2025).
 
 A flow's counter grows by what it is charged, divided by its weight; the flow with the least is served next. A flow that
-wakes up is lifted to what the least of those that wait has got, so that silence earns nothing. Among flows within the
+wakes up is lifted to what the least of those that wait, or else that run, has got, so that silence earns nothing. Among flows within the
 quantum Q of the least, the one whose next request has the least left to compute goes first, having its prefix in memory
 or being short: Q bounds what fairness gives up for cache hits and short waits. Where waiting counts most, flows are
 level up to where the least will be when its next request is served (the finish tag of weighted fair queueing; counters
@@ -53,6 +53,7 @@ class Flow:
         "_turns",
         "blocks",
         "charged",
+        "claimed_at",
         "counter",
         "entry",
         "lately",
@@ -60,7 +61,6 @@ class Flow:
         "output",
         "queued",
         "running",
-        "served_at",
         "since",
         "waiting",
         "weight",
@@ -83,8 +83,8 @@ class Flow:
         self.running: dict[int, Request] = {}
         self.blocks = 0
         """How many blocks the running requests have, shared ones counted for each."""
-        self.served_at = 0.0
-        """When it was served last, or began to wait: seconds of the policy's clock, which is never put back."""
+        self.claimed_at = 0.0
+        """When it began to wait, or others gave way to it last: seconds of the policy's clock, never put back."""
         self.since = 0.0
         """When it was served last, or began to wait: seconds since the Unix epoch."""
         self._queues: dict[str, list[tuple[float, int, Request]]] = {}
@@ -119,7 +119,7 @@ class Flow:
         return self._queues[self._turns[0]][0][2]
 
     def neediest(self) -> Request:
-        """The next request of the sub-flow with the fewest running requests, of equals the one whose turn comes first."""
+        """The next request of the sub-flow with the fewest running ones; of equals, of the one whose turn comes first."""
         running = Counter(request.sub_flow for request in self.running.values())
         return self._queues[min(self._turns, key=running.__getitem__)][0][2]
 
@@ -152,6 +152,10 @@ class Flow:
     def got(self) -> float:
         """The counter without what was charged ahead, as VTC has it: prompts when admitted, output when it is there."""
         return self.counter - self.outstanding() / self.weight
+
+    def received(self) -> float:
+        """The counter without anything that was charged ahead, of prompts too."""
+        return self.counter - sum(request.charged - request.spent for request in self.running.values()) / self.weight
 
     def expected(self) -> float:
         """The counter as it is thought to be by now."""
@@ -338,7 +342,14 @@ class FlowShares:
         put them on the bill of one that has none. So without them they are compared, and its own are put on top.
         """
         least = self._least()
-        return (self._floor if least is None else least.got()) + flow.outstanding() / flow.weight
+        if least is None:
+            # Where nobody waits, time goes on with those that run: they had what nobody else wanted.
+            others = [other for other in self.running.values() if other is not flow]
+            runs = min(others, key=_counter, default=None)
+            level = self._floor if runs is None else max(self._floor, runs.received())
+        else:
+            level = least.got()
+        return level + flow.outstanding() / flow.weight
 
     def _urgency(self, request: Request) -> float:
         if not self.by_deadline:
@@ -369,6 +380,10 @@ class FlowShares:
         for entry in entries:
             self._order.push(entry)
         return found
+
+
+def _counter(flow: Flow) -> float:
+    return flow.counter
 
 
 def _is_last(entry: tuple[float, int, Flow]) -> bool:

@@ -90,8 +90,8 @@ class Policy(Protocol):
         Only requests that have recovered are named to be preempted.
         """
 
-    def displaced(self, victims: Sequence[Request]) -> None:
-        """These are preempted now for the claim that was taken last from `claims`."""
+    def displaced(self, request: Request, victims: Sequence[Request]) -> None:
+        """The running requests are preempted now for the waiting one, as `claims` named them."""
 
 
 class FirstComeFirstServed:
@@ -157,5 +157,5 @@ class FirstComeFirstServed:
     def claims(self, capacity: Capacity) -> Iterable[Claim]:
         return ()
 
-    def displaced(self, victims: Sequence[Request]) -> None:
+    def displaced(self, request: Request, victims: Sequence[Request]) -> None:
         """Nobody claims anything."""

@@ -386,7 +386,7 @@ class Scheduler:
                 if len(chosen) > MOST_DISPLACED:
                     break
                 if self._would_fit(request, chosen):
-                    self.queue.displaced(chosen)
+                    self.queue.displaced(request, chosen)
                     for each in chosen:
                         self._preempt(each, step)
                     # Blocks that others share were counted as free: then it comes to its place at a later look.

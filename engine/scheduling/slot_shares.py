@@ -3,15 +3,15 @@
 A flow's holding is the larger of its parts of all slots and of all blocks, divided by its weight (dominant resource
 fairness, Ghodsi et al., NSDI '11). A flow that waits, and got no more service than others that wait, may claim:
 
-- from a flow that still holds as much as it after one request has changed hands. No such claim is left when holdings
-  are as equal as whole requests allow, and none undoes another;
-- from a flow that holds as much now as it would then, if the victim has held its slot for `ROTATION_S`: more flows than
-  slots take turns.
+- from a flow that still holds as much as it after one request has changed hands, and a part of its own holding more
+  (`SLACK`). No such claim is left when holdings are nearly equal, and none undoes another;
+- where it holds nothing, from a flow that holds as much as it would then, if the victim has held its slot for
+  `ROTATION_S`: more flows than slots take turns.
 
 Inside a flow, sub-flows claim from each other in the same way, counting slots alone.
 
 Preempting costs copies, or tokens that are computed again, so that it is bounded three times. A flow waits for
-`CLAIM_AFTER_S` since it was served last, in which slots often become free by themselves. Who gives way has earned what
+`CLAIM_AFTER_S` before its first claim and between two, in which slots often become free by themselves. Who gives way has earned what
 its last preemption cost, and is the request that is resumed most cheaply. All claims together may cost `LOSS` of the
 engine time that the replica gives, and `BURST` at once.
 """
@@ -27,11 +27,13 @@ from engine.scheduling.policy import Capacity, Claim
 from engine.scheduling.request import Request
 
 CLAIM_AFTER_S: Mapping[Lane, float] = {"interactive": 0.1, "standard": 0.1, "batch": 1.0}
-"""How long a flow waits, from its last service, until others give way to it."""
+"""How long a flow waits, since its waiting began or its last claim, until others give way to it."""
 ROTATION_S: Mapping[Lane, float] = {"interactive": 0.5, "standard": 1.0, "batch": 10.0}
 """For how long a request holds its slot until it gives way to a flow that will hold as much."""
 LOOK_EVERY_S = 0.05
 """After how long claims are looked for again."""
+SLACK = 1 / 8
+"""The part of its own holding by which a flow may fall behind another before it claims more."""
 LOSS = 0.05
 """The part of engine time that claims may cost."""
 BURST = 250_000.0
@@ -55,7 +57,7 @@ class SlotShares:
         self.look_at = now + LOOK_EVERY_S
         if self._cost > LOSS * given + BURST:
             return
-        claimants = [flow for flow in flows.level() if now - flow.served_at >= CLAIM_AFTER_S[lane]]
+        claimants = [flow for flow in flows.level() if now - flow.claimed_at >= CLAIM_AFTER_S[lane]]
         if not claimants:
             return
         holders = [(_holding(flow, capacity), flow) for flow in flows.running.values()]
@@ -85,6 +87,7 @@ class SlotShares:
         self, holders: Sequence[tuple[float, Flow]], flow: Flow, request: Request, capacity: Capacity, rotated: float
     ) -> Iterator[Request]:
         """Who gives way to the request: of other flows, the one that holds the most first, or else of its own."""
+        held_now = _holding(flow, capacity)
         wanted = _holding(flow, capacity, 1, request.blocks_for(len(request.tokens) + 1))
         claimed = False
         for held, other in holders:
@@ -95,8 +98,8 @@ class SlotShares:
             slots = blocks = 0
             for victim in _by_cost(other.running.values()):
                 left = _holding(other, capacity, slots - 1, blocks - len(victim.table))
-                takes_turn = victim.placed_at <= rotated and other.counter >= flow.counter and not slots
-                if left >= wanted or takes_turn:
+                takes_turn = not (flow.running or slots) and victim.placed_at <= rotated
+                if left >= wanted + held_now * SLACK or takes_turn:
                     slots, blocks, claimed = slots - 1, blocks - len(victim.table), True
                     yield victim
         if not claimed:
@@ -109,9 +112,10 @@ def _of_sub_flows(flow: Flow, request: Request, rotated: float) -> Iterator[Requ
     if len(held) > (request.sub_flow in held):
         wanted = held[request.sub_flow] + 1
         for victim in _by_cost(flow.running.values()):
+            if victim.sub_flow == request.sub_flow:
+                continue
             left = held[victim.sub_flow] - 1
-            takes_turn = left + 1 >= wanted and victim.placed_at <= rotated
-            if victim.sub_flow != request.sub_flow and (left >= wanted or takes_turn):
+            if left >= wanted + (wanted - 1) * SLACK or (wanted == 1 and victim.placed_at <= rotated):
                 yield victim
                 return
 

@@ -98,8 +98,9 @@ def test_more_tenants_than_slots_take_turns():
     assert replica.scheduler.preemptions - turns <= 5 * SLOTS, "nobody gives way before its turn is over"
 
 
-@pytest.mark.parametrize(("weight", "slots"), [(1, 8), (3, 12)])
+@pytest.mark.parametrize(("weight", "slots"), [(1, 7), (3, 11)])
 def test_slots_come_to_the_weights_and_stay_there(weight: int, slots: int):
+    """A request and an eighth are no reason to preempt."""
     replica = flooded(*streams(4 * SLOTS, output=100_000))
     replica.add(*streams(4 * SLOTS, 1_000, output=100_000, flow="b", weight=weight))
     for _ in range(3_000):
@@ -111,6 +112,22 @@ def test_slots_come_to_the_weights_and_stay_there(weight: int, slots: int):
     for _ in range(1_000):
         replica.step()
     assert replica.scheduler.preemptions == preempted
+
+
+def test_a_tenant_that_ran_alone_does_not_lose_all_slots_to_one_that_wakes():
+    """What it got while nobody else wanted it is not held against it: the other has half, with short answers too."""
+    replica = flooded(*streams(SLOTS, output=20_000), steps=2_000)
+    number, held = 1_000, []
+    for step in range(3_000):
+        while sum(each.flow == "b" for each in replica.policy.waiting()) < SLOTS:
+            number += 1
+            replica.add(request(number, 64, 100, flow="b"))
+        replica.step()
+        if step >= 1_000:
+            held.append(sum(each.flow == "a" for each in replica.scheduler.running))
+    assert SLOTS // 2 - 2 <= min(held)
+    assert max(held) <= SLOTS // 2 + 2
+    assert replica.scheduler.preemptions < SLOTS
 
 
 def test_who_is_preempted_is_the_cheapest_to_resume():
