@@ -141,6 +141,7 @@ async def measure(base: str, keys: tuple[str, str], model: str, options: argpars
         "first_token_s": {
             "median": round(statistics.median(firsts), 3),
             "max": round(max(firsts), 3),
+            "each": [round(first, 2) for first in firsts],
             "bar": BAR_S,
             "met": met,
         },

@@ -256,7 +256,10 @@ class FairShare:
         their shares."""
         if self._left(lane) > self.least_share(lane):
             return 0.0
-        return sum(max(0.0, self.lanes.kept[other]) for other in LANES[: RANK[lane]] if len(self.flows[other]))
+        higher = [other for other in LANES[: RANK[lane]] if len(self.flows[other])]
+        shared = sum(self.weights[other] for other in LANES if other == lane or len(self.flows[other]))
+        # They pay with it for what they get beyond their own shares.
+        return sum(max(0.0, self.lanes.kept[other]) / (1 - self.weights[other] / shared) for other in higher)
 
     def _left(self, lane: Lane) -> float:
         """Which part of engine time other lanes left lately."""

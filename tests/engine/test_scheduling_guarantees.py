@@ -419,8 +419,8 @@ def test_a_late_lane_borrows_up_to_its_bound_and_pays_back(part: float):
         lanes.charge(lane, 1.0, both)
         order.append(lane)
     # What it has kept, and as much or a part of it, of which batch is owed a ninth; from then on by weight.
-    first = order.index("batch")
-    assert first == pytest.approx(16 * 8 + 16 * 8 * part * 9, abs=1)
+    first, most = order.index("batch"), ROUNDS["interactive"] * WEIGHTS["interactive"]
+    assert first == pytest.approx(most * 9 + most * part * 9, abs=1)
     assert order[first:].count("batch") == pytest.approx((3_000 - first) / 9, abs=1)
 
 
@@ -438,9 +438,9 @@ def test_g4_a_lane_that_was_alone_owes_nothing_to_one_that_comes():
     both: frozenset[Lane] = frozenset(("interactive", "standard"))
     for _ in range(1_000):
         lanes.charge("interactive", 1.0, frozenset(["interactive"]))
-    assert lanes.kept["interactive"] == 16 * 8
+    assert lanes.kept["interactive"] == ROUNDS["interactive"] * WEIGHTS["interactive"]
     order = []
-    for _ in range(16 * 8):
+    for _ in range(int(lanes.kept["interactive"])):
         order.append(lane := lanes.choose(both))
         assert lane is not None
         lanes.charge(lane, 1.0, both)
