@@ -122,7 +122,7 @@ def cancel_storms(seconds: float, seed: int = 4) -> Scenario:
 
 
 def long_streams(seconds: float, seed: int = 7) -> Scenario:
-    """A tenant's streams of 1,500 tokens want every slot four times over; another one asks for four tokens at a time."""
+    """A tenant's streams of 1,500 tokens want every slot four times over; another asks for four tokens at a time."""
     maker = Maker(seed)
     for number in range(256):
         maker.add(number * 0.001, "streams", "standard", 100, 1500)

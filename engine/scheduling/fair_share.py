@@ -7,7 +7,8 @@ charged: who writes much would wait until the others had got as much as it has y
 the most that one request costs, with that block; C = running requests × E; both per weight; Q the quantum; L what all
 lanes together may keep, or borrow):
 
-G1  Whoever waits is admitted as soon as slots, memory and the step's budget allow: no share is held back for nobody.
+G1  Whoever waits is admitted by the first step that has room: no share is held back for nobody. Where others hold the
+    room, G6 says when they give it back.
 G2  Two flows that wait in one lane throughout any interval get service within 2 (C + Q) of each other, per weight; on R
     replicas that hear of each other's service every T µs, within 2 (R C + Q + (R - 1) T): each has its part of Q.
 G3  A request that is its flow's next is admitted after its lane has charged, to each other flow of weight w, at most
@@ -15,6 +16,12 @@ G3  A request that is its flow's next is admitted after its lane has charged, to
 G4  Backlogged lanes get engine time by weight, each within 2 L + C µs of its share over any interval. An interactive
     lane that asks for less than its share does not wait for others, however much they ask for.
 G5  A flow that was silent is served as if it had just come: what it did not use is gone.
+G6  A flow that waits in the lane whose turn it is, within Q of the least served there, and holds less than its part of
+    slots and memory, gets another slot `CLAIM_AFTER_S` + `LOOK_EVERY_S` and a few steps later: from flows that hold
+    more, whether their requests end or not, and whether their clients read or not. Where the parts of n flows are less
+    than one of s slots, it is `ROTATION_S` x (1 + n / s) later. A flow has its part when it is within a request and an
+    eighth of its own holding of what any other one in its lane holds, by weight. Claims cost at most `LOSS` of all
+    engine time, and `BURST`; when they have cost more, the next one waits until it is within that again.
 
 Shares are charged at admission. Among the prompts of those who are admitted the higher lane's are computed first, as
 far as its balance allows; and a step in which an interactive prompt ends is not made longer by prompts of lower lanes,

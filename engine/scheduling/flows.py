@@ -1,15 +1,15 @@
 """Shares between the flows of one lane: a virtual counter each, after VTC (Sheng et al., OSDI '24) and DLPM (2025).
 
 A flow's counter grows by what it is charged, divided by its weight; the flow with the least is served next. A flow that
-wakes up is lifted to what the least of those that wait, or else that run, has got, so that silence earns nothing. Among flows within the
-quantum Q of the least, the one whose next request has the least left to compute goes first, having its prefix in memory
-or being short: Q bounds what fairness gives up for cache hits and short waits. Where waiting counts most, flows are
-level up to where the least will be when its next request is served (the finish tag of weighted fair queueing; counters
-are start tags): so far ahead it will be in any case. Elsewhere nobody takes the last slot from the least for the sake
-of less to compute while that one has nothing running: Q bounds what is charged at once, and not how long the slot is
-kept. Inside a flow its sub-flows take turns; inside a sub-flow the least left to compute goes first, and else who came
-first: a tenant's long prompts do not hold up its short ones, which costs the others nothing. Each request lets at most
-`PATIENCE` others pass.
+wakes up is lifted to what the least of those that wait, or else that run, has got, so that silence earns nothing. Among
+flows within the quantum Q of the least, the one whose next request has the least left to compute goes first, having its
+prefix in memory or being short: Q bounds what fairness gives up for cache hits and short waits. Where waiting counts
+most, flows are level up to where the least will be when its next request is served (the finish tag of weighted fair
+queueing; counters are start tags): so far ahead it will be in any case. Elsewhere nobody takes the last slot from the
+least for the sake of less to compute while that one has nothing running: Q bounds what is charged at once, and not how
+long the slot is kept. Inside a flow its sub-flows take turns; inside a sub-flow the least left to compute goes first,
+and else who came first: a tenant's long prompts do not hold up its short ones, which costs the others nothing. Each
+request lets at most `PATIENCE` others pass.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Flow:
         return self._queues[self._turns[0]][0][2]
 
     def neediest(self) -> Request:
-        """The next request of the sub-flow with the fewest running ones; of equals, of the one whose turn comes first."""
+        """The next request of the sub-flow with the fewest running ones, and of equals of the next in turn."""
         running = Counter(request.sub_flow for request in self.running.values())
         return self._queues[min(self._turns, key=running.__getitem__)][0][2]
 

@@ -5,15 +5,15 @@ fairness, Ghodsi et al., NSDI '11). A flow that waits, and got no more service t
 
 - from a flow that still holds as much as it after one request has changed hands, and a part of its own holding more
   (`SLACK`). No such claim is left when holdings are nearly equal, and none undoes another;
-- where it holds nothing, from a flow that holds as much as it would then, if the victim has held its slot for
-  `ROTATION_S`: more flows than slots take turns.
+- where it holds nothing, from a flow that got more service, if the victim has held its slot for `ROTATION_S`: flows
+  whose parts are less than a slot take turns.
 
 Inside a flow, sub-flows claim from each other in the same way, counting slots alone.
 
 Preempting costs copies, or tokens that are computed again, so that it is bounded three times. A flow waits for
-`CLAIM_AFTER_S` before its first claim and between two, in which slots often become free by themselves. Who gives way has earned what
-its last preemption cost, and is the request that is resumed most cheaply. All claims together may cost `LOSS` of the
-engine time that the replica gives, and `BURST` at once.
+`CLAIM_AFTER_S` before its first claim and between two: slots often become free by themselves. Who gives way has earned
+what its last preemption cost, and is the request that is resumed most cheaply. All claims together may cost `LOSS` of
+the engine time that the replica gives, and `BURST` at once.
 """
 
 from __future__ import annotations
@@ -91,14 +91,15 @@ class SlotShares:
         wanted = _holding(flow, capacity, 1, request.blocks_for(len(request.tokens) + 1))
         claimed = False
         for held, other in holders:
-            if held < wanted:
+            turns = not flow.running and other.counter > flow.counter
+            if held < wanted and flow.running:
                 break
-            if other is flow:
+            if other is flow or not (turns or held >= wanted):
                 continue
             slots = blocks = 0
             for victim in _by_cost(other.running.values()):
                 left = _holding(other, capacity, slots - 1, blocks - len(victim.table))
-                takes_turn = not (flow.running or slots) and victim.placed_at <= rotated
+                takes_turn = turns and not slots and victim.placed_at <= rotated
                 if left >= wanted + held_now * SLACK or takes_turn:
                     slots, blocks, claimed = slots - 1, blocks - len(victim.table), True
                     yield victim

@@ -1,4 +1,4 @@
-"""G1 to G5 of the fair-share policy, with their constants, on the real scheduler and block pool without a model."""
+"""G1 to G6 of the fair-share policy, with their constants, on the real scheduler and block pool without a model."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from engine.scheduling.fair_share import FairShare
 from engine.scheduling.lanes import LANES, ROUNDS, WEIGHTS, LaneShares
 from engine.scheduling.policy import FirstComeFirstServed, Policy
 from engine.scheduling.request import Request
+from engine.scheduling.slot_shares import CLAIM_AFTER_S, LOOK_EVERY_S, ROTATION_S
 from engine.scheduling.work import Step
 from prompt_cache.keys import BLOCK_TOKENS
 from tests.engine.scheduling import RATES, Replica, request
@@ -488,6 +489,37 @@ def test_g5_a_silent_flow_gains_nothing(silent: int):
     got = {flow: service - start.get(flow, 0.0) for flow, service in meter.service("flow").items()}
     assert abs(got["sleeper"] - got["busy"]) <= 2 * 2 * meter.most
     assert got["sleeper"] == pytest.approx(got["busy"], rel=0.03)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(data=st.data(), slots=st.sampled_from([2, 5, 16]), lane=st.sampled_from(LANES))
+def test_g6_who_holds_less_than_its_part_gets_a_slot_in_bounded_time(data: st.DataObject, slots: int, lane: Lane):
+    """Answers that never end hold all slots; some clients read nothing. A short request begins within the constant."""
+    replica = Replica(FairShare(), running=slots)
+    flows = data.draw(st.integers(1, 4))
+    weights = data.draw(st.lists(st.sampled_from([1, 3]), min_size=flows, max_size=flows))
+    number = 0
+    for flow, weight in enumerate(weights):
+        for _ in range(data.draw(st.sampled_from([1, slots, 4 * slots]))):
+            number += 1
+            credit = data.draw(st.sampled_from([5, 1 << 30, 1 << 30]))
+            prompt = data.draw(st.sampled_from([1, 200]))
+            replica.add(request(number, prompt, 100_000, flow=f"f{flow}", lane=lane, weight=weight, credit=credit))
+        for _ in range(data.draw(st.sampled_from([0, 10, 200]))):
+            replica.step()
+    for wave in range(3):
+        wanted = request(900_000 + wave, 64, 4, flow="one", lane=lane)
+        began = replica.now
+        replica.add(wanted)
+        constant = CLAIM_AFTER_S[lane] + LOOK_EVERY_S
+        if slots < 2 * (sum(weights) + 1):  # its part may be less than a slot
+            constant += ROTATION_S[lane] * (1 + (flows + 1) / slots)
+        while not wanted.began:
+            replica.step()
+            waited = (replica.now - began - 4 * RATES.step_time(replica.budget, slots)) / 1e6
+            assert waited <= constant, f"wave {wave}: {waited} s"
+        while wanted not in replica.finished:
+            replica.step()
 
 
 def against_a_flood(deadline: float | None, slower: float = 1.0) -> float:
