@@ -29,8 +29,6 @@ from prompt_cache.keys import BLOCK_TOKENS
 
 TOKEN_TARGETS: Mapping[Lane, float] = {"interactive": 100_000.0, "standard": 200_000.0, "batch": 1_000_000.0}
 """µs between two tokens of a decoding request, at most, as far as the decodes alone allow it."""
-MOST_DISPLACED = 8
-"""How many requests are preempted for one claim, at most."""
 
 
 class Scheduler:
@@ -383,8 +381,6 @@ class Scheduler:
             chosen: list[Request] = []
             for victim in victims:
                 chosen.append(victim)
-                if len(chosen) > MOST_DISPLACED:
-                    break
                 if self._would_fit(request, chosen):
                     self.queue.displaced(request, chosen)
                     for each in chosen:

@@ -57,8 +57,10 @@ class SlotShares:
         self.look_at = now + LOOK_EVERY_S
         if self._cost > LOSS * given + BURST:
             return
-        claimants = [flow for flow in flows.level() if now - flow.claimed_at >= CLAIM_AFTER_S[lane]]
-        if not claimants:
+        level = flows.level()
+        claimants = [flow for flow in level if now - flow.claimed_at >= CLAIM_AFTER_S[lane]]
+        # Nobody takes before the least, if that holds nothing, what that will claim in a moment.
+        if not claimants or (claimants[0] is not level[0] and not level[0].running):
             return
         holders = [(_holding(flow, capacity), flow) for flow in flows.running.values()]
         holders.sort(key=_first, reverse=True)
