@@ -32,7 +32,7 @@ BAR_S = 2.0
 """B's time to the first token, at most."""
 BAR_LOSS = 0.1
 """The part of the throughput that B's requests may cost."""
-_FIGURE = re.compile(rb"^turnpike_engine_output_tokens_total\{[^}]*\} ([0-9.e+]+)", re.MULTILINE)
+_FIGURE = rb"^turnpike_engine_%s_tokens_total\{[^}]*\} ([0-9.e+]+)"
 _TEXT = b'"content"'
 
 
@@ -129,6 +129,7 @@ async def measure(base: str, keys: tuple[str, str], model: str, options: argpars
             else:
                 with_b.append(await _rate(base, options.window, lambda: _probe(b, firsts, options)))
             crowd.check()
+        output, recomputed = [await asyncio.to_thread(_output, base, kind) for kind in (b"output", b"recomputed")]
     finally:
         await crowd.leave()
     met = bool(firsts) and max(firsts) <= BAR_S
@@ -147,6 +148,7 @@ async def measure(base: str, keys: tuple[str, str], model: str, options: argpars
             "met": met,
         },
         "output_tokens_per_s": {"a_alone": [round(r) for r in without_b], "a_and_b": [round(r) for r in with_b]},
+        "recomputed_per_output_token": round(recomputed / output, 4),
         "loss": {"value": round(loss, 3), "bar": BAR_LOSS, "met": loss <= BAR_LOSS},
     }
 
@@ -181,8 +183,10 @@ async def _next_output(base: str) -> tuple[float, float]:
     return time.perf_counter(), after
 
 
-def _output(base: str) -> float:
-    return sum(float(found) for found in _FIGURE.findall(get(base + "/metrics")[1]))
+def _output(base: str, kind: bytes = b"output") -> float:
+    """Tokens that all replicas put out so far, or recomputed."""
+    found = re.findall(_FIGURE % kind, get(base + "/metrics")[1], re.MULTILINE)
+    return sum(map(float, found))
 
 
 @contextmanager
