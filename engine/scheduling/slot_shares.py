@@ -29,7 +29,7 @@ from engine.scheduling.request import Request
 CLAIM_AFTER_S: Mapping[Lane, float] = {"interactive": 0.1, "standard": 0.1, "batch": 1.0}
 """How long a flow waits, since its waiting began or its last claim, until others give way to it."""
 ROTATION_S: Mapping[Lane, float] = {"interactive": 0.5, "standard": 1.0, "batch": 10.0}
-"""For how long a request holds its slot until it gives way to a flow that will hold as much."""
+"""For how long a request holds its slot until its flow's turn is over."""
 LOOK_EVERY_S = 0.05
 """After how long claims are looked for again."""
 SLACK = 1 / 8
@@ -71,7 +71,8 @@ class SlotShares:
     def displaced(self, victims: Sequence[Request]) -> None:
         """These are preempted for a claim. Others may have claims as well: it is looked again at once."""
         self.look_at = 0.0
-        for victim in victims:
+        # Who is out of credit would give way to anybody, and is not in the queue until credit comes.
+        for victim in (victim for victim in victims if not victim.paused):
             self._expected[victim.arrival] = victim.resume_cost
             self._cost += victim.resume_cost
 
