@@ -162,6 +162,10 @@ class PlainVtc(FairShare):
     def outranks(self, request: Request, other: Request) -> bool:
         return False
 
+    @property
+    def claims_due(self) -> bool:
+        return False
+
     def victim(self, candidates: Iterable[Request]) -> Request | None:
         return max(candidates, key=lambda request: (request.paused, request.arrival), default=None)
 

@@ -25,6 +25,8 @@ from engine.scheduling.tokens import Tokens
 from prompt_cache.block_groups import GroupedPool
 
 TARGET_US = 100.0
+STEP_S = 0.02
+"""How long a step takes, for what depends on time."""
 
 
 def measure(running: int, steps: int) -> float:
@@ -51,7 +53,7 @@ def measure(running: int, steps: int) -> float:
     took = []
     for step_number in range(steps + 50):
         began = time.perf_counter()
-        step = scheduler.schedule()
+        step = scheduler.schedule(1.0 + step_number * STEP_S)
         chosen = time.perf_counter()
         tokens = [0 if work.samples else None for work in step.work]
         began += time.perf_counter() - chosen  # the model's part

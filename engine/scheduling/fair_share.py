@@ -7,7 +7,8 @@ charged: who writes much would wait until the others had got as much as it has y
 the most that one request costs, with that block; C = running requests × E; both per weight; Q the quantum; L what all
 lanes together may keep, or borrow):
 
-G1  Whoever waits is admitted as soon as slots, memory and the step's budget allow: no share is held back for nobody.
+G1  Whoever waits is admitted by the first step that has room: no share is held back for nobody. Where others hold the
+    room, G6 says when they give it back.
 G2  Two flows that wait in one lane throughout any interval get service within 2 (C + Q) of each other, per weight; on R
     replicas that hear of each other's service every T µs, within 2 (R C + Q + (R - 1) T): each has its part of Q.
 G3  A request that is its flow's next is admitted after its lane has charged, to each other flow of weight w, at most
@@ -15,6 +16,12 @@ G3  A request that is its flow's next is admitted after its lane has charged, to
 G4  Backlogged lanes get engine time by weight, each within 2 L + C µs of its share over any interval. An interactive
     lane that asks for less than its share does not wait for others, however much they ask for.
 G5  A flow that was silent is served as if it had just come: what it did not use is gone.
+G6  A flow that waits in the lane whose turn it is, within Q of the least served there, and holds less than its part of
+    slots and memory, gets another slot `CLAIM_AFTER_S` + `LOOK_EVERY_S` and a few steps later: from flows that hold
+    more, whether their requests end or not, and whether their clients read or not. Where the parts of n flows are less
+    than one of s slots, it is `ROTATION_S` x (1 + n / s) later. A flow has its part when it is within a request and an
+    eighth of its own holding of what any other one in its lane holds, by weight. Claims cost at most `LOSS` of all
+    engine time, and `BURST`; when they have cost more, the next one waits until it is within that again.
 
 Shares are charged at admission. Among the prompts of those who are admitted the higher lane's are computed first, as
 far as its balance allows; and a step in which an interactive prompt ends is not made longer by prompts of lower lanes,
@@ -34,9 +41,11 @@ from engine.scheduling.costs import FixedCosts, StepCosts
 from engine.scheduling.flows import DEBT, OUTPUT_GUESS, PATIENCE, FlowShares, Matched
 from engine.scheduling.lanes import LANES, QUANTUM, RANK, WEIGHTS, LaneShares
 from engine.scheduling.pace import Pace
+from engine.scheduling.policy import Capacity, Claim
 from engine.scheduling.recent_use import RecentUse
 from engine.scheduling.request import Request
 from engine.scheduling.service import ServiceTotals
+from engine.scheduling.slot_shares import SlotShares
 from prompt_cache.keys import BLOCK_TOKENS
 
 LOCALITY = 250_000.0
@@ -75,6 +84,7 @@ class FairShare:
         self.service = ServiceTotals()
         self._use = RecentUse(self.lanes.given)
         self._pace = Pace()
+        self._slots = SlotShares()
         self._backlogged: frozenset[Lane] = frozenset()
         """Lanes in which somebody waits."""
         self._working: frozenset[Lane] = frozenset()
@@ -92,6 +102,8 @@ class FairShare:
         """When each other replica was heard last."""
         self._first_token = dict(first_token)
         self._now = 0.0
+        self._clock = 0.0
+        """Seconds in which the system's clock went forward since the first step."""
         self._taken = 0
         self._waiting = 0
         self._lane: Lane | None = None
@@ -105,6 +117,7 @@ class FairShare:
         self._working = self._backlogged | self._prompting if self._prompting else self._backlogged
         self._was_short, self._is_short = self._is_short, False
         self._first_ends = False
+        self._clock += max(0.0, now - self._now) if self._now else 0.0
         self._now = now
         self._use.look(now)
         before, self._lane = self._lane, self._turn()
@@ -114,7 +127,11 @@ class FairShare:
         if not request.began:
             request.rates = self.costs.rates
         request.estimate = self.estimate(request)
-        self.flows[request.lane].push(request, self._now)
+        flows = self.flows[request.lane]
+        flow = flows.flow(request.flow)
+        if not flow.waiting:
+            flow.claimed_at = self._clock
+        flows.push(request, self._now)
         self._waiting += 1
         self._backlogged |= {request.lane}
         self._working |= {request.lane}
@@ -141,6 +158,7 @@ class FairShare:
 
     def remove(self, request: Request) -> None:
         self._leave(request, None)
+        self._slots.ended(request)
 
     def _leave(self, request: Request, served: float | None) -> None:
         """A request waits no more: it is served now, or gone."""
@@ -161,31 +179,33 @@ class FairShare:
     # ------------------------------------------------------------ charging
 
     def placed(self, request: Request) -> None:
+        self._slots.resumed(request)
+        request.placed_at = self._clock
         flow = self.flows[request.lane].flow(request.flow)
         left = len(request.tokens) - request.kv
         for other in flow.running.values():
             if self._passes(request, left, other):
                 other.passed += 1
-        flow.running[request.arrival] = request
+        self.flows[request.lane].placed(request)
         self._charge(request, request.spent + self._ahead(request, BLOCK_TOKENS) - request.charged)
 
     def grown(self, requests: Iterable[Request]) -> None:
         costs: dict[Lane, float] = {}
         for request in requests:
             cost = request.ahead(BLOCK_TOKENS)
+            lane = request.lane
+            flows = self.flows[lane]
+            flow = flows.flows[request.flow]
+            flow.blocks += 1
             if cost > 0.0:
-                lane = request.lane
                 request.charged += cost
-                flows = self.flows[lane]
-                flows.charge(flows.flows[request.flow], cost)
+                flows.charge(flow, cost)
                 costs[lane] = costs.get(lane, 0.0) + cost
         for lane, cost in costs.items():
             self.lanes.charge(lane, cost, self._working)
 
     def released(self, request: Request) -> None:
-        flow = self.flows[request.lane].flow(request.flow)
-        del flow.running[request.arrival]
-        flow.learn(request.output)
+        self.flows[request.lane].released(request).learn(request.output)
         self.service.add(request.lane, request.flow, request.spent - request.served)
         request.served = request.spent
         self._charge(request, request.spent - request.charged)
@@ -243,7 +263,10 @@ class FairShare:
         their shares."""
         if self._left(lane) > self.least_share(lane):
             return 0.0
-        return sum(max(0.0, self.lanes.kept[other]) for other in LANES[: RANK[lane]] if len(self.flows[other]))
+        higher = [other for other in LANES[: RANK[lane]] if len(self.flows[other])]
+        shared = sum(self.weights[other] for other in LANES if other == lane or len(self.flows[other]))
+        # They pay with it for what they get beyond their own shares.
+        return sum(max(0.0, self.lanes.kept[other]) / (1 - self.weights[other] / shared) for other in higher)
 
     def _left(self, lane: Lane) -> float:
         """Which part of engine time other lanes left lately."""
@@ -323,6 +346,19 @@ class FairShare:
     def outranks(self, request: Request, other: Request) -> bool:
         """A higher lane whose turn it is takes what a lower one holds."""
         return RANK[request.lane] < RANK[other.lane]
+
+    @property
+    def claims_due(self) -> bool:
+        return self._clock >= self._slots.look_at
+
+    def claims(self, capacity: Capacity) -> Iterable[Claim]:
+        lane = self._turn()
+        given = sum(self.lanes.given.values())
+        return () if lane is None else self._slots.claims(lane, self.flows[lane], capacity, self._clock, given)
+
+    def displaced(self, request: Request, victims: Sequence[Request]) -> None:
+        self.flows[request.lane].flow(request.flow).claimed_at = self._clock
+        self._slots.displaced(victims)
 
     # ------------------------------------------------------------ batch's deadlines
 

@@ -1,22 +1,22 @@
 """Shares between the flows of one lane: a virtual counter each, after VTC (Sheng et al., OSDI '24) and DLPM (2025).
 
 A flow's counter grows by what it is charged, divided by its weight; the flow with the least is served next. A flow that
-wakes up is lifted to what the least of those that wait has got, so that silence earns nothing. Among flows within the
-quantum Q of the least, the one whose next request has the least left to compute goes first, having its prefix in memory
-or being short: Q bounds what fairness gives up for cache hits and short waits. Where waiting counts most, flows are
-level up to where the least will be when its next request is served (the finish tag of weighted fair queueing; counters
-are start tags): so far ahead it will be in any case. Elsewhere nobody takes the last slot from the least for the sake
-of less to compute while that one has nothing running: Q bounds what is charged at once, and not how long the slot is
-kept. Inside a flow its sub-flows take turns; inside a sub-flow the least left to compute goes first, and else who came
-first: a tenant's long prompts do not hold up its short ones, which costs the others nothing. Each request lets at most
-`PATIENCE` others pass.
+wakes up is lifted to what the least of those that wait, or else that run, has got, so that silence earns nothing. Among
+flows within the quantum Q of the least, the one whose next request has the least left to compute goes first, having its
+prefix in memory or being short: Q bounds what fairness gives up for cache hits and short waits. Where waiting counts
+most, flows are level up to where the least will be when its next request is served (the finish tag of weighted fair
+queueing; counters are start tags): so far ahead it will be in any case. Elsewhere nobody takes the last slot from the
+least for the sake of less to compute while that one has nothing running: Q bounds what is charged at once, and not how
+long the slot is kept. Inside a flow its sub-flows take turns; inside a sub-flow the least left to compute goes first,
+and else who came first: a tenant's long prompts do not hold up its short ones, which costs the others nothing. Each
+request lets at most `PATIENCE` others pass.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
 from engine.scheduling.dues import Dues
@@ -51,7 +51,9 @@ class Flow:
     __slots__ = (
         "_queues",
         "_turns",
+        "blocks",
         "charged",
+        "claimed_at",
         "counter",
         "entry",
         "lately",
@@ -79,6 +81,10 @@ class Flow:
         self.waiting: dict[int, Request] = {}
         """By arrival."""
         self.running: dict[int, Request] = {}
+        self.blocks = 0
+        """How many blocks the running requests have, shared ones counted for each."""
+        self.claimed_at = 0.0
+        """When it began to wait, or others gave way to it last: seconds of the policy's clock, never put back."""
         self.since = 0.0
         """When it was served last, or began to wait: seconds since the Unix epoch."""
         self._queues: dict[str, list[tuple[float, int, Request]]] = {}
@@ -112,6 +118,11 @@ class Flow:
         """The next request of the sub-flow whose turn it is."""
         return self._queues[self._turns[0]][0][2]
 
+    def neediest(self) -> Request:
+        """The next request of the sub-flow with the fewest running ones, and of equals of the next in turn."""
+        running = Counter(request.sub_flow for request in self.running.values())
+        return self._queues[min(self._turns, key=running.__getitem__)][0][2]
+
     def nearest(self, matched: Matched) -> tuple[Request, int]:
         """The one of the sub-flow's first with the fewest tokens to compute, if all before it can wait; and those."""
         queue = self._queues[self._turns[0]]
@@ -142,6 +153,10 @@ class Flow:
         """The counter without what was charged ahead, as VTC has it: prompts when admitted, output when it is there."""
         return self.counter - self.outstanding() / self.weight
 
+    def received(self) -> float:
+        """The counter without anything that was charged ahead, of prompts too."""
+        return self.counter - sum(request.charged - request.spent for request in self.running.values()) / self.weight
+
     def expected(self) -> float:
         """The counter as it is thought to be by now."""
         return self.counter + self.lately / self.weight
@@ -160,6 +175,8 @@ class FlowShares:
         self.by_deadline = by_deadline
         self.to_finish = to_finish
         self.flows: dict[str, Flow] = {}
+        self.running: dict[str, Flow] = {}
+        """The flows that have running requests."""
         self.queued = 0.0
         self._order: LazyHeap[tuple[float, int, Flow]] = LazyHeap(_is_last)
         """Backlogged flows by counter, among equals who was charged first. An entry counts while it is its flow's last;
@@ -264,6 +281,28 @@ class FlowShares:
         self.fresh -= not request.began
         self.queued = self.queued - request.estimate if self._waiting else 0.0
 
+    def level(self) -> list[Flow]:
+        """The first of the flows that wait and are within Q of the least, that one first."""
+        least = self._least()
+        return [] if least is None else self._within(least.counter + self.quantum)
+
+    def placed(self, request: Request) -> Flow:
+        """A request got its blocks."""
+        flow = self.flow(request.flow)
+        flow.running[request.arrival] = request
+        flow.blocks += len(request.table)
+        self.running[flow.name] = flow
+        return flow
+
+    def released(self, request: Request) -> Flow:
+        """A running request is about to give its blocks back."""
+        flow = self.flow(request.flow)
+        del flow.running[request.arrival]
+        flow.blocks -= len(request.table)
+        if not flow.running:
+            del self.running[flow.name]
+        return flow
+
     def charge(self, flow: Flow, cost: float) -> None:
         """Add `cost` µs to a flow's counter; negative to correct it."""
         if cost:
@@ -281,6 +320,10 @@ class FlowShares:
         assert self.fresh == sum(not request.began for request in waiting), "others have begun than are counted"
         due = sum(_due(request) is not None for request in waiting) if self.by_deadline else 0
         assert len(self.dues) == due, "more or fewer are due than wait"
+        assert self.running == {name: flow for name, flow in self.flows.items() if flow.running}, "others run"
+        for flow in self.running.values():
+            held = sum(len(request.table) for request in flow.running.values())
+            assert flow.blocks == held, "a flow holds more or fewer blocks than are counted"
 
     def forget_idle(self) -> None:
         """Drop flows that would come back as they would come new, and of the others those beyond `IDLE` that got the
@@ -299,7 +342,14 @@ class FlowShares:
         put them on the bill of one that has none. So without them they are compared, and its own are put on top.
         """
         least = self._least()
-        return (self._floor if least is None else least.got()) + flow.outstanding() / flow.weight
+        if least is None:
+            # Where nobody waits, time goes on with those that run: they had what nobody else wanted.
+            others = [other for other in self.running.values() if other is not flow]
+            runs = min(others, key=_counter, default=None)
+            level = self._floor if runs is None else max(self._floor, runs.received())
+        else:
+            level = least.got()
+        return level + flow.outstanding() / flow.weight
 
     def _urgency(self, request: Request) -> float:
         if not self.by_deadline:
@@ -330,6 +380,10 @@ class FlowShares:
         for entry in entries:
             self._order.push(entry)
         return found
+
+
+def _counter(flow: Flow) -> float:
+    return flow.counter
 
 
 def _is_last(entry: tuple[float, int, Flow]) -> bool:

@@ -3,7 +3,8 @@
 Each lane has a balance in µs. What a lane is given it pays, and all lanes that have work are paid by weight out of it:
 so balances say how far lanes are from their shares, a lane that is alone pays nothing, and capacity that a lane leaves
 goes to the others at once. A quiet lane is paid as if it had work, and that it keeps, up to `ROUNDS` rounds' pay: when
-it comes back it spends it first, whole, without the others being paid; alone it spends nothing. The highest lane with
+it comes back, what it gets beyond its share is taken from that first, and the others are not paid for it; alone it
+spends nothing. So what it kept lasts the longer, the less it asks for beyond its share. The highest lane with
 work is served that is owed something or has kept something; one whose next request is late may go into debt, up to as
 much again or a part of it, and pays that back out of the shares to come. Both let a burst go first, for a bounded time:
 a lower lane waits for what is kept, and for what is borrowed until its own share of that time has come to as much. A
@@ -23,7 +24,7 @@ WEIGHTS: Mapping[Lane, float] = {"interactive": 8, "standard": 4, "batch": 1}
 RANK: Mapping[Lane, int] = {lane: rank for rank, lane in enumerate(LANES)}
 QUANTUM = 250_000.0
 """µs of engine time that a weight of 1 is paid in a round."""
-ROUNDS: Mapping[Lane, float] = {"interactive": 16, "standard": 4, "batch": 1}
+ROUNDS: Mapping[Lane, float] = {"interactive": 12, "standard": 4, "batch": 1}
 """How many rounds' pay a lane may keep, and how many it may borrow."""
 
 Parts: TypeAlias = tuple[float, list[tuple[Lane, float]], list[tuple[Lane, float]]]
@@ -91,7 +92,7 @@ class LaneShares:
         self.given[lane] += cost
         balance, more = self.balance, cost * own
         if more > 0.0 and balance[lane] <= 0.0 and self.kept[lane] > 0.0:
-            self.kept[lane] -= cost
+            self.kept[lane] -= more
             return
         balance[lane] -= more
         for other, part in paid:

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 from engine.scheduling.lazy_heap import LazyHeap
 from engine.scheduling.request import Request
 
 Matched = Callable[[Request], int]
 """How many tokens of a request are in memory already."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a replica has for its running requests: slots, and blocks of memory."""
+
+    slots: int
+    blocks: int
+
+
+Claim: TypeAlias = tuple[Request, Iterable[Request]]
+"""A waiting request, and the running ones that may be preempted for it, in this order, until it fits."""
 
 
 class Policy(Protocol):
@@ -67,6 +80,19 @@ class Policy(Protocol):
     def outranks(self, request: Request, other: Request) -> bool:
         """Whether a waiting request may take the slot and the memory of a running one that has recovered."""
 
+    @property
+    def claims_due(self) -> bool:
+        """Whether `claims` may name any now."""
+
+    def claims(self, capacity: Capacity) -> Iterable[Claim]:
+        """Waiting requests whose flows hold less than their part of slots and memory, the first one first.
+
+        Only requests that have recovered are named to be preempted.
+        """
+
+    def displaced(self, request: Request, victims: Sequence[Request]) -> None:
+        """The running requests are preempted now for the waiting one, as `claims` named them."""
+
 
 class FirstComeFirstServed:
     """By arrival; the youngest gives way first, and before all others one that is out of credit anyway."""
@@ -123,3 +149,13 @@ class FirstComeFirstServed:
 
     def outranks(self, request: Request, other: Request) -> bool:
         return False
+
+    @property
+    def claims_due(self) -> bool:
+        return False
+
+    def claims(self, capacity: Capacity) -> Iterable[Claim]:
+        return ()
+
+    def displaced(self, request: Request, victims: Sequence[Request]) -> None:
+        """Nobody claims anything."""

@@ -71,6 +71,8 @@ class Request:
     """How many later requests of its flow were served before it."""
     placed: int = 0
     """Place in the order in which requests got their blocks."""
+    placed_at: float = 0.0
+    """When it got its blocks, in seconds of the policy's clock."""
     swapped: list[Block] = field(default_factory=list)
     """While it was preempted and its KV kept: the blocks of the swap space, for its first `kept` tokens."""
     kept: int = 0
@@ -131,6 +133,12 @@ class Request:
             earned = self._earned()
             self.repaid = earned > 0 and earned >= self.lost
         return self.repaid
+
+    @property
+    def resume_cost(self) -> float:
+        """µs that preemption now is thought to cost: full blocks stay in the index, the rest is computed again."""
+        kept = self.published * BLOCK_TOKENS if self.read else 0
+        return max(0, self.kv - kept) * self.rates.uncached
 
     @property
     def owes(self) -> int:

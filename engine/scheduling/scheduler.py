@@ -20,7 +20,7 @@ from engine.protocol.requests import Lane
 from engine.scheduling.block_needs import BlockNeeds
 from engine.scheduling.costs import FixedCosts, StepCosts
 from engine.scheduling.decode_batch import DecodeBatch
-from engine.scheduling.policy import FirstComeFirstServed, Policy
+from engine.scheduling.policy import Capacity, FirstComeFirstServed, Policy
 from engine.scheduling.request import Request
 from engine.scheduling.swap_space import SwapSpace
 from engine.scheduling.work import Prefill, Step, Work
@@ -58,6 +58,7 @@ class Scheduler:
         self.costs: StepCosts = FixedCosts() if costs is None else costs
         self.targets = targets
         self.swap = SwapSpace(swap)
+        self.capacity = Capacity(max_running, self.needs.longest or max(group.total for group in pool.pools))
         self.batch = DecodeBatch(max_running)
         self.parked: dict[int, Request] = {}
         """Without blocks and out of credit: not in the queue until credit comes."""
@@ -155,6 +156,8 @@ class Scheduler:
             self._grow(step)
         if len(self.queue) and (moved or self._changed or self._prefills or self._gained()):
             self._admit(step)
+        elif len(self.queue) and self.queue.claims_due:
+            self._admit_claimants(step)
         step.work = self.batch.works()
         if self._prefills:
             self._prefill(step)
@@ -320,15 +323,27 @@ class Scheduler:
         while (request := self.queue.peek(self._matched_tokens, len(self._running) >= all_but_one)) is not None:
             # Admitted when the step comes to it: who is admitted sooner could not be overtaken any more.
             full = self._prefill_before(request) >= room
-            if full or not self._make_room(request, step):
+            if full:
                 break
-            self.queue.take(request)
-            self._place(request, step)
-            if self.queue.keeps_awaited:
-                self.pool.dismiss(self._wanted(request))
-            self.queue.placed(request)
+            if not self._make_room(request, step):
+                self._admit_claimants(step)
+                break
+            self._take(request, step)
         self._changed = full  # the next step has room again, whatever else happens
         self._spare = self.needs.spare(self._prefills.values())
+
+    def _admit_claimants(self, step: Step) -> None:
+        """Admit those for whom others of their lane give way, by the policy's shares of slots and memory."""
+        room = self._room()
+        while self.queue.claims_due and (request := self._claim(room, step)) is not None:
+            self._take(request, step)
+
+    def _take(self, request: Request, step: Step) -> None:
+        self.queue.take(request)
+        self._place(request, step)
+        if self.queue.keeps_awaited:
+            self.pool.dismiss(self._wanted(request))
+        self.queue.placed(request)
 
     def _gained(self) -> bool:
         """Whether there are more blocks than when the first of the queue could not be admitted; nothing prefills."""
@@ -358,6 +373,22 @@ class Scheduler:
             self._preempt(victim, step)
         return True
 
+    def _claim(self, room: int, step: Step) -> Request | None:
+        """A request that fits since others have given way; None if nobody's claim holds now."""
+        for request, victims in self.queue.claims(self.capacity):
+            if self._prefill_before(request) >= room:
+                continue
+            chosen: list[Request] = []
+            for victim in victims:
+                chosen.append(victim)
+                if self._would_fit(request, chosen):
+                    self.queue.displaced(request, chosen)
+                    for each in chosen:
+                        self._preempt(each, step)
+                    # Blocks that others share were counted as free: then it comes to its place at a later look.
+                    return request if self._fits(request) else None
+        return None
+
     def _matched_tokens(self, request: Request) -> int:
         return len(self._matched(request)) * BLOCK_TOKENS
 
@@ -379,7 +410,9 @@ class Scheduler:
         return self.needs.fit(request, spare) or self.needs.fit(request, spare, self._matched(request))
 
     def _would_fit(self, request: Request, without: Sequence[Request]) -> bool:
-        """Whether there could be blocks enough for the request if these gave theirs back."""
+        """Whether there could be a slot and blocks enough for the request if these gave theirs back."""
+        if len(self._running) - len(without) >= self.max_running:
+            return False
         spare = self.needs.spare(other for other in self._prefills.values() if other not in without)
         return self.needs.fit(
             request, [left + more for left, more in zip(spare, self.needs.freed(without), strict=True)]

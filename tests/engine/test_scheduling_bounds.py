@@ -175,3 +175,21 @@ def test_who_comes_into_another_lane_waits_as_long_as_that_one_lets_it(benches: 
         bench.now = now
         bench.step()
         assert (bench.runs["moved"].done is not None) is ended
+
+
+@pytest.mark.parametrize("lane", ["interactive", "standard"])
+def test_a_tenant_that_fills_its_queue_and_all_slots_keeps_nobody_else_waiting(
+    benches: Callable[..., Bench], lane: Lane
+):
+    """300 endless answers on four slots: another tenant's short one is queued, begins and ends before any of them."""
+    bench = benches(running=4)
+    many = [bench.add(generate(f"a{number}", [5] * 10, 1000, flow="a", lane=lane)) for number in range(300)]
+    for _ in range(20):
+        bench.step()
+    other = bench.add(generate("b", [7] * 10, 4, flow="b", lane=lane))
+    for _ in range(40):
+        bench.now += 0.05
+        bench.step()
+    assert other.done is not None
+    assert other.done.reason == "length"
+    assert not any(run.tokens for run in many if run.done)

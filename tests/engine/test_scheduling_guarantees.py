@@ -1,4 +1,4 @@
-"""G1 to G5 of the fair-share policy, with their constants, on the real scheduler and block pool without a model."""
+"""G1 to G6 of the fair-share policy, with their constants, on the real scheduler and block pool without a model."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from engine.scheduling.fair_share import FairShare
 from engine.scheduling.lanes import LANES, ROUNDS, WEIGHTS, LaneShares
 from engine.scheduling.policy import FirstComeFirstServed, Policy
 from engine.scheduling.request import Request
+from engine.scheduling.slot_shares import CLAIM_AFTER_S, LOOK_EVERY_S, ROTATION_S
 from engine.scheduling.work import Step
 from prompt_cache.keys import BLOCK_TOKENS
 from tests.engine.scheduling import RATES, Replica, request
@@ -419,8 +420,8 @@ def test_a_late_lane_borrows_up_to_its_bound_and_pays_back(part: float):
         lanes.charge(lane, 1.0, both)
         order.append(lane)
     # What it has kept, and as much or a part of it, of which batch is owed a ninth; from then on by weight.
-    first = order.index("batch")
-    assert first == pytest.approx(16 * 8 + 16 * 8 * part * 9, abs=1)
+    first, most = order.index("batch"), ROUNDS["interactive"] * WEIGHTS["interactive"]
+    assert first == pytest.approx(most * 9 + most * part * 9, abs=1)
     assert order[first:].count("batch") == pytest.approx((3_000 - first) / 9, abs=1)
 
 
@@ -438,9 +439,9 @@ def test_g4_a_lane_that_was_alone_owes_nothing_to_one_that_comes():
     both: frozenset[Lane] = frozenset(("interactive", "standard"))
     for _ in range(1_000):
         lanes.charge("interactive", 1.0, frozenset(["interactive"]))
-    assert lanes.kept["interactive"] == 16 * 8
+    assert lanes.kept["interactive"] == ROUNDS["interactive"] * WEIGHTS["interactive"]
     order = []
-    for _ in range(16 * 8):
+    for _ in range(int(lanes.kept["interactive"])):
         order.append(lane := lanes.choose(both))
         assert lane is not None
         lanes.charge(lane, 1.0, both)
@@ -488,6 +489,37 @@ def test_g5_a_silent_flow_gains_nothing(silent: int):
     got = {flow: service - start.get(flow, 0.0) for flow, service in meter.service("flow").items()}
     assert abs(got["sleeper"] - got["busy"]) <= 2 * 2 * meter.most
     assert got["sleeper"] == pytest.approx(got["busy"], rel=0.03)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(data=st.data(), slots=st.sampled_from([2, 5, 16]), lane=st.sampled_from(LANES))
+def test_g6_who_holds_less_than_its_part_gets_a_slot_in_bounded_time(data: st.DataObject, slots: int, lane: Lane):
+    """Answers that never end hold all slots; some clients read nothing. A short request begins within the constant."""
+    replica = Replica(FairShare(), running=slots)
+    flows = data.draw(st.integers(1, 4))
+    weights = data.draw(st.lists(st.sampled_from([1, 3]), min_size=flows, max_size=flows))
+    number = 0
+    for flow, weight in enumerate(weights):
+        for _ in range(data.draw(st.sampled_from([1, slots, 4 * slots]))):
+            number += 1
+            credit = data.draw(st.sampled_from([5, 1 << 30, 1 << 30]))
+            prompt = data.draw(st.sampled_from([1, 200]))
+            replica.add(request(number, prompt, 100_000, flow=f"f{flow}", lane=lane, weight=weight, credit=credit))
+        for _ in range(data.draw(st.sampled_from([0, 10, 200]))):
+            replica.step()
+    for wave in range(3):
+        wanted = request(900_000 + wave, 64, 4, flow="one", lane=lane)
+        began = replica.now
+        replica.add(wanted)
+        constant = CLAIM_AFTER_S[lane] + LOOK_EVERY_S
+        if slots < 2 * (sum(weights) + 1):  # its part may be less than a slot
+            constant += ROTATION_S[lane] * (1 + (flows + 1) / slots)
+        while not wanted.began:
+            replica.step()
+            waited = (replica.now - began - 4 * RATES.step_time(replica.budget, slots)) / 1e6
+            assert waited <= constant, f"wave {wave}: {waited} s"
+        while wanted not in replica.finished:
+            replica.step()
 
 
 def against_a_flood(deadline: float | None, slower: float = 1.0) -> float:
