@@ -12,7 +12,7 @@ def known() -> tuple[type[Exception], ...]:
     from billing.adjustments import InvalidAdjustment, UnknownEvent  # noqa: PLC0415
     from billing.balances import CurrencyMismatch, InvalidGrant, RefundRefused  # noqa: PLC0415
     from billing.budgets.setting import InvalidBudget, UnknownBudget  # noqa: PLC0415
-    from billing.epochs import EpochAlive, UnknownEpoch  # noqa: PLC0415
+    from billing.epochs import EpochAlive, GatewayNameTaken, UnknownEpoch  # noqa: PLC0415
     from billing.exports.datasets import InvalidExport  # noqa: PLC0415
     from billing.identities import IdReused  # noqa: PLC0415
     from billing.invoices.failures import InvoiceRefused  # noqa: PLC0415
@@ -49,6 +49,7 @@ def known() -> tuple[type[Exception], ...]:
         DataFolderError,
         EngineError,
         EpochAlive,
+        GatewayNameTaken,
         IdReused,
         InvalidAdjustment,
         InvalidBudget,
@@ -87,6 +88,7 @@ def known() -> tuple[type[Exception], ...]:
 
 def temporary() -> tuple[type[Exception], ...]:
     """Those that may be gone when the same is tried again."""
+    from billing.epochs import GatewayNameTaken  # noqa: PLC0415
     from storage.database import DatabaseUnavailable  # noqa: PLC0415
 
-    return (DatabaseUnavailable,)
+    return (DatabaseUnavailable, GatewayNameTaken)
