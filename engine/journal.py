@@ -80,6 +80,15 @@ def _copy(source: int, target: int, at: int) -> int:
     return at
 
 
+def _is_file(path: Path, file: int) -> bool:
+    """Whether the path leads to this open file."""
+    try:
+        found, ours = path.stat(), os.fstat(file)
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)
+
+
 def _compact_at(file: int) -> int:
     """How large it may grow from now on: most of it may be of no more interest then."""
     return max(COMPACT_BYTES, 2 * os.fstat(file).st_size)
@@ -242,9 +251,9 @@ class Journal:
             with self._guard:
                 self._buffer.clear()  # what is not written yet is in the state
                 state = list(self._state())
-            lock = self._lock
-            self._take_folder()
-            if lock >= 0:
+            if not _is_file(self.folder / "lock", self._lock):
+                lock = self._lock
+                self._take_folder()
                 os.close(lock)
             self._store_epoch()
             old, self._file = self._file, self._replace(self._path, b"".join(map(frame, state)))
@@ -294,11 +303,7 @@ class Journal:
 
     def _is_there(self) -> bool:
         """Whether the file that grows is the one that the next start would read."""
-        try:
-            found, ours = self._path.stat(), os.fstat(self._file)
-            return (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)
-        except OSError:
-            return False
+        return _is_file(self._path, self._file)
 
     def _end(self, handle: int, done: Done, gateway: str = "") -> Done:
         live = self._live.pop(handle, None)

@@ -45,13 +45,13 @@ def gateway_folder(settings: Settings) -> Iterator[Settings]:
     """Have the data folder for one gateway alone; the settings with its folder and its name. Raises DataFolderError."""
     if settings.shared_data_dir:
         settings, lock = _first_free(settings)
+    elif (locked := _locked(settings)) is not None:
+        lock = locked
     else:
-        lock = _locked(settings)
-        if lock is None:
-            raise DataFolderError(
-                f"data_dir: another gateway uses {settings.data}: give each its own --data-dir, or start all of them "
-                "with --shared-data-dir"
-            )
+        raise DataFolderError(
+            f"data_dir: another gateway uses {settings.data}: give each its own --data-dir, or start all of them "
+            "with --shared-data-dir"
+        )
     try:
         if not settings.gateway_name:
             name = f"{socket.gethostname()}-{identity(settings.data)[:8]}"

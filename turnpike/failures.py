@@ -18,6 +18,7 @@ def known() -> tuple[type[Exception], ...]:
     from billing.invoices.failures import InvoiceRefused  # noqa: PLC0415
     from billing.invoices.parties import InvalidParty  # noqa: PLC0415
     from billing.invoices.pdf import NotPrintable  # noqa: PLC0415
+    from billing.lost_journals import JournalAnswers, UnknownJournal  # noqa: PLC0415
     from billing.money import InvalidMoney, InvalidPrice  # noqa: PLC0415
     from billing.periods import PeriodOpen  # noqa: PLC0415
     from billing.prices import PriceMissing  # noqa: PLC0415
@@ -65,6 +66,7 @@ def known() -> tuple[type[Exception], ...]:
         InvalidUsage,
         InvalidWebhook,
         InvoiceRefused,
+        JournalAnswers,
         ModelFolderError,
         ModelWithoutPrice,
         NameTaken,
@@ -81,6 +83,7 @@ def known() -> tuple[type[Exception], ...]:
         UnknownBook,
         UnknownBudget,
         UnknownEpoch,
+        UnknownJournal,
         UnknownSheet,
         WebhookNotFound,
     )
