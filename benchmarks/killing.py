@@ -9,6 +9,7 @@ ever be below zero.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import random
@@ -24,10 +25,14 @@ from typing import Any
 from uuid import UUID
 
 import psutil
+from sqlalchemy import text
 
+from billing.balances import Balances
 from billing.holds.records import unpack
+from billing.money import parse_amount
+from storage.database import Database
 from tests.e2e.deployment import Answer, Deployment
-from tests.e2e.processes import Process, command, get, run, wait_ready
+from tests.e2e.processes import Process, command, get, wait_ready
 from tests.servers import PostgresServer, RedisServer, free_port, postgres_server, redis_server
 
 _KINDS = {
@@ -149,7 +154,17 @@ class Edge:
 
 def grant_credit(deployment: Deployment, tenant: str, amount: str) -> None:
     """Put money in; whether it was put in is not known when the database goes away."""
-    run("tenants", "credit", tenant, amount, env=deployment.env)
+
+    async def work() -> None:
+        database = await Database.open(deployment.env["TURNPIKE_DATABASE_URL"])
+        try:
+            async with database.reading() as session:
+                found = await session.execute(text("SELECT id FROM tenant WHERE name = :name"), {"name": tenant})
+            await Balances(database).grant(found.scalar_one(), parse_amount(amount), "USD")
+        finally:
+            await database.close()
+
+    asyncio.run(work())
 
 
 class Reaper:
