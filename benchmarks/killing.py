@@ -53,8 +53,8 @@ _AWAY_S = 12.0
 """How long something may be away at most before it is started again."""
 _EDGE = 3
 """Tenants with little money, each with two clients."""
-_CREDIT = "0.006"
-"""What they have at first, and get again: for three or four of their requests at a time."""
+_CREDIT = "0.002"
+"""What they have at first, and get again: for one or two of their requests at a time."""
 _WATCH_S = 0.5
 _GATEWAY = ("--workers", "2", "--allowance-requests", "2")
 """Two requests at once get money set aside for them: so some have holds of their own, and others take from those."""

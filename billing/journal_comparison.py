@@ -19,7 +19,7 @@ from billing.tables.journals import journal_loss, replica_journal
 from billing.tables.money import usage_event
 
 _BITS = 32
-_FOR_EVER = 1 << 31
+_FOR_EVER = (1 << 31) - 1
 State = Literal["answers", "away", "gone", "lost"]
 
 

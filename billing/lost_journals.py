@@ -18,7 +18,7 @@ from billing.tables.money import hold_batch
 from billing.tables.periods import gateway_epoch
 from storage.database import Database
 
-_FOR_EVER = 1 << 31
+_FOR_EVER = (1 << 31) - 1
 
 
 class UnknownJournal(ValueError):
