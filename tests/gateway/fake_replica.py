@@ -75,6 +75,7 @@ class FakeReplica:
         self.path = path
         self.name = name
         self.epoch = 1
+        self.version = VERSION
         self.identity = f"journal of {name}"
         self.fences: list[Fence] = []
         self.answering = True
@@ -173,7 +174,7 @@ class FakeReplica:
             challenge = b"c" * 16
             layout = Layout(64, ())
             hello = Hello(
-                VERSION,
+                self.version,
                 OLDEST_VERSION,
                 self.name,
                 self.epoch,

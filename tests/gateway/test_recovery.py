@@ -10,12 +10,14 @@ import pytest
 from sqlalchemy import insert, update
 
 from billing.audit.checks import check
-from billing.holds.records import Hold
+from billing.holds.records import Hold, HoldRequest
 from billing.prices import PriceVersion
 from billing.tables.journals import journal_of_epoch
 from billing.tables.periods import gateway_epoch
+from engine.protocol.replicas import FENCES
 from engine.protocol.requests import Counts, Done
 from gateway.services import GatewayOptions
+from storage.base import new_id
 from storage.database import DatabaseUnavailable
 from tests.fast import only_fast
 from tests.gateway.fake_replica import FakeReplica
@@ -187,6 +189,40 @@ async def test_another_replica_that_may_know_a_hold_keeps_it(
         await asyncio.sleep(1.5)
         assert await stack.gateway.services.holds.sweep(2**62) == 0, "time alone gives nothing back"
         assert await stack.holds() == ["open"]
+
+
+@pytest.mark.slow
+async def test_a_replica_of_the_version_before_keeps_what_it_may_know(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    """It has no identity and does not know `Fence`. Its successor under the same name answers for it."""
+    async with running_stack(
+        stocked_sqlite_url, tmp_path, model_folder, options=SHORT_DRAIN, start_replica=False
+    ) as stack:
+        stack.replica.version, stack.replica.identity = FENCES - 1, ""
+        await stack.replica.start()
+        await stack.ready()
+        stack.say(TEXT)
+        assert (await stack.post(WHOLE)).status_code == 200, "it is served all the same"
+        await stack.settled(1)
+        asked = HoldRequest(
+            new_id(), stack.tenant.id, stack.project.id, new_id(), "tiny", "standard", 1, 10**9, 60, "gone-1", b""
+        )
+        await stack.gateway.services.holds.reserve(asked)
+        row = {"epoch": "gone-1", "gateway": "gone", "started_at": 1, "seen_at": 1, "watermark": 1}
+        async with stack.database.transaction() as session:
+            await session.execute(insert(gateway_epoch).values(row | {"state": "ended", "reason": ""}))
+            known = {"epoch": "gone-1", "journal": "replica replica-0"}
+            await session.execute(insert(journal_of_epoch).values(known))
+        await asyncio.sleep(2.5)
+        assert "open" in await stack.holds()
+        assert stack.replica.fences == []
+        stack.replica.version, stack.replica.identity = FENCES, "its own by now"
+        stack.replica.drop()
+        async with asyncio.timeout(10):
+            while "open" in await stack.holds():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert sorted(await stack.holds()) == ["released", "settled"]
 
 
 async def only_over(stack: Stack) -> str:
