@@ -53,6 +53,16 @@ async def sequences_of(session: AsyncSession, period: str) -> list[Sequences]:
     return found
 
 
+async def missing_between(session: AsyncSession, replica: str, since: int, until: int) -> int:
+    """How many numbers no event has, in all epochs of a replica from `since` on and before `until`, up to the greatest
+    that one has."""
+    of = usage_event.c
+    epoch = of.sequence.op("/")(literal_column(str(_EPOCH)))
+    numbered = select(epoch, func.max(of.sequence), func.count(of.sequence.distinct())).where(of.replica == replica)
+    query = numbered.where(of.sequence > since * _EPOCH, of.sequence < until * _EPOCH).group_by(epoch)
+    return sum(last - number * _EPOCH - events for number, last, events in await session.execute(query))
+
+
 async def _gaps(session: AsyncSession, inside: tuple[object, ...], low: int) -> list[tuple[int, int]]:
     of = usage_event.c
     before = func.lag(of.sequence, 1, low - 1).over(order_by=of.sequence)

@@ -5,7 +5,7 @@ pico-units, each book differs from the events."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
@@ -13,6 +13,7 @@ import msgspec
 from sqlalchemy import Select, and_, func, insert, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from billing.journal_comparison import Journal, Told, compare, sort_out
 from billing.journal_sequences import Sequences, sequences_of
 from billing.ledger import OF_EVENTS
 from billing.periods import State, bounds
@@ -44,21 +45,15 @@ class Drift(msgspec.Struct, frozen=True):
         return sum(abs(book - self.events) for book in books)
 
 
-class Journal(msgspec.Struct, frozen=True):
-    """A replica's journal against the events, of all periods: requests that ended, and that have an event."""
-
-    replica: str
-    requests: int
-    events: int
-
-
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What was found in a period.
 
     `lost`: sequence numbers of the journals without an event, and requests that journals know beyond the events;
-    `doubled`: numbers with more than one. `late`: events that came after their own period had closed, booked in this
-    one. `unconfirmed`: nobody knows whether the client got the end. `adjustments`: corrections of earlier events, which
-    are no requests and stand in none of these numbers. `drifts`: tenants of whom some book differs.
+    `unacknowledged`: those of them that wait in a journal, or whose journal does not answer; `declared_lost`: those of
+    journals that a person declared lost. `doubled`: numbers with more than one. `late`: events that came after their
+    own period had closed, booked in this one. `unconfirmed`: nobody knows whether the client got the end.
+    `adjustments`: corrections of earlier events, which are no requests and stand in none of these numbers. `drifts`:
+    tenants of whom some book differs.
     """
 
     period: str
@@ -78,22 +73,28 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     sequences: list[Sequences]
     journals: list[Journal]
     adjustments: int = 0
+    unacknowledged: int = 0
+    declared_lost: int = 0
+
+    @property
+    def gone(self) -> list[Journal]:
+        """The journals in whose place others answer, and that nobody has declared lost."""
+        return [journal for journal in self.journals if journal.state == "gone"]
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was lost or doubled, and all books agree."""
-        return not (self.lost or self.doubled or self.drift_pico)
+        """Whether nothing was lost or doubled, nothing waits, and all books agree."""
+        return not (self.lost or self.doubled or self.drift_pico or self.unacknowledged or self.gone)
 
 
-async def reconcile(database: Database, period: str, journals: Mapping[str, int] | None = None) -> Report:
+async def reconcile(database: Database, period: str, journals: Iterable[Told] = ()) -> Report:
     """Reconcile a period in one snapshot and keep the report.
 
-    `journals` says of each replica that answers how many requests of all time ended in its journal. Raises
-    InvalidPeriod, DatabaseUnavailable.
+    `journals`: what the replicas that answer say of theirs. Raises InvalidPeriod, DatabaseUnavailable.
     """
     bounds(period)
     async with database.reading() as session:
-        report = await _report(session, database, period, journals or {})
+        report = await _report(session, database, period, journals)
     kept = {name: getattr(report, name) for name in _KEPT}
     row = kept | {"id": new_id(), "report": msgspec.json.encode(report).decode()}
     async with database.transaction() as session:
@@ -110,7 +111,7 @@ async def latest(database: Database, period: str) -> Report | None:
     return None if found is None else msgspec.json.decode(found, type=Report)
 
 
-async def _report(session: AsyncSession, database: Database, period: str, journals: Mapping[str, int]) -> Report:
+async def _report(session: AsyncSession, database: Database, period: str, journals: Iterable[Told]) -> Report:
     of = usage_event.c  # all tenants: a period is everybody's
     starts_at = bounds(period)[0]
     state = (
@@ -123,11 +124,11 @@ async def _report(session: AsyncSession, database: Database, period: str, journa
     adjustments = select(func.count()).where(here, ~request)
     tenants = await _drifts(session, period)
     sequences = await sequences_of(session, period)
-    compared = await _journals(session, journals)
+    compared = await compare(session, journals)
     costs: dict[str, int] = defaultdict(int)
     for tenant in tenants:
         costs[tenant.currency] += tenant.events
-    missing = sum(each.lost for each in sequences)
+    missing = sort_out(sequences, compared)
     return Report(
         period=period,
         state=state or "open",
@@ -138,9 +139,10 @@ async def _report(session: AsyncSession, database: Database, period: str, journa
         confirmed=by_delivery.get("confirmed", 0),
         unconfirmed=by_delivery.get("unconfirmed", 0),
         late=(await session.execute(late)).scalar_one(),
-        lost=max(missing, sum(max(0, journal.requests - journal.events) for journal in compared)),
-        doubled=sum(each.repeated for each in sequences)
-        + sum(max(0, journal.events - journal.requests) for journal in compared),
+        lost=max(missing.lost, sum(journal.lost for journal in compared)),
+        doubled=sum(each.repeated for each in sequences) + sum(journal.doubled for journal in compared),
+        unacknowledged=max(missing.unacknowledged, sum(journal.waiting for journal in compared)),
+        declared_lost=missing.declared_lost,
         cost_pico=dict(costs),
         drift_pico=sum(tenant.pico for tenant in tenants),
         drifts=[tenant for tenant in tenants if tenant.pico],
@@ -148,13 +150,6 @@ async def _report(session: AsyncSession, database: Database, period: str, journa
         journals=compared,
         adjustments=(await session.execute(adjustments)).scalar_one(),
     )
-
-
-async def _journals(session: AsyncSession, journals: Mapping[str, int]) -> list[Journal]:
-    of = usage_event.c
-    query = select(of.replica, func.count()).where(of.sequence > 0).group_by(of.replica)
-    events = {row[0]: row[1] for row in await session.execute(query)}
-    return [Journal(replica, requests, events.get(replica, 0)) for replica, requests in sorted(journals.items())]
 
 
 async def _drifts(session: AsyncSession, period: str) -> list[Drift]:

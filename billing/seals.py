@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.ledger import Transaction
 from billing.tables.invoices import invoice, invoice_payment
+from billing.tables.journals import journal_loss
 from billing.tables.money import grant, ledger_entry, ledger_txn
 from billing.tables.periods import billing_period
 from billing.tables.prices import (
@@ -135,6 +136,12 @@ FORMS = {
              "sha256", "drafted_at"),
             "finalized_at",
             final=invoice.c.state != "draft",
+        ),
+        Form(
+            journal_loss,
+            ("journal",),
+            ("journal", "replica", "since", "author", "reason", "events", "missing", "holds", "held_pico"),
+            "at",
         ),
         Form(
             billing_period,

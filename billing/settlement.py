@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
 import msgspec
+from sqlalchemy import select
 
 from billing import months, traits
 from billing.books import Books, EventsThere, Notice, Refusal
@@ -24,6 +25,7 @@ from billing.periods import book_late
 from billing.prices import PriceBook, PriceVersion, UnknownPriceVersion
 from billing.recomputation import untrue
 from billing.rollups import Rolled, roll_up
+from billing.tables.money import usage_fact
 from billing.traits import Traits
 from billing.usage import Release, Settlement, UsageEvent
 from billing.wallet import Cost, OpenGrant, Wallet
@@ -106,6 +108,15 @@ async def _settle(
     await _post(books, rolled, ended, columns.events, currencies, drawn=drawn.requests, unheld=unheld)
     await refuse(books, refused)
     return Settled(written=len(columns), released=sum(some.requests for some in released), refused=len(refused))
+
+
+async def has_event(database: Database, request_id: UUID) -> bool:
+    """Whether the usage of a request is settled. Raises DatabaseUnavailable."""
+    async with database.reading() as session:
+        query = select(usage_fact.c.id).where(
+            usage_fact.c.id == request_id
+        )  # all tenants: a journal knows requests alone
+        return (await session.execute(query)).scalar_one_or_none() is not None
 
 
 class _Drawn:

@@ -17,6 +17,7 @@ import fcntl
 import os
 import threading
 import time
+import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,19 @@ import msgspec
 import structlog
 
 from engine.errors import StartError
-from engine.journal_records import Acked, AnyRecord, Begun, Ended, Heard, Opened, Totals, Went, frame, read_records
+from engine.journal_records import (
+    Acked,
+    AnyRecord,
+    Begun,
+    Ended,
+    Heard,
+    Opened,
+    Refused,
+    Totals,
+    Went,
+    frame,
+    read_records,
+)
 from engine.protocol.requests import Counts, Done
 
 logger = structlog.get_logger("engine.journal")
@@ -35,6 +48,8 @@ COMPACT_BYTES = 8 * 1024 * 1024
 _COPY_BYTES = 1 << 20
 SEQUENCE_BITS = 32
 """Sequence numbers are (epoch << 32) + count: they grow across epochs whatever was lost of the last one's end."""
+_MOST_FENCED = 4096
+"""So many gateway epochs are refused: those that were fenced last."""
 _EPOCHS_BEGIN = 1_767_225_600
 """2026-01-01: a first epoch is the seconds since then, so that sequence numbers fit 63 bits until 2094."""
 
@@ -48,6 +63,7 @@ class _Live:
     counts: Counts
     delivered: int = 0
     claim: bytes = b""
+    gateway: str = ""
 
 
 def _write(file: int, data: bytes) -> None:
@@ -64,6 +80,15 @@ def _copy(source: int, target: int, at: int) -> int:
     return at
 
 
+def _is_file(path: Path, file: int) -> bool:
+    """Whether the path leads to this open file."""
+    try:
+        found, ours = path.stat(), os.fstat(file)
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)
+
+
 def _compact_at(file: int) -> int:
     """How large it may grow from now on: most of it may be of no more interest then."""
     return max(COMPACT_BYTES, 2 * os.fstat(file).st_size)
@@ -75,7 +100,11 @@ def _new(path: Path) -> Path:
 
 
 class Journal:
-    """`epoch` is this start's; `damaged` and `torn_bytes` say what was wrong with the last one's file."""
+    """`epoch` is this start's; `damaged` and `torn_bytes` say what was wrong with the last one's file.
+
+    `identity` names this journal for ever, and stands in its file: where that was lost, another journal begins, and
+    nobody takes what it does not know for what never was. `since` is the epoch in which it began.
+    """
 
     def __init__(self, folder: Path, first_epoch: int | None = None) -> None:
         """Open or make the journal. Raises StartError if the folder is not usable or another replica owns it.
@@ -94,25 +123,20 @@ class Journal:
         self._live: dict[int, _Live] = {}
         self._handles: dict[tuple[str, int], int] = {}
         self._done: dict[int, Done] = {}
+        self._gateways: dict[int, str] = {}
+        """The gateway epoch of each of these."""
+        self._fenced: dict[str, None] = {}
         self._totals = Totals(0, Counts())
         self._sequence = 0
         self._handle = 0
         self._buffer: list[bytes] = []
         self._file = -1
+        self._lock = -1
         self._compact_at = 0
+        self.restored = 0
+        """How often the folder was gone and made again."""
         self._first_epoch = int(time.time()) - _EPOCHS_BEGIN if first_epoch is None else first_epoch
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise StartError(f"{folder}: the journal folder cannot be used: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock)
-            raise StartError(
-                f"{folder}: another replica uses this journal folder; give each its own --data-dir"
-            ) from error
+        self._take_folder()
         try:
             self._open()
         except OSError as error:
@@ -121,13 +145,13 @@ class Journal:
 
     # ------------------------------------------------------------ writing
 
-    def begin(self, id: str, attempt: int, claim: bytes = b"") -> None:
-        """The request was scheduled; should we die, its `Done` will have this claim."""
+    def begin(self, id: str, attempt: int, claim: bytes = b"", gateway: str = "") -> None:
+        """A request of this gateway epoch was scheduled; should we die, its `Done` will have this claim."""
         with self._guard:
             self._handle += 1
             self._handles[id, attempt] = self._handle
-            self._live[self._handle] = _Live(id, attempt, Counts(), claim=claim)
-            self._buffer.append(frame(Begun(self._handle, id, attempt, claim)))
+            self._live[self._handle] = _Live(id, attempt, Counts(), claim=claim, gateway=gateway)
+            self._buffer.append(frame(Begun(self._handle, id, attempt, claim, gateway)))
 
     def progress(self, counts: Iterable[tuple[str, int, Counts]]) -> None:
         """(id, attempt, counts) after a step; those that have not begun or have ended are passed over."""
@@ -147,16 +171,37 @@ class Journal:
                 self._live[handle].delivered = delivered
                 self._buffer.append(frame(Heard(handle, delivered)))
 
-    def end(self, done: Done) -> Done:
-        """The request ended; returns `done` with its sequence number. Send it only after `sync`."""
+    def end(self, done: Done, gateway: str = "") -> Done:
+        """A request of this gateway epoch ended; returns `done` with its sequence number. Send it only after `sync`."""
         with self._guard:
-            return self._end(self._handles.pop((done.id, done.attempt), 0), done)
+            return self._end(self._handles.pop((done.id, done.attempt), 0), done, gateway)
 
     def acknowledge(self, sequence: int) -> None:
         """Drop a `Done`; an unknown sequence is ignored."""
         with self._guard:
             if self._done.pop(sequence, None) is not None:
+                self._gateways.pop(sequence, None)
                 self._buffer.append(frame(Acked(sequence)))
+
+    def fence(self, gateway: str) -> None:
+        """Nothing more is taken of this gateway epoch; durable after `sync`."""
+        with self._guard:
+            if gateway not in self._fenced:
+                self._refuse([gateway])
+                self._buffer.append(frame(Refused([gateway])))
+
+    def is_fenced(self, gateway: str) -> bool:
+        """Whether nothing more is taken of this gateway epoch."""
+        return gateway in self._fenced
+
+    def known_of(self, gateway: str) -> list[tuple[str, int]]:
+        """The requests, with their attempts, that began or ended and are not acknowledged: those of this gateway epoch,
+        and those of which an older version did not note whose they are."""
+        whose = (gateway, "")
+        with self._guard:
+            known = [(live.id, live.attempt) for live in self._live.values() if live.gateway in whose]
+            ended = [self._done[sequence] for sequence, origin in self._gateways.items() if origin in whose]
+            return known + [(done.id, done.attempt) for done in ended]
 
     def write(self) -> None:
         """Hand all records to the operating system: from now on they outlive this process. Raises OSError."""
@@ -193,7 +238,30 @@ class Journal:
                     os.fsync(self._file)
                 os.close(self._file)
                 self._file = -1
-            os.close(self._lock)
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
+
+    def restore(self) -> bool:
+        """Make the journal again from memory if its folder or file was removed under us; whether it was. Raises
+        StartError or OSError where that cannot be done: then nothing that is counted is durable."""
+        with self._sync_guard, self._file_guard:
+            if self._is_there():
+                return False
+            with self._guard:
+                self._buffer.clear()  # what is not written yet is in the state
+                state = list(self._state())
+            if not _is_file(self.folder / "lock", self._lock):
+                lock = self._lock
+                self._take_folder()
+                os.close(lock)
+            self._store_epoch()
+            old, self._file = self._file, self._replace(self._path, b"".join(map(frame, state)))
+            os.close(old)
+            self._compact_at = _compact_at(self._file)
+            self.restored += 1
+        logger.error("the journal was removed while the replica ran, and is written again", folder=str(self.folder))
+        return True
 
     def unacknowledged(self) -> list[Done]:
         """Every `Done` that no gateway has acknowledged, in order of sequence."""
@@ -208,17 +276,44 @@ class Journal:
         counted = {
             f"{METRIC}_{name}_tokens_total": float(getattr(totals.counts, name)) for name in Counts.__struct_fields__
         }
-        return {f"{METRIC}_requests_total": totals.requests, f"{METRIC}_unacknowledged": waiting} | counted
+        return {
+            f"{METRIC}_requests_total": totals.requests,
+            f"{METRIC}_unacknowledged": waiting,
+            f"{METRIC}_restored_total": self.restored,
+        } | counted
 
     # ------------------------------------------------------------ inside
 
-    def _end(self, handle: int, done: Done) -> Done:
-        self._live.pop(handle, None)
+    def _take_folder(self) -> None:
+        """Make the folder if need be, and lock it. Raises StartError."""
+        folder = self.folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise StartError(f"{folder}: the journal folder cannot be used: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            self._lock = -1
+            raise StartError(
+                f"{folder}: another replica uses this journal folder; give each its own --data-dir"
+            ) from error
+
+    def _is_there(self) -> bool:
+        """Whether the file that grows is the one that the next start would read."""
+        return _is_file(self._path, self._file)
+
+    def _end(self, handle: int, done: Done, gateway: str = "") -> Done:
+        live = self._live.pop(handle, None)
         self._sequence += 1
         numbered = msgspec.structs.replace(done, sequence=self._sequence)
+        origin = live.gateway if live is not None else gateway
         self._done[self._sequence] = numbered
+        self._gateways[self._sequence] = origin
         self._count(numbered.counts)
-        self._buffer.append(frame(Ended(handle, numbered)))
+        self._buffer.append(frame(Ended(handle, numbered, origin)))
         return numbered
 
     def _count(self, counts: Counts) -> None:
@@ -236,14 +331,18 @@ class Journal:
         data = self._path.read_bytes() if self._path.exists() else b""
         records, self.damaged, self.torn_bytes = read_records(data)
         last = 0
+        self.identity, self.since = "", 0
         for record in records:
             match record:
                 case Opened():
                     last = max(last, record.epoch)
+                    self.identity, self.since = record.journal, record.since
                 case _:
                     self.damaged += not self._apply(record)
         known = max(last, self._stored_epoch())
         self.epoch = known + 1 if known else self._first_epoch
+        if not self.identity:  # a file of an older version began before it had one
+            self.identity, self.since = uuid.uuid4().hex, 0 if data else self.epoch
         self._store_epoch()
         if self.damaged:
             # Someone may want to see what was lost; the journal goes on without it.
@@ -264,7 +363,9 @@ class Journal:
         """Follow a record of the last epochs; False if what it speaks of is not known."""
         match record:
             case Begun():
-                self._live[record.handle] = _Live(record.id, record.attempt, Counts(), claim=record.claim)
+                self._live[record.handle] = _Live(
+                    record.id, record.attempt, Counts(), claim=record.claim, gateway=record.gateway
+                )
             case Went():
                 known = [(handle, counts) for handle, counts in record.counts if handle in self._live]
                 for handle, counts in known:
@@ -277,21 +378,27 @@ class Journal:
             case Ended():
                 self._live.pop(record.handle, None)
                 self._done[record.done.sequence] = record.done
+                self._gateways[record.done.sequence] = record.gateway
                 self._count(record.done.counts)
             case Totals():
                 self._totals = record
             case Acked():
                 self._done.pop(record.sequence, None)
+                self._gateways.pop(record.sequence, None)
+            case Refused():
+                self._refuse(record.epochs)
         return True
 
     def _state(self) -> Iterator[AnyRecord]:
         """The records that say all that is still of interest."""
-        yield Opened(self.epoch)
+        yield Opened(self.epoch, self.identity, self.since)
+        if self._fenced:
+            yield Refused(list(self._fenced))
         for sequence in sorted(self._done):
-            yield Ended(0, self._done[sequence])
+            yield Ended(0, self._done[sequence], self._gateways[sequence])
         yield self._totals  # after those, which it includes
         for handle, live in self._live.items():
-            yield Begun(handle, live.id, live.attempt, live.claim)
+            yield Begun(handle, live.id, live.attempt, live.claim, live.gateway)
             yield Went([(handle, live.counts)])
             yield Heard(handle, live.delivered)
 
@@ -353,6 +460,11 @@ class Journal:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+    def _refuse(self, epochs: Iterable[str]) -> None:
+        self._fenced |= dict.fromkeys(epochs)
+        while len(self._fenced) > _MOST_FENCED:
+            del self._fenced[next(iter(self._fenced))]
 
     def _stored_epoch(self) -> int:
         """The epoch also stands in a file of its own, so that it grows even when the journal is lost."""

@@ -22,9 +22,11 @@ class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Opened(Record, frozen=True):
-    """A replica started with this epoch."""
+    """A replica started with this epoch; the journal's identity, and the epoch in which that began."""
 
     epoch: int
+    journal: str = ""
+    since: int = 0
 
 
 class Begun(Record, frozen=True):
@@ -34,6 +36,8 @@ class Begun(Record, frozen=True):
     id: str
     attempt: int
     claim: bytes = b""
+    gateway: str = ""
+    """The gateway epoch that sent it; empty in the records of an older version, which do not say."""
 
 
 class Went(Record, frozen=True):
@@ -54,6 +58,7 @@ class Ended(Record, frozen=True):
 
     handle: int
     done: Done
+    gateway: str = ""
 
 
 class Acked(Record, frozen=True):
@@ -69,7 +74,13 @@ class Totals(Record, frozen=True):
     counts: Counts
 
 
-AnyRecord: TypeAlias = Opened | Begun | Went | Heard | Ended | Acked | Totals
+class Refused(Record, frozen=True):
+    """Nothing more is taken of these gateway epochs."""
+
+    epochs: list[str]
+
+
+AnyRecord: TypeAlias = Opened | Begun | Went | Heard | Ended | Acked | Totals | Refused
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
 

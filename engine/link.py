@@ -29,6 +29,8 @@ class GatewayLink:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.gateway = "?"
+        self.epoch = ""
+        """The run of the gateway; made of its name for one that is too old to say."""
         self.open = True
         self._scopes: OrderedDict[str, Scope] = OrderedDict()
         """Those that were introduced last, the oldest first."""
@@ -48,6 +50,7 @@ class GatewayLink:
         if not hmac.compare_digest(dial.proof, link_proof(link_key, challenge, dial.gateway)):
             raise ProtocolError(f"gateway {dial.gateway!r} does not know the link key")
         self.gateway = dial.gateway
+        self.epoch = dial.epoch or f"gateway {dial.gateway}"
 
     async def receive(self) -> ToReplica | None:
         """The next message; None when the gateway hung up. Raises ProtocolError."""

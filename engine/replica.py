@@ -17,7 +17,7 @@ from engine.acceptance import Rejected
 from engine.assembly import Assembled, assemble
 from engine.compilers import Compilers, Compiling, TooManyWaiting
 from engine.endings import Endings
-from engine.errors import EngineError
+from engine.errors import EngineError, StartError
 from engine.grammar.guide import Grammar, InvalidGrammar
 from engine.grammar.refusals import Refusals
 from engine.grammar.trial import STACK_BYTES
@@ -29,7 +29,7 @@ from engine.loop import Command, EngineLoop
 from engine.options import ReplicaOptions
 from engine.protocol.frames import ProtocolError, ToReplica
 from engine.protocol.greeting import OLDEST_VERSION, VERSION
-from engine.protocol.replicas import Beat, Dial, Elsewhere, Forget, Hello, Purge, Scope
+from engine.protocol.replicas import Beat, Dial, Elsewhere, Fence, Fenced, Forget, Hello, Purge, Scope
 from engine.protocol.requests import Abort, Ack, Began, Counts, Credit, Done, Extend, Generate, Refusal
 from engine.step_result import Event
 from engine.watchdog import Watchdog
@@ -57,7 +57,12 @@ class Replica:
         self.stopping = asyncio.Event()
         self.failure: BaseException | None = None
         self.loop = EngineLoop(
-            assembled.engine, journal, self._deliver_from_thread, self._fail_from_thread, assembled.warm_up
+            assembled.engine,
+            journal,
+            self._deliver_from_thread,
+            self._fail_from_thread,
+            chores=assembled.warm_up,
+            gateway_of=self._gateway_of,
         )
         self.watchdog = Watchdog(options.data, self.loop.stalled_for, self._patience, self._blame)
         self.hello = Hello(
@@ -69,6 +74,8 @@ class Replica:
             model=assembled.model,
             layout=assembled.layout,
             capacity=assembled.capacity,
+            journal=journal.identity,
+            since=journal.since,
         )
         self.links: list[GatewayLink] = []
         """Those that have proved themselves, the longest connected first."""
@@ -80,6 +87,7 @@ class Replica:
         """Requests whose grammars are being compiled."""
         self._trials = Trials(assembled.grammars.compiler)
         self._compilers = Compilers(assembled.grammars, self._trials, Refusals(options.data / "grammars"))
+        self._fencing: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------ connections
 
@@ -91,6 +99,8 @@ class Replica:
         link = GatewayLink(reader, writer)
         try:
             await link.greet(self.hello, self.options.link_key)
+            if self.journal.is_fenced(link.epoch):
+                raise ProtocolError("this run of the gateway is over")
             self._welcome(link)
             while (message := await link.receive()) is not None:
                 self._take(link, message)
@@ -150,6 +160,8 @@ class Replica:
                 do(lambda: engine.purge(message.keys))
             case Elsewhere():
                 do(lambda: engine.elsewhere(message.replica, message.epoch, message.service))
+            case Fence():
+                self._fence(link, message.epoch)
             case Dial():
                 raise ProtocolError("a second Dial")
 
@@ -159,6 +171,8 @@ class Replica:
             refusal = f"id: {message.id!r} is already running"
         elif self._draining:
             refusal = "the replica is stopping"
+        elif self.journal.is_fenced(link.epoch):
+            refusal = "this run of the gateway is over"
         if refusal is not None:
             link.send([Done(message.id, message.attempt, "rejected", Counts(), 0, error=refusal)])
             return
@@ -209,6 +223,30 @@ class Replica:
         engine = self.loop.engine
         self._change(message.id, lambda: engine.extend(message.id, message.max_tokens, message.deadline, message.lane))
 
+    def _fence(self, link: GatewayLink, epoch: str) -> None:
+        """Take nothing more of a gateway epoch, stop what it runs, and say what is still known of it."""
+        self.journal.fence(epoch)
+        for id, owner in list(self._owners.items()):
+            if owner.epoch == epoch:
+                self._stop_request(id)
+        for other in list(self.links):
+            if other.epoch == epoch:  # what it would acknowledge from now on might be in nobody's books
+                other.abort()
+        task = asyncio.create_task(self._tell_fenced(link, epoch))
+        self._fencing.add(task)
+        task.add_done_callback(self._fencing.discard)
+
+    async def _tell_fenced(self, link: GatewayLink, epoch: str) -> None:
+        """Once the fence is on the disk: an answer that nothing is known is final."""
+        try:
+            await asyncio.to_thread(self.journal.sync)
+        except OSError as error:
+            self._fail(error)
+            return
+        known = dict(self.journal.known_of(epoch))
+        running = {id: known.get(id, 0) for id, owner in self._owners.items() if owner.epoch == epoch}
+        link.send([Fenced(epoch, tuple((known | running).items()))])
+
     def _abort(self, link: GatewayLink, message: Abort) -> None:
         owner = self._owners.get(message.id)
         if message.choice is not None:
@@ -245,6 +283,11 @@ class Replica:
             self.journal.delivered(message.id, attempt, delivered)
 
     # ------------------------------------------------------------ what the engine says
+
+    def _gateway_of(self, id: str) -> str:
+        """In the engine's thread: a request has its owner until the engine's word of its end was heard."""
+        owner = self._owners.get(id)
+        return owner.epoch if owner is not None else ""
 
     def _deliver_from_thread(self, happened: Sequence[Event]) -> None:
         self.events.call_soon_threadsafe(self._deliver, happened)
@@ -308,8 +351,17 @@ class Replica:
             beat = self._beat()
             for link in self.links:
                 link.send([beat])
+            self._watch_journal()
             self._endings.sync_soon()  # now and then, so that long streams are on the disk too
             self._endings.place_orphans()
+
+    def _watch_journal(self) -> None:
+        """A journal whose folder was removed is written again while all that stood in it is known."""
+        try:
+            self.journal.restore()
+        except (OSError, StartError) as error:
+            logger.exception("the journal was removed and cannot be written again")
+            self._fail(error)
 
     async def _watch_parent(self, parent: int) -> None:
         while os.getppid() == parent:  # noqa: ASYNC110  # the kernel tells nobody
@@ -354,9 +406,10 @@ class Replica:
             await self._compilers.close()
             await self._trials.close()
             self.watchdog.stop()
-            for task in [*tasks, *self._connections]:
+            running = [*tasks, *self._connections, *self._fencing]
+            for task in running:
                 task.cancel()
-            await asyncio.gather(*tasks, *self._connections, return_exceptions=True)
+            await asyncio.gather(*running, return_exceptions=True)
             server.close()
             remove_socket(self.options.address)
         if self.failure is not None:

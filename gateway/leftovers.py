@@ -1,23 +1,25 @@
-"""Holds of this gateway's earlier start that nothing was done for: no spool and no journal knows them.
+"""Holds of gateway epochs that are over: given back when no journal knows their requests, and not before.
 
-A gateway that dies between the hold and `Generate` leaves a hold that only its expiry would end, a day later. After a
-start, once each replica has been there and has had its time to repeat what it kept for us, what is still open from
-before is given back. Should a journal know better all the same, later, recovery bills it: only a settled hold is final.
+A gateway that dies between the hold and `Generate` leaves a hold that nobody would ever settle. Every living worker
+looks for such epochs, its own name's and others'. Each journal that an epoch may have sent requests to is told that the
+epoch is over (`Fence`), and says what it still knows of it. That is billed by recovery, and settled in the database
+before the journal forgets it. When all journals know nothing more, or were declared lost, what is still open was never
+begun. What was found out stands in the database, so that it does not matter which worker goes on, or when.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from uuid import UUID
+from collections.abc import Coroutine
 
 import structlog
 
+from billing import journals
 from billing.holds.reserving import Holds
-from billing.spool import Spool
+from engine.protocol.replicas import FENCES, Fence, Fenced
 from gateway.fleet.fleet import Fleet
-from gateway.recording import Recorder
-from storage.database import DatabaseUnavailable
+from gateway.fleet.link import Link, unnamed_journal
+from storage.database import Database, DatabaseUnavailable
 
 log = structlog.get_logger("gateway.leftovers")
 
@@ -25,60 +27,115 @@ _PAUSE_S = 1.0
 
 
 class Leftovers:
-    """`recovering`: whether recovery is at work. `patience`: seconds that a replica has to repeat what it kept."""
+    """`epoch` is this worker's own, which is not over while it works."""
 
-    def __init__(
-        self,
-        gateway: str,
-        *,
-        holds: Holds,
-        recorder: Recorder,
-        fleet: Fleet,
-        spool: Spool,
-        recovering: Callable[[], bool],
-        patience: float,
-    ) -> None:
-        self._gateway = gateway
+    def __init__(self, epoch: str, *, database: Database, holds: Holds, fleet: Fleet) -> None:
+        self._epoch = epoch
+        self._database = database
         self._holds = holds
-        self._recorder = recorder
         self._fleet = fleet
-        self._spool = spool
-        self._recovering = recovering
-        self._patience = patience
+        self._met: set[str] = set()
+        """The journals that may be sent requests of our epoch, as the database knows."""
+        self._known: dict[tuple[str, str], dict[str, int]] = {}
+        """What journals knew of epochs when they last said so: attempts by request."""
         self._task: asyncio.Task[None] | None = None
+        self._noting: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Begin, before any request of this start is admitted."""
+        """Begin, before the fleet dials."""
+        self._fleet.on_opened = self._opened
+        self._fleet.on_fenced = self._fenced
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Leave the rest to the next start."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        """Leave the rest to others, or to the next start."""
+        tasks = [*self._noting, *([self._task] if self._task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self) -> None:
-        open_before = await self._open()
-        if not open_before:
-            return
-        # All are asked for by name: what this start admits is never among them.
-        await self._until(lambda: all(link.hello for link in self._fleet.links))
-        await asyncio.sleep(self._patience)
-        await self._until(lambda: self._spool.drained and not self._recovering())
-        left = {request: batch for request, batch in (await self._open()).items() if request in open_before}
-        for request, batch in left.items():
-            await self._recorder.release_open(request, "the gateway died before anything was done", batch)
-        if left:
-            log.warning("gave back the holds of requests that an earlier start never sent", holds=len(left))
+    async def may_be_known_elsewhere(self, epoch: str, journal: str, request: str, attempt: int) -> bool:
+        """Whether a journal other than this one may know a later attempt of a request of an epoch that is over. Raises
+        DatabaseUnavailable."""
+        for other in await journals.waited_for(self._database, epoch):
+            if other == journal:
+                continue
+            known = self._known.get((epoch, other))
+            if known is None:
+                return True
+            if request in known and not 0 < known[request] <= attempt:
+                return True
+        return False
 
-    @staticmethod
-    async def _until(condition: Callable[[], bool]) -> None:
-        while not condition():  # noqa: ASYNC110  # the state of many things, seldom waited for
-            await asyncio.sleep(_PAUSE_S)
+    # ------------------------------------------------ what links say
 
-    async def _open(self) -> dict[UUID, UUID]:
-        while True:
+    def _opened(self, link: Link) -> None:
+        """A replica may be sent requests once the database knows that its journal may know some."""
+        if link.journal in self._met:
+            link.may_run = True
+        else:
+            self._spawn(self._meet(link, link.journal))
+
+    def _fenced(self, link: Link, message: Fenced) -> None:
+        self._known[message.epoch, link.journal] = dict(message.requests)
+        if not message.requests:
+            self._spawn(self._clear(message.epoch, link.journal, link.replica))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._noting.add(task)
+        task.add_done_callback(self._noting.discard)
+
+    async def _meet(self, link: Link, journal: str) -> None:
+        hello = link.hello
+        while hello is not None and link.hello is hello:
             try:
-                return await self._holds.open_of(self._gateway)
+                await journals.meet(self._database, self._epoch, journal, hello.replica, hello.since)
             except DatabaseUnavailable:
                 await asyncio.sleep(_PAUSE_S)
+            except journals.EpochOver:
+                log.error("this run of the gateway is over: it sends nothing more", epoch=self._epoch)
+                return
+            else:
+                self._met.add(journal)
+                if link.up and link.journal == journal:
+                    link.may_run = True
+                return
+
+    async def _clear(self, epoch: str, journal: str, replica: str) -> None:
+        try:
+            for known_as in (journal, unnamed_journal(replica)):
+                await journals.clear(self._database, epoch, known_as)
+        except DatabaseUnavailable:
+            return  # it is asked again
+
+    # ------------------------------------------------ epochs that are over
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                for found in await journals.over(self._database):
+                    await self._end(found)
+            except DatabaseUnavailable:
+                pass
+            except Exception:
+                log.exception("holds of gateways that are gone could not be looked at, trying again")
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _end(self, found: journals.Over) -> None:
+        """Do for an epoch what can be done now."""
+        epoch = found.epoch
+        left = await self._holds.open_of(epoch)
+        if left or not found.surely_gone:
+            waited_for = await journals.waited_for(self._database, epoch)
+            for link in self._fleet.links:
+                asked = link.journal in waited_for or unnamed_journal(link.replica) in waited_for
+                if asked and link.up and link.hello is not None and link.hello.version >= FENCES:
+                    link.send(Fence(epoch))
+            if waited_for:
+                return
+            if left and (given_back := await self._holds.give_back(epoch)):
+                log.warning("gave back the holds of requests that no replica ever began", epoch=epoch, holds=given_back)
+        await journals.finish(self._database, epoch)
+        for key in [key for key in self._known if key[0] == epoch]:
+            del self._known[key]

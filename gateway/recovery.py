@@ -1,7 +1,11 @@
 """What earlier gateways left behind: a replica's journal repeats each request whose usage nobody acknowledged.
 
 Such a request is billed from its hold's terms and the journal's counts, once: if an orphaned spool knew better, the
-event is a repetition and changes nothing. The hold is the database's, or the one that the request carried.
+event is a repetition and changes nothing. The hold is the database's, or the one that the request carried. A request of
+another gateway is left to that one as long as its epoch lives, however long that is.
+
+The journal may forget a request when its event is in the database, not merely in our spool: what no journal knows any
+more may be given back (`gateway.leftovers`).
 """
 
 from __future__ import annotations
@@ -12,53 +16,64 @@ from uuid import UUID
 import msgspec
 import structlog
 
+from billing import journals
 from billing.holds.records import Hold
 from billing.holds.reserving import Holds
 from billing.prices import PriceBook, PriceMissing, PriceVersion, UnknownPriceVersion
-from billing.usage import InvalidUsage
+from billing.settlement import has_event, settle
+from billing.usage import InvalidUsage, UsageEvent
 from engine.protocol.requests import Ack, Done
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.link import Link
+from gateway.leftovers import Leftovers
 from gateway.metering import unpack
 from gateway.recording import Record, Recorder, event_of
-from storage.database import DatabaseUnavailable
+from storage.database import Database, DatabaseUnavailable
 
 log = structlog.get_logger("gateway.recovery")
 
 _PAUSE_S = 1.0
 
 
+class _Told(msgspec.Struct, frozen=True):
+    """Who told of a request, and under which number."""
+
+    journal: str
+    replica: str
+    model_digest: str
+    sequence: int
+
+
 class Recovery:
-    """Adopts what replicas repeat. A hold of another gateway, which may be alive, is left alone for `courtesy` s."""
+    """Adopts what replicas repeat. `epoch` is this worker's own."""
 
     def __init__(
         self,
-        gateway: str,
+        epoch: str,
         *,
+        database: Database,
         holds: Holds,
         prices: PriceBook,
         recorder: Recorder,
         fleet: Fleet,
-        courtesy: float = 30.0,
+        leftovers: Leftovers,
     ) -> None:
-        self._gateway = gateway
+        self._epoch = epoch
+        self._database = database
         self._holds = holds
         self._prices = prices
         self._recorder = recorder
         self._fleet = fleet
-        self._courtesy = courtesy
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._leftovers = leftovers
+        self._running: dict[_Told, asyncio.Task[None]] = {}
 
     def stray(self, link: Link, done: Done) -> None:
         """A `Done` came that no running request waits for."""
-        if done.id not in self._running:
-            task = self._running[done.id] = asyncio.create_task(self._recover(link, done))
-            task.add_done_callback(lambda _: self._running.pop(done.id, None))
-
-    @property
-    def busy(self) -> bool:
-        """Whether something is being adopted."""
-        return bool(self._running)
+        # what is at the other end of a link may change while a request waits
+        told = _Told(link.journal, link.replica, link.hello.model.digest if link.hello else "", done.sequence)
+        if told not in self._running:
+            task = self._running[told] = asyncio.create_task(self._recover(link, told, done))
+            task.add_done_callback(lambda _: self._running.pop(told, None))
 
     async def stop(self) -> None:
         """Leave what is not finished to the next start."""
@@ -67,29 +82,46 @@ class Recovery:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _recover(self, link: Link, done: Done) -> None:
+    async def _recover(self, link: Link, told: _Told, done: Done) -> None:
         try:
-            hold = await self._find(done)
-            if hold is not None and hold.gateway != self._gateway:
-                await asyncio.sleep(self._courtesy)
-                hold = await self._find(done)
+            hold = await self._ours_to_bill(told, done)
             if hold is not None:
-                await self._adopt(link, done, hold)
+                await self._adopt(told, done, hold)
         except (InvalidUsage, msgspec.MsgspecError, PriceMissing, UnknownPriceVersion, ValueError) as error:
-            log.error("a journal's request makes no sense", request_id=done.id, replica=link.replica, cause=str(error))
+            log.error("a journal's request makes no sense", request_id=done.id, replica=told.replica, cause=str(error))
             return
         self._fleet.remember(done.id, done.sequence)
-        link.send(Ack(done.id, done.sequence))
+        if link.journal == told.journal:
+            link.send(Ack(done.id, done.sequence))
 
-    async def _find(self, done: Done) -> Hold | None:
-        """The hold that the request carried; else the database's, as soon as that can be asked."""
-        if done.claim:
-            return Hold.claimed(done.claim)
+    async def _ours_to_bill(self, told: _Told, done: Done) -> Hold | None:
+        """The hold of the request, as soon as nobody else is going to bill it; None if somebody did, or it has none."""
         while True:
             try:
-                return await self._holds.get(UUID(done.id))
+                hold = await self._find(done)
+                if hold is None or not await self._is_anothers(told, done, hold):
+                    return hold
             except DatabaseUnavailable:
-                await asyncio.sleep(_PAUSE_S)
+                pass
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _find(self, done: Done) -> Hold | None:
+        """The hold that the request carried, if there is no event yet; else the database's. Raises
+        DatabaseUnavailable."""
+        request = UUID(done.id)
+        if not done.claim:
+            return await self._holds.get(request)
+        return None if await has_event(self._database, request) else Hold.claimed(done.claim)
+
+    async def _is_anothers(self, told: _Told, done: Done, hold: Hold) -> bool:
+        """Whether somebody else is going to bill the request, and holds money for it: the gateway that runs it, or who
+        is told of a later attempt of it, since this one was in vain."""
+        if hold.state != "open" or hold.gateway == self._epoch:
+            return False
+        if not await journals.is_over(self._database, hold.gateway):
+            return True
+        later = self._leftovers.may_be_known_elsewhere
+        return not done.delivered and await later(hold.gateway, told.journal, done.id, done.attempt)
 
     async def _price(self, hold: Hold) -> PriceVersion:
         """What the request was admitted with: remembered, or the database's as soon as that can be asked."""
@@ -99,7 +131,7 @@ class Recovery:
             except DatabaseUnavailable:
                 await asyncio.sleep(_PAUSE_S)
 
-    async def _adopt(self, link: Link, done: Done, hold: Hold) -> None:
+    async def _adopt(self, told: _Told, done: Done, hold: Hold) -> None:
         done.counts.check()
         price = await self._price(hold)
         delivered = min(done.delivered, done.counts.output)
@@ -115,11 +147,25 @@ class Recovery:
                 delivered=delivered,
                 delivery="unconfirmed",
                 source="journal",
-                replica=link.replica,
-                model_digest=link.hello.model.digest if link.hello else "",
+                replica=told.replica,
+                model_digest=told.model_digest,
                 sequence=done.sequence,
                 attempt=done.attempt,
             ),
         )
-        await self._recorder.until_durable(event)
-        log.info("recovered a request from a journal", request_id=done.id, replica=link.replica, reason=done.reason)
+        await self._settle(event)
+        log.info("recovered a request from a journal", request_id=done.id, replica=told.replica, reason=done.reason)
+
+    async def _settle(self, event: UsageEvent) -> None:
+        """Bring the event into the database. One that cannot be settled goes the way of all, by which it is kept."""
+        while True:
+            try:
+                await settle(self._database, self._prices, [event])
+            except DatabaseUnavailable:
+                await asyncio.sleep(_PAUSE_S)
+            except Exception:
+                log.exception("a journal's request cannot be settled at once", request_id=str(event.id))
+                await self._recorder.until_durable(event)
+                return
+            else:
+                return

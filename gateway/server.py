@@ -21,6 +21,7 @@ class GatewayServer(uvicorn.Server):
 
     def __init__(self, app: Litestar, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self._gateway = gateway_of(app)
+        self._gateway.on_over = self._leave
         drain_timeout = self._gateway.services.options.drain_timeout
         super().__init__(
             uvicorn.Config(
@@ -38,6 +39,14 @@ class GatewayServer(uvicorn.Server):
                 timeout_graceful_shutdown=int(drain_timeout) + _AFTER_DRAIN_S,
             )
         )
+
+    @property
+    def over(self) -> bool:
+        """Whether the worker stops since somebody else ended its run."""
+        return self._gateway.over
+
+    def _leave(self) -> None:
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain while uvicorn waits for its connections to end, then stop the worker."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from msgspec import Struct, field
 
@@ -37,9 +38,8 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     """Settings of a worker; times in seconds.
 
     `keep_alive`: a stream silent for so long sends a comment, and is answered with 200 at the latest. `patience`: a
-    client that does not read, or has not sent its body, for so long is given up. `courtesy`: how long a hold of another
-    gateway, or of an earlier start, is left to who may still know something of it. `public_prices`: whether the base
-    book is shown to those without a key. `hold_slice`: output tokens whose money is held at a time; 0: all.
+    client that does not read, or has not sent its body, for so long is given up. `public_prices`: whether the base book
+    is shown to those without a key. `hold_slice`: output tokens whose money is held at a time; 0: all.
     `allowance_requests`: so many requests of a tenant at once get money set aside for it; 0: never.
     """
 
@@ -47,7 +47,6 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     keep_alive: float = 5.0
     patience: float = 30.0
     drain_timeout: float = 30.0
-    courtesy: float = 30.0
     public_prices: bool = False
     hold_slice: int = 0
     allowance_requests: int = BUSY
@@ -55,7 +54,8 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
 
 
 class GatewayServices(Struct, frozen=True, kw_only=True):
-    """What a worker is given. `name` stays the same when the worker is started again.
+    """What a worker is given. `name` stays the same when the worker is started again; the spool's owner is the epoch,
+    this run of it, under which holds are taken and requests are sent.
 
     The caller opens and closes the database, the spool and the bus; the worker starts and stops the rest.
     """
@@ -72,22 +72,25 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     domains: CacheDomains
     exports: ExportJobs
     webhooks: Endpoints
+    epoch: EpochKeeper | None = None
+    """Where the caller took the name already; the worker stops it."""
     options: GatewayOptions = field(default_factory=GatewayOptions)
 
 
 class Gateway:
-    """One running worker."""
+    """One running worker. `on_over` is called when its epoch turns out to be over although it lives: it has to stop."""
 
     def __init__(self, services: GatewayServices) -> None:
         self.services = services
+        self.on_over: Callable[[], None] = lambda: None
+        self.over = False
+        epoch = services.spool.owner
         self.metrics = Metrics(services.name)
         self.metrics.watch(fleet=services.fleet, spool=services.spool, settler=services.settler)
-        self.allowances = Allowances(
-            services.holds, services.spool, services.name, busy=services.options.allowance_requests
-        )
+        self.allowances = Allowances(services.holds, services.spool, epoch, busy=services.options.allowance_requests)
         self.recorder = Recorder(services.spool, self.allowances)
         self.admission = Admission(
-            services.name,
+            epoch,
             models=services.models,
             fleet=services.fleet,
             prices=services.prices,
@@ -99,37 +102,32 @@ class Gateway:
         self.requests = Requests(
             Surroundings(self.admission, services.fleet, services.domains, self.recorder, self.metrics)
         )
+        self.leftovers = Leftovers(epoch, database=services.database, holds=services.holds, fleet=services.fleet)
         self.recovery = Recovery(
-            services.name,
+            epoch,
+            database=services.database,
             holds=services.holds,
             prices=services.prices,
             recorder=self.recorder,
             fleet=services.fleet,
-            courtesy=services.options.courtesy,
+            leftovers=self.leftovers,
         )
-        self.leftovers = Leftovers(
-            services.name,
-            holds=services.holds,
-            recorder=self.recorder,
-            fleet=services.fleet,
-            spool=services.spool,
-            recovering=lambda: self.recovery.busy,
-            patience=services.options.courtesy,
-        )
-        self._epoch = EpochKeeper(services.database, services.spool, services.name)
+        self._epoch = services.epoch or EpochKeeper(services.database, services.spool, services.name)
+        self._epoch.on_over = self._end
         self._refreshing: asyncio.Task[None] | None = None
         self._drain: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin. Raises ModelWithoutPrice. What earlier spools hold is read before a replica can repeat it."""
+        """Begin. Raises ModelWithoutPrice, GatewayNameTaken, DatabaseUnavailable. What earlier spools hold is read
+        before a replica can repeat it."""
         services = self.services
         await services.models.check_prices(services.prices)
         await services.authenticator.start()
         await self._epoch.start()
         await services.settler.start()
         services.fleet.on_stray = self.recovery.stray
-        services.fleet.start()
         self.leftovers.start()
+        services.fleet.start()
         if self.metrics.shared:
             self._refreshing = asyncio.create_task(self._refresh_metrics())
 
@@ -137,6 +135,12 @@ class Gateway:
         while True:
             self.metrics.refresh()
             await asyncio.sleep(_REFRESH_S)
+
+    def _end(self, why: str) -> None:
+        """Our epoch is over: what we reserve and send from now on is in nobody's books."""
+        self.over = True
+        self.requests.begin_drain()
+        self.on_over()
 
     def begin_drain(self) -> None:
         """Take nothing new; give what runs its time to end."""

@@ -8,6 +8,7 @@ import billing.tables.budgets
 import billing.tables.chain
 import billing.tables.exports
 import billing.tables.invoices
+import billing.tables.journals
 import billing.tables.money
 import billing.tables.periods
 import billing.tables.prices
@@ -23,6 +24,7 @@ ROOMS = (
     billing.tables.exports,
     billing.tables.budgets,
     billing.tables.invoices,
+    billing.tables.journals,
     billing.tables.periods,
     billing.tables.prices,
     billing.tables.rating,

@@ -26,6 +26,7 @@ ROOMS = {
         "billing.tables.chain",
         "billing.tables.exports",
         "billing.tables.invoices",
+        "billing.tables.journals",
         "billing.tables.periods",
         "billing.tables.prices",
         "billing.tables.rating",

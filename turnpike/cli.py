@@ -118,6 +118,18 @@ def _add_periods(tree: _Parser) -> None:
     dead.add_argument("--reason", required=True, help="what happened to it; kept with the epoch")
 
 
+def _add_journals(tree: _Parser) -> None:
+    journals = tree.group("journals", "replicas' journals: which there are, and which are lost")
+    text = "the journals that gateways have met, and what waits for their word"
+    listing = tree.leaf(journals, "list", text, ADMIN, _command("journals", "list_journals"))
+    listing.add_argument("--format", choices=["table", "json"], default="table")
+    text = "wait no more for a journal that is lost with its disk: holds that it may have known are given back"
+    lost = tree.leaf(journals, "declare-lost", text, ADMIN, _command("journals", "declare_journal_lost"))
+    lost.add_argument("journal", metavar="REPLICA", help="the replica's name, or the journal's id by `journals list`")
+    lost.add_argument("--reason", required=True, help="what happened to it; kept for ever")
+    lost.add_argument("--by", help="who says so; default: who runs the command")
+
+
 def _add_invoices(tree: _Parser) -> None:
     invoices = tree.group("invoices", "invoices, credit notes, and who they are from and for")
     _add_invoice_runs(tree, invoices)
@@ -374,6 +386,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_exports(tree)
     _add_webhooks(tree)
     _add_periods(tree)
+    _add_journals(tree)
     _add_invoices(tree)
     _add_audits(tree)
 

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
 from tempfile import TemporaryFile
+
+import msgspec
 
 from turnpike import secrets
 from turnpike.secrets import Secrets
@@ -10,7 +20,7 @@ from turnpike.settings import Settings
 
 
 class DataFolderError(Exception):
-    """The data folder cannot be made or written; the message names it."""
+    """The data folder cannot be made, written or had for us alone; the message names it."""
 
 
 def prepare_data_folder(settings: Settings) -> None:
@@ -28,3 +38,62 @@ def read_secrets(settings: Settings) -> Secrets:
     if settings.secrets_file or settings.database_url.startswith("postgresql"):
         return secrets.load(settings.secrets)
     return secrets.load_or_make(settings.secrets)
+
+
+@contextlib.contextmanager
+def gateway_folder(settings: Settings) -> Iterator[Settings]:
+    """Have the data folder for one gateway alone; the settings with its folder and its name. Raises DataFolderError."""
+    if settings.shared_data_dir:
+        settings, lock = _first_free(settings)
+    elif (locked := _locked(settings)) is not None:
+        lock = locked
+    else:
+        raise DataFolderError(
+            f"data_dir: another gateway uses {settings.data}: give each its own --data-dir, or start all of them "
+            "with --shared-data-dir"
+        )
+    try:
+        if not settings.gateway_name:
+            name = f"{socket.gethostname()}-{identity(settings.data)[:8]}"
+            settings = msgspec.structs.replace(settings, gateway_name=name)
+        yield settings
+    finally:
+        os.close(lock)
+
+
+def _first_free(shared: Settings) -> tuple[Settings, int]:
+    """The settings with the first folder of the shared one that no gateway uses, and its lock."""
+    for slot in count():
+        own = str(shared.data / f"gateway-{slot}")
+        settings = msgspec.structs.replace(shared, data_dir=own, shared_data_dir=False)
+        if (lock := _locked(settings)) is not None:
+            return settings, lock
+    raise AssertionError("unreachable")
+
+
+def _locked(settings: Settings) -> int | None:
+    """The lock of the folder, which a gateway holds as long as it lives; None if another one has it."""
+    prepare_data_folder(settings)
+    lock = os.open(settings.data / "gateway.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def identity(folder: Path) -> str:
+    """The identity of a data folder: made with it, and another one wherever another folder is. Raises
+    DataFolderError."""
+    path = folder / "identity"
+    try:
+        if not path.exists():
+            mine = folder / f"identity.{uuid.uuid4().hex}"
+            mine.write_text(f"{uuid.uuid4().hex}\n")
+            with contextlib.suppress(FileExistsError):  # somebody was faster
+                os.link(mine, path)
+            mine.unlink()
+        return path.read_text().strip()
+    except OSError as error:
+        raise DataFolderError(f"data_dir: cannot write to {folder}: {error.strerror}") from error

@@ -12,12 +12,13 @@ def known() -> tuple[type[Exception], ...]:
     from billing.adjustments import InvalidAdjustment, UnknownEvent  # noqa: PLC0415
     from billing.balances import CurrencyMismatch, InvalidGrant, RefundRefused  # noqa: PLC0415
     from billing.budgets.setting import InvalidBudget, UnknownBudget  # noqa: PLC0415
-    from billing.epochs import EpochAlive, UnknownEpoch  # noqa: PLC0415
+    from billing.epochs import EpochAlive, GatewayNameTaken, UnknownEpoch  # noqa: PLC0415
     from billing.exports.datasets import InvalidExport  # noqa: PLC0415
     from billing.identities import IdReused  # noqa: PLC0415
     from billing.invoices.failures import InvoiceRefused  # noqa: PLC0415
     from billing.invoices.parties import InvalidParty  # noqa: PLC0415
     from billing.invoices.pdf import NotPrintable  # noqa: PLC0415
+    from billing.lost_journals import JournalAnswers, UnknownJournal  # noqa: PLC0415
     from billing.money import InvalidMoney, InvalidPrice  # noqa: PLC0415
     from billing.periods import PeriodOpen  # noqa: PLC0415
     from billing.prices import PriceMissing  # noqa: PLC0415
@@ -49,6 +50,7 @@ def known() -> tuple[type[Exception], ...]:
         DataFolderError,
         EngineError,
         EpochAlive,
+        GatewayNameTaken,
         IdReused,
         InvalidAdjustment,
         InvalidBudget,
@@ -64,6 +66,7 @@ def known() -> tuple[type[Exception], ...]:
         InvalidUsage,
         InvalidWebhook,
         InvoiceRefused,
+        JournalAnswers,
         ModelFolderError,
         ModelWithoutPrice,
         NameTaken,
@@ -80,6 +83,7 @@ def known() -> tuple[type[Exception], ...]:
         UnknownBook,
         UnknownBudget,
         UnknownEpoch,
+        UnknownJournal,
         UnknownSheet,
         WebhookNotFound,
     )
@@ -87,6 +91,7 @@ def known() -> tuple[type[Exception], ...]:
 
 def temporary() -> tuple[type[Exception], ...]:
     """Those that may be gone when the same is tried again."""
+    from billing.epochs import GatewayNameTaken  # noqa: PLC0415
     from storage.database import DatabaseUnavailable  # noqa: PLC0415
 
-    return (DatabaseUnavailable,)
+    return (DatabaseUnavailable, GatewayNameTaken)

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from billing.epochs import EpochKeeper
 from billing.exports.jobs import ExportJobs
 from billing.settler import Settler
 from billing.spool import Spool
@@ -20,6 +21,7 @@ from gateway.services import GatewayOptions, GatewayServices
 from gateway.tenancy.authenticator import Authenticator
 from gateway.tenancy.keys import Peppers
 from turnpike import garbage, webhooks
+from turnpike.data_folder import identity
 from turnpike.office import Office
 from turnpike.secrets import Secrets
 from turnpike.settings import Settings
@@ -29,11 +31,15 @@ from turnpike.settings import Settings
 async def services(
     settings: Settings, office: Office, known: Secrets, registry: Registry
 ) -> AsyncIterator[GatewayServices]:
-    """Everything that the gateway's application is made of. Raises ModelWithoutPrice, AddressError, OSError."""
+    """Everything that the gateway's application is made of. Raises ModelWithoutPrice, AddressError, GatewayNameTaken,
+    OSError."""
     name = settings.own_gateway_name
+    epoch = f"{name}-{time.time_ns():x}"
     await registry.check_prices(office.prices)
-    spool = Spool(settings.data / "spool", f"{name}-{time.time_ns():x}")
+    spool = Spool(settings.data / "spool", epoch)
+    keeper = EpochKeeper(office.database, spool, name, folder=identity(settings.data))
     try:
+        await keeper.start()
         yield GatewayServices(
             name=name,
             database=office.database,
@@ -43,9 +49,12 @@ async def services(
             spool=spool,
             settler=Settler(office.database, spool, office.prices),
             models=registry,
-            fleet=Fleet(settings.replica_addresses, gateway=name, link_key=known.link_key, models=registry),
+            fleet=Fleet(
+                settings.replica_addresses, gateway=name, link_key=known.link_key, models=registry, epoch=epoch
+            ),
             exports=ExportJobs(office.database, office.prices, settings.exports),
             webhooks=webhooks.endpoints(settings, office.database, known),
+            epoch=keeper,
             domains=CacheDomains(known.scope_secret, known.master_key),
             options=GatewayOptions(
                 body_limit=settings.body_limit,
@@ -57,6 +66,7 @@ async def services(
             ),
         )
     finally:
+        await keeper.stop()
         await spool.close()
 
 

@@ -15,8 +15,8 @@ import structlog
 import uvloop
 
 from turnpike import listening
-from turnpike.children import AFTER_DRAIN_S, Child
-from turnpike.data_folder import prepare_data_folder, read_secrets
+from turnpike.children import AFTER_DRAIN_S, EXIT_TEMPORARY, Child
+from turnpike.data_folder import gateway_folder, prepare_data_folder, read_secrets
 from turnpike.office import opened
 from turnpike.settings import Settings, to_environment
 from turnpike.worker import work
@@ -29,10 +29,11 @@ logger = structlog.get_logger(__name__)
 
 def gateway(settings: Settings, listen_fd: int | None = None) -> int:
     """`turnpike gateway`: one process, or a parent with `--workers` of them on one socket."""
-    listener = listening.listen(settings) if listen_fd is None else listening.inherited(listen_fd)
-    if settings.workers > 1 and listen_fd is None:
-        return _run(_gateway_parent(settings, listener))
-    return _run(_gateway(settings, listener))
+    if listen_fd is not None:  # the parent has the folder, and gave us a name
+        return _run(_gateway(settings, listening.inherited(listen_fd)))
+    listener = listening.listen(settings)
+    with gateway_folder(settings) as own:
+        return _run(_gateway_parent(own, listener) if own.workers > 1 else _gateway(own, listener))
 
 
 async def _gateway(settings: Settings, listener: socket.socket) -> int:
@@ -44,8 +45,9 @@ async def _gateway(settings: Settings, listener: socket.socket) -> int:
     registry = Registry.load(settings.model_folders)
     async with opened(settings) as office, services(settings, office, read_secrets(settings), registry) as built:
         logger.info("gateway listens", url=listening.url(listener), name=built.name)
-        await serve_until_signal(GatewayServer(create_app(built)), listener)
-    return 0
+        server = GatewayServer(create_app(built))
+        await serve_until_signal(server, listener)
+    return EXIT_TEMPORARY if server.over else 0
 
 
 async def _gateway_parent(settings: Settings, listener: socket.socket) -> int:

@@ -87,8 +87,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, _about("port to listen on; 0: any free one", SERVE, GATEWAY, at_least=0, at_most=65535)] = 8080
     replicas: Annotated[str, _about("replicas, separated by commas: unix:PATH or tcp:HOST:PORT", GATEWAY, ADMIN)] = ""
     gateway_name: Annotated[
-        str, _about("name of this gateway, the same after a restart; default: the host's name", SERVE, GATEWAY)
+        str,
+        _about(
+            "name of this gateway, which no other one has; default: the host's name and the data folder's identity",
+            SERVE,
+            GATEWAY,
+        ),
     ] = ""
+    shared_data_dir: Annotated[
+        bool,
+        _about(
+            "gateways share DATA_DIR: each takes a folder of its own in it, the first of gateway-0, gateway-1, … that "
+            "no other one uses",
+            GATEWAY,
+        ),
+    ] = False
     workers: Annotated[int, _about("gateway processes", GATEWAY, at_least=1)] = 1
     body_limit: Annotated[int, _about("largest request body, bytes", SERVE, GATEWAY, at_least=1024)] = 8 * 1024 * 1024
     request_timeout: Annotated[

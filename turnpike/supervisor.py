@@ -29,7 +29,7 @@ from turnpike import listening
 from turnpike.children import AFTER_DRAIN_S, Child
 from turnpike.commands.price_words import folder_prices
 from turnpike.commands.running import CURRENCY, DEFAULT_PROJECT
-from turnpike.data_folder import DataFolderError, prepare_data_folder, read_secrets
+from turnpike.data_folder import DataFolderError, gateway_folder, prepare_data_folder, read_secrets
 from turnpike.gateway_process import serve_until_signal, services
 from turnpike.office import Office, opened
 from turnpike.settings import SettingError, Settings, to_environment
@@ -51,10 +51,10 @@ def serve(settings: Settings) -> int:
         raise SettingError("model: serve runs one model; for several, run turnpike gateway and an engine for each")
     listener = listening.listen(settings)
     prepare_data_folder(settings)
-    with _sole_owner(settings.data):
-        registry = Registry.load(settings.model_folders)
+    with _sole_owner(settings.data), gateway_folder(settings) as own:
+        registry = Registry.load(own.model_folders)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(settings, listener, registry))
+            return runner.run(_serve(own, listener, registry))
 
 
 @contextlib.contextmanager

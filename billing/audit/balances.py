@@ -36,7 +36,8 @@ LEFT = tuple(grant_balance.c[name] for name in ("remaining", "used", "gone", "he
 
 
 async def check_balances(scope: Scope) -> None:
-    """Each balance is the sum of its grants, its events and its open holds; overdraft is what is missing."""
+    """Each balance is the sum of its grants, its events and its open holds, and none is below zero; overdraft is what
+    is missing."""
     cost = usage_event.c.cost_pico
     high, low = func.sum(cost.op("/")(LIMB)), func.sum(cost.op("%")(LIMB))
     debits = {
@@ -58,6 +59,9 @@ async def check_balances(scope: Scope) -> None:
                 scope.found("a balance is not the sum of its entries", tenant, detail)
         if row is not None and row.overdraft != max(0, row.debit + row.held - row.credit - row.credit_line):
             scope.found("a balance's overdraft is wrong", tenant, f"it is {row.overdraft}")
+        elif row is not None and row.overdraft:
+            detail = f"{row.debit} used and {row.held} held of {row.credit}, credit line {row.credit_line}"
+            scope.found("a balance is below zero", tenant, f"by {row.overdraft}: {detail}")
 
 
 async def _check_grants(scope: Scope, counted_on: Mapping[UUID, int]) -> dict[UUID, int]:

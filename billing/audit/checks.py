@@ -5,11 +5,11 @@ A check is a function of the audit's `Scope`. What keeps money of its own adds i
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, or_, select
 
 from billing.audit.balances import check_balances, check_holds
 from billing.audit.budgets import check_budgets
@@ -74,11 +74,14 @@ class ReplicaCounts(msgspec.Struct, frozen=True):
     counts: dict[str, int]
 
 
-async def counts_by_replica(database: Database) -> list[ReplicaCounts]:
-    """For each replica, the sum of its events' counts, over all tenants: what its journal must say too."""
+async def counts_by_replica(database: Database, since: Mapping[str, int] = {}) -> list[ReplicaCounts]:
+    """For each replica, the sum of its events' counts, over all tenants: what its journal must say too. `since`: the
+    replicas' epochs in which their journals began."""
     of = usage_event.c
+    theirs = or_(of.replica.not_in(since), *(and_(of.replica == r, of.sequence > e << 32) for r, e in since.items()))
     sums = [func.sum(of[f"count_{name}"]).label(name) for name in COUNTS]
-    query = select(of.replica, func.count().label("requests"), *sums).where(of.sequence > 0).group_by(of.replica)
+    query = select(of.replica, func.count().label("requests"), *sums).where(of.sequence > 0, theirs)
+    query = query.group_by(of.replica)
     async with database.reading() as session:
         rows = (await session.execute(query.order_by(of.replica))).all()
     return [

@@ -65,7 +65,9 @@ _READ_WHOLE = f"""
     ORDER BY b.id FOR UPDATE OF b
 """  # noqa: S608  # names of columns
 _OVERDUE = f"""
-    SELECT {_ROW}, requests FROM hold_batch AS b WHERE expires_at <= $1 LIMIT $2 FOR UPDATE SKIP LOCKED
+    SELECT {_ROW}, requests FROM hold_batch AS b WHERE expires_at <= $1 AND NOT EXISTS (
+        SELECT FROM gateway_epoch AS e WHERE e.epoch = b.gateway AND (e.state = 'live' OR e.holds_ended_at IS NULL)
+    ) LIMIT $2 FOR UPDATE OF b SKIP LOCKED
 """  # noqa: S608  # names of columns
 _BETWEEN = "SELECT id, first, last FROM hold_batch WHERE first <= $2 AND last >= $1"
 _CHANGE = """

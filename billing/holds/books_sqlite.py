@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import bindparam, delete, insert, select, update
+from sqlalchemy import bindparam, delete, exists, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.holds.batches import Batch, NewBatch
@@ -15,6 +15,7 @@ from billing.holds.books import HoldBooks, Kept
 from billing.holds.finding import COLUMNS
 from billing.holds.records import join, pack
 from billing.tables.money import balance, ended_hold, hold_batch
+from billing.tables.periods import gateway_epoch
 from storage.base import Pico
 from storage.bulk import one_of
 from storage.database import Database
@@ -62,7 +63,10 @@ class SqliteHoldBooks(HoldBooks):
 
     async def _overdue(self, now: int, most: int) -> list[Batch]:
         # all tenants: time passes for everyone
-        rows = await self._session.execute(select(*COLUMNS).where(hold_batch.c.expires_at <= now).limit(most))
+        of = gateway_epoch.c
+        known = (of.epoch == hold_batch.c.gateway) & ((of.state == "live") | of.holds_ended_at.is_(None))
+        due = select(*COLUMNS).where(hold_batch.c.expires_at <= now, ~exists().where(known)).limit(most)
+        rows = await self._session.execute(due)
         return [Batch(*row) for row in rows]
 
     async def _write(self, new: Sequence[NewBatch], admitted_at: int) -> None:

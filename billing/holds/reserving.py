@@ -13,7 +13,7 @@ from billing.books import Books
 from billing.budgets.use import BudgetUse, use_budgets
 from billing.budgets.windows import BudgetTerms, BudgetWindow
 from billing.holds.batches import open_ids
-from billing.holds.books import Ended
+from billing.holds.books import Ended, Places
 from billing.holds.books_postgresql import take_at_once
 from billing.holds.decisions import Decisions, HoldEnded
 from billing.holds.ending import end_holds
@@ -111,19 +111,33 @@ class Holds:
         return None
 
     async def open_of(self, gateway: str) -> dict[UUID, UUID]:
-        """The requests, of all tenants, whose holds this gateway took and that are still open, with their batches."""
+        """The requests, of all tenants, whose holds this gateway epoch took and that are still open, with their
+        batches."""
         async with self._database.reading() as session:
             query = select(hold_batch.c.id, hold_batch.c.entries).where(hold_batch.c.gateway == gateway)
             rows = await session.execute(query)
             return {UUID(bytes=request): batch for batch, entries in rows for request in open_ids(entries)}
 
     async def sweep(self, now: int | None = None) -> int:
-        """Expire open holds whose time had passed at `now` (the database's clock if absent); return how many."""
+        """Expire open holds whose time had passed at `now` (the database's clock if absent); return how many.
+
+        Time alone ends no hold of a gateway epoch that lives, or of which a journal may still know something.
+        """
         instant = await self._database.now() if now is None else now
         expired = 0
         while ended := await self._sweep_some(instant):
             expired += ended
         return expired
+
+    async def give_back(self, epoch: str) -> int:
+        """Release all open holds of a gateway epoch of which nobody knows anything any more; return how many. Raises
+        DatabaseUnavailable."""
+        left = list((await self.open_of(epoch)).items())
+        given_back = 0
+        for at in range(0, len(left), _SWEEP):
+            async with opened(self._database) as books:
+                given_back += await self._end(books, dict(left[at : at + _SWEEP]), "released")
+        return given_back
 
     async def close(self) -> None:
         """Wait for what is being reserved; take nothing more."""
@@ -228,22 +242,26 @@ class Holds:
 
     async def _sweep_some(self, now: int) -> int:
         async with opened(self._database) as books:
-            ended = await books.holds.end(await books.holds.overdue(now, _SWEEP), "expired")
-            found = await books.lock({some.tenant_id for some in ended})
-            by_tenant: dict[UUID, list[Ended]] = defaultdict(list)
-            for some in ended:
-                if some.tenant_id in found:
-                    by_tenant[some.tenant_id].append(some)
-            grants = await books.grants({some.tenant_id for some in ended if some.counts_on_grants})
-            balances: list[Balance] = []
-            freed: list[OpenGrant] = []
-            for tenant, some_ended in by_tenant.items():
-                wallet = Wallet(found[tenant], [one for one in grants if one.tenant_id == tenant])
-                end_holds(wallet, some_ended)
-                balances.append(wallet.balance)
-                freed += wallet.changed.values()
-            await use_budgets(books, BudgetUse(ended))
-            await books.save(balances, grants=freed)
+            return await self._end(books, await books.holds.overdue(now, _SWEEP), "expired")
+
+    async def _end(self, books: Books, places: Places, state: str) -> int:
+        """End holds without usage, and let what they were reserved from be available; how many were open."""
+        ended = await books.holds.end(places, state)
+        found = await books.lock({some.tenant_id for some in ended})
+        by_tenant: dict[UUID, list[Ended]] = defaultdict(list)
+        for some in ended:
+            if some.tenant_id in found:
+                by_tenant[some.tenant_id].append(some)
+        grants = await books.grants({some.tenant_id for some in ended if some.counts_on_grants})
+        balances: list[Balance] = []
+        freed: list[OpenGrant] = []
+        for tenant, some_ended in by_tenant.items():
+            wallet = Wallet(found[tenant], [one for one in grants if one.tenant_id == tenant])
+            end_holds(wallet, some_ended)
+            balances.append(wallet.balance)
+            freed += wallet.changed.values()
+        await use_budgets(books, BudgetUse(ended))
+        await books.save(balances, grants=freed)
         return sum(some.requests for some in ended)
 
 

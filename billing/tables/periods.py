@@ -3,10 +3,12 @@ triggers see to it on both databases."""
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Column, LargeBinary, Table, Text
+from sqlalchemy import CheckConstraint, Column, LargeBinary, Table, Text, text
 
 from storage.base import STRICT, Base, Count
 
+NAMES_LOCK = 7_233_104_874
+"""PostgreSQL's advisory lock: taken by a gateway worker while it takes its name."""
 CLOSING_LOCK = 7_233_104_873
 """PostgreSQL's advisory lock: shared by all who book in periods, alone by who closes one. Its queue is fair, and unlike
 a lock of the period's row it writes nothing."""
@@ -38,8 +40,11 @@ gateway_epoch = Table(
     Column("watermark", Count, nullable=False),
     Column("state", Text, nullable=False),
     Column("reason", Text, nullable=False),
+    Column("folder", Text, nullable=False, server_default=text("''")),
+    Column("holds_ended_at", Count, nullable=True),
     CheckConstraint("state IN ('live', 'ended', 'dead')", name="state"),
     **STRICT,
 )
 """One run of a gateway worker: no event that waits in its spool was admitted before `watermark`. `ended`: its spool is
-drained; `dead`: somebody said so, and why."""
+drained; `dead`: somebody said so, and why. `folder`: the identity of its data folder. `holds_ended_at`: since when none
+of its holds is open any more, and no journal knows anything of it."""

@@ -7,13 +7,13 @@ from typing import TypeAlias
 
 import msgspec
 
-from engine.protocol.replicas import Beat, Dial, Elsewhere, Forget, Hello, Purge, Scope
+from engine.protocol.replicas import Beat, Dial, Elsewhere, Fence, Fenced, Forget, Hello, Purge, Scope
 from engine.protocol.requests import Abort, Ack, Began, Credit, Done, Extend, Generate, PromptLogprobs, Tokens
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
-ToReplica: TypeAlias = Dial | Scope | Forget | Purge | Generate | Credit | Extend | Abort | Ack | Elsewhere
-ToGateway: TypeAlias = Hello | Began | PromptLogprobs | Tokens | Done | Beat
+ToReplica: TypeAlias = Dial | Scope | Forget | Purge | Generate | Credit | Extend | Abort | Ack | Elsewhere | Fence
+ToGateway: TypeAlias = Hello | Began | PromptLogprobs | Tokens | Done | Beat | Fenced
 
 _encoder = msgspec.msgpack.Encoder()
 _to_replica = msgspec.msgpack.Decoder(ToReplica)

@@ -12,7 +12,7 @@ import hmac
 
 from engine.protocol.frames import ProtocolError
 
-VERSION = 4
+VERSION = 5
 OLDEST_VERSION = 1
 
 

@@ -10,6 +10,8 @@ from engine.protocol.message import Message, Part
 
 SCOPES_ARE_BOUNDED = 4
 """From this version on a connection knows the last `MOST_SCOPES` scopes only."""
+FENCES = 5
+"""From this version on a replica has a journal identity, and answers `Fence`."""
 MOST_SCOPES = 10_000
 """So many scopes are known on a connection: those that were introduced last."""
 
@@ -62,6 +64,10 @@ class Hello(Message, frozen=True, tag="Hello"):
     model: ServedModel
     layout: Layout
     capacity: Capacity
+    journal: str = ""
+    """The identity of the replica's journal: another one after its folder was lost."""
+    since: int = 0
+    """The epoch in which this journal began; 0 if it is older than its identity."""
 
 
 class Dial(Message, frozen=True, tag="Dial"):
@@ -73,6 +79,27 @@ class Dial(Message, frozen=True, tag="Dial"):
     version: int
     gateway: str
     proof: bytes
+    epoch: str = ""
+    """This run of the gateway: what it sends is journaled under it (`Fence`)."""
+
+
+class Fence(Message, frozen=True, tag="Fence"):
+    """The gateway run of this epoch is over: stop what it runs, take nothing more of it, and say what is known of it.
+
+    The replica answers with `Fenced`, and refuses that epoch's requests for ever, after a restart too.
+    """
+
+    epoch: str
+
+
+class Fenced(Message, frozen=True, tag="Fenced"):
+    """The requests of a gateway epoch that this journal knows and no gateway has acknowledged, with their attempts.
+
+    No requests: the journal knows nothing more of that epoch, and never will.
+    """
+
+    epoch: str
+    requests: tuple[tuple[str, int], ...] = ()
 
 
 class TierLimit(Part, frozen=True):

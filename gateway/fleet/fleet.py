@@ -11,7 +11,7 @@ import structlog
 
 from engine.protocol.addresses import parse_address
 from engine.protocol.frames import ToGateway
-from engine.protocol.replicas import Beat, Hello, Scope
+from engine.protocol.replicas import Beat, Fenced, Hello, Scope
 from engine.protocol.requests import Ack, Done, Generate
 from gateway.failures import Unavailable
 from gateway.fleet.awake_clock import AwakeClock
@@ -40,16 +40,20 @@ class Fleet:
         link_key: bytes,
         models: Registry,
         options: FleetOptions | None = None,
+        epoch: str = "",
     ) -> None:
-        """`addresses` are `unix:PATH` or `tcp:HOST:PORT`. Raises AddressError."""
+        """`addresses` are `unix:PATH` or `tcp:HOST:PORT`; `epoch` is this run of the gateway. Raises AddressError."""
         self.options = options or FleetOptions()
         least = min(self.options.beat_timeout, self.options.step_timeout, self.options.silence)
         self._clock = AwakeClock(least / _TICKS)
         self.links = [
-            Link(parse_address(text), gateway, link_key, self, options=self.options, clock=self._clock)
+            Link(parse_address(text), gateway, link_key, self, options=self.options, clock=self._clock, epoch=epoch)
             for text in addresses
         ]
         self.on_stray: Stray = lambda link, done: None
+        self.on_opened: Callable[[Link], None] | None = None
+        """Who decides when requests may be sent to a replica that was dialed; it sets `Link.may_run`."""
+        self.on_fenced: Callable[[Link, Fenced], None] = lambda link, fenced: None
         self._models = models
         self._exchanges: dict[str, Exchange] = {}
         self._acknowledged: OrderedDict[str, int] = OrderedDict()
@@ -140,6 +144,9 @@ class Fleet:
 
     def opened(self, link: Link) -> None:
         """Take up what this replica was running for us when it was lost, to learn how it ended."""
+        link.may_run = self.on_opened is None
+        if self.on_opened is not None:
+            self.on_opened(link)
         for exchange in self._exchanges.values():
             if exchange.link is None and exchange.replica == link.replica:
                 exchange.link = link
@@ -152,6 +159,9 @@ class Fleet:
             return
         if isinstance(message, Beat):
             self._relay.beat(link, message, self.links)
+            return
+        if isinstance(message, Fenced):
+            self.on_fenced(link, message)
             return
         exchange = self._exchanges.get(message.id)
         if exchange is not None:

@@ -19,6 +19,11 @@ from gateway.fleet.options import FleetOptions
 log = structlog.get_logger("gateway.link")
 
 
+def unnamed_journal(replica: str) -> str:
+    """What the journal of a replica is called that is too old to say who it is."""
+    return f"replica {replica}"
+
+
 class Refused(Exception):
     """The replica is not one that we may use; the message says why."""
 
@@ -55,13 +60,17 @@ class Link:
         *,
         options: FleetOptions,
         clock: AwakeClock,
+        epoch: str = "",
     ) -> None:
         self.address = address
         self.hello: Hello | None = None
         self.beat: Beat | None = None
         self.problem = "not dialed yet"
         self.running = 0
+        self.may_run = True
+        """Whether requests may be sent: the database knows that this replica's journal may know them."""
         self._gateway = gateway
+        self._epoch = epoch
         self._link_key = link_key
         self._listener = listener
         self._options = options
@@ -77,6 +86,11 @@ class Link:
     def replica(self) -> str:
         """The replica's name, its address until it said one."""
         return self.hello.replica if self.hello else self.address.text
+
+    @property
+    def journal(self) -> str:
+        """The identity of the replica's journal."""
+        return (self.hello.journal if self.hello else "") or unnamed_journal(self.replica)
 
     @property
     def up(self) -> bool:
@@ -95,9 +109,9 @@ class Link:
         return self._clock.now() - self._heard_at
 
     def healthy(self) -> bool:
-        """Open, beating, and advancing while work exists (E3)."""
+        """Open, beating, and advancing while work exists (E3); and requests may be sent."""
         now = self._clock.now()
-        if not self.up or now - self._beat_at > self._options.beat_timeout:
+        if not self.up or not self.may_run or now - self._beat_at > self._options.beat_timeout:
             return False
         return now - self._moved_at <= self._options.step_timeout
 
@@ -171,7 +185,7 @@ class Link:
         version = agree_version(hello.version, hello.oldest)
         self._listener.check(hello)
         proof = link_proof(self._link_key, hello.challenge, self._gateway)
-        writer.write(encode(Dial(version, self._gateway, proof)))
+        writer.write(encode(Dial(version, self._gateway, proof, self._epoch)))
         await writer.drain()
         self.hello = hello
         self.beat = None

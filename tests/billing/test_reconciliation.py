@@ -7,6 +7,7 @@ from sqlalchemy import delete, literal, select, update
 from sqlalchemy.exc import DBAPIError
 
 from billing.holds.reserving import Holds
+from billing.journal_comparison import Told
 from billing.periods import Periods, bounds
 from billing.prices import PriceBook
 from billing.reconciliation import latest, reconcile
@@ -36,7 +37,7 @@ async def test_what_agrees(database: Database) -> None:
     tenant = await Tenant.rich(database, 10**13)
     events = await _events(database, tenant, [3, 1, 2])
     await settle(database, PriceBook(database), events)
-    report = await reconcile(database, "2026-11", {"r1": 3})
+    report = await reconcile(database, "2026-11", [Told("r1", 3)])
     assert report.clean
     assert (report.events, report.confirmed, report.late, report.lost, report.doubled) == (3, 3, 0, 0, 0)
     assert report.cost_pico == {"USD": sum(event.cost_pico for event in events)}
@@ -75,9 +76,9 @@ async def test_a_journal_that_knows_more_or_less(database: Database) -> None:
     database.clock = literal(DECEMBER - 1, Count())
     tenant = await Tenant.rich(database, 10**13)
     await settle(database, PriceBook(database), await _events(database, tenant, [1, 2]))
-    assert (await reconcile(database, "2026-11", {"r1": 5})).lost == 3
-    assert (await reconcile(database, "2026-11", {"r1": 1})).doubled == 1
-    assert (await reconcile(database, "2026-11", {"r1": 2, "r2": 1})).lost == 1
+    assert (await reconcile(database, "2026-11", [Told("r1", 5)])).lost == 3
+    assert (await reconcile(database, "2026-11", [Told("r1", 1)])).doubled == 1
+    assert (await reconcile(database, "2026-11", [Told("r1", 2), Told("r2", 1)])).lost == 1
 
 
 async def test_late_usage_and_its_drift(database: Database) -> None:

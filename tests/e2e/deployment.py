@@ -50,6 +50,8 @@ class Deployment:
             "TURNPIKE_LOG_FORMAT": "json",
         }
         self.processes: dict[str, Process] = {}
+        self.flags: dict[str, tuple[str, ...]] = {}
+        """What else some of them are started with."""
         self.command("secrets", "create", self.env["TURNPIKE_SECRETS_FILE"])
         self.command("migrate")
         self.command("tenants", "create", "acme")
@@ -80,9 +82,18 @@ class Deployment:
             running.clean_up()
 
     def stream(
-        self, question: str, max_tokens: int = 200, pause: float = 0.0, answer: Answer | None = None, **extra: object
+        self,
+        question: str,
+        max_tokens: int = 200,
+        pause: float = 0.0,
+        answer: Answer | None = None,
+        *,
+        base: str | None = None,
+        key: str | None = None,
+        **extra: object,
     ) -> Answer:
-        """One streamed request, read to its end or to the cut; `answer` grows meanwhile."""
+        """One streamed request, read to its end or to the cut; `answer` grows meanwhile. `base` and `key`: another
+        gateway's, another tenant's."""
         body = {
             "model": NAME,
             "messages": [{"role": "user", "content": question}],
@@ -92,9 +103,9 @@ class Deployment:
             **extra,
         }
         request = urllib.request.Request(
-            self.base + "/v1/chat/completions",
+            (base or self.base) + "/v1/chat/completions",
             data=json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"},
+            headers={"Authorization": f"Bearer {key or self.key}", "Content-Type": "application/json"},
         )
         answer = answer or Answer()
         try:

@@ -73,7 +73,15 @@ class Client:
     dialed: ClassVar[list[Client]] = []
 
     @classmethod
-    async def dial(cls, path: str, key: bytes = LINK_KEY, name: str = "test", patience: float = 60.0) -> Client:
+    async def dial(
+        cls,
+        path: str,
+        key: bytes = LINK_KEY,
+        name: str = "test",
+        patience: float = 60.0,
+        epoch: str = "",
+        version: int = VERSION,
+    ) -> Client:
         """Connect and prove ourselves, waiting for the replica to come up."""
         end = asyncio.get_running_loop().time() + patience
         while True:
@@ -87,7 +95,7 @@ class Client:
         assert isinstance(hello, Hello)
         client = cls(reader, writer, hello)
         cls.dialed.append(client)
-        client.send(Dial(VERSION, name, link_proof(key, hello.challenge, name)))
+        client.send(Dial(version, name, link_proof(key, hello.challenge, name), epoch))
         return client
 
     def send(self, *messages: ToReplica) -> None:

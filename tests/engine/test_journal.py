@@ -94,7 +94,7 @@ def test_written_is_in_the_file_and_unwritten_is_not(tmp_path: Path):
     journal.begin("a", 1)
     journal.progress([("a", 1, counts(2))])
     records, _, _ = read_records((tmp_path / "journal").read_bytes())
-    assert records == [Opened(1), Totals(0, Counts())]
+    assert records == [Opened(1, journal.identity, 1), Totals(0, Counts())]
     journal.write()
     records, _, _ = read_records((tmp_path / "journal").read_bytes())
     assert records[2:] == [Begun(1, "a", 1), Went([(1, counts(2))])]

@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 
 from engine.protocol.frames import ToGateway, encode, read_from_gateway
 from engine.protocol.greeting import OLDEST_VERSION, VERSION, link_proof
-from engine.protocol.replicas import Beat, Capacity, Dial, Elsewhere, Hello, Layout, Scope, ServedModel
+from engine.protocol.replicas import Beat, Capacity, Dial, Elsewhere, Fence, Fenced, Hello, Layout, Scope, ServedModel
 from engine.protocol.requests import Abort, Ack, Began, Counts, Credit, Done, Generate, Tokens
 from engine.scheduling.fair_share import FairShare
 
@@ -75,6 +75,11 @@ class FakeReplica:
         self.path = path
         self.name = name
         self.epoch = 1
+        self.version = VERSION
+        self.identity = f"journal of {name}"
+        self.fences: list[Fence] = []
+        self.answering = True
+        """Whether `Fence` is answered."""
         self.model = ServedModel(model, "d" * 64, text_digest, "float32", 600)
         self.context = context
         self.script = script or Script(tokens=[])
@@ -169,7 +174,7 @@ class FakeReplica:
             challenge = b"c" * 16
             layout = Layout(64, ())
             hello = Hello(
-                VERSION,
+                self.version,
                 OLDEST_VERSION,
                 self.name,
                 self.epoch,
@@ -177,6 +182,7 @@ class FakeReplica:
                 self.model,
                 layout,
                 Capacity((10,), self.context, 8),
+                self.identity,
             )
             writer.write(encode(hello))
             dial = await read_from_gateway(reader)
@@ -203,6 +209,11 @@ class FakeReplica:
                         run.more.set()
                     case Abort():
                         self._abort(message, writer)
+                    case Fence():
+                        self.fences.append(message)
+                        if self.answering:
+                            known = tuple((done.id, done.attempt) for done in self.journal.values())
+                            writer.write(encode(Fenced(message.epoch, known)))
                     case Elsewhere():
                         self.elsewhere.append(message)
                         self.share.elsewhere(message.replica, message.epoch, message.service)

@@ -215,6 +215,7 @@ async def running_stack(
         link_key=LINK_KEY,
         models=stack.models,
         options=fleet_options or FleetOptions(beat_timeout=2.0, backoff_most=0.1),
+        epoch=stack.spool.owner,
     )
     services = GatewayServices(
         name=name,

@@ -7,21 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import insert, update
 
 from billing.audit.checks import check
-from billing.holds.records import Hold
+from billing.holds.records import Hold, HoldRequest
 from billing.prices import PriceVersion
+from billing.tables.journals import journal_of_epoch
+from billing.tables.periods import gateway_epoch
+from engine.protocol.replicas import FENCES
 from engine.protocol.requests import Counts, Done
 from gateway.services import GatewayOptions
+from storage.base import new_id
 from storage.database import DatabaseUnavailable
 from tests.fast import only_fast
-from tests.gateway.stack import quick_lifetimes, running_stack
+from tests.gateway.fake_replica import FakeReplica
+from tests.gateway.stack import Stack, quick_lifetimes, running_stack
 
 WHOLE: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4
-SHORT_COURTESY = GatewayOptions(courtesy=0.3, lifetimes=quick_lifetimes(), drain_timeout=1.0)
+SHORT_DRAIN = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=1.0)
 
-ASIDE = GatewayOptions(courtesy=0.3, lifetimes=quick_lifetimes(), drain_timeout=1.0, allowance_requests=1)
+ASIDE = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=1.0, allowance_requests=1)
 
 
 async def leave_a_hold(url: str, folder: Path, model_folder: Path, name: str) -> str:
@@ -78,7 +84,7 @@ async def test_a_journal_is_adopted_once_the_database_tells_the_price(
     """Whether this gateway still remembers the prices that a request was admitted with does not matter."""
     monkeypatch.setattr("gateway.recovery._PAUSE_S", 0.01)
     identity = await leave_a_hold(fresh_sqlite_url, tmp_path, model_folder, name="gateway-test")
-    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, options=SHORT_COURTESY) as stack:
+    async with running_stack(fresh_sqlite_url, tmp_path, model_folder, options=SHORT_DRAIN) as stack:
         prices = stack.gateway.services.prices
         version, asked = prices.version, 0
 
@@ -97,17 +103,23 @@ async def test_a_journal_is_adopted_once_the_database_tells_the_price(
         assert asked >= 3
 
 
+async def say_of_epochs(stack: Stack, state: str) -> None:
+    """Let all gateway epochs but the stack's own be in this state."""
+    others = gateway_epoch.c.epoch != stack.spool.owner
+    async with stack.database.transaction() as session:
+        await session.execute(update(gateway_epoch).where(others).values(state=state, holds_ended_at=None))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("delivered", [0, 3])
-async def test_holds_of_other_gateways_are_left_alone_for_a_while(
+async def test_requests_of_other_gateways_are_left_to_them_while_they_live(
     stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, delivered: int
 ) -> None:
     identity = await leave_a_hold(stocked_sqlite_url, tmp_path, model_folder, name="other")
-    options = GatewayOptions(courtesy=1.5, lifetimes=quick_lifetimes(), drain_timeout=1.0)
     async with running_stack(
-        stocked_sqlite_url, tmp_path, model_folder, options=options, name="gateway-test", start_replica=False
+        stocked_sqlite_url, tmp_path, model_folder, options=SHORT_DRAIN, start_replica=False
     ) as stack:
-        assert await stack.holds() == ["open"]
+        await say_of_epochs(stack, "live")
         counts = Counts(prompt=9, computed=9, output=4)
         stack.replica.journal[identity] = Done(identity, 1, "crash", counts, 12, delivered)
         stack.replica.journal["not-an-id"] = Done("not-an-id", 1, "stop", counts, 13)
@@ -115,8 +127,9 @@ async def test_holds_of_other_gateways_are_left_alone_for_a_while(
         stack.replica.journal[unknown] = Done(unknown, 1, "stop", counts, 14)
         await stack.replica.start()
         await stack.ready()
-        await asyncio.sleep(0.1)
-        assert await stack.holds() == ["open"]
+        await asyncio.sleep(2.5)
+        assert (await stack.holds(), stack.replica.fences) == (["open"], [])
+        await say_of_epochs(stack, "ended")
         (event,) = await stack.settled(1)
         assert (event.count_output, event.output, event.source) == (4, delivered, "journal")
         assert event.uncached == (9 if delivered else 0)
@@ -131,27 +144,129 @@ async def test_a_hold_that_nothing_was_done_for_is_given_back(
     """The gateway died between hold and Generate; or after it, and the replica's journal knows."""
     identity = await leave_a_hold(stocked_sqlite_url, tmp_path, model_folder, name="gateway-test")
     async with running_stack(
-        stocked_sqlite_url, tmp_path, model_folder, options=SHORT_COURTESY, name="gateway-test", start_replica=False
+        stocked_sqlite_url, tmp_path, model_folder, options=SHORT_DRAIN, name="gateway-test", start_replica=False
     ) as stack:
         await asyncio.sleep(0.5)
         assert await stack.holds() == ["open"], "no replica could say yet what it knows"
         if known:
             stack.replica.journal[identity] = Done(identity, 1, "crash", Counts(prompt=9, computed=9, output=4), 12, 2)
+        stack.replica.answering = False
         await stack.replica.start()
         await stack.ready()
         if known:
             (event,) = await stack.settled(1)
             assert (event.output, event.source) == (2, "journal")
             assert await stack.holds() == ["settled"]
-        else:
-            async with asyncio.timeout(10):
-                while await stack.holds() != ["released"]:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-            assert await stack.events() == []
-            late = Done(identity, 1, "crash", Counts(prompt=9, computed=9, output=4), 13, 2)
-            stack.gateway.recovery.stray(stack.gateway.services.fleet.links[0], late)
+            return
+        await stack.until(lambda: len(stack.replica.fences) > 1)
+        assert await stack.holds() == ["open"], "the replica has not said yet what it knows"
+        stack.replica.answering = True
+        async with asyncio.timeout(10):
+            while await stack.holds() != ["released"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert await stack.events() == []
+        late = Done(identity, 1, "crash", Counts(prompt=9, computed=9, output=4), 13, 2)
+        stack.gateway.recovery.stray(stack.gateway.services.fleet.links[0], late)
+        (event,) = await stack.settled(1)
+        assert event.output == 2, "a journal that comes later is still billed"
+
+
+@pytest.mark.slow
+async def test_another_replica_that_may_know_a_hold_keeps_it(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    """It was sent to one of two; one is back and knows nothing. Time passes, a sweep too; then the other is lost."""
+    await leave_a_hold(stocked_sqlite_url, tmp_path, model_folder, name="gateway-test")
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=SHORT_DRAIN) as stack:
+        stack.replica.identity = "another folder's"
+        stack.replica.drop()
+        await stack.until(lambda: len(stack.replica.dials) > 1)
+        await stack.ready()
+        async with stack.database.transaction() as session:
+            row = {"epoch": await only_over(stack), "journal": "nobody's"}
+            await session.execute(insert(journal_of_epoch).values(row))
+        await stack.until(lambda: stack.replica.fences)
+        await asyncio.sleep(1.5)
+        assert await stack.gateway.services.holds.sweep(2**62) == 0, "time alone gives nothing back"
+        assert await stack.holds() == ["open"]
+
+
+@pytest.mark.slow
+async def test_a_replica_of_the_version_before_keeps_what_it_may_know(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    """It has no identity and does not know `Fence`. Its successor under the same name answers for it."""
+    async with running_stack(
+        stocked_sqlite_url, tmp_path, model_folder, options=SHORT_DRAIN, start_replica=False
+    ) as stack:
+        stack.replica.version, stack.replica.identity = FENCES - 1, ""
+        await stack.replica.start()
+        await stack.ready()
+        stack.say(TEXT)
+        assert (await stack.post(WHOLE)).status_code == 200, "it is served all the same"
+        await stack.settled(1)
+        asked = HoldRequest(
+            new_id(), stack.tenant.id, stack.project.id, new_id(), "tiny", "standard", 1, 10**9, 60, "gone-1", b""
+        )
+        await stack.gateway.services.holds.reserve(asked)
+        row = {"epoch": "gone-1", "gateway": "gone", "started_at": 1, "seen_at": 1, "watermark": 1}
+        async with stack.database.transaction() as session:
+            await session.execute(insert(gateway_epoch).values(row | {"state": "ended", "reason": ""}))
+            known = {"epoch": "gone-1", "journal": "replica replica-0"}
+            await session.execute(insert(journal_of_epoch).values(known))
+        await asyncio.sleep(2.5)
+        assert "open" in await stack.holds()
+        assert stack.replica.fences == []
+        stack.replica.version, stack.replica.identity = FENCES, "its own by now"
+        stack.replica.drop()
+        async with asyncio.timeout(10):
+            while "open" in await stack.holds():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert sorted(await stack.holds()) == ["released", "settled"]
+
+
+async def only_over(stack: Stack) -> str:
+    """The one epoch that is over."""
+    (row,) = await stack.rows("SELECT epoch FROM gateway_epoch WHERE state <> 'live'")
+    return str(row.epoch)
+
+
+@pytest.mark.slow
+async def test_an_attempt_in_vain_does_not_end_the_hold_of_a_later_one(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    """A request was tried on two replicas. The first, on which nothing reached the client, is back before the second:
+    were its word taken for the end, the hold would be given back before what the second delivered is billed."""
+    identity = await leave_a_hold(stocked_sqlite_url, tmp_path, model_folder, name="gateway-test")
+    async with running_stack(
+        stocked_sqlite_url, tmp_path, model_folder, options=SHORT_DRAIN, start_replica=False
+    ) as stack:
+        epoch = await only_over(stack)
+        async with stack.database.transaction() as session:
+            await session.execute(insert(journal_of_epoch).values(epoch=epoch, journal="the second's"))
+        counts = Counts(prompt=9, computed=9, output=4)
+        stack.replica.journal[identity] = Done(identity, 1, "crash", counts, 12, 0)
+        await stack.replica.start()
+        await stack.ready()
+        await asyncio.sleep(2.5)
+        assert await stack.holds() == ["open"]
+        second = FakeReplica(tmp_path / "second.sock", stack.replica.model.text_digest, name="replica-1")
+        second.identity = "the second's"
+        second.journal[identity] = Done(identity, 2, "crash", counts, 5, 3)
+        link = stack.gateway.services.fleet.links[0]
+        await stack.replica.stop()
+        await stack.until(lambda: not link.up)
+        second.path = stack.replica.path
+        await second.start()
+        try:
             (event,) = await stack.settled(1)
-            assert event.output == 2, "a journal that comes later is still billed"
+            assert (event.output, event.replica, event.attempt) == (3, "replica-1", 2)
+            await stack.until(lambda: second.acked)
+        finally:
+            await second.stop()
+        await stack.replica.start()
+        await stack.until(lambda: stack.replica.acked)
+        await stack.settled(1)
 
 
 @pytest.mark.slow

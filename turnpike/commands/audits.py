@@ -37,18 +37,24 @@ def audit_counts(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike audit counts`: what each replica's journal counted against its usage events; 1 if they differ."""
 
     async def work(office: Office) -> int:
-        events = {row.replica: row for row in await audit.counts_by_replica(office.database)}
+        probes = await probe_replicas(settings)
+        since = {found.hello.replica: found.hello.since for found in probes}
+        events = {row.replica: row for row in await audit.counts_by_replica(office.database, since)}
         rows: list[tuple[str, str, int, int, str]] = []
-        for found in await probe_replicas(settings):
+        for found in probes:
             name = found.hello.replica
             metrics = found.beat.metrics if found.beat else {}
             mine = events.pop(name, audit.ReplicaCounts(name, 0, {}))
             pairs = {"requests": ("requests_total", mine.requests)} | {
                 count: (f"{count}_tokens_total", mine.counts.get(count, 0)) for count in COUNTS
             }
+            ended = int(metrics.get("turnpike_engine_journal_requests_total", -1))
+            waiting = int(metrics.get("turnpike_engine_journal_unacknowledged", 0))
+            waits = 0 < ended - mine.requests <= waiting
             for what, (metric, billed) in pairs.items():
                 counted = int(metrics.get(f"turnpike_engine_journal_{metric}", -1))
-                rows.append((name, what, counted, billed, "equal" if counted == billed else "DIFFERENT"))
+                word = "unacknowledged in the journal" if waits and counted > billed else "DIFFERENT"
+                rows.append((name, what, counted, billed, "equal" if counted == billed else word))
         table(("replica", "count", "journal", "events", ""), rows)
         for name in events:
             print(f"{name} has events, and does not answer: not compared", file=sys.stderr)

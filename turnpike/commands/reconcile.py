@@ -8,6 +8,7 @@ import time
 
 import msgspec
 
+from billing.journal_comparison import Told
 from billing.money import format_pico
 from billing.reconciliation import Report, reconcile
 from turnpike.commands.running import table, with_office
@@ -16,6 +17,7 @@ from turnpike.probe import probe_replicas
 from turnpike.settings import Settings
 
 _REQUESTS = "turnpike_engine_journal_requests_total"
+_UNACKNOWLEDGED = "turnpike_engine_journal_unacknowledged"
 
 
 def reconcile_period(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -29,19 +31,43 @@ def reconcile_period(settings: Settings, arguments: argparse.Namespace) -> int:
             print(msgspec.json.encode(report).decode())
         else:
             _print(report)
-        print("nothing lost, nothing doubled, no drift" if report.clean else "the books differ", file=sys.stderr)
+        print(_verdict(report), file=sys.stderr)
         return 0 if report.clean else 1
 
     return with_office(settings, work)
 
 
-async def _journals(settings: Settings) -> dict[str, int]:
-    """How many requests ended by the journals of the replicas that answer."""
-    found = {}
-    for replica in await probe_replicas(settings):
-        if replica.beat is not None and _REQUESTS in replica.beat.metrics:
-            found[replica.hello.replica] = int(replica.beat.metrics[_REQUESTS])
-    return found
+def _verdict(report: Report) -> str:
+    if report.clean:
+        lost = f"; {report.declared_lost} in journals that were declared lost" if report.declared_lost else ""
+        return f"nothing lost, nothing doubled, no drift{lost}"
+    if report.lost or report.doubled or report.drift_pico:
+        return "the books differ"
+    if report.gone:
+        return "a journal is gone: bring it back, or see `turnpike journals list`"
+    return "not all is settled: some requests are unacknowledged in a journal"
+
+
+async def _journals(settings: Settings) -> list[Told]:
+    """What the replicas that answer say of their journals."""
+    return [
+        Told(
+            probe.hello.replica,
+            int(probe.beat.metrics[_REQUESTS]),
+            int(probe.beat.metrics.get(_UNACKNOWLEDGED, 0)),
+            probe.hello.journal,
+            probe.hello.since,
+        )
+        for probe in await probe_replicas(settings)
+        if probe.beat is not None and _REQUESTS in probe.beat.metrics
+    ]
+
+
+_STATES = {
+    "away": "does not answer",
+    "gone": "is gone, another one answers in its place",
+    "lost": "was declared lost",
+}
 
 
 def _print(report: Report) -> None:
@@ -53,6 +79,8 @@ def _print(report: Report) -> None:
         ("cost", cost or "nothing"),
         ("adjustments", report.adjustments),
         ("lost", report.lost),
+        ("unacknowledged in a journal", report.unacknowledged),
+        ("declared lost", report.declared_lost),
         ("doubled", report.doubled),
         ("late", report.late),
         ("unconfirmed", f"{report.unconfirmed} ({percent})"),
@@ -70,7 +98,13 @@ def _print(report: Report) -> None:
         if each.repeated:
             print(f"replica {each.replica}, epoch {each.epoch}: {each.repeated} journal sequences have several events")
     for journal in report.journals:
-        if journal.requests != journal.events:
+        if journal.state == "answers" and journal.requests != journal.events:
             print(
-                f"replica {journal.replica}: its journal has {journal.requests} requests, {journal.events} have events"
+                f"replica {journal.replica}: its journal has {journal.requests} requests, {journal.events} have "
+                f"events, {journal.unacknowledged} are unacknowledged"
+            )
+        elif journal.state != "answers":
+            print(
+                f"replica {journal.replica}: journal {journal.journal} {_STATES[journal.state]}; "
+                f"{journal.events} of its requests have events"
             )

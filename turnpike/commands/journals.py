@@ -1,0 +1,81 @@
+"""`turnpike journals …`: replicas' journals, and the audited end of one that is lost."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+
+from billing.lost_journals import KnownJournal, declare_lost, known_journals
+from billing.money import format_pico
+from storage.base import from_instant
+from turnpike.commands.running import table, with_office
+from turnpike.office import Office, system_user
+from turnpike.probe import probe_replicas
+from turnpike.settings import Settings
+
+
+def list_journals(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike journals list`."""
+
+    async def work(office: Office) -> int:
+        answering = await _answering(settings)
+        found = [(_state(one, answering), one) for one in await known_journals(office.database)]
+        if arguments.format == "json":
+            rows = [msgspec.to_builtins(one) | {"state": state} for state, one in found]
+            print(msgspec.json.encode(rows).decode())
+            return 0
+        table(
+            ("replica", "journal", "state", "met last", "gateway runs that wait", "open holds", "held", "reason"),
+            [
+                (
+                    one.replica,
+                    one.journal,
+                    state,
+                    from_instant(one.seen_at).isoformat(timespec="seconds"),
+                    one.epochs,
+                    one.holds,
+                    format_pico(one.held_pico),
+                    one.reason,
+                )
+                for state, one in found
+            ],
+        )
+        return 0
+
+    return with_office(settings, work)
+
+
+def declare_journal_lost(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike journals declare-lost REPLICA`."""
+
+    async def work(office: Office) -> int:
+        loss = await declare_lost(
+            office.database,
+            arguments.journal,
+            author=arguments.by or system_user(),
+            reason=arguments.reason,
+            answering=await _answering(settings),
+        )
+        at = from_instant(loss.at).isoformat(timespec="seconds")
+        print(
+            f"journal {loss.journal} of {loss.replica} is declared lost since {at} by {loss.author}: {loss.reason}\n"
+            f"{loss.events} of its requests are recorded; {loss.missing} of its numbers have no event, and nobody will "
+            f"know what they counted\n"
+            f"{loss.holds} open holds of {format_pico(loss.held_pico)} waited for it: a gateway gives back those "
+            f"that no other journal knows"
+        )
+        return 0
+
+    return with_office(settings, work)
+
+
+async def _answering(settings: Settings) -> set[str]:
+    """The journals of the replicas that answer."""
+    return {probe.hello.journal for probe in await probe_replicas(settings) if probe.hello.journal}
+
+
+def _state(one: KnownJournal, answering: set[str]) -> str:
+    if one.journal in answering:
+        return "answers"
+    return "declared lost" if one.state == "lost" else "does not answer"
