@@ -16,7 +16,7 @@ import structlog
 from engine.assembly import Assembled, assemble
 from engine.compilers import Compilers, Compiling
 from engine.endings import Endings
-from engine.errors import EngineError
+from engine.errors import EngineFailed
 from engine.grammar.guide import InvalidGrammar
 from engine.journal import Journal
 from engine.link import GatewayLink
@@ -25,10 +25,11 @@ from engine.loop import Command, EngineLoop
 from engine.options import ReplicaOptions
 from engine.protocol.frames import ProtocolError, ToReplica
 from engine.protocol.greeting import OLDEST_VERSION, VERSION
-from engine.protocol.replicas import Beat, Dial, Elsewhere, Forget, Hello, Purge, Scope
+from engine.protocol.replicas import DISK_FULL, Beat, Dial, Elsewhere, Forget, Hello, Purge, Scope
 from engine.protocol.requests import Abort, Ack, Began, Counts, Credit, Done, Extend, Generate
 from engine.step_result import Event
 from engine.watchdog import Watchdog
+from storage.disk_space import DiskWatch
 
 __all__ = ["ReplicaOptions", "main", "serve"]
 
@@ -37,10 +38,6 @@ logger = structlog.get_logger("engine.replica")
 BEAT_S = 1.0
 ACK_PATIENCE_S = 2.0
 _PARENT_S = 0.5
-
-
-class EngineFailed(EngineError):
-    """The engine's thread ended by an error, which is in the log."""
 
 
 class Replica:
@@ -52,6 +49,7 @@ class Replica:
         self.events = asyncio.get_running_loop()
         self.stopping = asyncio.Event()
         self.failure: BaseException | None = None
+        self.disk = DiskWatch([journal.folder])
         self.loop = EngineLoop(assembled.engine, journal, self._deliver_from_thread, self._fail_from_thread)
         self.watchdog = Watchdog(options.data, self.loop.stalled_for, self._patience, self._blame)
         self.hello = Hello(
@@ -152,6 +150,8 @@ class Replica:
             refusal = f"id: {message.id!r} is already running"
         elif self._draining:
             refusal = "the replica is stopping"
+        elif self._disk_full:
+            refusal = "the disk of the replica's journal is full"
         if refusal is not None:
             link.send([Done(message.id, message.attempt, "rejected", Counts(), 0, error=refusal)])
             return
@@ -284,9 +284,14 @@ class Replica:
         own = {
             "turnpike_engine_gateways": float(sum(bool(link.gateway) for link in self.links)),
             "turnpike_engine_journal_damaged_records": float(self.journal.damaged),
+            DISK_FULL: float(self._disk_full),
         }
         beat = self.loop.beat
         return msgspec.structs.replace(beat, metrics=beat.metrics | own)
+
+    @property
+    def _disk_full(self) -> bool:
+        return self.journal.full or self.disk.full
 
     async def _beats(self) -> None:
         while True:

@@ -23,6 +23,7 @@ from billing.settler import Settler
 from billing.spool import Spool
 from billing.usage import Usage
 from gateway.fleet.link import Link
+from storage.disk_space import DiskWatch
 
 _FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -94,13 +95,20 @@ class Metrics:
         self._tokens = Counter("turnpike_tokens", "Tokens billed", ["model", "meter"], registry=self.registry)
         self._ended = Counter("turnpike_generations", "Generations ended", ["model", "status"], registry=self.registry)
 
-    def watch(self, *, fleet: _HasLinks, spool: Spool, settler: Settler) -> None:
+    def watch(self, *, fleet: _HasLinks, spool: Spool, settler: Settler, disk: DiskWatch) -> None:
         """Add figures that are asked for when scraped."""
         self._replicas.register(_ReplicaFigures(fleet))
-        figures: tuple[tuple[str, str, Literal["sum", "max"], Callable[[], float]], ...] = (
+        figures: tuple[tuple[str, str, Literal["sum", "max", "min"], Callable[[], float]], ...] = (
             ("turnpike_spool_waiting", "Records durable and not settled", "sum", lambda: settler.lag),
             ("turnpike_spool_lag_seconds", "How long records have been waiting", "max", lambda: settler.lag_s),
             ("turnpike_spool_corrupt", "Damaged stretches found in spools", "sum", lambda: spool.corrupt),
+            (
+                "turnpike_disk_free_bytes",
+                "Free bytes on the fullest disk of spool and database",
+                "min",
+                lambda: disk.free_bytes,
+            ),
+            ("turnpike_disk_full", "1 while requests are refused because that disk is full", "max", lambda: disk.full),
         )
         for name, text, over_workers, value in figures:
             gauge = Gauge(name, text, registry=self.registry, multiprocess_mode=over_workers)

@@ -27,6 +27,7 @@ from gateway.metrics import Metrics
 from gateway.recording import Record, Recorder, event_of
 from gateway.request_scope import public_name
 from gateway.slices import Slices
+from storage.disk_space import DiskWatch
 
 log = structlog.get_logger("gateway.request")
 
@@ -45,6 +46,7 @@ class Surroundings(Struct, frozen=True):
     domains: CacheDomains
     recorder: Recorder
     metrics: Metrics
+    disk: DiskWatch
 
 
 class RequestOwner:
@@ -200,6 +202,8 @@ class RequestOwner:
                 self._choices.score_prompt(heard)
             elif isinstance(heard, LinkLost):
                 self._lost()
+            elif self._around.fleet.waits_for_disk(exchange):
+                self._hear_out_later()
             elif self._aborted:
                 log.error("the replica does not answer", request_id=self._name, replica=exchange.replica)
                 if self._failure is None and not self.delivery.left and not self._choices.stopped:
@@ -332,6 +336,14 @@ class RequestOwner:
             self._aborted = True
             self._exchange.abort(why)
             self._arm(self._around.admission.lifetimes.done)
+
+    def _hear_out_later(self) -> None:
+        """The time is over while the replica waits for its disk: the client is told, and the counts are waited for."""
+        if self._failure is None and not self.delivery.left:
+            self._failure = TimedOut("The request's time is over.")
+            self.delivery.fail(self._failure)
+        self._abort("deadline")
+        self._arm(self._around.admission.lifetimes.done)
 
     def _stop_choice(self, choice: int) -> None:
         if self._exchange is not None and self.stage == "running" and not self._aborted:

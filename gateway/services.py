@@ -27,6 +27,7 @@ from gateway.request import Surroundings
 from gateway.requests import Requests
 from gateway.tenancy.authenticator import Authenticator
 from storage.database import Database
+from storage.disk_space import DiskWatch
 
 _SETTLE_S = 10
 _REFRESH_S = 1.0
@@ -81,7 +82,8 @@ class Gateway:
     def __init__(self, services: GatewayServices) -> None:
         self.services = services
         self.metrics = Metrics(services.name)
-        self.metrics.watch(fleet=services.fleet, spool=services.spool, settler=services.settler)
+        self.disk = DiskWatch([services.spool.folder, *services.database.folders])
+        self.metrics.watch(fleet=services.fleet, spool=services.spool, settler=services.settler, disk=self.disk)
         self.allowances = Allowances(
             services.holds, services.spool, services.name, busy=services.options.allowance_requests
         )
@@ -97,7 +99,7 @@ class Gateway:
             slice_tokens=services.options.hold_slice,
         )
         self.requests = Requests(
-            Surroundings(self.admission, services.fleet, services.domains, self.recorder, self.metrics)
+            Surroundings(self.admission, services.fleet, services.domains, self.recorder, self.metrics, self.disk)
         )
         self.recovery = Recovery(
             services.name,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
+from storage.disk_space import is_disk_full
 from turnpike import failures, logs, settings
 from turnpike.children import EXIT_TEMPORARY, EXIT_UNUSABLE, stop_with_parent
 from turnpike.commands import budget_arguments, money_arguments, price_arguments
@@ -391,7 +392,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. 2: the command line or a setting is wrong, or the role cannot start; 75: not
-    now, since the database is away."""
+    now, since the database is away or the disk is full."""
     parsed = build_parser().parse_args(arguments)
     try:
         given = settings.load(vars(parsed))
@@ -409,6 +410,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 141
     except Exception as error:
+        if is_disk_full(error):
+            print(f"turnpike: the disk is full: {error}", file=sys.stderr)
+            return EXIT_TEMPORARY
         if not isinstance(error, failures.known()):
             raise
         print(f"turnpike: {error}", file=sys.stderr)

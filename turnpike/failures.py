@@ -87,6 +87,7 @@ def known() -> tuple[type[Exception], ...]:
 
 def temporary() -> tuple[type[Exception], ...]:
     """Those that may be gone when the same is tried again."""
+    from engine.errors import DiskFull, EngineFailed  # noqa: PLC0415
     from storage.database import DatabaseUnavailable  # noqa: PLC0415
 
-    return (DatabaseUnavailable,)
+    return (DatabaseUnavailable, DiskFull, EngineFailed)

@@ -10,6 +10,8 @@ from engine.protocol.message import Message, Part
 
 SCOPES_ARE_BOUNDED = 4
 """From this version on a connection knows the last `MOST_SCOPES` scopes only."""
+DISK_FULL = "turnpike_engine_disk_full"
+"""The figure of a beat that is 1 while the replica takes no requests because the disk of its journal is full."""
 MOST_SCOPES = 10_000
 """So many scopes are known on a connection: those that were introduced last."""
 

@@ -74,6 +74,14 @@ class Fleet:
         """The replicas of a model that can take requests."""
         return [link for link in self.links if link.hello and link.hello.model.name == model and link.healthy()]
 
+    def disks_full(self, model: str) -> list[str]:
+        """The names of the replicas of a model whose disks are full."""
+        return [link.replica for link in self.links if link.hello and link.hello.model.name == model and link.disk_full]
+
+    def waits_for_disk(self, exchange: Exchange) -> bool:
+        """Whether the replica of a request goes on with it when its disk has room, and not before."""
+        return isinstance(exchange.link, Link) and exchange.link.disk_full
+
     def context_tokens(self, model: str) -> int | None:
         """The shortest context among the healthy replicas of a model, None if there are none."""
         return min((link.hello.capacity.context_tokens for link in self.healthy(model) if link.hello), default=None)
@@ -86,6 +94,8 @@ class Fleet:
         """The least loaded healthy replica of a model that speaks this protocol version. Raises Unavailable."""
         healthy = [link for link in self.healthy(model) if link.hello and link.hello.version >= version]
         if not healthy:
+            if self.disks_full(model):
+                raise Unavailable(f"The disk of the model {model!r}'s replica is full.", retry_after=5.0)
             raise Unavailable(f"No replica of the model {model!r} is ready; try again shortly.", retry_after=2.0)
         return min(healthy, key=lambda link: link.load)
 
