@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,7 @@ from turnpike import failures, logs, settings
 from turnpike.children import EXIT_TEMPORARY, EXIT_UNUSABLE, stop_with_parent
 from turnpike.commands import budget_arguments, money_arguments, price_arguments
 from turnpike.commands.tenant_argument import CommandParser
+from turnpike.data_folder import OWNER_ONLY
 from turnpike.settings import ADMIN, ENGINE, GATEWAY, SERVE, WORKER, SettingError, Settings
 
 Command = Callable[[Settings, argparse.Namespace], int]
@@ -400,6 +402,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"turnpike: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
     logs.configure(given.log_level, given.log_format)
+    before = os.umask(OWNER_ONLY)
+    try:
+        return _run(given, parsed)
+    finally:
+        os.umask(before)
+
+
+def _run(given: Settings, parsed: argparse.Namespace) -> int:
     if parsed.parent_pid is not None:
         stop_with_parent(parsed.parent_pid)
     run: Command = parsed.run

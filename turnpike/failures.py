@@ -35,7 +35,7 @@ def known() -> tuple[type[Exception], ...]:
     from storage.database import DatabaseUnavailable, InvalidDatabaseUrl  # noqa: PLC0415
     from storage.migrate import SchemaMismatch  # noqa: PLC0415
     from turnpike.children import ChildFailed  # noqa: PLC0415
-    from turnpike.data_folder import DataFolderError  # noqa: PLC0415
+    from turnpike.data_folder import DataFolderError, NoData  # noqa: PLC0415
     from turnpike.secrets import SecretsError  # noqa: PLC0415
     from turnpike.settings import SettingError  # noqa: PLC0415
 
@@ -67,6 +67,7 @@ def known() -> tuple[type[Exception], ...]:
         ModelFolderError,
         ModelWithoutPrice,
         NameTaken,
+        NoData,
         NotFound,
         NotPrintable,
         PeriodOpen,
@@ -89,5 +90,6 @@ def temporary() -> tuple[type[Exception], ...]:
     """Those that may be gone when the same is tried again."""
     from engine.errors import DiskFull, EngineFailed  # noqa: PLC0415
     from storage.database import DatabaseUnavailable  # noqa: PLC0415
+    from turnpike.data_folder import DataFolderFull  # noqa: PLC0415
 
-    return (DatabaseUnavailable, DiskFull, EngineFailed)
+    return (DataFolderFull, DatabaseUnavailable, DiskFull, EngineFailed)

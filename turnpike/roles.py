@@ -16,7 +16,7 @@ import uvloop
 
 from turnpike import listening
 from turnpike.children import AFTER_DRAIN_S, Child
-from turnpike.data_folder import prepare_data_folder, read_secrets
+from turnpike.data_folder import prepare_data_folder, protect_data_folder, read_secrets
 from turnpike.office import opened
 from turnpike.settings import Settings, to_environment
 from turnpike.worker import work
@@ -41,8 +41,13 @@ async def _gateway(settings: Settings, listener: socket.socket) -> int:
     from gateway.server import GatewayServer  # noqa: PLC0415
     from turnpike.gateway_process import serve_until_signal, services  # noqa: PLC0415
 
+    prepare_data_folder(settings)
+    protect_data_folder(settings)
     registry = Registry.load(settings.model_folders)
-    async with opened(settings) as office, services(settings, office, read_secrets(settings), registry) as built:
+    async with (
+        opened(settings, "embedded") as office,
+        services(settings, office, read_secrets(settings), registry) as built,
+    ):
         logger.info("gateway listens", url=listening.url(listener), name=built.name)
         await serve_until_signal(GatewayServer(create_app(built)), listener)
     return 0
@@ -50,6 +55,7 @@ async def _gateway(settings: Settings, listener: socket.socket) -> int:
 
 async def _gateway_parent(settings: Settings, listener: socket.socket) -> int:
     prepare_data_folder(settings)
+    protect_data_folder(settings)
     metrics = _empty_folder(settings.data / "metrics" / settings.own_gateway_name)
     environment = to_environment(settings) | {_SHARED_METRICS: str(metrics)}
     descriptor = listener.fileno()
@@ -83,7 +89,9 @@ def worker(settings: Settings) -> int:
     """`turnpike worker`: the billing jobs."""
 
     async def run() -> int:
-        async with opened(settings) as office:
+        prepare_data_folder(settings)
+        protect_data_folder(settings)
+        async with opened(settings, "embedded") as office:
             logger.info("worker runs")
             task = asyncio.create_task(work(office, settings))
             await stop_event().wait()
