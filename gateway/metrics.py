@@ -93,6 +93,9 @@ class Metrics:
             registry=self.registry,
         )
         self._tokens = Counter("turnpike_tokens", "Tokens billed", ["model", "meter"], registry=self.registry)
+        self._tried_again = Counter(
+            "turnpike_requests_tried_again", "Requests sent to a second replica", ["model"], registry=self.registry
+        )
         self._ended = Counter("turnpike_generations", "Generations ended", ["model", "status"], registry=self.registry)
 
     def watch(self, *, fleet: _HasLinks, spool: Spool, settler: Settler, disk: DiskWatch) -> None:
@@ -121,6 +124,10 @@ class Metrics:
     def first_token(self, model: str, seconds: float) -> None:
         """The first token came."""
         self._first_token.labels(model).observe(seconds)
+
+    def tried_again(self, model: str) -> None:
+        """A request whose replica was lost was sent to another one."""
+        self._tried_again.labels(model).inc()
 
     def between_tokens(self, model: str, seconds: float, tokens: int) -> None:
         """`tokens` tokens came, `seconds` after those before."""

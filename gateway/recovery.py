@@ -19,6 +19,7 @@ from billing.usage import InvalidUsage
 from engine.protocol.requests import Ack, Done
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.link import Link
+from gateway.lost_attempts import LostAttempts
 from gateway.metering import unpack
 from gateway.recording import Record, Recorder, event_of
 from storage.database import DatabaseUnavailable
@@ -39,6 +40,7 @@ class Recovery:
         prices: PriceBook,
         recorder: Recorder,
         fleet: Fleet,
+        attempts: LostAttempts,
         courtesy: float = 30.0,
     ) -> None:
         self._gateway = gateway
@@ -46,14 +48,16 @@ class Recovery:
         self._prices = prices
         self._recorder = recorder
         self._fleet = fleet
+        self._attempts = attempts
         self._courtesy = courtesy
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
 
     def stray(self, link: Link, done: Done) -> None:
         """A `Done` came that no running request waits for."""
-        if done.id not in self._running:
-            task = self._running[done.id] = asyncio.create_task(self._recover(link, done))
-            task.add_done_callback(lambda _: self._running.pop(done.id, None))
+        attempt = done.id, done.attempt
+        if attempt not in self._running:
+            task = self._running[attempt] = asyncio.create_task(self._recover(link, done))
+            task.add_done_callback(lambda _: self._running.pop(attempt, None))
 
     @property
     def busy(self) -> bool:
@@ -69,16 +73,18 @@ class Recovery:
 
     async def _recover(self, link: Link, done: Done) -> None:
         try:
+            while self._fleet.runs(done.id):  # noqa: ASYNC110  # in a later attempt, which is the one that is billed
+                await asyncio.sleep(_PAUSE_S)
             hold = await self._find(done)
             if hold is not None and hold.gateway != self._gateway:
                 await asyncio.sleep(self._courtesy)
                 hold = await self._find(done)
-            if hold is not None:
+            if not await self._attempts.record_stray(link, done) and hold is not None:
                 await self._adopt(link, done, hold)
         except (InvalidUsage, msgspec.MsgspecError, PriceMissing, UnknownPriceVersion, ValueError) as error:
             log.error("a journal's request makes no sense", request_id=done.id, replica=link.replica, cause=str(error))
             return
-        self._fleet.remember(done.id, done.sequence)
+        self._fleet.remember(done.id, done.sequence, done.attempt)
         link.send(Ack(done.id, done.sequence))
 
     async def _find(self, done: Done) -> Hold | None:

@@ -19,6 +19,7 @@ from gateway.admission.lifetimes import Lifetimes
 from gateway.domains import CacheDomains
 from gateway.fleet.fleet import Fleet
 from gateway.leftovers import Leftovers
+from gateway.lost_attempts import LostAttempts
 from gateway.metrics import Metrics
 from gateway.recording import Recorder
 from gateway.recovery import Recovery
@@ -98,8 +99,19 @@ class Gateway:
             lifetimes=services.options.lifetimes,
             slice_tokens=services.options.hold_slice,
         )
+        self.attempts = LostAttempts(
+            services.database, self.recorder, services.fleet, services.options.lifetimes.replay
+        )
         self.requests = Requests(
-            Surroundings(self.admission, services.fleet, services.domains, self.recorder, self.metrics, self.disk)
+            Surroundings(
+                self.admission,
+                services.fleet,
+                services.domains,
+                self.recorder,
+                self.attempts,
+                self.metrics,
+                self.disk,
+            )
         )
         self.recovery = Recovery(
             services.name,
@@ -107,6 +119,7 @@ class Gateway:
             prices=services.prices,
             recorder=self.recorder,
             fleet=services.fleet,
+            attempts=self.attempts,
             courtesy=services.options.courtesy,
         )
         self.leftovers = Leftovers(
@@ -151,6 +164,7 @@ class Gateway:
         self.begin_drain()
         if self._drain is not None:
             await self._drain
+        await self.attempts.stop()
         await self.leftovers.stop()
         await self.recovery.stop()
         await self.services.fleet.stop()

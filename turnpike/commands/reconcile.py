@@ -52,6 +52,7 @@ def _print(report: Report) -> None:
         ("requests", report.events),
         ("cost", cost or "nothing"),
         ("adjustments", report.adjustments),
+        ("attempts lost", report.lost_attempts),
         ("lost", report.lost),
         ("doubled", report.doubled),
         ("late", report.late),
