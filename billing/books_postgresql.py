@@ -220,7 +220,7 @@ class PostgresBooks:
             return
         keys = _arrays(_KEY_KINDS, [_keys(row) for row in rolled])
         columns = dict(zip(SUMS, zip(*(row.sums for row in rolled), strict=True), strict=True))
-        sums = tuple(name for name in SUMS if any(columns[name]))
+        sums = tuple(name for name in SUMS if any(columns[name])) or SUMS[:1]  # lost attempts add to none
         added = [array_literal("bigint", columns[name]) for name in sums]
         await self._connection.execute(_roll_up(sums), *keys, *added)
 

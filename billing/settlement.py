@@ -75,6 +75,8 @@ async def settle(database: Database, book: PriceBook, records: Sequence[Settleme
             async with opened(database) as books:
                 there = await books.events_there([event.id for event in columns.events])
             columns = EventColumns(_not_there(columns.events, there))
+            if columns.events:
+                numbers = await traits.numbers(database, columns.kinds)
         else:
             return done + Settled(repeated=len(given) - len(columns))
 
