@@ -43,6 +43,10 @@ def _engine(given: Settings, arguments: argparse.Namespace) -> int:
 
 
 def _worker(given: Settings, arguments: argparse.Namespace) -> int:
+    if arguments.health:
+        from turnpike import heartbeat  # noqa: PLC0415
+
+        return heartbeat.check_worker(given)
     from turnpike import roles  # noqa: PLC0415
 
     return roles.worker(given)
@@ -330,7 +334,8 @@ def build_parser() -> argparse.ArgumentParser:
     gateway.add_argument("--listen-fd", type=int, default=None, help=argparse.SUPPRESS)
     engine = tree.leaf(top, "engine", "one replica of a served model", ENGINE, _engine)
     engine.add_argument("--health", action="store_true", help="probe the replica at --listen and exit 0 if it is well")
-    tree.leaf(top, "worker", "billing jobs", WORKER, _worker)
+    worker = tree.leaf(top, "worker", "billing jobs", WORKER, _worker)
+    worker.add_argument("--health", action="store_true", help="exit 0 if the worker on this host does its jobs")
     tree.leaf(top, "migrate", "bring the database to this version", ADMIN, _command("installation", "migrate"))
     models = tree.leaf(
         top, "models", "served models: digest, context, price, replicas", ADMIN, _command("models", "models")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import signal
 import socket
@@ -17,9 +16,10 @@ import uvloop
 from turnpike import listening
 from turnpike.children import AFTER_DRAIN_S, Child
 from turnpike.data_folder import prepare_data_folder, protect_data_folder, read_secrets
+from turnpike.heartbeat import heartbeat_file, renew
 from turnpike.office import opened
 from turnpike.settings import Settings, to_environment
-from turnpike.worker import work
+from turnpike.worker import Outage, work
 
 _SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 """prometheus_client's environment variable: where the workers of one socket keep their figures (`gateway.metrics`)."""
@@ -93,11 +93,15 @@ def worker(settings: Settings) -> int:
         protect_data_folder(settings)
         async with opened(settings, "embedded") as office:
             logger.info("worker runs")
-            task = asyncio.create_task(work(office, settings))
+            outage = Outage()
+            tasks = [
+                asyncio.create_task(work(office, settings, outage)),
+                asyncio.create_task(renew(heartbeat_file(settings), lambda: outage.problem)),
+            ]
             await stop_event().wait()
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         return 0
 
     return _run(run())

@@ -44,6 +44,11 @@ class Outage:
         self._since: float | None = None
         self._waiting: set[str] = set()
 
+    @property
+    def problem(self) -> str:
+        """What keeps the jobs waiting; empty if nothing does."""
+        return "" if self._since is None else "the database is away; the worker's jobs wait"
+
     def began(self, job: str, error: DatabaseUnavailable) -> None:
         """A job found no database."""
         if self._since is None:
@@ -59,14 +64,14 @@ class Outage:
             self._since = None
 
 
-async def work(office: Office, settings: Settings) -> None:
-    """Do all jobs for ever."""
-    await do_for_ever(jobs(office, settings))
+async def work(office: Office, settings: Settings, outage: Outage | None = None) -> None:
+    """Do all jobs for ever; `outage` knows whether the database is there."""
+    await do_for_ever(jobs(office, settings), outage)
 
 
-async def do_for_ever(all_jobs: Sequence[Job]) -> None:
+async def do_for_ever(all_jobs: Sequence[Job], outage: Outage | None = None) -> None:
     """Do these jobs, each at its own pace, whatever becomes of the others."""
-    outage = Outage()
+    outage = outage or Outage()
     async with asyncio.TaskGroup() as group:
         for job in all_jobs:
             group.create_task(_for_ever(job, outage))

@@ -19,7 +19,7 @@ from openai import OpenAI
 
 from tests.awake import Awake
 from tests.e2e.processes import first_key, get, process, run, used, wait_ready
-from tests.servers import free_port
+from tests.servers import free_port, postgres_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -94,7 +94,12 @@ def test_on_a_terminal_the_key_is_shown_and_not_written(tmp_path: Path) -> None:
     assert not (tmp_path / "data" / "api-key").exists()
 
 
-def test_a_fresh_database_server_needs_one_start(tmp_path: Path, postgres_url: str) -> None:
+def test_a_fresh_database_server_needs_one_start(tmp_path: Path) -> None:
+    with postgres_server() as postgres:
+        _serve_on(postgres.url, tmp_path)
+
+
+def _serve_on(postgres_url: str, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir(mode=0o755)
     arguments = ("--data-dir", str(data), "--database-url", postgres_url)
