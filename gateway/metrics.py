@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
@@ -22,6 +23,7 @@ from prometheus_client.registry import Collector
 from billing.settler import Settler
 from billing.spool import Spool
 from billing.usage import Usage
+from gateway import metrics_files
 from gateway.fleet.link import Link
 from storage.disk_space import DiskWatch
 
@@ -73,6 +75,7 @@ class Metrics:
         self.shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
         """Whether other workers answer for this one, so that `refresh` has to be called now and then."""
         if self.shared:
+            metrics_files.take_room(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]), worker)
             values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
         self._asked: list[tuple[Gauge, Callable[[], float]]] = []
         self.registry = CollectorRegistry()
