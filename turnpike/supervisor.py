@@ -220,10 +220,21 @@ async def _announce(
             write_key(file, issued)
             key, about = f"$(cat {shlex.quote(str(file))})", f"{whose}: written to the file (mode 0600)\n    {file}"
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": DEMO_QUESTION}], "temperature": 0})
-    print(
+    _say(
         f"\nTurnpike is ready at {base} with the model {model}.\n\n{about}\n\nAsk it something:\n"
         f'    curl -sS {base}/v1/chat/completions -H "Authorization: Bearer {key}"'
         f" -H 'Content-Type: application/json' -d '{body}'\n\n"
         f"What it cost:\n    {command} usage {where}\n\nStop with Ctrl-C.",
-        flush=True,
     )
+
+
+def _say(text: str) -> None:
+    """Print, whether or not anybody reads it: as in `turnpike serve | head`."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        logger.warning("nobody reads the output", cause=error.strerror)
+        # What is left in the buffer would fail again when the process ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
