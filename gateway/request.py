@@ -209,7 +209,8 @@ class RequestOwner:
         if self._attempt >= _MOST_ATTEMPTS or self._aborted or self._unwanted():
             return False
         lost = done is None and exchange.link is None
-        stopped = done is not None and done.reason == "abort"
+        ours = bool(self._cut) or any(self._choices.stops_by_string)  # we ended some of its choices
+        stopped = done is not None and done.reason == "abort" and not ours
         refused = done is not None and done.reason == "rejected" and done.refusal is None and done.invalid is None
         return (lost or stopped or refused) and self.delivery.start_over()
 
