@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from uuid import UUID
 
 import structlog
 
 from billing.attempts import Attempted, Lost, lost_attempt, other_attempt
 from billing.holds.records import Hold
+from billing.spool import Spool
 from billing.usage import Source
 from engine.protocol.requests import Done
 from gateway.fleet.exchange import Exchange, TimeOver
@@ -21,14 +23,17 @@ from storage.database import Database, DatabaseUnavailable
 log = structlog.get_logger("gateway.lost_attempts")
 
 _PAUSE_S = 0.2
+_SETTLED_S = 30.0
+"""Under load a spool is never empty: after so long, what was in it is settled."""
 
 
 class LostAttempts:
     """Hears from journals what lost attempts did. `patience`: seconds that a replica has to come back with its journal;
     one that takes longer repeats it as a stray."""
 
-    def __init__(self, database: Database, recorder: Recorder, fleet: Fleet, patience: float) -> None:
+    def __init__(self, database: Database, recorder: Recorder, fleet: Fleet, spool: Spool, patience: float) -> None:
         self._database = database
+        self._spool = spool
         self._recorder = recorder
         self._fleet = fleet
         self._patience = patience
@@ -71,6 +76,19 @@ class LostAttempts:
                     return None
         finally:
             timer.cancel()
+
+    async def until_over(self, done: Done) -> None:
+        """Wait until this gateway has come to the end of the request, and what it recorded is settled.
+
+        What a journal repeats of a request that runs here, or whose event is still in the spool, may be a lost attempt.
+        """
+        while self._fleet.runs(done.id):  # noqa: ASYNC110  # the end of another task, seldom waited for
+            await asyncio.sleep(_PAUSE_S)
+        end = time.monotonic() + _SETTLED_S
+        while not self._spool.drained and time.monotonic() < end:
+            if await self._find(done) is not None:
+                return
+            await asyncio.sleep(_PAUSE_S)
 
     async def record_stray(self, link: Link, done: Done) -> bool:
         """Record what a journal repeats, if it is a lost attempt: its request's event is that of another attempt.

@@ -73,8 +73,7 @@ class Recovery:
 
     async def _recover(self, link: Link, done: Done) -> None:
         try:
-            while self._fleet.runs(done.id):  # noqa: ASYNC110  # in a later attempt, which is the one that is billed
-                await asyncio.sleep(_PAUSE_S)
+            await self._attempts.until_over(done)
             hold = await self._find(done)
             if hold is not None and hold.gateway != self._gateway:
                 await asyncio.sleep(self._courtesy)

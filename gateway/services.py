@@ -100,7 +100,7 @@ class Gateway:
             slice_tokens=services.options.hold_slice,
         )
         self.attempts = LostAttempts(
-            services.database, self.recorder, services.fleet, services.options.lifetimes.replay
+            services.database, self.recorder, services.fleet, services.spool, services.options.lifetimes.replay
         )
         self.requests = Requests(
             Surroundings(
