@@ -23,8 +23,8 @@ from turnpike.office import Office
 from turnpike.settings import Settings
 
 _DAY_S = 86_400
-_LONGEST_PAUSE_S = 15.0
-"""The longest pause after a failure, unless the job is done more seldom anyway."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
+"""The pauses after failures in a row, however seldom the job is done."""
 
 logger = structlog.get_logger(__name__)
 
@@ -78,7 +78,7 @@ async def do_for_ever(all_jobs: Sequence[Job], outage: Outage | None = None) -> 
 
 
 async def _for_ever(job: Job, outage: Outage) -> None:
-    backoff = Backoff(job.every_s, max(job.every_s, _LONGEST_PAUSE_S))
+    backoff = Backoff(min(job.every_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
     while True:
         more = False
         try:

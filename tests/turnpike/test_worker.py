@@ -12,6 +12,7 @@ from turnpike.worker import Job, do_for_ever
 
 
 async def test_a_database_that_is_away_is_one_line_and_its_return_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnpike.worker._FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr("turnpike.worker._LONGEST_PAUSE_S", 0.1)
     away, runs = True, {"sweep": 0, "webhooks": 0, "clean": 0}
 
@@ -22,7 +23,7 @@ async def test_a_database_that_is_away_is_one_line_and_its_return_another(monkey
                 raise DatabaseUnavailable("it does not answer")
             return False
 
-        return Job(name, 0.002, run)
+        return Job(name, 3600.0 if name == "clean" else 0.002, run)
 
     with structlog.testing.capture_logs() as logs:
         working = asyncio.create_task(do_for_ever([job(name) for name in runs]))
