@@ -19,5 +19,9 @@ ENV PATH=/venv/bin:$PATH TURNPIKE_DATA_DIR=/data TURNPIKE_LOG_FORMAT=json
 USER turnpike
 VOLUME /data
 EXPOSE 8080
+# Of serve and gateway, on the port that serve has. An engine is asked by `turnpike engine --health --listen ADDRESS`, a
+# worker by `turnpike worker --health`, as docker-compose.yml does.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=120s \
+  CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/healthz', timeout=2)"]
 ENTRYPOINT ["turnpike"]
 CMD ["serve", "--host", "0.0.0.0"]

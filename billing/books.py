@@ -89,8 +89,8 @@ class Books(Protocol):
     async def chain(self, batches: Sequence[Batch]) -> None:
         """Continue the hash chains with new events, in the order of tenant and period."""
 
-    async def events_there(self, ids: Collection[UUID]) -> set[UUID]:
-        """Which of these events are there."""
+    async def events_there(self, ids: Collection[UUID]) -> dict[UUID, int]:
+        """Which of these events are there, and of which attempt each is."""
 
     async def units_left(self, event: UUID) -> dict[str, int]:
         """What an event and its adjustments come to, in units by meter."""

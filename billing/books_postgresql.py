@@ -188,10 +188,10 @@ class PostgresBooks:
             tenants = _ids([batch.tenant_id for batch in batches])
             await self._connection.execute(_CHAIN, tenants, [batch.period for batch in batches], *columns, starts)
 
-    async def events_there(self, ids: Collection[UUID]) -> set[UUID]:
+    async def events_there(self, ids: Collection[UUID]) -> dict[UUID, int]:
         # all tenants: a record is repeated whoever sent it
-        query = "SELECT id FROM usage_fact WHERE id = ANY ($1::text::uuid[])"
-        return {row[0] for row in await self._connection.fetch(query, _ids(ids))}
+        query = "SELECT id, attempt FROM usage_fact WHERE id = ANY ($1::text::uuid[])"
+        return {row[0]: row[1] for row in await self._connection.fetch(query, _ids(ids))}
 
     async def units_left(self, event: UUID) -> dict[str, int]:
         # all tenants: who asks has found the event as the tenant's
@@ -220,7 +220,7 @@ class PostgresBooks:
             return
         keys = _arrays(_KEY_KINDS, [_keys(row) for row in rolled])
         columns = dict(zip(SUMS, zip(*(row.sums for row in rolled), strict=True), strict=True))
-        sums = tuple(name for name in SUMS if any(columns[name]))
+        sums = tuple(name for name in SUMS if any(columns[name])) or SUMS[:1]  # lost attempts add to none
         added = [array_literal("bigint", columns[name]) for name in sums]
         await self._connection.execute(_roll_up(sums), *keys, *added)
 

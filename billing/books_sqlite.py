@@ -107,10 +107,10 @@ class SqliteBooks:
             row = msgspec.structs.asdict(batch) | link | {"link": end["links"]}
             await self._session.execute(insert(usage_batch).values(row))
 
-    async def events_there(self, ids: Collection[UUID]) -> set[UUID]:
+    async def events_there(self, ids: Collection[UUID]) -> dict[UUID, int]:
         # all tenants: a record is repeated whoever sent it
-        query = select(usage_fact.c.id).where(one_of(self._database, usage_fact.c.id, ids))
-        return set(await self._session.scalars(query))
+        query = select(usage_fact.c.id, usage_fact.c.attempt).where(one_of(self._database, usage_fact.c.id, ids))
+        return {row.id: row.attempt for row in await self._session.execute(query)}
 
     async def units_left(self, event: UUID) -> dict[str, int]:
         # all tenants: who asks has found the event as the tenant's

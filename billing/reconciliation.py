@@ -52,7 +52,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     `unacknowledged`: those of them that wait in a journal, or whose journal does not answer; `declared_lost`: those of
     journals that a person declared lost. `doubled`: numbers with more than one. `late`: events that came after their
     own period had closed, booked in this one. `unconfirmed`: nobody knows whether the client got the end.
-    `adjustments`: corrections of earlier events, which are no requests and stand in none of these numbers. `drifts`:
+    `adjustments`: corrections of earlier events, which are no requests and stand in none of these numbers.
+    `lost_attempts`: attempts that came to nothing, of requests that were tried again and stand here once. `drifts`:
     tenants of whom some book differs.
     """
 
@@ -75,6 +76,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     adjustments: int = 0
     unacknowledged: int = 0
     declared_lost: int = 0
+    lost_attempts: int = 0
 
     @property
     def gone(self) -> list[Journal]:
@@ -121,7 +123,8 @@ async def _report(session: AsyncSession, database: Database, period: str, journa
     deliveries = select(of.delivery, func.count()).where(here, request).group_by(of.delivery)
     by_delivery = {row[0]: row[1] for row in await session.execute(deliveries)}
     late = select(func.count()).where(here, request, of.admitted_at < starts_at)
-    adjustments = select(func.count()).where(here, ~request)
+    adjustments = select(func.count()).where(here, of.source == "adjustment")
+    lost_attempts = select(func.count()).where(here, ~request, of.source != "adjustment")
     tenants = await _drifts(session, period)
     sequences = await sequences_of(session, period)
     compared = await compare(session, journals)
@@ -149,6 +152,7 @@ async def _report(session: AsyncSession, database: Database, period: str, journa
         sequences=sequences,
         journals=compared,
         adjustments=(await session.execute(adjustments)).scalar_one(),
+        lost_attempts=(await session.execute(lost_attempts)).scalar_one(),
     )
 
 

@@ -4,13 +4,14 @@ transaction a batch."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from uuid import UUID
 
 import msgspec
 from sqlalchemy import select
 
 from billing import months, traits
+from billing.attempts import lost_attempt_of
 from billing.books import Books, EventsThere, Notice, Refusal
 from billing.budgets.use import BudgetUse, use_budgets
 from billing.chain import batches
@@ -54,7 +55,8 @@ def _numbers(settled: Settled) -> tuple[int, ...]:
 
 async def settle(database: Database, book: PriceBook, records: Sequence[Settlement]) -> Settled:
     """Settle the records in one transaction. Any of them may come again, late or in any order, and counts once; what
-    comes after its period closed is booked in the one that is open.
+    comes after its period closed is booked in the one that is open. Of several attempts of a request the one that comes
+    first is billed, the others are recorded as lost.
 
     A record that cannot be true (its cost does not recompute, its price version or its tenant's balance does not
     exist, its currency is another) is kept in `refused_settlement`. Raises DatabaseUnavailable, and then nothing is
@@ -74,9 +76,21 @@ async def settle(database: Database, book: PriceBook, records: Sequence[Settleme
         except EventsThere:
             async with opened(database) as books:
                 there = await books.events_there([event.id for event in columns.events])
-            columns = EventColumns(event for event in columns.events if event.id not in there)
+            columns = EventColumns(_not_there(columns.events, there))
+            if columns.events:
+                numbers = await traits.numbers(database, columns.kinds)
         else:
             return done + Settled(repeated=len(given) - len(columns))
+
+
+def _not_there(events: Iterable[UsageEvent], there: Mapping[UUID, int]) -> Iterator[UsageEvent]:
+    """The events that are not there yet. One of another attempt than the request's event is a lost attempt's: who has
+    written it did not know that the request was tried again."""
+    for event in events:
+        if event.id not in there:
+            yield event
+        elif event.corrects is None and event.sequence and event.attempt != there[event.id]:
+            yield lost_attempt_of(event)
 
 
 async def _settle(

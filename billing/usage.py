@@ -216,7 +216,8 @@ class UsageEvent(msgspec.Struct, frozen=True, tag="event", gc=False):
     Instants are microseconds since the Unix epoch. `period` was fixed by the database's clock at admission. `sequence`
     is the replica's journal sequence, 0 if the journal has none. `context_from` is the lower bound, in tokens of the
     prompt, of the context tier that priced it. An adjustment has the id of the event that it `corrects`: nothing was
-    counted for it, and its usage (a SignedUsage) and cost are what changes. `hold_batch` is where the request's hold is
+    counted for it, and its usage (a SignedUsage) and cost are what changes. A lost attempt (`billing.attempts`) has
+    there the id of its request: it counts, and bills nothing. `hold_batch` is where the request's hold is
     kept, if that is known, or `allowance` what it was taken from: they are for who ends the hold, and not recorded.
     """
 

@@ -15,6 +15,7 @@ import structlog
 
 from engine.journal import Journal
 from engine.link import GatewayLink
+from engine.loop import DISK_FULL_PAUSE_S
 from engine.protocol.requests import Ack, Done
 
 logger = structlog.get_logger("engine.endings")
@@ -118,7 +119,7 @@ class Endings:
 
     async def sync(self, failed: Callable[[OSError], None]) -> None:
         """Bring the journal to the disk whenever that is wanted, everything that has come together at once; for ever,
-        or until the disk fails."""
+        or until the disk fails. A full disk is waited for."""
         while True:
             await self._sync_wanted.wait()
             self._sync_wanted.clear()
@@ -126,6 +127,10 @@ class Endings:
             try:
                 await asyncio.get_running_loop().run_in_executor(None, self._journal.sync)
             except OSError as error:
+                if self._journal.full:
+                    await asyncio.sleep(DISK_FULL_PAUSE_S)
+                    self.sync_soon()
+                    continue
                 logger.exception("the journal cannot be written")
                 failed(error)
                 return

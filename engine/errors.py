@@ -13,3 +13,11 @@ class ModelError(EngineError):
 
 class StartError(EngineError):
     """An option, the data folder or the address cannot be used."""
+
+
+class DiskFull(EngineError):
+    """The journal's disk has no room. The same start works when there is some."""
+
+
+class EngineFailed(EngineError):
+    """The engine's thread ended by an error, which is in the log. A new start may work."""

@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from engine.errors import StartError
+from engine.errors import DiskFull, StartError
 from engine.journal_records import (
     Acked,
     AnyRecord,
@@ -40,6 +40,7 @@ from engine.journal_records import (
     read_records,
 )
 from engine.protocol.requests import Counts, Done
+from storage.disk_space import is_disk_full
 
 logger = structlog.get_logger("engine.journal")
 
@@ -72,9 +73,9 @@ def _write(file: int, data: bytes) -> None:
         data = data[os.write(file, data) :]
 
 
-def _copy(source: int, target: int, at: int) -> int:
-    """Append what a file holds from here on to another; returns where it ended."""
-    while data := os.pread(source, _COPY_BYTES, at):
+def _copy(source: int, target: int, at: int, end: int) -> int:
+    """Append what a file holds from here up to `end` to another; returns where it ended."""
+    while data := os.pread(source, min(_COPY_BYTES, end - at), at):
         _write(target, data)
         at += len(data)
     return at
@@ -94,6 +95,11 @@ def _compact_at(file: int) -> int:
     return max(COMPACT_BYTES, 2 * os.fstat(file).st_size)
 
 
+def _unusable(error: OSError, problem: str) -> StartError | DiskFull:
+    """Why the journal cannot be used: for ever, or until there is room."""
+    return (DiskFull if is_disk_full(error) else StartError)(f"{problem}: {error.strerror}")
+
+
 def _new(path: Path) -> Path:
     """Where a file is made that is to take the place of this one."""
     return path.with_name(path.name + ".new")
@@ -107,7 +113,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path, first_epoch: int | None = None) -> None:
-        """Open or make the journal. Raises StartError if the folder is not usable or another replica owns it.
+        """Open or make the journal. Raises StartError if the folder is not usable or another replica owns it, DiskFull.
 
         `first_epoch` is for a journal that knows of none; by default it tells the time. So a replica whose folder was
         lost neither looks older than it did, nor gives out a sequence number again.
@@ -132,6 +138,10 @@ class Journal:
         self._buffer: list[bytes] = []
         self._file = -1
         self._lock = -1
+        self._size = 0
+        """How long the file is with whole records alone: beyond it may lie part of a write that failed."""
+        self.full = False
+        """Whether the disk had no room for the last write; what was to be written is kept for the next."""
         self._compact_at = 0
         self.restored = 0
         """How often the folder was gone and made again."""
@@ -141,7 +151,7 @@ class Journal:
             self._open()
         except OSError as error:
             self.close()
-            raise StartError(f"{folder}: the journal cannot be opened: {error.strerror}") from error
+            raise _unusable(error, f"{folder}: the journal cannot be opened") from error
 
     # ------------------------------------------------------------ writing
 
@@ -204,11 +214,12 @@ class Journal:
             return known + [(done.id, done.attempt) for done in ended]
 
     def write(self) -> None:
-        """Hand all records to the operating system: from now on they outlive this process. Raises OSError."""
+        """Hand all records to the operating system: from now on they outlive this process.
+
+        Raises OSError, and then they are kept, to be written by the next call.
+        """
         with self._file_guard:
-            with self._guard:
-                data = self._taken()
-            _write(self._file, data)
+            self._append()
 
     def sync(self) -> None:
         """Bring all that was written so far to the disk, compacting the file when it has grown. Raises OSError.
@@ -217,24 +228,20 @@ class Journal:
         """
         with self._sync_guard:
             with self._file_guard:
-                size = os.fstat(self._file).st_size
-                with self._guard:
-                    data = self._taken()
-                    state = list(self._state()) if size > self._compact_at else None
-                _write(self._file, data)
-            if state is None:
-                os.fsync(self._file)
+                compact = self._size > self._compact_at
+                state = self._append(state=compact)
+                known = self._size
+            if compact:
+                self._compact(state, known)
             else:
-                self._compact(state, size + len(data))
+                os.fsync(self._file)
 
     def close(self) -> None:
         """Write what is left and let the folder go."""
         with self._sync_guard, self._file_guard:
             if self._file >= 0:
                 with contextlib.suppress(OSError):
-                    with self._guard:
-                        data = self._taken()
-                    _write(self._file, data)
+                    self._append()
                     os.fsync(self._file)
                 os.close(self._file)
                 self._file = -1
@@ -256,7 +263,9 @@ class Journal:
                 self._take_folder()
                 os.close(lock)
             self._store_epoch()
-            old, self._file = self._file, self._replace(self._path, b"".join(map(frame, state)))
+            content = b"".join(map(frame, state))
+            old, self._file = self._file, self._replace(self._path, content)
+            self._size = len(content)
             os.close(old)
             self._compact_at = _compact_at(self._file)
             self.restored += 1
@@ -285,13 +294,13 @@ class Journal:
     # ------------------------------------------------------------ inside
 
     def _take_folder(self) -> None:
-        """Make the folder if need be, and lock it. Raises StartError."""
+        """Make the folder if need be, and lock it. Raises StartError, DiskFull."""
         folder = self.folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise StartError(f"{folder}: the journal folder cannot be used: {error.strerror}") from error
+            raise _unusable(error, f"{folder}: the journal folder cannot be used") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -321,11 +330,31 @@ class Journal:
         summed = Counts(**{name: getattr(self._totals.counts, name) + getattr(counts, name) for name in names})
         self._totals = Totals(self._totals.requests + 1, summed)
 
-    def _taken(self) -> bytes:
-        """What is to be appended; whoever takes it appends it."""
-        data = b"".join(self._buffer)
-        self._buffer.clear()
-        return data
+    def _append(self, *, state: bool = False) -> list[AnyRecord]:
+        """Append what waits in memory, with the file's guard held; the state that the file then has, if asked for.
+
+        Raises OSError: then the file has none of it, and it waits on.
+        """
+        with self._guard:
+            data = b"".join(self._buffer)
+            self._buffer.clear()
+            now = list(self._state()) if state else []
+        try:
+            _write(self._file, data)
+        except OSError as error:
+            with self._guard:
+                self._buffer.insert(0, data)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._size)  # part of a record would damage those that follow
+            if is_disk_full(error) and not self.full:
+                logger.error("the disk is full; work waits until the journal can be written", folder=str(self.folder))
+                self.full = True
+            raise
+        self._size += len(data)
+        if self.full and data:
+            logger.info("the journal can be written again", folder=str(self.folder))
+            self.full = False
+        return now
 
     def _open(self) -> None:
         data = self._path.read_bytes() if self._path.exists() else b""
@@ -356,7 +385,8 @@ class Journal:
             self._end(handle, crashed)
         self._handles.clear()
         self._buffer.clear()  # the new file says it all
-        self._file = self._replace(self._path, b"".join(map(frame, self._state())))
+        content = b"".join(map(frame, self._state()))
+        self._file, self._size = self._replace(self._path, content), len(content)
         self._compact_at = _compact_at(self._file)
 
     def _apply(self, record: AnyRecord) -> bool:
@@ -412,12 +442,12 @@ class Journal:
         new = -1
         try:
             new = self._beside(self._path, b"".join(map(frame, state)))
-            copied = _copy(self._file, new, known)  # most of it while others may write
+            copied = _copy(self._file, new, known, self._size)  # most of it while others may write
             with self._file_guard:
-                _copy(self._file, new, copied)
-                compact_at = _compact_at(new)
+                _copy(self._file, new, copied, self._size)
+                compact_at, size = _compact_at(new), os.fstat(new).st_size
                 self._put_in_place(self._path)  # nothing may fail between this and writing to it
-                old, self._file, self._compact_at = self._file, new, compact_at
+                old, self._file, self._compact_at, self._size = self._file, new, compact_at, size
         except OSError as error:
             logger.warning("the journal cannot be made smaller", folder=str(self.folder), cause=str(error))
             if new >= 0:
@@ -448,6 +478,7 @@ class Journal:
             os.fsync(file)
         except OSError:
             os.close(file)
+            _new(path).unlink(missing_ok=True)
             raise
         return file
 

@@ -1,7 +1,8 @@
 """The engine's thread: takes commands, steps the engine, journals what happened, then hands it on.
 
-Nothing is handed on before its counts are written to the journal. When the journal cannot be written, or the engine
-itself fails, the thread ends and says so: the replica then stops rather than work without a record.
+Nothing is handed on before its counts are written to the journal. While the journal's disk is full, all work waits for
+room. When the journal cannot be written for another reason, or the engine itself fails, the thread ends and says so:
+the replica then stops rather than work without a record.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ logger = structlog.get_logger("engine.loop")
 Command = Callable[[], None]
 _IDLE_S = 0.5
 _SNAPSHOT_S = 0.2
+DISK_FULL_PAUSE_S = 0.1
+"""How often a journal on a full disk is tried."""
 
 
 @dataclass
@@ -47,6 +50,7 @@ class EngineLoop:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._stopping = False
         self._has_chores = True
+        self._told_to_stop = threading.Event()
         self._looked = 0.0
         self._advanced: float | None = None
         self._snapshot()
@@ -62,6 +66,7 @@ class EngineLoop:
 
     def stop(self) -> None:
         """End the thread after what it is doing, and wait for it."""
+        self._told_to_stop.set()
         self.do(self._stop)
         self._thread.join()
 
@@ -83,6 +88,8 @@ class EngineLoop:
                 if result.ran or result.events:
                     self._advanced = time.monotonic()
                 self._record(result)
+                if not self._write():
+                    return
                 if result.events:
                     self.deliver(result.events)
                 if not self.engine.busy or time.monotonic() - self._looked > _SNAPSHOT_S:
@@ -121,7 +128,7 @@ class EngineLoop:
             self._has_chores = False
 
     def _record(self, result: StepResult) -> None:
-        """Write the counts of a step; each `Done` gets its sequence number here."""
+        """Note the counts of a step in the journal; each `Done` gets its sequence number here."""
         journal = self.journal
         for index, event in enumerate(result.events):
             if isinstance(event, Began):
@@ -131,7 +138,21 @@ class EngineLoop:
         if result.progress:
             # Those that ended in this step have said their counts in their `Done`.
             journal.progress((now.id, now.attempt, now.counts) for now in result.progress)
-        journal.write()
+
+    def _write(self) -> bool:
+        """Write the journal, however long its disk is full. False if we were told to stop meanwhile: then what just
+        happened must be handed on to nobody. Raises OSError."""
+        while True:
+            try:
+                self.journal.write()
+            except OSError:
+                if not self.journal.full:
+                    raise
+            else:
+                return True
+            self._advanced = time.monotonic()  # who waits for a disk does not stall
+            if self._told_to_stop.wait(DISK_FULL_PAUSE_S):
+                return False
 
     def _snapshot(self) -> None:
         engine = self.engine

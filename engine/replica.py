@@ -17,7 +17,7 @@ from engine.acceptance import Rejected
 from engine.assembly import Assembled, assemble
 from engine.compilers import Compilers, Compiling, TooManyWaiting
 from engine.endings import Endings
-from engine.errors import EngineError, StartError
+from engine.errors import EngineFailed, StartError
 from engine.grammar.guide import Grammar, InvalidGrammar
 from engine.grammar.refusals import Refusals
 from engine.grammar.trial import STACK_BYTES
@@ -29,10 +29,11 @@ from engine.loop import Command, EngineLoop
 from engine.options import ReplicaOptions
 from engine.protocol.frames import ProtocolError, ToReplica
 from engine.protocol.greeting import OLDEST_VERSION, VERSION
-from engine.protocol.replicas import Beat, Dial, Elsewhere, Fence, Fenced, Forget, Hello, Purge, Scope
+from engine.protocol.replicas import DISK_FULL, Beat, Dial, Elsewhere, Fence, Fenced, Forget, Hello, Purge, Scope
 from engine.protocol.requests import Abort, Ack, Began, Counts, Credit, Done, Extend, Generate, Refusal
 from engine.step_result import Event
 from engine.watchdog import Watchdog
+from storage.disk_space import DiskWatch
 
 __all__ = ["ReplicaOptions", "main", "serve"]
 
@@ -41,10 +42,6 @@ logger = structlog.get_logger("engine.replica")
 BEAT_S = 1.0
 ACK_PATIENCE_S = 2.0
 _PARENT_S = 0.5
-
-
-class EngineFailed(EngineError):
-    """The engine's thread ended by an error, which is in the log."""
 
 
 class Replica:
@@ -56,6 +53,7 @@ class Replica:
         self.events = asyncio.get_running_loop()
         self.stopping = asyncio.Event()
         self.failure: BaseException | None = None
+        self.disk = DiskWatch([journal.folder])
         self.loop = EngineLoop(
             assembled.engine,
             journal,
@@ -173,6 +171,8 @@ class Replica:
             refusal = "the replica is stopping"
         elif self.journal.is_fenced(link.epoch):
             refusal = "this run of the gateway is over"
+        elif self._disk_full:
+            refusal = "the disk of the replica's journal is full"
         if refusal is not None:
             link.send([Done(message.id, message.attempt, "rejected", Counts(), 0, error=refusal)])
             return
@@ -341,9 +341,14 @@ class Replica:
         own = {
             "turnpike_engine_gateways": float(sum(bool(link.gateway) for link in self.links)),
             "turnpike_engine_journal_damaged_records": float(self.journal.damaged),
+            DISK_FULL: float(self._disk_full),
         }
         beat = self.loop.beat
         return msgspec.structs.replace(beat, metrics=beat.metrics | own)
+
+    @property
+    def _disk_full(self) -> bool:
+        return self.journal.full or self.disk.full
 
     async def _beats(self) -> None:
         while True:

@@ -71,7 +71,7 @@ class Source(Protocol):
 
 
 class Delivery:
-    """One request's output on its way. `streamed`: pieces are shown as they come, not only the whole."""
+    """One request's output on its way. `streamed`: pieces are given out as they come, else all of them at the end."""
 
     def __init__(self, *, streamed: bool, on_delivered: Callable[[int], None], on_left: Callable[[str], None]) -> None:
         self.streamed = streamed
@@ -95,6 +95,18 @@ class Delivery:
         self._tokens = max(self._tokens, tokens)
         if self._parts or self._tokens > self._taken:
             self._ready.set()
+
+    @property
+    def handed_out(self) -> bool:
+        """Whether the reader has anything by now."""
+        return self._taken > 0 or self.delivered > 0
+
+    def start_over(self) -> bool:
+        """Forget what was pushed, since it comes again; False if some of it is with the reader, or there is none."""
+        if self.handed_out or self.left or self._end is not None:
+            return False
+        self._parts, self._tokens = [], 0
+        return True
 
     def finish(self, finished: Finished) -> None:
         """The good end, after all that was pushed."""
@@ -126,7 +138,8 @@ class Delivery:
         while True:
             if self.left:
                 return Left()
-            if self._parts or self._tokens > self._taken:
+            ready = self.streamed or self._end is not None
+            if ready and (self._parts or self._tokens > self._taken):
                 parts, self._parts, self._taken = joined(self._parts), [], self._tokens
                 return Piece(parts, self._taken)
             if self._end is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
@@ -22,7 +23,9 @@ from prometheus_client.registry import Collector
 from billing.settler import Settler
 from billing.spool import Spool
 from billing.usage import Usage
+from gateway import metrics_files
 from gateway.fleet.link import Link
+from storage.disk_space import DiskWatch
 
 _FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -72,6 +75,7 @@ class Metrics:
         self.shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
         """Whether other workers answer for this one, so that `refresh` has to be called now and then."""
         if self.shared:
+            metrics_files.take_room(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]), worker)
             values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
         self._asked: list[tuple[Gauge, Callable[[], float]]] = []
         self.registry = CollectorRegistry()
@@ -92,15 +96,25 @@ class Metrics:
             registry=self.registry,
         )
         self._tokens = Counter("turnpike_tokens", "Tokens billed", ["model", "meter"], registry=self.registry)
+        self._tried_again = Counter(
+            "turnpike_requests_tried_again", "Requests sent to a second replica", ["model"], registry=self.registry
+        )
         self._ended = Counter("turnpike_generations", "Generations ended", ["model", "status"], registry=self.registry)
 
-    def watch(self, *, fleet: _HasLinks, spool: Spool, settler: Settler) -> None:
+    def watch(self, *, fleet: _HasLinks, spool: Spool, settler: Settler, disk: DiskWatch) -> None:
         """Add figures that are asked for when scraped."""
         self._replicas.register(_ReplicaFigures(fleet))
-        figures: tuple[tuple[str, str, Literal["sum", "max"], Callable[[], float]], ...] = (
+        figures: tuple[tuple[str, str, Literal["sum", "max", "min"], Callable[[], float]], ...] = (
             ("turnpike_spool_waiting", "Records durable and not settled", "sum", lambda: settler.lag),
             ("turnpike_spool_lag_seconds", "How long records have been waiting", "max", lambda: settler.lag_s),
             ("turnpike_spool_corrupt", "Damaged stretches found in spools", "sum", lambda: spool.corrupt),
+            (
+                "turnpike_disk_free_bytes",
+                "Free bytes on the fullest disk of spool and database",
+                "min",
+                lambda: disk.free_bytes,
+            ),
+            ("turnpike_disk_full", "1 while requests are refused because that disk is full", "max", lambda: disk.full),
         )
         for name, text, over_workers, value in figures:
             gauge = Gauge(name, text, registry=self.registry, multiprocess_mode=over_workers)
@@ -113,6 +127,10 @@ class Metrics:
     def first_token(self, model: str, seconds: float) -> None:
         """The first token came."""
         self._first_token.labels(model).observe(seconds)
+
+    def tried_again(self, model: str) -> None:
+        """A request whose replica was lost was sent to another one."""
+        self._tried_again.labels(model).inc()
 
     def between_tokens(self, model: str, seconds: float, tokens: int) -> None:
         """`tokens` tokens came, `seconds` after those before."""

@@ -26,6 +26,7 @@ from engine.protocol.requests import Ack, Done
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.link import Link
 from gateway.leftovers import Leftovers
+from gateway.lost_attempts import LostAttempts
 from gateway.metering import unpack
 from gateway.recording import Record, Recorder, event_of
 from storage.database import Database, DatabaseUnavailable
@@ -57,6 +58,7 @@ class Recovery:
         recorder: Recorder,
         fleet: Fleet,
         leftovers: Leftovers,
+        attempts: LostAttempts,
     ) -> None:
         self._epoch = epoch
         self._database = database
@@ -65,6 +67,7 @@ class Recovery:
         self._recorder = recorder
         self._fleet = fleet
         self._leftovers = leftovers
+        self._attempts = attempts
         self._running: dict[_Told, asyncio.Task[None]] = {}
 
     def stray(self, link: Link, done: Done) -> None:
@@ -84,13 +87,14 @@ class Recovery:
 
     async def _recover(self, link: Link, told: _Told, done: Done) -> None:
         try:
+            await self._attempts.until_over(done)
             hold = await self._ours_to_bill(told, done)
-            if hold is not None:
+            if not await self._attempts.record_stray(told.replica, told.model_digest, done) and hold is not None:
                 await self._adopt(told, done, hold)
         except (InvalidUsage, msgspec.MsgspecError, PriceMissing, UnknownPriceVersion, ValueError) as error:
             log.error("a journal's request makes no sense", request_id=done.id, replica=told.replica, cause=str(error))
             return
-        self._fleet.remember(done.id, done.sequence)
+        self._fleet.remember(done.id, done.sequence, done.attempt)
         if link.journal == told.journal:
             link.send(Ack(done.id, done.sequence))
 

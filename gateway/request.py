@@ -23,18 +23,21 @@ from gateway.ending import Ending, finishes, judge, seen, whose_fault
 from gateway.failures import Failure, Interrupted, InvalidRequest, TimedOut, Unavailable
 from gateway.fleet.exchange import Exchange, LinkLost, TimeOver
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.link import Link
+from gateway.lost_attempts import LostAttempts
 from gateway.metrics import Metrics
 from gateway.recording import Record, Recorder, event_of
 from gateway.request_scope import public_name
 from gateway.slices import Slices
+from storage.disk_space import DiskWatch
 
 log = structlog.get_logger("gateway.request")
 
-_ATTEMPT = 1
+_MOST_ATTEMPTS = 2
 _DEADLINE_GRACE = 2.0
 """Seconds that the replica has to end an overdue request by itself, before we abort it."""
 
-Stage = Literal["reserving", "running", "lost", "recording", "ended"]
+Stage = Literal["reserving", "running", "retrying", "lost", "recording", "ended"]
 
 
 class Surroundings(Struct, frozen=True):
@@ -44,7 +47,9 @@ class Surroundings(Struct, frozen=True):
     fleet: Fleet
     domains: CacheDomains
     recorder: Recorder
+    attempts: LostAttempts
     metrics: Metrics
+    disk: DiskWatch
 
 
 class RequestOwner:
@@ -59,7 +64,10 @@ class RequestOwner:
         """The `max_tokens` that could be paid for, where that was less than there was room for."""
         self.delivery = Delivery(streamed=streamed, on_delivered=self._delivered, on_left=self._left)
         self._around = around
-        self._choices = Choices(prepared.generation, prepared.model, prepared.prompt, prepared.sampling)
+        self._attempt = 1
+        self._version = 1
+        """The protocol version that a replica must know to run it."""
+        self._choices = self._new_choices()
         self._exchange: Exchange | None = None
         self._slices: Slices | None = None
         self._cut: set[int] = set()
@@ -69,6 +77,7 @@ class RequestOwner:
         self._aborted = False
         self._began: Began | None = None
         self._started = time.monotonic()
+        self._deadline = time.time() + around.admission.lifetimes.request
         self._last_token = 0.0
 
     async def run(self) -> None:
@@ -92,7 +101,7 @@ class RequestOwner:
 
     def interrupt(self, failure: Failure) -> None:
         """End the request for a reason of ours; what was delivered is billed."""
-        if self._failure is None and self.stage in ("reserving", "running"):
+        if self._failure is None and self.stage in ("reserving", "running", "retrying"):
             self._failure = failure
             self._abort("shutdown")
 
@@ -111,9 +120,14 @@ class RequestOwner:
             self.delivery.fail(failure)
             await around.recorder.release(hold, "no replica")
             return
-        self.stage = "running"
-        self._arm(around.admission.lifetimes.request + _DEADLINE_GRACE)
         done = await self._listen(exchange)
+        while self._in_vain(exchange, done):
+            again = await self._try_again(hold, exchange, done)
+            if again is None:
+                done = done or await self._listen(exchange)
+                break
+            exchange = again
+            done = await self._listen(exchange)
         await self._stop_slices()
         grammar = prepared.generation.grammar
         if done is not None and done.invalid == "grammar" and grammar is not None:
@@ -155,39 +169,81 @@ class RequestOwner:
             await self._around.recorder.once_release(self.request_id, "not admitted")
             raise
 
-    def _dispatch(self, hold: Hold) -> Exchange:
+    def _dispatch(self, hold: Hold, link: Link | None = None) -> Exchange:
+        """Send the request to this replica, else to the one that fleet chooses. Raises Unavailable."""
         prepared, fleet = self.prepared, self._around.fleet
         payer, tokens = prepared.payer, prepared.prompt.tokens
         segments, scopes = self._around.domains.segments(payer.tenant_id, payer.project_id, len(tokens))
         wish = fleet.options.credit_window if self.delivery.streamed else max(1, prepared.sampling.max_tokens)
         in_slices = prepared.held_output < prepared.sampling.max_tokens
+        paid = prepared.held_output if self._slices is None else self._slices.paid
         generate = Generate(
             id=str(hold.request_id),
-            attempt=_ATTEMPT,
+            attempt=self._attempt,
             segments=segments,
             tokens=tokens,
             sampling=prepared.sampling,
-            credit=min(wish, prepared.held_output) if in_slices else wish,
+            credit=min(wish, paid) if in_slices else wish,
             flow=str(payer.tenant_id),
             sub_flow=str(payer.key_id),
             lane=prepared.generation.lane,
-            deadline=time.time() + self._around.admission.lifetimes.request,
+            deadline=self._deadline,
             read=prepared.plan.read != "none",
             store=prepared.plan.store,
             choices=prepared.generation.choices,
             grammar=None if prepared.generation.grammar is None else prepared.generation.grammar.text,
             claim=hold.claim,
         )
-        exchange = self._exchange = fleet.generate(
-            fleet.choose(prepared.model.name, generate.version), scopes, generate
-        )
+        self._version = generate.version
+        link = link or fleet.choose(prepared.model.name, generate.version)
+        exchange = self._exchange = fleet.generate(link, scopes, generate)
         if in_slices:
-            self._slices = Slices(self._around.admission, prepared, hold, self._paid)
+            self._slices = self._slices or Slices(self._around.admission, prepared, hold, self._paid)
             exchange.pay(self._slices.paid, wish=wish)
+        self.stage = "running"
+        self._arm(max(0.0, self._deadline - time.time()) + _DEADLINE_GRACE)
         return exchange
 
+    def _in_vain(self, exchange: Exchange, done: Done | None) -> bool:
+        """Whether the replica was lost, or stopped, and nothing of the request was delivered: it may be tried again."""
+        if self._attempt >= _MOST_ATTEMPTS or self._aborted or self._unwanted():
+            return False
+        lost = done is None and exchange.link is None
+        ours = bool(self._cut) or any(self._choices.stops_by_string)  # we ended some of its choices
+        stopped = done is not None and done.reason == "abort" and not ours
+        refused = done is not None and done.reason == "rejected" and done.refusal is None and done.invalid is None
+        return (lost or stopped or refused) and self.delivery.start_over()
+
+    async def _try_again(self, hold: Hold, before: Exchange, done: Done | None) -> Exchange | None:
+        """Send the request to another replica, or to the same one started again. None if there is none in time: then
+        the first attempt is all there is, and the client is told."""
+        around, model = self._around, self.prepared.model.name
+        self.stage = "retrying"
+        self._disarm()
+        # A replica that refused is not waited for: whoever asks later may be refused again.
+        refused = done is not None and done.reason == "rejected"
+        patience = 0.0 if refused else min(around.admission.lifetimes.retry, self._deadline - time.time())
+        but = None if done is None else before
+        link = await around.fleet.wait_for(model, self._version, patience, but=but, unless=self._unwanted)
+        if link is None or self._unwanted():
+            self.stage = "running"
+            self._failure = self._failure or (None if refused else _replica_lost())
+            if done is None:
+                self._lost()
+            return None
+        log.warning("a request is tried again", request_id=self._name, lost=before.replica, replica=link.replica)
+        around.metrics.tried_again(model)
+        around.attempts.watch(before, hold, done)
+        self._attempt += 1
+        self._choices, self._began, self._cut = self._new_choices(), None, set()
+        return self._dispatch(hold, link)
+
+    def _new_choices(self) -> Choices:
+        prepared = self.prepared
+        return Choices(prepared.generation, prepared.model, prepared.prompt, prepared.sampling)
+
     async def _listen(self, exchange: Exchange) -> Done | None:
-        """Hear the replica out. None if it never says how the request ended."""
+        """Hear the replica out. None if it never says how the request ended, or is lost and may be tried again."""
         while True:
             heard = await exchange.next()
             if isinstance(heard, Tokens):
@@ -199,7 +255,11 @@ class RequestOwner:
             elif isinstance(heard, PromptLogprobs):
                 self._choices.score_prompt(heard)
             elif isinstance(heard, LinkLost):
+                if self._in_vain(exchange, None):
+                    return None
                 self._lost()
+            elif self._around.fleet.waits_for_disk(exchange):
+                self._hear_out_later()
             elif self._aborted:
                 log.error("the replica does not answer", request_id=self._name, replica=exchange.replica)
                 if self._failure is None and not self.delivery.left and not self._choices.stopped:
@@ -268,7 +328,7 @@ class RequestOwner:
                 replica=exchange.replica,
                 model_digest=exchange.model_digest,
                 sequence=sequence,
-                attempt=_ATTEMPT,
+                attempt=self._attempt,
             ),
         )
         unrecorded = Interrupted("The answer's usage could not be recorded.")
@@ -319,10 +379,11 @@ class RequestOwner:
         self.stage = "lost"
         self._aborted = True
         if self._failure is None and not self.delivery.left and not self._choices.stopped:
-            if self._exchange is not None and self._exchange.received:
+            if self.delivery.handed_out:
                 self._failure = Interrupted("The model's replica was lost while it ran the request.")
             else:
-                self._failure = Unavailable("The model's replica was lost; try again shortly.", retry_after=2.0)
+                self._failure = _replica_lost()
+        if self._failure is not None:
             self.delivery.fail(self._failure)
         lifetimes = self._around.admission.lifetimes
         self._arm(lifetimes.done if self._choices.stopped else lifetimes.replay)
@@ -332,6 +393,14 @@ class RequestOwner:
             self._aborted = True
             self._exchange.abort(why)
             self._arm(self._around.admission.lifetimes.done)
+
+    def _hear_out_later(self) -> None:
+        """The time is over while the replica waits for its disk: the client is told, and the counts are waited for."""
+        if self._failure is None and not self.delivery.left:
+            self._failure = TimedOut("The request's time is over.")
+            self.delivery.fail(self._failure)
+        self._abort("deadline")
+        self._arm(self._around.admission.lifetimes.done)
 
     def _stop_choice(self, choice: int) -> None:
         if self._exchange is not None and self.stage == "running" and not self._aborted:
@@ -346,3 +415,7 @@ class RequestOwner:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _replica_lost() -> Unavailable:
+    return Unavailable("The model's replica was lost; try again shortly.", retry_after=2.0)

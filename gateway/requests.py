@@ -30,11 +30,13 @@ class Requests:
         """Raise Unavailable if nothing new can be taken now, whatever it is."""
         if self.draining:
             raise _stopping()
+        if self._around.disk.full:
+            raise Unavailable("The gateway's disk is full, so nothing is started.", retry_after=5.0)
         if self._around.recorder.failing:
             raise Unavailable("Usage cannot be recorded at present, so nothing is started.", retry_after=5.0)
 
     def start(self, prepared: Prepared, *, streamed: bool) -> RequestOwner:
-        """Run a request. Raises Unavailable while draining, or while usage cannot be recorded."""
+        """Run a request. Raises Unavailable while draining, or while the disk is full or usage cannot be recorded."""
         self.check()
         self._around.fleet.choose(prepared.model.name)  # refused here without a hold
         owner = RequestOwner(self._around, prepared, streamed=streamed)

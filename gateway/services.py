@@ -20,6 +20,7 @@ from gateway.admission.lifetimes import Lifetimes
 from gateway.domains import CacheDomains
 from gateway.fleet.fleet import Fleet
 from gateway.leftovers import Leftovers
+from gateway.lost_attempts import LostAttempts
 from gateway.metrics import Metrics
 from gateway.recording import Recorder
 from gateway.recovery import Recovery
@@ -28,6 +29,7 @@ from gateway.request import Surroundings
 from gateway.requests import Requests
 from gateway.tenancy.authenticator import Authenticator
 from storage.database import Database
+from storage.disk_space import DiskWatch
 
 _SETTLE_S = 10
 _REFRESH_S = 1.0
@@ -86,7 +88,8 @@ class Gateway:
         self.over = False
         epoch = services.spool.owner
         self.metrics = Metrics(services.name)
-        self.metrics.watch(fleet=services.fleet, spool=services.spool, settler=services.settler)
+        self.disk = DiskWatch([services.spool.folder, *services.database.folders])
+        self.metrics.watch(fleet=services.fleet, spool=services.spool, settler=services.settler, disk=self.disk)
         self.allowances = Allowances(services.holds, services.spool, epoch, busy=services.options.allowance_requests)
         self.recorder = Recorder(services.spool, self.allowances)
         self.admission = Admission(
@@ -99,8 +102,19 @@ class Gateway:
             lifetimes=services.options.lifetimes,
             slice_tokens=services.options.hold_slice,
         )
+        self.attempts = LostAttempts(
+            services.database, self.recorder, services.fleet, services.spool, services.options.lifetimes.replay
+        )
         self.requests = Requests(
-            Surroundings(self.admission, services.fleet, services.domains, self.recorder, self.metrics)
+            Surroundings(
+                self.admission,
+                services.fleet,
+                services.domains,
+                self.recorder,
+                self.attempts,
+                self.metrics,
+                self.disk,
+            )
         )
         self.leftovers = Leftovers(epoch, database=services.database, holds=services.holds, fleet=services.fleet)
         self.recovery = Recovery(
@@ -111,6 +125,7 @@ class Gateway:
             recorder=self.recorder,
             fleet=services.fleet,
             leftovers=self.leftovers,
+            attempts=self.attempts,
         )
         self._epoch = services.epoch or EpochKeeper(services.database, services.spool, services.name)
         self._epoch.on_over = self._end
@@ -154,6 +169,7 @@ class Gateway:
         if self._drain is not None:
             await self._drain
         self.admission.close()
+        await self.attempts.stop()
         await self.leftovers.stop()
         await self.recovery.stop()
         await self.services.fleet.stop()

@@ -191,6 +191,12 @@ class Database:
         async with self.reading() as session:
             return (await session.execute(select(self.clock))).scalar_one()
 
+    @property
+    def folders(self) -> list[Path]:
+        """The folder of an embedded database's files; none for a database server's."""
+        path = self.engine.url.database
+        return [Path(path).absolute().parent] if self.dialect == "sqlite" and path else []
+
     async def ping(self) -> None:
         """Raise DatabaseUnavailable unless the database answers."""
         await self.now()

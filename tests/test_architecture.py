@@ -16,7 +16,13 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = {
     "turnpike": {"gateway", "engine", "prompt_cache", "billing", "storage", "migrations"},
     "gateway": {"prompt_cache", "billing", "storage", "engine.protocol"},
-    "engine": {"prompt_cache.keys", "prompt_cache.blocks", "prompt_cache.block_groups", "prompt_cache.model_digest"},
+    "engine": {
+        "prompt_cache.keys",
+        "prompt_cache.blocks",
+        "prompt_cache.block_groups",
+        "prompt_cache.model_digest",
+        "storage.disk_space",
+    },
     "prompt_cache": {"storage"},
     "billing": {"storage"},
     "storage": set[str](),

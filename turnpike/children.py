@@ -20,9 +20,10 @@ EXIT_TEMPORARY = 75
 AFTER_DRAIN_S = 35.0
 """Beyond the time that running requests have: to end the rest, record it, and hand it over."""
 _PR_SET_PDEATHSIG = 1
-_BACKOFF_FIRST = 0.5
-_BACKOFF_LAST = 15.0
-_STABLE_SECONDS = 30.0
+_BACKOFF_FIRST = 0.25
+_BACKOFF_LAST = 2.0
+_EARLY_S = 10.0
+"""A child that dies sooner after its start than this died early."""
 
 logger = structlog.get_logger(__name__)
 
@@ -39,14 +40,33 @@ def stop_with_parent(parent: int) -> None:
         sys.exit(0)
 
 
+class RestartDelays:
+    """How long to wait before each restart: not at all, unless a child dies early several times in a row."""
+
+    def __init__(self) -> None:
+        self._early_deaths = 0
+
+    def after(self, lived_s: float) -> float:
+        """The delay after a child that lived so many seconds."""
+        self._early_deaths = self._early_deaths + 1 if lived_s < _EARLY_S else 0
+        if self._early_deaths < 2:
+            return 0.0
+        return min(_BACKOFF_FIRST * 2.0 ** min(self._early_deaths - 2, 16), _BACKOFF_LAST)
+
+
 class Child:
-    """One command of this program, run as a child in its own session, so that a terminal's Ctrl-C reaches only us."""
+    """One command of this program, run as a child in its own session, so that a terminal's Ctrl-C reaches only us.
+
+    `proven` is set when one of its starts has worked. Before that, a status that says that no start ever will ends
+    `run`; after it, the child is restarted whatever its status: what was right once may be right again.
+    """
 
     def __init__(
         self, name: str, arguments: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int] = ()
     ) -> None:
         self.name = name
         self.restarts = 0
+        self.proven = False
         self._command = [sys.executable, "-m", "turnpike.cli", *arguments, "--parent-pid", str(os.getpid())]
         self._environment = os.environ | environment
         self._pass_fds = tuple(pass_fds)
@@ -60,30 +80,34 @@ class Child:
 
     async def run(self) -> None:
         """Keep the child running until `stop`. Raises ChildFailed when a restart would not help."""
-        backoff = _BACKOFF_FIRST
+        delays = RestartDelays()
         while not self._stopping.is_set():
             started = time.monotonic()
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-                pass_fds=self._pass_fds,
-                env=self._environment,
-            )
-            if self._stopping.is_set():  # it was told to stop before there was a process to tell
-                self._terminate()
-            status = await self._process.wait()
+            status: int | None = None
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    start_new_session=True,
+                    pass_fds=self._pass_fds,
+                    env=self._environment,
+                )
+            except OSError as error:  # no process, memory or file to be had at the moment
+                logger.error("child cannot be started", child=self.name, cause=error.strerror)
+            else:
+                if self._stopping.is_set():  # it was told to stop before there was a process to tell
+                    self._terminate()
+                status = await self._process.wait()
             if self._stopping.is_set():
                 return
-            if status == EXIT_UNUSABLE:
+            if status == EXIT_UNUSABLE and not self.proven:
                 raise ChildFailed(f"{self.name} cannot start; its message stands above")
-            if time.monotonic() - started > _STABLE_SECONDS:
-                backoff = _BACKOFF_FIRST
             self.restarts += 1
-            logger.error("child died", child=self.name, status=status, restart_in_s=backoff)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), backoff)
-            backoff = min(backoff * 2, _BACKOFF_LAST)
+            delay = delays.after(time.monotonic() - started)
+            logger.error("child died", child=self.name, status=status, restart_in_s=delay)
+            if delay:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), delay)
 
     async def stop(self, patience: float) -> None:
         """SIGTERM, then after `patience` seconds SIGKILL."""

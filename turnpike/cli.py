@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
+from storage.disk_space import is_disk_full
 from turnpike import failures, logs, settings
 from turnpike.children import EXIT_TEMPORARY, EXIT_UNUSABLE, stop_with_parent
 from turnpike.commands import budget_arguments, money_arguments, price_arguments
 from turnpike.commands.tenant_argument import CommandParser
+from turnpike.data_folder import OWNER_ONLY
 from turnpike.settings import ADMIN, ENGINE, GATEWAY, SERVE, WORKER, SettingError, Settings
 
 Command = Callable[[Settings, argparse.Namespace], int]
@@ -40,6 +43,10 @@ def _engine(given: Settings, arguments: argparse.Namespace) -> int:
 
 
 def _worker(given: Settings, arguments: argparse.Namespace) -> int:
+    if arguments.health:
+        from turnpike import heartbeat  # noqa: PLC0415
+
+        return heartbeat.check_worker(given)
     from turnpike import roles  # noqa: PLC0415
 
     return roles.worker(given)
@@ -329,23 +336,7 @@ def _add_webhooks(tree: _Parser) -> None:
         parser.add_argument("--format", choices=["table", "json"], default="table")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
-    tree = _Parser()
-    top = tree.commands
-
-    tree.leaf(top, "serve", "everything on this machine, with nothing to set up", SERVE, _serve)
-    gateway = tree.leaf(top, "gateway", "the API processes of a deployment", GATEWAY, _gateway)
-    gateway.add_argument("--listen-fd", type=int, default=None, help=argparse.SUPPRESS)
-    engine = tree.leaf(top, "engine", "one replica of a served model", ENGINE, _engine)
-    engine.add_argument("--health", action="store_true", help="probe the replica at --listen and exit 0 if it is well")
-    tree.leaf(top, "worker", "billing jobs", WORKER, _worker)
-    tree.leaf(top, "migrate", "bring the database to this version", ADMIN, _command("installation", "migrate"))
-    models = tree.leaf(
-        top, "models", "served models: digest, context, price, replicas", ADMIN, _command("models", "models")
-    )
-    models.add_argument("--format", choices=["table", "json"], default="table")
-
+def _add_keys(tree: _Parser) -> None:
     keys = tree.group("keys", "API keys")
     create = tree.leaf(keys, "create", "make a key; stdout has the key alone", ADMIN, _command("keys", "create_key"))
     create.add_argument("--tenant", help="whose key it is")
@@ -360,6 +351,27 @@ def build_parser() -> argparse.ArgumentParser:
         keys, "list", "keys by tenant and project, without secrets", ADMIN, _command("keys", "list_keys")
     )
     listing.add_argument("--tenant", help="of one tenant alone")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    tree = _Parser()
+    top = tree.commands
+
+    tree.leaf(top, "serve", "everything on this machine, with nothing to set up", SERVE, _serve)
+    gateway = tree.leaf(top, "gateway", "the API processes of a deployment", GATEWAY, _gateway)
+    gateway.add_argument("--listen-fd", type=int, default=None, help=argparse.SUPPRESS)
+    engine = tree.leaf(top, "engine", "one replica of a served model", ENGINE, _engine)
+    engine.add_argument("--health", action="store_true", help="probe the replica at --listen and exit 0 if it is well")
+    worker = tree.leaf(top, "worker", "billing jobs", WORKER, _worker)
+    worker.add_argument("--health", action="store_true", help="exit 0 if the worker on this host does its jobs")
+    tree.leaf(top, "migrate", "bring the database to this version", ADMIN, _command("installation", "migrate"))
+    models = tree.leaf(
+        top, "models", "served models: digest, context, price, replicas", ADMIN, _command("models", "models")
+    )
+    models.add_argument("--format", choices=["table", "json"], default="table")
+
+    _add_keys(tree)
 
     tenants = tree.group("tenants", "customers: who has money and projects")
     tree.leaf(tenants, "create", "make a tenant", ADMIN, _command("tenants", "create_tenant")).add_tenant_first()
@@ -404,7 +416,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. 2: the command line or a setting is wrong, or the role cannot start; 75: not
-    now, since the database is away."""
+    now, since the database is away or the disk is full."""
     parsed = build_parser().parse_args(arguments)
     try:
         given = settings.load(vars(parsed))
@@ -412,6 +424,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"turnpike: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
     logs.configure(given.log_level, given.log_format)
+    before = os.umask(OWNER_ONLY)
+    try:
+        return _run(given, parsed)
+    finally:
+        os.umask(before)
+
+
+def _run(given: Settings, parsed: argparse.Namespace) -> int:
     if parsed.parent_pid is not None:
         stop_with_parent(parsed.parent_pid)
     run: Command = parsed.run
@@ -422,6 +442,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 141
     except Exception as error:
+        if is_disk_full(error):
+            print(f"turnpike: the disk is full: {error}", file=sys.stderr)
+            return EXIT_TEMPORARY
         if not isinstance(error, failures.known()):
             raise
         print(f"turnpike: {error}", file=sys.stderr)

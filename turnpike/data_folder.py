@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -13,14 +14,37 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 import msgspec
+import structlog
 
+from storage.disk_space import is_disk_full
 from turnpike import secrets
 from turnpike.secrets import Secrets
 from turnpike.settings import Settings
 
+OWNER_ONLY = 0o077
+"""The umask of every process of ours: what it makes is for its owner alone (files 0600, folders 0700)."""
+_OURS = ("*.db", "*.db-wal", "*.db-shm", "secrets.json", "api-key", "serve.lock", "run", "metrics/*", "metrics/*/*")
+_OURS_WITHIN = ("spool", "journal", "exports")
+
+logger = structlog.get_logger(__name__)
+
 
 class DataFolderError(Exception):
     """The data folder cannot be made, written or had for us alone; the message names it."""
+
+
+class DataFolderFull(DataFolderError):
+    """The data folder's disk has no room. The same start works when there is some."""
+
+
+class NoData(Exception):
+    """A command was given a folder in which there is nothing to work with."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(
+            f"data_dir: there is no data in {settings.data.absolute()}: name the folder with --data-dir, or a database "
+            "with --database-url; `turnpike serve` or `turnpike migrate` makes a new one"
+        )
 
 
 def prepare_data_folder(settings: Settings) -> None:
@@ -30,7 +54,49 @@ def prepare_data_folder(settings: Settings) -> None:
         with TemporaryFile(dir=settings.data):  # has no name, for another process to trip over
             pass
     except OSError as error:
-        raise DataFolderError(f"data_dir: cannot write to {settings.data}: {error.strerror}") from error
+        failure = DataFolderFull if is_disk_full(error) else DataFolderError
+        raise failure(f"data_dir: cannot write to {settings.data}: {error.strerror}") from error
+
+
+def check_data(settings: Settings) -> None:
+    """Raise NoData where an embedded database should be and is not; nothing is made."""
+    if settings.embedded_database is not None and not settings.embedded_database.exists():
+        raise NoData(settings)
+
+
+def protect_data_folder(settings: Settings) -> None:
+    """Take our files from everybody but their owner, and warn of a folder that is open to others.
+
+    The folder itself is left as it is: it may hold more than what is ours.
+    """
+    for path in _our_files(settings):
+        try:
+            found = path.lstat()
+            if found.st_uid == os.geteuid() and found.st_mode & OWNER_ONLY and not path.is_symlink():
+                path.chmod(found.st_mode & 0o700)
+        except OSError as error:
+            if error.errno != errno.ENOENT:  # another process of ours has just removed it
+                logger.warning("a file of the data folder stays open to others", path=str(path), cause=error.strerror)
+    mode = settings.data.stat().st_mode & 0o777
+    if mode & OWNER_ONLY:
+        logger.warning(
+            "the data folder is open to others; the files in it are not",
+            folder=str(settings.data.absolute()),
+            mode=f"{mode:04o}",
+            run=f"chmod 700 {settings.data.absolute()}",
+        )
+
+
+def _our_files(settings: Settings) -> Iterator[Path]:
+    for pattern in _OURS:
+        yield from settings.data.glob(pattern)
+    for name in _OURS_WITHIN:
+        folder = settings.data / name
+        if folder.is_dir():
+            yield from folder.rglob("*")
+            yield folder
+    if (database := settings.embedded_database) is not None:
+        yield from (database.with_name(database.name + end) for end in ("", "-wal", "-shm"))
 
 
 def read_secrets(settings: Settings) -> Secrets:

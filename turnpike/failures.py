@@ -36,7 +36,7 @@ def known() -> tuple[type[Exception], ...]:
     from storage.database import DatabaseUnavailable, InvalidDatabaseUrl  # noqa: PLC0415
     from storage.migrate import SchemaMismatch  # noqa: PLC0415
     from turnpike.children import ChildFailed  # noqa: PLC0415
-    from turnpike.data_folder import DataFolderError  # noqa: PLC0415
+    from turnpike.data_folder import DataFolderError, NoData  # noqa: PLC0415
     from turnpike.secrets import SecretsError  # noqa: PLC0415
     from turnpike.settings import SettingError  # noqa: PLC0415
 
@@ -70,6 +70,7 @@ def known() -> tuple[type[Exception], ...]:
         ModelFolderError,
         ModelWithoutPrice,
         NameTaken,
+        NoData,
         NotFound,
         NotPrintable,
         PeriodOpen,
@@ -92,6 +93,8 @@ def known() -> tuple[type[Exception], ...]:
 def temporary() -> tuple[type[Exception], ...]:
     """Those that may be gone when the same is tried again."""
     from billing.epochs import GatewayNameTaken  # noqa: PLC0415
+    from engine.errors import DiskFull, EngineFailed  # noqa: PLC0415
     from storage.database import DatabaseUnavailable  # noqa: PLC0415
+    from turnpike.data_folder import DataFolderFull  # noqa: PLC0415
 
-    return (DatabaseUnavailable, GatewayNameTaken)
+    return (DataFolderFull, DatabaseUnavailable, DiskFull, EngineFailed, GatewayNameTaken)

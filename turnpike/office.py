@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Literal
 
 import msgspec
 
@@ -23,7 +24,9 @@ from gateway.tenancy.repositories import Tenancy
 from storage import migrate
 from storage.bus import Bus, LocalBus, RedisBus
 from storage.database import Database
-from turnpike.data_folder import prepare_data_folder, read_secrets
+from turnpike import secrets
+from turnpike.data_folder import check_data, prepare_data_folder, read_secrets
+from turnpike.secrets import Secrets
 from turnpike.settings import Settings
 
 
@@ -57,20 +60,38 @@ def open_bus(settings: Settings) -> Bus:
     return RedisBus(settings.redis_url) if settings.redis_url else LocalBus()
 
 
-async def prepare_database(settings: Settings) -> None:
-    """Migrate an embedded database; check any other. Raises SchemaMismatch, DatabaseUnavailable."""
-    if settings.database.startswith("sqlite"):
+Setup = Literal["never", "embedded", "always"]
+"""Which databases are made or migrated: none that is not there (a command), an embedded one (a role), any (`serve`)."""
+
+
+async def read_secrets_of_serve(settings: Settings) -> Secrets:
+    """The secrets for `serve`, which makes them where there can be nothing yet that depends on older ones.
+
+    Raises SecretsError, DatabaseUnavailable.
+    """
+    named = bool(settings.secrets_file) or settings.secrets.exists()
+    if not named and settings.embedded_database is None and await migrate.current(settings.database) is None:
+        return secrets.load_or_make(settings.secrets)
+    return read_secrets(settings)
+
+
+async def prepare_database(settings: Settings, setup: Setup) -> None:
+    """Migrate or check the database. Raises SchemaMismatch, DatabaseUnavailable."""
+    if setup == "always" or settings.embedded_database is not None:
         await migrate.upgrade(settings.database)
     else:
         await migrate.check(settings.database)
 
 
 @asynccontextmanager
-async def opened(settings: Settings) -> AsyncIterator[Office]:
-    """The office, for one command. Raises what makes it impossible, each with one clear line."""
-    prepare_data_folder(settings)
+async def opened(settings: Settings, setup: Setup = "never") -> AsyncIterator[Office]:
+    """The office. Raises what makes it impossible, each with one clear line."""
+    if setup == "never":
+        check_data(settings)
+    else:
+        prepare_data_folder(settings)
     known = read_secrets(settings)
-    await prepare_database(settings)
+    await prepare_database(settings, setup)
     database = await Database.open(settings.database)
     bus = open_bus(settings)
     peppers = Peppers(known.peppers, known.pepper_current)

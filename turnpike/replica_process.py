@@ -9,7 +9,7 @@ import asyncio
 import socket
 
 from turnpike import secrets
-from turnpike.data_folder import prepare_data_folder
+from turnpike.data_folder import prepare_data_folder, protect_data_folder
 from turnpike.failures import CommandError
 from turnpike.probe import Unreachable, probe
 from turnpike.settings import SettingError, Settings
@@ -21,6 +21,8 @@ def engine(settings: Settings, parent: int | None = None) -> int:
     from engine.scheduling.queue_bounds import QueueBounds, bounds  # noqa: PLC0415  # only a replica needs it
 
     prepare_data_folder(settings)
+    if parent is None:  # whoever starts one as a child has looked
+        protect_data_folder(settings)
     if not settings.listen:
         raise SettingError("listen: say where, as unix:PATH or tcp:HOST:PORT")
     if len(settings.model_folders) != 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import signal
 import socket
@@ -16,10 +15,11 @@ import uvloop
 
 from turnpike import listening
 from turnpike.children import AFTER_DRAIN_S, EXIT_TEMPORARY, Child
-from turnpike.data_folder import gateway_folder, prepare_data_folder, read_secrets
+from turnpike.data_folder import gateway_folder, prepare_data_folder, protect_data_folder, read_secrets
+from turnpike.heartbeat import heartbeat_file, renew
 from turnpike.office import opened
 from turnpike.settings import Settings, to_environment
-from turnpike.worker import work
+from turnpike.worker import Outage, work
 
 _SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 """prometheus_client's environment variable: where the workers of one socket keep their figures (`gateway.metrics`)."""
@@ -42,8 +42,13 @@ async def _gateway(settings: Settings, listener: socket.socket) -> int:
     from gateway.server import GatewayServer  # noqa: PLC0415
     from turnpike.gateway_process import serve_until_signal, services  # noqa: PLC0415
 
+    prepare_data_folder(settings)
+    protect_data_folder(settings)
     registry = Registry.load(settings.model_folders)
-    async with opened(settings) as office, services(settings, office, read_secrets(settings), registry) as built:
+    async with (
+        opened(settings, "embedded") as office,
+        services(settings, office, read_secrets(settings), registry) as built,
+    ):
         logger.info("gateway listens", url=listening.url(listener), name=built.name)
         server = GatewayServer(create_app(built))
         await serve_until_signal(server, listener)
@@ -52,6 +57,7 @@ async def _gateway(settings: Settings, listener: socket.socket) -> int:
 
 async def _gateway_parent(settings: Settings, listener: socket.socket) -> int:
     prepare_data_folder(settings)
+    protect_data_folder(settings)
     metrics = _empty_folder(settings.data / "metrics" / settings.own_gateway_name)
     environment = to_environment(settings) | {_SHARED_METRICS: str(metrics)}
     descriptor = listener.fileno()
@@ -85,13 +91,19 @@ def worker(settings: Settings) -> int:
     """`turnpike worker`: the billing jobs."""
 
     async def run() -> int:
-        async with opened(settings) as office:
+        prepare_data_folder(settings)
+        protect_data_folder(settings)
+        async with opened(settings, "embedded") as office:
             logger.info("worker runs")
-            task = asyncio.create_task(work(office, settings))
+            outage = Outage()
+            tasks = [
+                asyncio.create_task(work(office, settings, outage)),
+                asyncio.create_task(renew(heartbeat_file(settings), lambda: outage.problem)),
+            ]
             await stop_event().wait()
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         return 0
 
     return _run(run())

@@ -279,6 +279,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.database_url or f"sqlite:///{(self.data / 'turnpike.db').absolute()}"
 
     @property
+    def embedded_database(self) -> Path | None:
+        """The file of the embedded database; None when a database server was set."""
+        scheme, _, path = self.database.partition(":///")
+        return Path(path) if scheme == "sqlite" else None
+
+    @property
     def exports(self) -> Path:
         """The folder of exports."""
         return Path(self.export_dir) if self.export_dir else self.data / "exports"

@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import os
+import shlex
 import socket
 import sys
 from collections.abc import Iterator
@@ -29,9 +31,9 @@ from turnpike import listening
 from turnpike.children import AFTER_DRAIN_S, Child
 from turnpike.commands.price_words import folder_prices
 from turnpike.commands.running import CURRENCY, DEFAULT_PROJECT
-from turnpike.data_folder import DataFolderError, gateway_folder, prepare_data_folder, read_secrets
+from turnpike.data_folder import DataFolderError, gateway_folder, prepare_data_folder, protect_data_folder
 from turnpike.gateway_process import serve_until_signal, services
-from turnpike.office import Office, opened
+from turnpike.office import Office, opened, read_secrets_of_serve
 from turnpike.settings import SettingError, Settings, to_environment
 from turnpike.worker import work
 
@@ -39,6 +41,7 @@ DEMO_TENANT = "demo"
 DEMO_GRANT_PICO = 100 * 10**12
 DEMO_QUESTION = "What does textwrap.dedent do?"
 READY_POLL_S = 0.05
+KEY_FILE = "api-key"
 LEAST_S = 30.0
 """The least time without a word of the replica after which it is killed."""
 
@@ -51,6 +54,7 @@ def serve(settings: Settings) -> int:
         raise SettingError("model: serve runs one model; for several, run turnpike gateway and an engine for each")
     listener = listening.listen(settings)
     prepare_data_folder(settings)
+    protect_data_folder(settings)
     with _sole_owner(settings.data), gateway_folder(settings) as own:
         registry = Registry.load(own.model_folders)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -71,7 +75,7 @@ def _sole_owner(folder: Path) -> Iterator[None]:
 async def _serve(settings: Settings, listener: socket.socket, registry: Registry) -> int:
     run_folder = settings.data / "run"
     run_folder.mkdir(mode=0o700, exist_ok=True)
-    known = read_secrets(settings)
+    known = await read_secrets_of_serve(settings)
     replica = Child(
         "replica",
         ["engine", "--listen", settings.own_replica_address, "--replica-name", "replica-0"],
@@ -81,7 +85,7 @@ async def _serve(settings: Settings, listener: socket.socket, registry: Registry
     # The replica takes longest to start, so it starts first, beside the migration.
     running = asyncio.create_task(replica.run())
     try:
-        async with opened(settings) as office:
+        async with opened(settings, "always") as office:
             await _provide_demo(office, settings)
             async with services(settings, office, known, registry) as built:
                 # Later than its own watchdog, which says where it stands.
@@ -148,6 +152,7 @@ async def end_when_silent(replica: Child, link: Heard, patience: float, every: f
         silent = link.silent_for
         if link.up and silent <= patience:
             heard = replica.pid
+            replica.proven = True
         elif heard is not None and heard == replica.pid and silent > patience:
             logger.error("the replica's process stands still; it is killed", pid=heard, silent_s=round(silent, 1))
             replica.kill()
@@ -171,10 +176,21 @@ async def _provide_demo(office: Office, settings: Settings) -> None:
         await office.balances.grant(tenant.id, DEMO_GRANT_PICO, CURRENCY, kind="promo", reason="demo money")
 
 
+def write_key(file: Path, key: str) -> None:
+    """Write a key to a new file that its owner alone can read. Raises OSError."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as opened_file:
+        opened_file.write(key + "\n")
+
+
 async def _announce(
     settings: Settings, office: Office, built: GatewayServices, server: GatewayServer, base: str
 ) -> None:
-    """Wait until a request would be answered, then say how to send one. The key is made then, and shown once."""
+    """Wait until a request would be answered, then say how to send one.
+
+    The key is made then. It is shown once on a terminal; anything else keeps what is written to it, so that there a
+    file of its own gets it.
+    """
     model = next(iter(built.models)).name
     while not (server.started and built.fleet.healthy(model)):  # noqa: ASYNC110  # two libraries' states, once
         await asyncio.sleep(READY_POLL_S)
@@ -184,7 +200,12 @@ async def _announce(
     # As it was called: inside a checkout that is .venv/bin/turnpike, which is on nobody's PATH.
     command = sys.argv[0] if Path(sys.argv[0]).name == "turnpike" else "turnpike"
     where = f"--data-dir {settings.data_dir}"
-    if has_key:
+    whose = f"API key of tenant {DEMO_TENANT}, project {DEFAULT_PROJECT}"
+    file = settings.data.absolute() / KEY_FILE
+    if has_key and file.exists():
+        key = f"$(cat {shlex.quote(str(file))})"
+        about = f"{whose}: in the file\n    {file}"
+    elif has_key:
         key = "$TURNPIKE_API_KEY"
         about = (
             "The API key was shown at the first start. Another one:\n"
@@ -192,13 +213,28 @@ async def _announce(
             f" {where})"
         )
     else:
-        key = (await office.tenancy.create_key(tenant.id, project.id, "made at the first start")).key
-        about = f"API key of tenant {DEMO_TENANT}, project {DEFAULT_PROJECT} (shown once; keep it):\n    {key}"
+        issued = (await office.tenancy.create_key(tenant.id, project.id, "made at the first start")).key
+        if sys.stdout.isatty():
+            key, about = issued, f"{whose} (shown once; keep it):\n    {issued}"
+        else:
+            write_key(file, issued)
+            key, about = f"$(cat {shlex.quote(str(file))})", f"{whose}: written to the file (mode 0600)\n    {file}"
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": DEMO_QUESTION}], "temperature": 0})
-    print(
+    _say(
         f"\nTurnpike is ready at {base} with the model {model}.\n\n{about}\n\nAsk it something:\n"
         f'    curl -sS {base}/v1/chat/completions -H "Authorization: Bearer {key}"'
         f" -H 'Content-Type: application/json' -d '{body}'\n\n"
         f"What it cost:\n    {command} usage {where}\n\nStop with Ctrl-C.",
-        flush=True,
     )
+
+
+def _say(text: str) -> None:
+    """Print, whether or not anybody reads it: as in `turnpike serve | head`."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        logger.warning("nobody reads the output", cause=error.strerror)
+        # What is left in the buffer would fail again when the process ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 import structlog
@@ -14,12 +15,16 @@ from billing.exports.journal import parse_account_codes
 from billing.periods import Periods
 from billing.retention import BATCH, forget_charges, forget_holds, forget_windows
 from billing.webhooks.dispatch import FORGOTTEN
+from storage.database import DatabaseUnavailable
+from storage.retry import Backoff
 from turnpike import exporting, webhooks
 from turnpike.data_folder import read_secrets
 from turnpike.office import Office
 from turnpike.settings import Settings
 
 _DAY_S = 86_400
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
+"""The pauses after failures in a row, however seldom the job is done."""
 
 logger = structlog.get_logger(__name__)
 
@@ -32,20 +37,62 @@ class Job(msgspec.Struct, frozen=True):
     run: Callable[[], Awaitable[bool]]
 
 
-async def work(office: Office, settings: Settings) -> None:
-    """Do all jobs for ever."""
+class Outage:
+    """What the log says of a database that is away: one line for all jobs when it goes, and one when it is back."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._waiting: set[str] = set()
+
+    @property
+    def problem(self) -> str:
+        """What keeps the jobs waiting; empty if nothing does."""
+        return "" if self._since is None else "the database is away; the worker's jobs wait"
+
+    def began(self, job: str, error: DatabaseUnavailable) -> None:
+        """A job found no database."""
+        if self._since is None:
+            self._since = time.monotonic()
+            logger.warning("the database is away; the worker's jobs wait", job=job, cause=str(error))
+        self._waiting.add(job)
+
+    def ended(self, job: str) -> None:
+        """A job came to its end."""
+        self._waiting.discard(job)
+        if self._since is not None and not self._waiting:
+            logger.info("the database is back; the worker's jobs go on", away_s=round(time.monotonic() - self._since))
+            self._since = None
+
+
+async def work(office: Office, settings: Settings, outage: Outage | None = None) -> None:
+    """Do all jobs for ever; `outage` knows whether the database is there."""
+    await do_for_ever(jobs(office, settings), outage)
+
+
+async def do_for_ever(all_jobs: Sequence[Job], outage: Outage | None = None) -> None:
+    """Do these jobs, each at its own pace, whatever becomes of the others."""
+    outage = outage or Outage()
     async with asyncio.TaskGroup() as group:
-        for job in jobs(office, settings):
-            group.create_task(_for_ever(job))
+        for job in all_jobs:
+            group.create_task(_for_ever(job, outage))
 
 
-async def _for_ever(job: Job) -> None:
+async def _for_ever(job: Job, outage: Outage) -> None:
+    backoff = Backoff(min(job.every_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
     while True:
         more = False
         try:
             more = await job.run()
+        except DatabaseUnavailable as error:
+            outage.began(job.name, error)
+            await backoff.wait()
+            continue
         except Exception:
             logger.exception("a job of the worker failed, trying again", job=job.name)
+            await backoff.wait()
+            continue
+        outage.ended(job.name)
+        backoff.reset()
         if not more:
             await asyncio.sleep(job.every_s)
 

@@ -75,7 +75,11 @@ USAGE = Dataset(
     about="one row for each finished request, and for each adjustment of one",
     columns=(
         Column("request_id", "id", "the request, or the adjustment of one; unique for ever"),
-        Column("corrects", "id", "the request that this adjustment corrects; empty for a request"),
+        Column(
+            "corrects",
+            "id",
+            "the request that this adjustment corrects, or whose lost attempt this is; empty for a request",
+        ),
         Column("period", "text", "billing period"),
         Column("tenant_id", "id"),
         Column("tenant", "text"),

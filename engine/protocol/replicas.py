@@ -12,6 +12,8 @@ SCOPES_ARE_BOUNDED = 4
 """From this version on a connection knows the last `MOST_SCOPES` scopes only."""
 FENCES = 5
 """From this version on a replica has a journal identity, and answers `Fence`."""
+DISK_FULL = "turnpike_engine_disk_full"
+"""The figure of a beat that is 1 while the replica takes no requests because the disk of its journal is full."""
 MOST_SCOPES = 10_000
 """So many scopes are known on a connection: those that were introduced last."""
 

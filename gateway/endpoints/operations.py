@@ -23,15 +23,22 @@ class Readiness(Struct, frozen=True):
 
 
 async def readiness(gateway: Gateway) -> Readiness:
-    """Check the database, the spool and every model's replicas."""
+    """Check the disk, the database, the spool and every model's replicas."""
     services = gateway.services
     problems = ["draining"] if gateway.requests.draining else []
     try:
         await services.database.ping()
     except DatabaseUnavailable:
         problems.append("the database is away")
+    if gateway.disk.problem is not None:
+        problems.append(gateway.disk.problem)
     if gateway.recorder.failing:
         problems.append("usage cannot be recorded")
+    problems += [
+        f"the disk of {replica}'s journal is full"
+        for model in services.models
+        for replica in services.fleet.disks_full(model.name)
+    ]
     problems += [
         f"no healthy replica of {model.name}" for model in services.models if not services.fleet.healthy(model.name)
     ]

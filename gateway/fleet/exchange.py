@@ -33,13 +33,16 @@ class Sender(Protocol):
 
 
 class Exchange:
-    """Messages about one request. `replica` and `model_digest` are those of the replica that runs it."""
+    """Messages about one attempt of a request. `replica`, `epoch` and `model_digest` are those of who runs it."""
 
-    def __init__(self, request_id: str, attempt: int, credit: int, replica: str, model_digest: str) -> None:
+    def __init__(
+        self, request_id: str, attempt: int, credit: int, replica: str, model_digest: str, *, epoch: int = 0
+    ) -> None:
         self.request_id = request_id
         self.attempt = attempt
         self.replica = replica
         self.model_digest = model_digest
+        self.epoch = epoch
         self.link: Sender | None = None
         self._received: dict[int, int] = {}
         self._limit = credit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
@@ -12,7 +13,7 @@ import structlog
 from engine.protocol.addresses import parse_address
 from engine.protocol.frames import ToGateway
 from engine.protocol.replicas import Beat, Fenced, Hello, Scope
-from engine.protocol.requests import Ack, Done, Generate
+from engine.protocol.requests import Ack, Began, Done, Generate, PromptLogprobs, Tokens
 from gateway.failures import Unavailable
 from gateway.fleet.awake_clock import AwakeClock
 from gateway.fleet.exchange import Exchange
@@ -23,6 +24,7 @@ from gateway.registry import Registry
 
 log = structlog.get_logger("gateway.fleet")
 
+_POLL_S = 0.1
 _REMEMBERED = 10_000
 _TICKS = 8
 """How often we look at the time while the least patience lasts."""
@@ -55,8 +57,10 @@ class Fleet:
         """Who decides when requests may be sent to a replica that was dialed; it sets `Link.may_run`."""
         self.on_fenced: Callable[[Link, Fenced], None] = lambda link, fenced: None
         self._models = models
-        self._exchanges: dict[str, Exchange] = {}
-        self._acknowledged: OrderedDict[str, int] = OrderedDict()
+        self._exchanges: dict[str, dict[int, Exchange]] = {}
+        """By request, and then by attempt."""
+        self._acknowledged: OrderedDict[tuple[str, int], int] = OrderedDict()
+        """Sequence numbers by request and attempt."""
         self._epochs: dict[str, int] = {}
         self._relay = ServiceRelay()
         self._tasks: list[asyncio.Task[None]] = []
@@ -78,6 +82,14 @@ class Fleet:
         """The replicas of a model that can take requests."""
         return [link for link in self.links if link.hello and link.hello.model.name == model and link.healthy()]
 
+    def disks_full(self, model: str) -> list[str]:
+        """The names of the replicas of a model whose disks are full."""
+        return [link.replica for link in self.links if link.hello and link.hello.model.name == model and link.disk_full]
+
+    def waits_for_disk(self, exchange: Exchange) -> bool:
+        """Whether the replica of a request goes on with it when its disk has room, and not before."""
+        return isinstance(exchange.link, Link) and exchange.link.disk_full
+
     def context_tokens(self, model: str) -> int | None:
         """The shortest context among the healthy replicas of a model, None if there are none."""
         return min((link.hello.capacity.context_tokens for link in self.healthy(model) if link.hello), default=None)
@@ -86,21 +98,47 @@ class Fleet:
         """The oldest protocol version among the healthy replicas of a model, 0 if there are none."""
         return min((link.hello.version for link in self.healthy(model) if link.hello), default=0)
 
-    def choose(self, model: str, version: int = 1) -> Link:
-        """The least loaded healthy replica of a model that speaks this protocol version. Raises Unavailable."""
-        healthy = [link for link in self.healthy(model) if link.hello and link.hello.version >= version]
+    def choose(self, model: str, version: int = 1, *, but: Exchange | None = None) -> Link:
+        """The least loaded healthy replica of a model that speaks this protocol version. Raises Unavailable.
+
+        `but`: not the one that runs this exchange, until that replica was started again.
+        """
+        healthy = [
+            link
+            for link in self.healthy(model)
+            if link.hello
+            and link.hello.version >= version
+            and (but is None or (link.hello.replica, link.hello.epoch) != (but.replica, but.epoch))
+        ]
         if not healthy:
+            if self.disks_full(model):
+                raise Unavailable(f"The disk of the model {model!r}'s replica is full.", retry_after=5.0)
             raise Unavailable(f"No replica of the model {model!r} is ready; try again shortly.", retry_after=2.0)
         return min(healthy, key=lambda link: link.load)
+
+    async def wait_for(
+        self, model: str, version: int, patience: float, *, but: Exchange | None, unless: Callable[[], bool]
+    ) -> Link | None:
+        """What `choose` answers, as soon as there is one; None if there is none in `patience` seconds, or `unless`."""
+        end = time.monotonic() + patience
+        while not unless():
+            with contextlib.suppress(Unavailable):
+                return self.choose(model, version, but=but)
+            if time.monotonic() >= end:
+                return None
+            await asyncio.sleep(_POLL_S)
+        return None
 
     def generate(self, link: Link, scopes: Iterable[Scope], request: Generate) -> Exchange:
         """Send a request to a replica."""
         hello = link.hello
         if hello is None or not link.up:
             raise Unavailable("The replica was lost; try again shortly.", retry_after=2.0)
-        exchange = Exchange(request.id, request.attempt, request.credit, hello.replica, hello.model.digest)
+        exchange = Exchange(
+            request.id, request.attempt, request.credit, hello.replica, hello.model.digest, epoch=hello.epoch
+        )
         exchange.link = link
-        self._exchanges[request.id] = exchange
+        self._exchanges.setdefault(request.id, {})[request.attempt] = exchange
         link.running += 1
         for scope in scopes:
             link.introduce(scope)
@@ -109,21 +147,29 @@ class Fleet:
 
     def acknowledge(self, exchange: Exchange, sequence: int) -> None:
         """The request's usage is durable: tell the replica, and remember it in case that word is lost."""
-        self.remember(exchange.request_id, sequence)
+        self.remember(exchange.request_id, sequence, exchange.attempt)
         exchange.acknowledge(sequence)
 
-    def remember(self, request_id: str, sequence: int) -> None:
+    def remember(self, request_id: str, sequence: int, attempt: int = 1) -> None:
         """Answer further repetitions of this `Done` with `Ack`."""
-        self._acknowledged[request_id] = sequence
+        self._acknowledged[request_id, attempt] = sequence
         while len(self._acknowledged) > _REMEMBERED:
             self._acknowledged.popitem(last=False)
 
     def end(self, exchange: Exchange) -> None:
         """The owner needs nothing more of this exchange."""
-        self._exchanges.pop(exchange.request_id, None)
+        attempts = self._exchanges.get(exchange.request_id, {})
+        if attempts.get(exchange.attempt) is exchange:
+            del attempts[exchange.attempt]
+        if not attempts:
+            self._exchanges.pop(exchange.request_id, None)
         if isinstance(exchange.link, Link):
             exchange.link.running = max(0, exchange.link.running - 1)
         exchange.link = None
+
+    def runs(self, request_id: str) -> bool:
+        """Whether this gateway has a request of this id under way, in whichever attempt."""
+        return request_id in self._exchanges
 
     # ------------------------------------------------ what links say
 
@@ -147,7 +193,7 @@ class Fleet:
         link.may_run = self.on_opened is None
         if self.on_opened is not None:
             self.on_opened(link)
-        for exchange in self._exchanges.values():
+        for exchange in self._all():
             if exchange.link is None and exchange.replica == link.replica:
                 exchange.link = link
                 link.running += 1
@@ -163,7 +209,7 @@ class Fleet:
         if isinstance(message, Fenced):
             self.on_fenced(link, message)
             return
-        exchange = self._exchanges.get(message.id)
+        exchange = self._exchange(link, message)
         if exchange is not None:
             exchange.hear(message)
         elif isinstance(message, Done):
@@ -172,12 +218,23 @@ class Fleet:
     def closed(self, link: Link) -> None:
         """Tell the owners of what ran there."""
         self._relay.closed(link)
-        for exchange in list(self._exchanges.values()):
+        for exchange in self._all():
             if exchange.link is link:
                 exchange.lose()
 
+    def _all(self) -> list[Exchange]:
+        return [exchange for attempts in self._exchanges.values() for exchange in attempts.values()]
+
+    def _exchange(self, link: Link, message: Began | PromptLogprobs | Tokens | Done) -> Exchange | None:
+        """Whom a message about a request is for. An `Abort` of what a replica does not know is answered without the
+        attempt: that was for the first of those that wait for this replica."""
+        attempts = self._exchanges.get(message.id, {})
+        if message.attempt:
+            return attempts.get(message.attempt)
+        return next((exchange for _, exchange in sorted(attempts.items()) if exchange.link is link), None)
+
     def _stray(self, link: Link, done: Done) -> None:
-        if done.id in self._acknowledged:
+        if (done.id, done.attempt) in self._acknowledged:
             link.send(Ack(done.id, done.sequence))
         elif done.sequence:
             self.on_stray(link, done)

@@ -12,7 +12,7 @@ import structlog
 from engine.protocol.addresses import Address
 from engine.protocol.frames import ProtocolError, ToGateway, ToReplica, encode, read_from_replica
 from engine.protocol.greeting import agree_version, link_proof
-from engine.protocol.replicas import MOST_SCOPES, Beat, Dial, Hello, Scope
+from engine.protocol.replicas import DISK_FULL, MOST_SCOPES, Beat, Dial, Hello, Scope
 from gateway.fleet.awake_clock import AwakeClock
 from gateway.fleet.options import FleetOptions
 
@@ -108,10 +108,15 @@ class Link:
         """Seconds since anything was heard from the replica, or since it was dialed."""
         return self._clock.now() - self._heard_at
 
+    @property
+    def disk_full(self) -> bool:
+        """Whether the replica says that its journal's disk is full: it takes nothing, and what runs there may wait."""
+        return self.up and self.beat is not None and self.beat.metrics.get(DISK_FULL, 0.0) > 0.0
+
     def healthy(self) -> bool:
-        """Open, beating, and advancing while work exists (E3); and requests may be sent."""
+        """Open, beating, with room for its journal, and advancing while work exists (E3); and requests may be sent."""
         now = self._clock.now()
-        if not self.up or not self.may_run or now - self._beat_at > self._options.beat_timeout:
+        if not self.up or not self.may_run or self.disk_full or now - self._beat_at > self._options.beat_timeout:
             return False
         return now - self._moved_at <= self._options.step_timeout
 

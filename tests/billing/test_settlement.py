@@ -6,9 +6,13 @@ import msgspec
 import pytest
 from sqlalchemy import select
 
+from billing.attempts import attempt_id
+from billing.audit.checks import check
 from billing.balances import Balances
+from billing.holds.records import Hold
 from billing.holds.reserving import Holds
 from billing.prices import PriceBook
+from billing.reconciliation import reconcile
 from billing.settlement import Settled, settle
 from billing.tables.money import refused_settlement, usage_event
 from billing.usage import Release, Settlement, Usage
@@ -70,6 +74,34 @@ async def test_a_release_gives_the_hold_back_once(database: Database) -> None:
     balance = await Balances(database).get(tenant.id)
     assert balance is not None
     assert (balance.debit, balance.held) == (PRICE, 0)
+
+
+async def test_of_two_attempts_of_a_request_one_is_billed_and_the_other_counted(database: Database) -> None:
+    """Whoever writes the second one does not know of the first: as when both come from journals."""
+    tenant = await Tenant.rich(database, 10 * PRICE)
+    hold = await Holds(database).reserve(tenant.request(PRICE))
+    assert isinstance(hold, Hold)
+    first = msgspec.structs.replace(tenant.event(hold, Usage(uncached=3)), attempt=1, replica="a", sequence=7)
+    second = msgspec.structs.replace(tenant.event(hold, Usage(uncached=5)), attempt=2, replica="b", sequence=7)
+    assert await _settle(database, second) == Settled(written=1)
+    for _ in range(3):
+        await _settle(database, first)
+        await _settle(database, first, second)
+    async with database.reading() as session:
+        query = select(usage_event).order_by(usage_event.c.attempt)
+        lost, billed = (await session.execute(query)).all()
+    assert (billed.id, billed.attempt, billed.cost_pico, billed.corrects) == (
+        hold.request_id,
+        2,
+        second.cost_pico,
+        None,
+    )
+    assert (lost.id, lost.attempt, lost.cost_pico, lost.uncached) == (attempt_id(hold.request_id, 1), 1, 0, 0)
+    assert (lost.corrects, lost.replica, lost.sequence) == (hold.request_id, "a", 7)
+    assert lost.count_prompt == first.counts.prompt
+    assert await check(database) == []
+    report = await reconcile(database, billed.period)
+    assert (report.events, report.lost_attempts, report.adjustments, report.doubled) == (1, 1, 0, 0)
 
 
 async def test_usage_after_its_hold_expired_and_the_money_was_promised_again(database: Database) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from openai import OpenAI
 
-from tests.e2e.processes import Process, Used, process, used, wait_settled
+from tests.e2e.processes import Process, Used, first_key, process, used, wait_settled
 from tests.servers import free_port
 
 
@@ -43,7 +43,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("serve")
     port, data, started = free_port(), folder / "data", int(time.time())
     with process(folder, "serve", "--port", str(port), "--data-dir", str(data)) as running:
-        key = running.wait_for_output(r"(tp_live_\w+)").group(1)
+        key = first_key(running)
         base = re.search(r"http://127\.0\.0\.1:\d+", running.output)
         assert base is not None
         yield Running(running, base.group(0), key, data, started)

@@ -83,7 +83,7 @@ class Process:
         """Wait until stdout has the pattern."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if match := re.search(pattern, self.output):
+            if match := re.search(pattern, self.output, re.MULTILINE):
                 return match
             assert self.popen.poll() is None, f"exited with {self.popen.returncode}:\n{self.output}\n{self.errors}"
             time.sleep(0.05)
@@ -114,6 +114,12 @@ def process(folder: Path, *arguments: str, env: dict[str, str] | None = None) ->
         yield running
     finally:
         running.clean_up()
+
+
+def first_key(running: Process) -> str:
+    """The API key of a first start of `serve`, from the file that it names."""
+    file = running.wait_for_output(r"^    (/\S+/api-key)$").group(1)
+    return Path(file).read_text().strip()
 
 
 def get(url: str, key: str | None = None, timeout: float = 30) -> tuple[int, bytes]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import shlex
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -16,8 +18,8 @@ import pytest
 from openai import OpenAI
 
 from tests.awake import Awake
-from tests.e2e.processes import get, process, run, used
-from tests.servers import free_port
+from tests.e2e.processes import first_key, get, process, run, used, wait_ready
+from tests.servers import free_port, postgres_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -34,7 +36,11 @@ def test_first_start_prints_a_curl_line_that_works_and_the_second_is_quick(tmp_p
     arguments = ("serve", "--port", str(port), "--data-dir", str(data))
     with process(tmp_path / "first", *arguments) as first:
         first.wait_for_output(r"curl ")
-        assert re.search(r"tp_live_\w+", first.output)
+        file = data / "api-key"
+        assert str(file) in first.output
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert re.fullmatch(r"tp_live_\w+", first_key(first))
+        assert "tp_live_" not in first.output + first.errors, "a key in a log stays there"
         pasted = subprocess.run(
             ["bash", "-c", curl_line(first.output)], capture_output=True, text=True, timeout=60, check=True
         )
@@ -46,6 +52,7 @@ def test_first_start_prints_a_curl_line_that_works_and_the_second_is_quick(tmp_p
         assert not alive
     assert used({"TURNPIKE_DATA_DIR": str(data)}).requests == 1
 
+    file.unlink()
     with Awake() as awake, process(tmp_path / "second", *arguments) as second:
         second.wait_for_output(r"curl ")
         assert awake.seconds < 10
@@ -64,6 +71,69 @@ def test_first_start_prints_a_curl_line_that_works_and_the_second_is_quick(tmp_p
         assert '"choices"' in pasted.stdout, pasted.stdout
         second.popen.send_signal(signal.SIGINT)
         assert second.popen.wait(30) == 0
+
+
+def test_on_a_terminal_the_key_is_shown_and_not_written(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    arguments = ["serve", "--port", str(free_port()), "--data-dir", str(tmp_path / "data")]
+    with (tmp_path / "stderr").open("wb") as err:
+        running = subprocess.Popen(
+            [sys.executable, "-m", "turnpike.cli", *arguments], stdout=theirs, stderr=err, stdin=subprocess.DEVNULL
+        )
+    os.close(theirs)
+    shown = b""
+    try:
+        while b"Ctrl-C" not in shown:
+            shown += os.read(ours, 65536)
+    finally:
+        running.terminate()
+        status = running.wait(45)
+        os.close(ours)
+    assert re.search(rb"tp_live_\w{20}", shown)
+    assert status == 0
+    assert not (tmp_path / "data" / "api-key").exists()
+
+
+def test_a_fresh_database_server_needs_one_start(tmp_path: Path) -> None:
+    with postgres_server() as postgres:
+        _serve_on(postgres.url, tmp_path)
+
+
+def _serve_on(postgres_url: str, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o755)
+    arguments = ("--data-dir", str(data), "--database-url", postgres_url)
+    port = free_port()
+    with process(tmp_path / "logs", "serve", "--port", str(port), *arguments) as running:
+        key = first_key(running)
+        client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0, timeout=60)
+        assert client.completions.create(model="stdlib-qa", prompt="hi", max_tokens=2).usage
+        assert running.stop() == 0, running.errors
+        assert "chmod 700" in running.errors
+    files = [path for path in data.rglob("*") if path.is_file()]
+    assert {path.name for path in files} >= {"secrets.json", "journal", "api-key"}
+    assert {path.stat().st_mode & 0o077 for path in files} == {0}
+    (data / "secrets.json").unlink()
+    again = run("serve", "--port", str(free_port()), *arguments)
+    assert again.returncode == 2, "secrets that the keys in the database depend on are not made anew"
+    assert "secrets_file" in again.stderr
+
+
+def test_a_reader_of_the_output_that_goes_away_ends_nothing(tmp_path: Path) -> None:
+    """As in `turnpike serve 2>&1 | head`."""
+    port = free_port()
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "turnpike.cli", "serve", "--port", str(port), "--data-dir", str(tmp_path / "data")]
+    running = subprocess.Popen(command, stdout=writing, stderr=writing, stdin=subprocess.DEVNULL)
+    os.close(writing)
+    try:
+        os.read(reading, 1)
+        os.close(reading)
+        wait_ready(f"http://127.0.0.1:{port}")
+        assert get(f"http://127.0.0.1:{port}/v1/models")[0] == 401
+    finally:
+        running.terminate()
+        assert running.wait(45) == 0
 
 
 def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
@@ -123,7 +193,7 @@ def test_a_small_memory_is_served_with_kv_and_weights_in_few_bits(tmp_path: Path
     port = free_port()
     small = ("--kv-dtype", "fp8", "--quantize", "fp8", "--weights", "packed", "--kv-memory", str(8 << 20))
     with process(tmp_path, "serve", "--port", str(port), "--data-dir", str(tmp_path / "data"), *small) as running:
-        key = running.wait_for_output(r"(tp_live_\w+)").group(1)
+        key = first_key(running)
         client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0, timeout=60)
         question = "What does str.split return? " * 40
         cold, warm = (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from itertools import count
@@ -403,3 +405,42 @@ def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     again = opened(tmp_path)
     assert [(end.id, end.counts.output) for end in again.unacknowledged()] == [("a", 3)]
     again.close()
+
+
+def test_a_disk_that_is_full_for_a_while_costs_no_record(tmp_path: Path) -> None:
+    """Part of a record reaches the disk and the rest does not; what is asked again finds all of it, whole and once."""
+    script = """
+import resource, sys
+from pathlib import Path
+from engine.journal import Journal
+from engine.protocol.requests import Counts, Done
+
+journal = Journal(Path(sys.argv[1]), first_epoch=1)
+journal.begin("before", 1)
+journal.write()
+size = (Path(sys.argv[1]) / "journal").stat().st_size
+for room in (7, 20, 31):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, resource.RLIM_INFINITY))
+    journal.progress([("before", 1, Counts(prompt=room, computed=room))])
+    journal.begin(f"during {room}", 1)
+    for attempt in (journal.write, journal.sync):
+        try:
+            attempt()
+        except OSError as error:
+            assert journal.full, error
+        else:
+            raise SystemExit("there was room")
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+journal.sync()
+assert not journal.full
+"""
+    command = [sys.executable, "-c", script, str(tmp_path)]  # its output goes into pipes: files may not grow
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert ran.returncode == 0, ran.stderr
+    journal = Journal(tmp_path)
+    try:
+        assert (journal.damaged, journal.torn_bytes) == (0, 0)
+        ended = {done.id: done.counts.prompt for done in journal.unacknowledged()}
+        assert ended == {"before": 31, "during 7": 0, "during 20": 0, "during 31": 0}
+    finally:
+        journal.close()

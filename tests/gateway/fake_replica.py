@@ -134,10 +134,15 @@ class FakeReplica:
     async def restart(self) -> None:
         """A new epoch; what was running is in the journal as a crash."""
         self.epoch += 1
-        for identity, run in self.runs.items():
-            if run.counts.prompt and identity not in self.journal and not any(d.id == identity for d in self.done):
-                self._journal(run, "crash")
+        for run in self.runs.values():
+            self._crashed(run)
         await self.start()
+
+    def _crashed(self, run: Run) -> list[Done]:
+        """Journal a run that began and did not end."""
+        generate = run.generate
+        ended = any((done.id, done.attempt) == (generate.id, generate.attempt) for done in self.done)
+        return [self._journal(run, "crash")] if run.counts.prompt and not ended else []
 
     def drop(self) -> None:
         """Lose all connections, but go on running."""
@@ -158,7 +163,7 @@ class FakeReplica:
             invalid=invalid,
             claim=generate.claim,
         )
-        self.journal[generate.id] = done
+        self.journal[generate.id if generate.attempt == 1 else f"{generate.id}/{generate.attempt}"] = done
         self.done.append(done)
         return done
 
@@ -198,6 +203,9 @@ class FakeReplica:
                     case Scope():
                         self.scopes.append(message)
                     case Generate():
+                        if before := self.runs.get(message.id):  # an attempt whose connection was lost
+                            for done in self._crashed(before):
+                                writer.write(encode(done))
                         run = self.runs[message.id] = Run(message)
                         run.task = asyncio.create_task(self._run(run, writer))
                         self._tasks.add(run.task)
@@ -219,7 +227,9 @@ class FakeReplica:
                         self.share.elsewhere(message.replica, message.epoch, message.service)
                     case Ack():
                         self.acked.append(message)
-                        self.journal.pop(message.id, None)
+                        for name, done in list(self.journal.items()):
+                            if (done.id, done.sequence) == (message.id, message.sequence):
+                                del self.journal[name]
         except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
@@ -231,8 +241,10 @@ class FakeReplica:
     def _abort(self, message: Abort, writer: asyncio.StreamWriter) -> None:
         self.aborts.append(message)
         run = self.runs.get(message.id)
-        if message.id in self.journal:
-            writer.write(encode(structs.replace(self.journal[message.id], replayed=True)))
+        told = [done for done in self.journal.values() if done.id == message.id]
+        if told:
+            for done in told:
+                writer.write(encode(structs.replace(done, replayed=True)))
         elif run is None:
             writer.write(encode(Done(message.id, 0, "rejected", Counts(), 0)))
         else:

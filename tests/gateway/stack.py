@@ -77,6 +77,7 @@ class Stack:
     database: Database
     models: Registry
     replica: FakeReplica
+    replicas: list[FakeReplica]
     spool: SlowSpool
     gateway: Gateway
     server: GatewayServer
@@ -159,8 +160,8 @@ class Stack:
             assert time.monotonic() < end, "it did not happen"
             await asyncio.sleep(0.005)
 
-    async def ready(self) -> None:
-        await self.until(lambda: self.gateway.services.fleet.healthy("tiny"))
+    async def ready(self, replicas: int = 1) -> None:
+        await self.until(lambda: len(self.gateway.services.fleet.healthy("tiny")) >= replicas)
 
 
 _served = cache(load_served_model)
@@ -177,7 +178,7 @@ async def stock(database: Database, grant: int = GRANT) -> None:
 
 
 def quick_lifetimes(**changes: float) -> Lifetimes:
-    return Lifetimes(**{"request": 20.0, "done": 1.0, "replay": 0.7, **changes})
+    return Lifetimes(**{"request": 20.0, "retry": 1.0, "done": 1.0, "replay": 0.7, **changes})
 
 
 @asynccontextmanager
@@ -190,6 +191,7 @@ async def running_stack(
     fleet_options: FleetOptions | None = None,
     grant: int = GRANT,
     start_replica: bool = True,
+    replicas: int = 1,
     name: str = "gateway-test",
 ) -> AsyncIterator[Stack]:
     stack = Stack()
@@ -207,10 +209,14 @@ async def running_stack(
     stack.admin_key = (await stack.tenancy.create_key(stack.tenant.id, None)).key
     stack.models = Registry([_served(model_folder)])
     model = next(iter(stack.models))
-    stack.replica = FakeReplica(folder / "replica.sock", model.text_digest)
+    stack.replicas = [
+        FakeReplica(folder / f"replica-{number}.sock", model.text_digest, name=f"replica-{number}")
+        for number in range(replicas)
+    ]
+    stack.replica = stack.replicas[0]
     stack.spool = SlowSpool(folder / "spool", f"{name}-{time.monotonic_ns()}")
     fleet = Fleet(
-        [stack.replica.address],
+        [replica.address for replica in stack.replicas],
         gateway=name,
         link_key=LINK_KEY,
         models=stack.models,
@@ -242,17 +248,19 @@ async def running_stack(
     async with httpx.AsyncClient(base_url=stack.base, timeout=20, verify=False) as stack.http:
         try:
             if start_replica:
-                await stack.replica.start()
+                for replica in stack.replicas:
+                    await replica.start()
             await stack.until(lambda: stack.server.started or stack.serving.done())
             if start_replica:
-                await stack.ready()
+                await stack.ready(replicas)
             yield stack
         finally:
             stack.spool.gate.set()
             stack.spool.broken = None
             stack.server.should_exit = True
             await asyncio.wait([stack.serving], timeout=20)
-            await stack.replica.stop()
+            for replica in stack.replicas:
+                await replica.stop()
             await stack.spool.close()
             await services.holds.close()
             await bus.close()

@@ -33,6 +33,7 @@ class Terminal:
         monkeypatch.setattr(logs, "configure", lambda *_: None)  # of this process, which is the tests'
         self._flags = ["--data-dir", str(folder)]
         self._capsys = capsys
+        self.run("migrate")
 
     def run(self, *words: str, status: int = 0) -> str:
         assert main([*words, *self._flags]) == status

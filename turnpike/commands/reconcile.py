@@ -78,6 +78,7 @@ def _print(report: Report) -> None:
         ("requests", report.events),
         ("cost", cost or "nothing"),
         ("adjustments", report.adjustments),
+        ("attempts lost", report.lost_attempts),
         ("lost", report.lost),
         ("unacknowledged in a journal", report.unacknowledged),
         ("declared lost", report.declared_lost),

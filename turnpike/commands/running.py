@@ -14,7 +14,7 @@ DEFAULT_PROJECT = "default"
 
 
 def with_office(settings: Settings, work: Callable[[Office], Awaitable[int]]) -> int:
-    """Run `work` with the office that the settings describe; its exit status."""
+    """Run `work` with the office that the settings describe; its exit status. Raises NoData where there is none."""
 
     async def run() -> int:
         async with opened(settings) as office:
