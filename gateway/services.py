@@ -41,6 +41,9 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     gateway, or of an earlier start, is left to who may still know something of it. `public_prices`: whether the base
     book is shown to those without a key. `hold_slice`: output tokens whose money is held at a time; 0: all.
     `allowance_requests`: so many requests of a tenant at once get money set aside for it; 0: never.
+    `connections`: open connections at most; `connections_per_address`: from one address, 0 for any number.
+    `public_metrics`: whether /metrics answers where the API does. `database_patience`: a request waits so long for the
+    database, and is answered with 503 then.
     """
 
     body_limit: int = 8 * 1024 * 1024
@@ -51,6 +54,10 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     public_prices: bool = False
     hold_slice: int = 0
     allowance_requests: int = BUSY
+    connections: int = 10_000
+    connections_per_address: int = 0
+    public_metrics: bool = True
+    database_patience: float = 5.0
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
 
 
