@@ -5,7 +5,7 @@ Whoever sends has not said who they are, or only that they have a key; so nothin
 - The head of the next request is parsed once the answer before it is complete.
 - The body is parsed while the application asks for it. An answer that is given before the body has come whole says
   `connection: close`; nothing of the rest is parsed, and the connection ends soon (`gateway.lingering_transport`).
-- A head has a number of bytes, of fields and of seconds; a chunked body has a number of chunks and of bytes around them.
+- A head has limits in bytes, fields and seconds; a chunked body in chunks, and in bytes that are not the body's.
 - A client that does not read its answer is cut off.
 """
 

@@ -35,6 +35,7 @@ class GatewayServer(uvicorn.Server):
         self._internal = internal
         options = self._gateway.services.options
         self.connections = Connections(options.connections, options.connections_per_address)
+        self._gateway.open_connections = self.connections
         super().__init__(
             uvicorn.Config(
                 app,
@@ -62,9 +63,7 @@ class GatewayServer(uvicorn.Server):
                 HttpProtocol, self.config, self.server_state, self.lifespan.state, connections=connections, app=app
             )
             loop = asyncio.get_running_loop()
-            self.servers.append(
-                await loop.create_server(protocol, sock=self._internal, backlog=self.config.backlog)
-            )
+            self.servers.append(await loop.create_server(protocol, sock=self._internal, backlog=self.config.backlog))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain while uvicorn waits for its connections to end, then stop the worker."""

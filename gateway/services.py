@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sized
 
 from msgspec import Struct, field
 
@@ -17,6 +18,7 @@ from billing.webhooks.endpoints import Endpoints
 from gateway.admission.admission import Admission
 from gateway.admission.lifetimes import Lifetimes
 from gateway.domains import CacheDomains
+from gateway.fair_threads import FairThreads
 from gateway.fleet.fleet import Fleet
 from gateway.leftovers import Leftovers
 from gateway.metrics import Metrics
@@ -26,9 +28,12 @@ from gateway.registry import Registry
 from gateway.request import Surroundings
 from gateway.requests import Requests
 from gateway.tenancy.authenticator import Authenticator
-from storage.database import Database
+from storage.database import Database, DatabaseUnavailable
+from storage.patience import Patience
 
 _SETTLE_S = 10
+_LOOK_S = 5.0
+"""How often the metrics are told whether database and bus answer."""
 _REFRESH_S = 1.0
 """How often a worker among several tells what its siblings are to say of it."""
 
@@ -87,12 +92,21 @@ class Gateway:
 
     def __init__(self, services: GatewayServices) -> None:
         self.services = services
+        self.open_connections: Sized = ()
+        """The connections of clients that the server has."""
         self.metrics = Metrics(services.name)
-        self.metrics.watch(fleet=services.fleet, spool=services.spool, settler=services.settler)
+        self.metrics.watch(
+            fleet=services.fleet,
+            spool=services.spool,
+            settler=services.settler,
+            connections=lambda: len(self.open_connections),
+        )
         self.allowances = Allowances(
             services.holds, services.spool, services.name, busy=services.options.allowance_requests
         )
         self.recorder = Recorder(services.spool, self.allowances)
+        self.threads = FairThreads()
+        self.pings = Patience(services.options.database_patience)
         self.admission = Admission(
             services.name,
             models=services.models,
@@ -101,6 +115,8 @@ class Gateway:
             holds=services.holds,
             allowances=self.allowances,
             lifetimes=services.options.lifetimes,
+            threads=self.threads,
+            patience=services.options.database_patience,
             slice_tokens=services.options.hold_slice,
         )
         self.requests = Requests(
@@ -125,6 +141,7 @@ class Gateway:
         )
         self._epoch = EpochKeeper(services.database, services.spool, services.name)
         self._refreshing: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._drain: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -137,8 +154,21 @@ class Gateway:
         services.fleet.on_stray = self.recovery.stray
         services.fleet.start()
         self.leftovers.start()
+        self._looking = asyncio.create_task(self._look_at_neighbours())
         if self.metrics.shared:
             self._refreshing = asyncio.create_task(self._refresh_metrics())
+
+    async def _look_at_neighbours(self) -> None:
+        """Tell the metrics whether the database answers, and whether the bus does."""
+        while True:
+            try:
+                await self.pings.wait(self.services.database.ping())
+            except DatabaseUnavailable:
+                answers = False
+            else:
+                answers = True
+            self.metrics.reachable(database=answers, bus=self.services.authenticator.hears_revocations)
+            await asyncio.sleep(_LOOK_S)
 
     async def _refresh_metrics(self) -> None:
         while True:
@@ -162,8 +192,10 @@ class Gateway:
         await self.allowances.close()
         await self.services.settler.drain(_SETTLE_S)
         await self.services.settler.stop()
-        if self._refreshing is not None:
-            self._refreshing.cancel()
+        for task in (self._refreshing, self._looking):
+            if task is not None:
+                task.cancel()
+        self.threads.close()
         await self._epoch.stop()
         await self.services.authenticator.close()
         await self.services.prices.close()

@@ -192,7 +192,7 @@ class Database:
             return (await session.execute(select(self.clock))).scalar_one()
 
     async def ping(self) -> None:
-        """Raise DatabaseUnavailable unless the database answers."""
+        """Raise DatabaseUnavailable unless the database answers; one that is silent may take a minute."""
         await self.now()
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ from billing.exports.jobs import ExportJobs
 from billing.settler import Settler
 from billing.spool import Spool
 from gateway.admission.lifetimes import Lifetimes
+from gateway.connections import raise_open_files_limit
 from gateway.domains import CacheDomains
 from gateway.fleet.fleet import Fleet
 from gateway.registry import Registry
@@ -19,7 +20,7 @@ from gateway.server import GatewayServer
 from gateway.services import GatewayOptions, GatewayServices
 from gateway.tenancy.authenticator import Authenticator
 from gateway.tenancy.keys import Peppers
-from turnpike import garbage, webhooks
+from turnpike import garbage, listening, webhooks
 from turnpike.office import Office
 from turnpike.secrets import Secrets
 from turnpike.settings import Settings
@@ -37,7 +38,12 @@ async def services(
         yield GatewayServices(
             name=name,
             database=office.database,
-            authenticator=Authenticator(office.database, Peppers(known.peppers, known.pepper_current), office.bus),
+            authenticator=Authenticator(
+                office.database,
+                Peppers(known.peppers, known.pepper_current),
+                office.bus,
+                patience=settings.database_timeout,
+            ),
             holds=office.holds,
             prices=office.prices,
             spool=spool,
@@ -53,6 +59,10 @@ async def services(
                 public_prices=settings.public_prices,
                 hold_slice=settings.hold_slice_tokens,
                 allowance_requests=settings.allowance_requests,
+                connections=settings.max_connections,
+                connections_per_address=settings.max_connections_per_address,
+                public_metrics=not settings.metrics_listen and listening.is_loopback(settings.host),
+                database_patience=settings.database_timeout,
                 lifetimes=Lifetimes(request=settings.request_timeout),
             ),
         )
@@ -63,6 +73,7 @@ async def services(
 async def serve_until_signal(server: GatewayServer, listener: socket.socket) -> None:
     """Serve until a signal. uvicorn raises it again when it is done; we are cleaning up then, so ignore it."""
     garbage.keep_what_is_there()
+    raise_open_files_limit()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     await server.serve(sockets=[listener])

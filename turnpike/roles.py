@@ -27,15 +27,16 @@ _SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 logger = structlog.get_logger(__name__)
 
 
-def gateway(settings: Settings, listen_fd: int | None = None) -> int:
+def gateway(settings: Settings, listen_fd: int | None = None, metrics_fd: int | None = None) -> int:
     """`turnpike gateway`: one process, or a parent with `--workers` of them on one socket."""
     listener = listening.listen(settings) if listen_fd is None else listening.inherited(listen_fd)
+    internal = listening.listen_for_metrics(settings) if metrics_fd is None else listening.inherited(metrics_fd)
     if settings.workers > 1 and listen_fd is None:
-        return _run(_gateway_parent(settings, listener))
-    return _run(_gateway(settings, listener))
+        return _run(_gateway_parent(settings, listener, internal))
+    return _run(_gateway(settings, listener, internal))
 
 
-async def _gateway(settings: Settings, listener: socket.socket) -> int:
+async def _gateway(settings: Settings, listener: socket.socket, internal: socket.socket | None) -> int:
     from gateway.app import create_app  # noqa: PLC0415  # the parent of workers needs none of these
     from gateway.registry import Registry  # noqa: PLC0415
     from gateway.server import GatewayServer  # noqa: PLC0415
@@ -44,21 +45,24 @@ async def _gateway(settings: Settings, listener: socket.socket) -> int:
     registry = Registry.load(settings.model_folders)
     async with opened(settings) as office, services(settings, office, read_secrets(settings), registry) as built:
         logger.info("gateway listens", url=listening.url(listener), name=built.name)
-        await serve_until_signal(GatewayServer(create_app(built)), listener)
+        await serve_until_signal(GatewayServer(create_app(built), internal=internal), listener)
     return 0
 
 
-async def _gateway_parent(settings: Settings, listener: socket.socket) -> int:
+async def _gateway_parent(settings: Settings, listener: socket.socket, internal: socket.socket | None) -> int:
     prepare_data_folder(settings)
     metrics = _empty_folder(settings.data / "metrics" / settings.own_gateway_name)
     environment = to_environment(settings) | {_SHARED_METRICS: str(metrics)}
-    descriptor = listener.fileno()
+    descriptors = {"--listen-fd": listener.fileno()}
+    if internal is not None:
+        descriptors["--metrics-fd"] = internal.fileno()
+    flags = [word for flag, number in descriptors.items() for word in (flag, str(number))]
     children = [
         Child(
             f"gateway {name}",
-            ["gateway", "--listen-fd", str(descriptor), "--gateway-name", name],
+            ["gateway", *flags, "--gateway-name", name],
             environment,
-            pass_fds=[descriptor],
+            pass_fds=list(descriptors.values()),
         )
         for name in map(settings.worker_name, range(settings.workers))
     ]

@@ -125,6 +125,10 @@ class Holds:
             expired += ended
         return expired
 
+    async def ping(self) -> None:
+        """Raise DatabaseUnavailable unless the database of the holds answers."""
+        await self._database.ping()
+
     async def close(self) -> None:
         """Wait for what is being reserved; take nothing more."""
         await self._batcher.close()

@@ -29,7 +29,7 @@ async def readiness(gateway: Gateway) -> Readiness:
     services = gateway.services
     problems = ["draining"] if gateway.requests.draining else []
     try:
-        await services.database.ping(services.options.database_patience)
+        await gateway.pings.wait(services.database.ping())
     except DatabaseUnavailable:
         problems.append("the database is away")
     if gateway.recorder.failing:
