@@ -29,15 +29,16 @@ class Patience:
         self.seconds = seconds
         self._waiting: dict[object, float] = {}
         """When each was begun, the oldest first."""
-        self._answered = self._begun = -seconds
+        self._answered = self._tried = -seconds
 
     def check(self) -> None:
         """Raise DatabaseUnavailable if nothing new shall be begun now."""
         now = time.monotonic()
         oldest = next(iter(self._waiting.values()), now)
         silent = oldest < now - self.seconds and self._answered < oldest
-        if silent and now - self._begun < self.seconds:
+        if silent and now - self._tried < self.seconds:
             raise _silent()
+        self._tried = now
 
     async def wait(self, work: Coroutine[Any, Any, Result]) -> Result:
         """What `work` returns or raises. Raises DatabaseUnavailable after so many seconds; the work goes on."""
@@ -57,7 +58,7 @@ class Patience:
     def waiting(self, overdue: Callable[[], None]) -> Iterator[None]:
         """While this lasts, something is waited for that has begun; `overdue` is called after so many seconds."""
         mark = object()
-        self._waiting[mark] = self._begun = time.monotonic()
+        self._waiting[mark] = time.monotonic()
         timer = asyncio.get_running_loop().call_later(self.seconds, overdue)
         answered = True
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -129,7 +130,7 @@ async def exchange(stack: Stack, sent: bytes, *, seconds: float = 30) -> bytes:
 
 
 def statuses(answer: bytes) -> list[int]:
-    return [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]]
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", answer)]
 
 
 GET = b"GET /healthz HTTP/1.1\r\n"
@@ -149,7 +150,7 @@ HEADS: dict[str, tuple[bytes, list[int]]] = {
     "chunks in 1.0": (b"POST /nowhere HTTP/1.0\r\n" + CHUNKED + b"\r\n0\r\n\r\n", [400]),
     "absolute target": (b"GET http://test/healthz HTTP/1.1\r\n" + HOST + CLOSE + b"\r\n", [200]),
     "authority": (b"CONNECT test:443 HTTP/1.1\r\n" + HOST + b"\r\n", [400]),
-    "asterisk": (b"OPTIONS * HTTP/1.1\r\n" + HOST + b"\r\n", [400]),
+    "asterisk": (b"OPTIONS * HTTP/1.1\r\n" + HOST + CLOSE + b"\r\n", [404]),
     "raw bytes in the path": (b"GET /\xff\xfe HTTP/1.1\r\n" + HOST + b"\r\n", [400]),
     "no UTF-8 in the path": (b"GET /%ff%fe HTTP/1.1\r\n" + HOST + CLOSE + b"\r\n", [404]),
     "no UTF-8 in a header": (GET + HOST + b"x: \xff\xfe\r\n" + CLOSE + b"\r\n", [200]),
@@ -251,9 +252,10 @@ async def test_connections_are_counted(stocked_sqlite_url: str, tmp_path: Path, 
 
 
 WORDS = [
-    b"GET ", b"POST ", b"HEAD ", b"/healthz", b"/v1/models", b"/v1/chat/completions", b" HTTP/1.1\r\n", b" HTTP/1.0\r\n",
+    b"GET ", b"POST ", b"HEAD ", b"/healthz", b"/v1/models", b"/v1/chat/completions", b"?",
+    b" HTTP/1.1\r\n", b" HTTP/1.0\r\n",
     HOST, CHUNKED, b"content-length: 5\r\n", b"content-length: 0\r\n", b"connection: close\r\n", b"\r\n", b"\r\n\r\n",
-    b"\n", b"\r", b"5\r\nabcde\r\n", b"0\r\n\r\n", b"1;x=y\r\na\r\n", b"abcde", b"{}", b"\0", b"\xff\xfe", b"%00", b"?",
+    b"\n", b"\r", b"5\r\nabcde\r\n", b"0\r\n\r\n", b"1;x=y\r\na\r\n", b"abcde", b"{}", b"\0", b"\xff\xfe", b"%00",
     b"expect: 100-continue\r\n", b"upgrade: h2c\r\nconnection: upgrade\r\n", b"content-encoding: gzip\r\n", b": \r\n",
     b"transfer-encoding: identity\r\n", b"FFFFFFFFFFFFFFFF\r\n", b"-1\r\n", b"KEY",
 ]  # fmt: skip
