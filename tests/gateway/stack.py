@@ -191,6 +191,7 @@ async def running_stack(
     grant: int = GRANT,
     start_replica: bool = True,
     name: str = "gateway-test",
+    internal: socket.socket | None = None,
 ) -> AsyncIterator[Stack]:
     stack = Stack()
     stack.database = await Database.open(url)
@@ -233,7 +234,7 @@ async def running_stack(
     )
     app = create_app(services)
     stack.gateway = gateway_of(app)
-    stack.server = PromptServer(app)
+    stack.server = PromptServer(app, internal=internal)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     stack.base = f"http://127.0.0.1:{listener.getsockname()[1]}"
