@@ -20,11 +20,8 @@ Call = TypeVar("Call")
 
 async def read_body(request: Request[Any, Any, Any], patience: float) -> bytes:
     """The body. Raises UnsupportedEncoding, ClientLeft, BodyTooSlow after `patience` seconds."""
-    encodings = {part.strip().lower() for part in ",".join(request.headers.getall("content-encoding", [])).split(",")}
-    if unknown := encodings - {"", "identity"}:
-        raise UnsupportedEncoding(
-            f"The body's Content-Encoding is {', '.join(sorted(unknown))}; send it without compression."
-        )
+    if "content-encoding" in request.headers:
+        _check_encoding(request.headers.getall("content-encoding"))
     try:
         async with asyncio.timeout(patience):
             return await request.body()
@@ -32,6 +29,14 @@ async def read_body(request: Request[Any, Any, Any], patience: float) -> bytes:
         raise BodyTooSlow(f"The request's body did not come within {patience:g} s.") from error
     except InternalServerException as error:  # so Litestar says that the connection has ended
         raise ClientLeft("The client left before its request had come whole.") from error
+
+
+def _check_encoding(given: list[str]) -> None:
+    encodings = {part.strip().lower() for part in ",".join(given).split(",")}
+    if unknown := encodings - {"", "identity"}:
+        raise UnsupportedEncoding(
+            f"The body's Content-Encoding is {', '.join(sorted(unknown))}; send it without compression."
+        )
 
 
 async def parsed(gateway: Gateway, principal: Principal, body: bytes, parse: Callable[[bytes], Call]) -> Call:
