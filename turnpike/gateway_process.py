@@ -31,6 +31,7 @@ async def services(
     settings: Settings, office: Office, known: Secrets, registry: Registry
 ) -> AsyncIterator[GatewayServices]:
     """Everything that the gateway's application is made of. Raises ModelWithoutPrice, AddressError, OSError."""
+    raise_open_files_limit()
     name = settings.own_gateway_name
     await registry.check_prices(office.prices)
     spool = Spool(settings.data / "spool", f"{name}-{time.time_ns():x}")
@@ -73,7 +74,6 @@ async def services(
 async def serve_until_signal(server: GatewayServer, listener: socket.socket) -> None:
     """Serve until a signal. uvicorn raises it again when it is done; we are cleaning up then, so ignore it."""
     garbage.keep_what_is_there()
-    raise_open_files_limit()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     await server.serve(sockets=[listener])
