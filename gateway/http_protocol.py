@@ -132,6 +132,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
         super().connection_lost(exc)
+        self.cycle = cast(Any, None)  # it has us: together they would stay until garbage is searched for
 
     def end_idle(self) -> None:
         """End the connection, on which no request is under way."""

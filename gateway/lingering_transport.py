@@ -80,6 +80,7 @@ class LingeringTransport:
     def lost(self) -> None:
         """The connection has ended."""
         self._closing = True
+        self._everything_read = _yes  # what it belonged to has us
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -110,3 +111,7 @@ class LingeringTransport:
             self._transport.abort()
         else:
             self._timer = self._loop.call_later(LINGER_S, self._end_round)
+
+
+def _yes() -> bool:
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import re
@@ -249,6 +250,24 @@ async def test_connections_are_counted(stocked_sqlite_url: str, tmp_path: Path, 
         assert statuses(await exchange(stack, GET + HOST + CLOSE + b"\r\n")) == [200]
         for _, writer in first:
             writer.close()
+
+
+async def test_ended_connections_leave_no_garbage(stack: Stack) -> None:
+    """A process that serves looks for garbage seldom: what a connection was made of must go with it."""
+    for sent in (b"", GET + HOST + CLOSE + b"\r\n", b"x", b"POST /nowhere HTTP/1.1\r\n" + HOST + ENDLESS + b"\r\n"):
+        await exchange(stack, sent, seconds=0.5)
+    await stack.until(lambda: not stack.server.server_state.connections)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(one, http_protocol.HttpProtocol) for one in gc.get_objects())
+        for sent in (b"", GET + HOST + CLOSE + b"\r\n", b"x", GET + HOST + ENDLESS + b"\r\n"):
+            await exchange(stack, sent, seconds=0.5)
+        await stack.until(lambda: not stack.server.server_state.connections)
+        await asyncio.sleep(0.1)
+        assert sum(isinstance(one, http_protocol.HttpProtocol) for one in gc.get_objects()) <= before
+    finally:
+        gc.enable()
 
 
 WORDS = [
