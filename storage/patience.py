@@ -47,7 +47,14 @@ class Patience:
         except DatabaseUnavailable:
             work.close()
             raise
-        task = asyncio.create_task(self._heard(work))
+        return await self.wait_for(self.begin(work))
+
+    def begin(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Begin the work, for one or several who `wait_for` it."""
+        return asyncio.create_task(self._heard(work))
+
+    async def wait_for(self, task: asyncio.Task[Result]) -> Result:
+        """What a task that has begun returns or raises. Raises DatabaseUnavailable as `wait` does."""
         done, _ = await asyncio.wait([task], timeout=self.seconds)
         if not done:
             task.add_done_callback(_forget)

@@ -147,10 +147,10 @@ class Authenticator:
         task = self._loading.get(public_id)
         if task is None:
             self._patience.check()
-            task = asyncio.create_task(self._load(public_id))
+            task = self._patience.begin(self._load(public_id))
             self._loading[public_id] = task
             task.add_done_callback(lambda _: self._loading.pop(public_id, None))
-        return await self._patience.wait(_result(task))
+        return await self._patience.wait_for(task)
 
     async def _load(self, public_id: str) -> _Record:
         """Read the key, again if a revocation came in meanwhile: what was read may be older than that."""
@@ -223,7 +223,3 @@ class Authenticator:
                 await AllKeysRepository(session=session).note_use(key_id, from_instant(now))
         except DatabaseUnavailable:
             log.info("when a key was last used is not noted: the database is away")
-
-
-async def _result(task: asyncio.Task[_Record]) -> _Record:
-    return await asyncio.shield(task)

@@ -192,6 +192,7 @@ async def running_stack(
     start_replica: bool = True,
     name: str = "gateway-test",
     internal: socket.socket | None = None,
+    key_ttl: float | None = None,
 ) -> AsyncIterator[Stack]:
     stack = Stack()
     stack.database = await Database.open(url)
@@ -220,7 +221,9 @@ async def running_stack(
     services = GatewayServices(
         name=name,
         database=stack.database,
-        authenticator=Authenticator(stack.database, PEPPERS, bus),
+        authenticator=Authenticator(
+            stack.database, PEPPERS, bus, ttl=key_ttl, patience=(options or GatewayOptions()).database_patience
+        ),
         holds=Holds(stack.database),
         prices=prices,
         spool=stack.spool,
