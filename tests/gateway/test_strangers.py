@@ -8,7 +8,7 @@ import json
 import random
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -200,6 +200,37 @@ async def test_compressed_bodies_are_refused_by_name(stack: Stack) -> None:
     assert answer.json()["error"]["code"] == "unsupported_encoding"
     assert "gzip" in answer.json()["error"]["message"]
     assert (await stack.post({"model": "tiny"}, headers={"content-encoding": "identity"})).status_code == 400
+
+
+@pytest.mark.parametrize("chunk", [100, 65_536])
+async def test_a_long_body_in_chunks_is_read_whole(stack: Stack, chunk: int) -> None:
+    stack.say("ok")
+    body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "user": "x" * 1_000_000})
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(body), chunk):
+            yield body[at : at + chunk].encode()
+
+    for _ in range(2):
+        answer = await stack.http.post(
+            "/v1/chat/completions", content=pieces(), headers={"authorization": f"Bearer {stack.key}"}
+        )
+        assert answer.status_code == 200, answer.text
+        assert "connection" not in answer.headers, "the next request may use it"
+
+
+async def test_a_client_that_waits_to_be_asked(stack: Stack) -> None:
+    stack.say("ok")
+    body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port_of(stack))
+    length = b"content-length: %d\r\n" % len(body)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\n" + HOST + key_line(stack) + length
+    writer.write(head + b"expect: 100-continue\r\n\r\n")
+    async with asyncio.timeout(30):
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(body)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    writer.close()
 
 
 async def test_a_head_that_goes_on_in_line_breaks(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
