@@ -19,14 +19,14 @@ from typing import Any, cast
 import httptools
 import structlog
 from litestar.types import ASGIApp
-from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gateway.connections import Connections
 from gateway.dialects import errors
+from gateway.http_cycle import RequestCycle
 from gateway.lingering_transport import LingeringTransport
 from gateway.request_scope import RequestScope
 
@@ -56,32 +56,6 @@ class _Refused(Exception):
     """Ends the parsing of a request that is answered by the protocol itself."""
 
 
-class _Cycle(RequestResponseCycle):
-    """One request and its answer. Tells the protocol when the body is wanted, and when the answer begins."""
-
-    protocol: HttpProtocol
-
-    async def receive(self) -> ASGIReceiveEvent:
-        """More of the body, or the news that the client has gone."""
-        if self.waiting_for_100_continue and not self.transport.is_closing():
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self.waiting_for_100_continue = False
-        if not self.disconnected and not self.response_complete:
-            self.protocol.want_body()
-            await self.message_event.wait()
-            self.message_event.clear()
-        if self.disconnected or self.response_complete:
-            return {"type": "http.disconnect"}
-        body, self.body = bytes(self.body), bytearray()
-        return {"type": "http.request", "body": body, "more_body": self.more_body}
-
-    def send(self, message: ASGISendEvent) -> Any:
-        """Part of the answer."""
-        if not self.response_started:
-            self.protocol.begin_answer(self)
-        return super().send(message)
-
-
 class HttpProtocol(HttpToolsProtocol):
     """One connection. `app` is what its requests are for, the server's application if absent."""
 
@@ -107,7 +81,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         self._head_tail = b""
-        self._upgraded = False
+        self._deaf = False
+        """Whatever else comes is not parsed: it is no request, or one that came too early."""
+        self._length = 0
         self._begin_body(chunked=False)
 
     # ------------------------------------------------ the connection
@@ -168,7 +144,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._wanted = True
         self._parse()
 
-    def begin_answer(self, cycle: RequestResponseCycle) -> None:
+    def begin_answer(self, cycle: RequestCycle) -> None:
         """The answer begins. If the body has not come whole by now, it is the last one on this connection."""
         if cycle.more_body and len(self._unparsed) <= _REST_BYTES:
             self._wanted = True
@@ -194,7 +170,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _is_due(self) -> bool:
         cycle = self.cycle
-        if self._upgraded or self.transport.is_closing():
+        if self._deaf or self.transport.is_closing():
             return False
         if self._in_head:
             return cycle is None or cycle.response_complete
@@ -213,15 +189,18 @@ class HttpProtocol(HttpToolsProtocol):
             if self._head_timer is None:
                 self._arm()
         else:
+            if not self._chunked:
+                piece = piece[: max(1, self._length - self._content_bytes)]
             self._body_bytes += len(piece)
         del self._unparsed[: len(piece)]
         try:
             self.parser.feed_data(piece)
             self._check_sizes()
         except httptools.HttpParserUpgrade:  # we speak nothing else: this is answered, and then the connection ends
-            self._upgraded = True
-            self.cycle.keep_alive = False
+            self._listen_no_more()
         except (httptools.HttpParserError, _Refused):
+            if self._deaf:
+                return True
             self._refuse(*(self._refusal or (400, "The request is not valid HTTP.")))
             return False
         if not in_head and self.cycle.body:
@@ -238,9 +217,12 @@ class HttpProtocol(HttpToolsProtocol):
     # ------------------------------------------------ what the parser finds
 
     def on_message_begin(self) -> None:
-        """A head begins."""
+        """A head begins. One that came with the end of a chunked body cannot wait for the answer before it."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._listen_no_more()
+            raise _Refused
         super().on_message_begin()
-        self._fields = self._hosts = 0
+        self._fields = self._hosts = self._length = 0
         self._codings: list[bytes] = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -254,6 +236,8 @@ class HttpProtocol(HttpToolsProtocol):
         name = name.lower()
         if name == b"host":
             self._hosts += 1
+        elif name == b"content-length":
+            self._length = int(value)
         elif name == b"transfer-encoding":
             self._codings.append(value.strip().lower())
 
@@ -270,7 +254,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.scope["path"] = urllib.parse.unquote(path) if "%" in path else path
         self.scope["raw_path"] = target.path
         self.scope["query_string"] = target.query or b""
-        self.cycle = cycle = _Cycle(
+        self.cycle = cycle = RequestCycle(
             scope=self.scope,
             transport=self.transport,
             flow=self.flow,
@@ -321,6 +305,11 @@ class HttpProtocol(HttpToolsProtocol):
     def _parse_next(self) -> None:
         self._unset_keepalive_if_required()
         self._parse()
+
+    def _listen_no_more(self) -> None:
+        """Parse nothing more; the answer to what was parsed is the last one on this connection."""
+        self._deaf = True
+        self.cycle.keep_alive = False
 
     def _begin_body(self, *, chunked: bool) -> None:
         self._chunked = chunked
@@ -383,7 +372,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _everything_read(self) -> bool:
         """Whether the client has nothing under way to us, as far as we know."""
         between = self._in_head and not self._head_bytes
-        return between and not self._unparsed and not self._upgraded and self._refusal is None
+        return between and not self._unparsed and not self._deaf and self._refusal is None
 
     def _too_late(self) -> None:
         if not self.transport.is_closing():

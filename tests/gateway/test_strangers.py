@@ -167,6 +167,11 @@ HEADS: dict[str, tuple[bytes, list[int]]] = {
         (b"POST /nowhere HTTP/1.1\r\n" + HOST + b"content-length: 3\r\n\r\nabc") * 3 + GET + HOST + CLOSE + b"\r\n",
         [404, 404, 404, 200],
     ),
+    "pipelined after a body in chunks": (
+        b"POST /nowhere HTTP/1.1\r\n" + HOST + CHUNKED + b"\r\n3\r\nabc\r\n0\r\n\r\n" + GET + HOST + b"\r\n",
+        [404],
+    ),
+    "line feeds alone": (b"GET /healthz HTTP/1.1\nhost: test\n\n" * 2, [400]),
     "pipelined after a close": (GET + HOST + CLOSE + b"\r\n" + GET + HOST + b"\r\n", [200]),
     "head": (b"HEAD /healthz HTTP/1.1\r\n" + HOST + CLOSE + b"\r\n", [200]),
     "head, not ready": (b"HEAD /readyz HTTP/1.1\r\n" + HOST + CLOSE + b"\r\n", [200]),
@@ -180,6 +185,22 @@ async def test_heads(stack: Stack) -> None:
         assert statuses(answer) == wanted, (case, answer[:300])
         if sent.startswith(b"HEAD"):
             assert answer.endswith(b"\r\n\r\n"), "an answer to HEAD has no body"
+
+
+async def test_answers_come_in_the_order_of_requests(stack: Stack) -> None:
+    """The first takes long, the second none at all, and both came in one piece."""
+    stack.say("slow", prefill=0.3)
+    body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}).encode()
+    first = b"POST /v1/chat/completions HTTP/1.1\r\n" + HOST + key_line(stack)
+    length = b"content-length: %d\r\n\r\n%s" % (len(body), body)
+    answer = await exchange(stack, (first + length) * 2 + GET + HOST + CLOSE + b"\r\n")
+    assert statuses(answer) == [200, 200, 200]
+    assert answer.rindex(b"slow") < answer.index(b'{"status":"ok"}')
+    chunks = CHUNKED + b"\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    answer = await exchange(stack, first + chunks + GET + HOST + b"\r\n")
+    assert statuses(answer) == [200], "the second is left to another connection"
+    assert b"\r\nconnection: close\r\n" in answer
+    assert b"slow" in answer
 
 
 @pytest.mark.slow
