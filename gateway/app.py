@@ -19,7 +19,7 @@ from gateway.endpoints.chat import chat_completions
 from gateway.endpoints.completions import completions
 from gateway.endpoints.exports import export_routes
 from gateway.endpoints.models import model_routes
-from gateway.endpoints.operations import operation_routes
+from gateway.endpoints.operations import health_routes, metrics_route
 from gateway.endpoints.prices import list_prices
 from gateway.endpoints.usage import usage_routes
 from gateway.endpoints.webhooks import webhook_routes
@@ -60,7 +60,8 @@ def create_app(services: GatewayServices) -> Litestar:
             list_prices(gateway),
             *price_routes(gateway),
             *webhook_routes(gateway),
-            *operation_routes(gateway),
+            *health_routes(gateway),
+            *([metrics_route(gateway)] if services.options.public_metrics else []),
         ],
         lifespan=[lifespan],
         middleware=[Authentication(services.authenticator)],
@@ -71,6 +72,17 @@ def create_app(services: GatewayServices) -> Litestar:
         logging_config=None,
         debug=False,
         state=State({"gateway": gateway}),
+    )
+
+
+def create_internal_app(gateway: Gateway) -> Litestar:
+    """The application of a running worker for those who run it: health and metrics, without a key."""
+    return Litestar(
+        route_handlers=[*health_routes(gateway), metrics_route(gateway)],
+        exception_handlers={HTTPException: error_answers.answer, Exception: error_answers.answer},
+        openapi_config=None,
+        logging_config=None,
+        debug=False,
     )
 
 

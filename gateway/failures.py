@@ -68,6 +68,18 @@ class BodyTooSlow(Failure):
     code = "request_timeout"
 
 
+class UnsupportedEncoding(Failure):
+    """The body is compressed, or coded in another way that we do not undo."""
+
+    code = "unsupported_encoding"
+
+
+class ClientLeft(Failure):
+    """The connection ended before the request had come whole: nobody reads the answer."""
+
+    code = "client_left"
+
+
 class Shortage(Struct, frozen=True):
     """Whose money is short, and what would fit. Amounts are decimal strings in `currency`.
 

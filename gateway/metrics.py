@@ -23,8 +23,10 @@ from prometheus_client.registry import Collector
 from billing.settler import Settler
 from billing.spool import Spool
 from billing.usage import Usage
+from engine.protocol.metric_help import help_of
 from gateway import metrics_files
 from gateway.fleet.link import Link
+from gateway.process_metrics import BuildInfo, ProcessFigures
 from storage.disk_space import DiskWatch
 
 _FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -64,7 +66,7 @@ class _ReplicaFigures(Collector):
             put("turnpike_replica_running", "Requests in the batch", link, float(beat.running))
             put("turnpike_replica_waiting", "Requests queued, all lanes", link, float(sum(beat.waiting.values())))
             for name, value in beat.metrics.items():
-                put(_NOT_IN_NAMES.sub("_", name), "As told by the replica's beat", link, value)
+                put(_NOT_IN_NAMES.sub("_", name), help_of(name), link, value)
         return families.values()
 
 
@@ -79,7 +81,13 @@ class Metrics:
             values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
         self._asked: list[tuple[Gauge, Callable[[], float]]] = []
         self.registry = CollectorRegistry()
-        self._replicas = CollectorRegistry()
+        self._own = CollectorRegistry()
+        """What is looked up when it is asked for, by whichever worker is."""
+        self._own.register(BuildInfo())
+        folder = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]) if self.shared else None
+        self._own.register(ProcessFigures(worker, folder))
+        self._database_up = self._up("turnpike_database_up", "1 if the database answered when it was last asked")
+        self._bus_up = self._up("turnpike_bus_up", "1 if revocations of keys reach this worker: Redis is connected")
         self._requests = Counter("turnpike_requests", "Requests answered", ["model", "status"], registry=self.registry)
         self._first_token = Histogram(
             "turnpike_time_to_first_token_seconds",
@@ -101,12 +109,26 @@ class Metrics:
         )
         self._ended = Counter("turnpike_generations", "Generations ended", ["model", "status"], registry=self.registry)
 
-    def watch(self, *, fleet: _HasLinks, spool: Spool, settler: Settler, disk: DiskWatch) -> None:
+    def _up(self, name: str, text: str) -> Gauge:
+        gauge = Gauge(name, text, registry=self.registry, multiprocess_mode="min")
+        gauge.set(1)
+        return gauge
+
+    def watch(
+        self,
+        *,
+        fleet: _HasLinks,
+        spool: Spool,
+        settler: Settler,
+        disk: DiskWatch,
+        connections: Callable[[], int] = lambda: 0,
+    ) -> None:
         """Add figures that are asked for when scraped."""
-        self._replicas.register(_ReplicaFigures(fleet))
+        self._own.register(_ReplicaFigures(fleet))
         figures: tuple[tuple[str, str, Literal["sum", "max", "min"], Callable[[], float]], ...] = (
             ("turnpike_spool_waiting", "Records durable and not settled", "sum", lambda: settler.lag),
             ("turnpike_spool_lag_seconds", "How long records have been waiting", "max", lambda: settler.lag_s),
+            ("turnpike_connections", "Open connections of clients", "sum", connections),
             ("turnpike_spool_corrupt", "Damaged stretches found in spools", "sum", lambda: spool.corrupt),
             (
                 "turnpike_disk_free_bytes",
@@ -119,6 +141,11 @@ class Metrics:
         for name, text, over_workers, value in figures:
             gauge = Gauge(name, text, registry=self.registry, multiprocess_mode=over_workers)
             self._asked.append((gauge, value))
+
+    def reachable(self, *, database: bool, bus: bool) -> None:
+        """Whether the database answers, and the bus is connected."""
+        self._database_up.set(database)
+        self._bus_up.set(bus)
 
     def answered(self, model: str, status: int) -> None:
         """An HTTP answer went out; `model` is empty where there is none."""
@@ -157,4 +184,4 @@ class Metrics:
         if self.shared:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        return generate_latest(registry) + generate_latest(self._replicas)
+        return generate_latest(registry) + generate_latest(self._own)

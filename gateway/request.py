@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from billing.holds.records import Hold
 from engine.protocol.requests import Began, Done, Generate, PromptLogprobs, Tokens
-from gateway.admission.admission import Admission, Prepared
+from gateway.admission.admission import Admission, Prepared, no_database
 from gateway.choices import Choices
 from gateway.delivery import Delivery, Finished, FinishReason
 from gateway.domains import CacheDomains
@@ -160,14 +160,29 @@ class RequestOwner:
     async def _reserve(self) -> Hold:
         try:
             asked = self.prepared
-            self.prepared, hold = await self._around.admission.reserve(asked)
+            self.prepared, hold = await self._around.admission.reserve(asked, self._reserve_late)
             if self.prepared is not asked:
                 self.shortened_to = self.prepared.sampling.max_tokens
             return hold
-        except (Unavailable, asyncio.CancelledError):
+        except (Unavailable, asyncio.CancelledError) as error:
             # the hold may exist although we were not told
             await self._around.recorder.once_release(self.request_id, "not admitted")
+            if self._failure is not None and isinstance(error, Unavailable):
+                await self._release_again()
             raise
+
+    def _reserve_late(self) -> None:
+        """The database has not answered: tell the client. A hold that comes after all is given back when it does."""
+        if self._failure is None:
+            self._failure = no_database()
+            self.delivery.fail(self._failure)
+
+    async def _release_again(self) -> None:
+        """The database was silent until the connection ended. It may still do what it was asked, after it did what we
+        ask it now: so ask again when it answers."""
+        self.stage = "lost"
+        await self._around.admission.until_database_answers()
+        await self._around.recorder.once_release(self.request_id, "not admitted")
 
     def _dispatch(self, hold: Hold, link: Link | None = None) -> Exchange:
         """Send the request to this replica, else to the one that fleet chooses. Raises Unavailable."""

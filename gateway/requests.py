@@ -38,6 +38,7 @@ class Requests:
     def start(self, prepared: Prepared, *, streamed: bool) -> RequestOwner:
         """Run a request. Raises Unavailable while draining, or while the disk is full or usage cannot be recorded."""
         self.check()
+        self._around.admission.check()
         self._around.fleet.choose(prepared.model.name)  # refused here without a hold
         owner = RequestOwner(self._around, prepared, streamed=streamed)
         task = self._running[owner] = asyncio.create_task(owner.run())

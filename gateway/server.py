@@ -2,41 +2,55 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 from litestar import Litestar
 
-from gateway.app import gateway_of
+from gateway.app import create_internal_app, gateway_of
+from gateway.connections import Connections
 from gateway.http_protocol import HttpProtocol
 
 _AFTER_DRAIN_S = 20
 KEEP_ALIVE_S = 75
 """How long a connection may lie idle: longer than clients and proxies keep theirs (60 s is usual), or one of them sends
 a request at the moment at which we hang up."""
+_INTERNAL_CONNECTIONS = 100
 
 
 class GatewayServer(uvicorn.Server):
-    """Serves one application. At SIGTERM or SIGINT: nothing new is taken, streams get their time, the rest is ended."""
+    """Serves one application. At SIGTERM or SIGINT: nothing new is taken, streams get their time, the rest is ended.
 
-    def __init__(self, app: Litestar, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    `internal` is a listening socket for metrics and health alone (`gateway.app.create_internal_app`). Its connections
+    are counted apart, so that nobody who fills the public port can keep a probe away.
+    """
+
+    def __init__(
+        self, app: Litestar, *, host: str = "127.0.0.1", port: int = 0, internal: socket.socket | None = None
+    ) -> None:
         self._gateway = gateway_of(app)
         self._gateway.on_over = self._leave
-        drain_timeout = self._gateway.services.options.drain_timeout
+        self._internal = internal
+        options = self._gateway.services.options
+        self.connections = Connections(options.connections, options.connections_per_address)
+        self._gateway.open_connections = self.connections
         super().__init__(
             uvicorn.Config(
                 app,
                 host=host,
                 port=port,
                 loop="uvloop",
-                http=HttpProtocol,
+                http=cast(Any, partial(HttpProtocol, connections=self.connections)),
                 ws="none",
                 lifespan="on",
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=int(drain_timeout) + _AFTER_DRAIN_S,
+                timeout_graceful_shutdown=int(options.drain_timeout) + _AFTER_DRAIN_S,
             )
         )
 
@@ -47,6 +61,18 @@ class GatewayServer(uvicorn.Server):
 
     def _leave(self) -> None:
         self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application and listen."""
+        await super().startup(sockets)
+        if self._internal is not None and self.started:
+            connections = Connections(_INTERNAL_CONNECTIONS)
+            app = create_internal_app(self._gateway)
+            protocol = partial(
+                HttpProtocol, self.config, self.server_state, self.lifespan.state, connections=connections, app=app
+            )
+            loop = asyncio.get_running_loop()
+            self.servers.append(await loop.create_server(protocol, sock=self._internal, backlog=self.config.backlog))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain while uvicorn waits for its connections to end, then stop the worker."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 
 from msgspec import Struct, field
 
@@ -18,6 +18,7 @@ from billing.webhooks.endpoints import Endpoints
 from gateway.admission.admission import Admission
 from gateway.admission.lifetimes import Lifetimes
 from gateway.domains import CacheDomains
+from gateway.fair_threads import FairThreads
 from gateway.fleet.fleet import Fleet
 from gateway.leftovers import Leftovers
 from gateway.lost_attempts import LostAttempts
@@ -28,10 +29,13 @@ from gateway.registry import Registry
 from gateway.request import Surroundings
 from gateway.requests import Requests
 from gateway.tenancy.authenticator import Authenticator
-from storage.database import Database
+from storage.database import Database, DatabaseUnavailable
 from storage.disk_space import DiskWatch
+from storage.patience import Patience
 
 _SETTLE_S = 10
+_LOOK_S = 5.0
+"""How often the metrics are told whether database and bus answer."""
 _REFRESH_S = 1.0
 """How often a worker among several tells what its siblings are to say of it."""
 
@@ -43,6 +47,9 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     client that does not read, or has not sent its body, for so long is given up. `public_prices`: whether the base book
     is shown to those without a key. `hold_slice`: output tokens whose money is held at a time; 0: all.
     `allowance_requests`: so many requests of a tenant at once get money set aside for it; 0: never.
+    `connections`: open connections at most; `connections_per_address`: from one address, 0 for any number.
+    `public_metrics`: whether /metrics answers where the API does. `database_patience`: a request waits so long for the
+    database, and is answered with 503 then.
     """
 
     body_limit: int = 8 * 1024 * 1024
@@ -52,6 +59,10 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     public_prices: bool = False
     hold_slice: int = 0
     allowance_requests: int = BUSY
+    connections: int = 10_000
+    connections_per_address: int = 0
+    public_metrics: bool = True
+    database_patience: float = 5.0
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
 
 
@@ -87,11 +98,21 @@ class Gateway:
         self.on_over: Callable[[], None] = lambda: None
         self.over = False
         epoch = services.spool.owner
+        self.open_connections: Sized = ()
+        """The connections of clients that the server has."""
         self.metrics = Metrics(services.name)
         self.disk = DiskWatch([services.spool.folder, *services.database.folders])
-        self.metrics.watch(fleet=services.fleet, spool=services.spool, settler=services.settler, disk=self.disk)
+        self.metrics.watch(
+            fleet=services.fleet,
+            spool=services.spool,
+            settler=services.settler,
+            disk=self.disk,
+            connections=lambda: len(self.open_connections),
+        )
         self.allowances = Allowances(services.holds, services.spool, epoch, busy=services.options.allowance_requests)
         self.recorder = Recorder(services.spool, self.allowances)
+        self.threads = FairThreads()
+        self.pings = Patience(services.options.database_patience)
         self.admission = Admission(
             epoch,
             models=services.models,
@@ -100,6 +121,8 @@ class Gateway:
             holds=services.holds,
             allowances=self.allowances,
             lifetimes=services.options.lifetimes,
+            threads=self.threads,
+            patience=services.options.database_patience,
             slice_tokens=services.options.hold_slice,
         )
         self.attempts = LostAttempts(
@@ -130,6 +153,7 @@ class Gateway:
         self._epoch = services.epoch or EpochKeeper(services.database, services.spool, services.name)
         self._epoch.on_over = self._end
         self._refreshing: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._drain: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -143,8 +167,21 @@ class Gateway:
         services.fleet.on_stray = self.recovery.stray
         self.leftovers.start()
         services.fleet.start()
+        self._looking = asyncio.create_task(self._look_at_neighbours())
         if self.metrics.shared:
             self._refreshing = asyncio.create_task(self._refresh_metrics())
+
+    async def _look_at_neighbours(self) -> None:
+        """Tell the metrics whether the database answers, and whether the bus does."""
+        while True:
+            try:
+                await self.pings.wait(self.services.database.ping())
+            except DatabaseUnavailable:
+                answers = False
+            else:
+                answers = True
+            self.metrics.reachable(database=answers, bus=self.services.authenticator.hears_revocations)
+            await asyncio.sleep(_LOOK_S)
 
     async def _refresh_metrics(self) -> None:
         while True:
@@ -168,7 +205,6 @@ class Gateway:
         self.begin_drain()
         if self._drain is not None:
             await self._drain
-        self.admission.close()
         await self.attempts.stop()
         await self.leftovers.stop()
         await self.recovery.stop()
@@ -176,8 +212,10 @@ class Gateway:
         await self.allowances.close()
         await self.services.settler.drain(_SETTLE_S)
         await self.services.settler.stop()
-        if self._refreshing is not None:
-            self._refreshing.cancel()
+        for task in (self._refreshing, self._looking):
+            if task is not None:
+                task.cancel()
+        self.threads.close()
         await self._epoch.stop()
         await self.services.authenticator.close()
         await self.services.prices.close()

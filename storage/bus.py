@@ -47,6 +47,10 @@ class Bus(Protocol):
     shared: bool
     """Whether it reaches other processes."""
 
+    @property
+    def connected(self) -> bool:
+        """Whether what others publish is heard now."""
+
     async def publish(self, topic: str, payload: bytes) -> None:
         """Send the payload to all who listen now. Raises BusUnavailable."""
 
@@ -93,6 +97,7 @@ class LocalBus:
     """The twin inside one process."""
 
     shared = False
+    connected = True
 
     def __init__(self) -> None:
         self._subscriptions = _Subscriptions()
@@ -135,6 +140,11 @@ class RedisBus:
             )
         except ValueError as error:
             raise InvalidRedisUrl from error
+
+    @property
+    def connected(self) -> bool:
+        """Whether what others publish is heard now."""
+        return self._listening.is_set() or not self._subscriptions.topics
 
     async def publish(self, topic: str, payload: bytes) -> None:
         # A pooled connection may have died with the last Redis; the second try then gets a new one.

@@ -198,7 +198,7 @@ class Database:
         return [Path(path).absolute().parent] if self.dialect == "sqlite" and path else []
 
     async def ping(self) -> None:
-        """Raise DatabaseUnavailable unless the database answers."""
+        """Raise DatabaseUnavailable unless the database answers; one that is silent may take a minute."""
         await self.now()
 
     async def close(self) -> None:

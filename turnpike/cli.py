@@ -31,7 +31,7 @@ def _serve(given: Settings, arguments: argparse.Namespace) -> int:
 def _gateway(given: Settings, arguments: argparse.Namespace) -> int:
     from turnpike import roles  # noqa: PLC0415
 
-    return roles.gateway(given, listen_fd=arguments.listen_fd)
+    return roles.gateway(given, listen_fd=arguments.listen_fd, metrics_fd=arguments.metrics_fd)
 
 
 def _engine(given: Settings, arguments: argparse.Namespace) -> int:
@@ -361,6 +361,7 @@ def build_parser() -> argparse.ArgumentParser:
     tree.leaf(top, "serve", "everything on this machine, with nothing to set up", SERVE, _serve)
     gateway = tree.leaf(top, "gateway", "the API processes of a deployment", GATEWAY, _gateway)
     gateway.add_argument("--listen-fd", type=int, default=None, help=argparse.SUPPRESS)
+    gateway.add_argument("--metrics-fd", type=int, default=None, help=argparse.SUPPRESS)
     engine = tree.leaf(top, "engine", "one replica of a served model", ENGINE, _engine)
     engine.add_argument("--health", action="store_true", help="probe the replica at --listen and exit 0 if it is well")
     worker = tree.leaf(top, "worker", "billing jobs", WORKER, _worker)

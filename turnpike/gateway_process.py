@@ -13,6 +13,7 @@ from billing.exports.jobs import ExportJobs
 from billing.settler import Settler
 from billing.spool import Spool
 from gateway.admission.lifetimes import Lifetimes
+from gateway.connections import raise_open_files_limit
 from gateway.domains import CacheDomains
 from gateway.fleet.fleet import Fleet
 from gateway.registry import Registry
@@ -20,7 +21,7 @@ from gateway.server import GatewayServer
 from gateway.services import GatewayOptions, GatewayServices
 from gateway.tenancy.authenticator import Authenticator
 from gateway.tenancy.keys import Peppers
-from turnpike import garbage, webhooks
+from turnpike import garbage, listening, webhooks
 from turnpike.data_folder import identity
 from turnpike.office import Office
 from turnpike.secrets import Secrets
@@ -33,6 +34,7 @@ async def services(
 ) -> AsyncIterator[GatewayServices]:
     """Everything that the gateway's application is made of. Raises ModelWithoutPrice, AddressError, GatewayNameTaken,
     OSError."""
+    raise_open_files_limit()
     name = settings.own_gateway_name
     epoch = f"{name}-{time.time_ns():x}"
     await registry.check_prices(office.prices)
@@ -43,7 +45,12 @@ async def services(
         yield GatewayServices(
             name=name,
             database=office.database,
-            authenticator=Authenticator(office.database, Peppers(known.peppers, known.pepper_current), office.bus),
+            authenticator=Authenticator(
+                office.database,
+                Peppers(known.peppers, known.pepper_current),
+                office.bus,
+                patience=settings.database_timeout,
+            ),
             holds=office.holds,
             prices=office.prices,
             spool=spool,
@@ -62,6 +69,10 @@ async def services(
                 public_prices=settings.public_prices,
                 hold_slice=settings.hold_slice_tokens,
                 allowance_requests=settings.allowance_requests,
+                connections=settings.max_connections,
+                connections_per_address=settings.max_connections_per_address,
+                public_metrics=not settings.metrics_listen and listening.is_loopback(settings.host),
+                database_patience=settings.database_timeout,
                 lifetimes=Lifetimes(request=settings.request_timeout),
             ),
         )

@@ -96,7 +96,7 @@ async def opened(settings: Settings, setup: Setup = "never") -> AsyncIterator[Of
     bus = open_bus(settings)
     peppers = Peppers(known.peppers, known.pepper_current)
     holds, prices = Holds(database), PriceBook(database)
-    authenticator = Authenticator(database, peppers, bus)
+    authenticator = Authenticator(database, peppers, bus, patience=settings.database_timeout)
     try:
         yield Office(
             database=database,

@@ -27,16 +27,19 @@ _SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 logger = structlog.get_logger(__name__)
 
 
-def gateway(settings: Settings, listen_fd: int | None = None) -> int:
+def gateway(settings: Settings, listen_fd: int | None = None, metrics_fd: int | None = None) -> int:
     """`turnpike gateway`: one process, or a parent with `--workers` of them on one socket."""
     if listen_fd is not None:  # the parent has the folder, and gave us a name
-        return _run(_gateway(settings, listening.inherited(listen_fd)))
-    listener = listening.listen(settings)
+        inherited = None if metrics_fd is None else listening.inherited(metrics_fd)
+        return _run(_gateway(settings, listening.inherited(listen_fd), inherited))
+    listener, internal = listening.listen(settings), listening.listen_for_metrics(settings)
     with gateway_folder(settings) as own:
-        return _run(_gateway_parent(own, listener) if own.workers > 1 else _gateway(own, listener))
+        if own.workers > 1:
+            return _run(_gateway_parent(own, listener, internal))
+        return _run(_gateway(own, listener, internal))
 
 
-async def _gateway(settings: Settings, listener: socket.socket) -> int:
+async def _gateway(settings: Settings, listener: socket.socket, internal: socket.socket | None) -> int:
     from gateway.app import create_app  # noqa: PLC0415  # the parent of workers needs none of these
     from gateway.registry import Registry  # noqa: PLC0415
     from gateway.server import GatewayServer  # noqa: PLC0415
@@ -50,23 +53,26 @@ async def _gateway(settings: Settings, listener: socket.socket) -> int:
         services(settings, office, read_secrets(settings), registry) as built,
     ):
         logger.info("gateway listens", url=listening.url(listener), name=built.name)
-        server = GatewayServer(create_app(built))
+        server = GatewayServer(create_app(built), internal=internal)
         await serve_until_signal(server, listener)
     return EXIT_TEMPORARY if server.over else 0
 
 
-async def _gateway_parent(settings: Settings, listener: socket.socket) -> int:
+async def _gateway_parent(settings: Settings, listener: socket.socket, internal: socket.socket | None) -> int:
     prepare_data_folder(settings)
     protect_data_folder(settings)
     metrics = _empty_folder(settings.data / "metrics" / settings.own_gateway_name)
     environment = to_environment(settings) | {_SHARED_METRICS: str(metrics)}
-    descriptor = listener.fileno()
+    descriptors = {"--listen-fd": listener.fileno()}
+    if internal is not None:
+        descriptors["--metrics-fd"] = internal.fileno()
+    flags = [word for flag, number in descriptors.items() for word in (flag, str(number))]
     children = [
         Child(
             f"gateway {name}",
-            ["gateway", "--listen-fd", str(descriptor), "--gateway-name", name],
+            ["gateway", *flags, "--gateway-name", name],
             environment,
-            pass_fds=[descriptor],
+            pass_fds=list(descriptors.values()),
         )
         for name in map(settings.worker_name, range(settings.workers))
     ]

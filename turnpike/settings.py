@@ -85,6 +85,42 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     host: Annotated[str, _about("address to listen on", SERVE, GATEWAY)] = "127.0.0.1"
     port: Annotated[int, _about("port to listen on; 0: any free one", SERVE, GATEWAY, at_least=0, at_most=65535)] = 8080
+    metrics_listen: Annotated[
+        str,
+        _about(
+            "HOST:PORT for /metrics, /healthz and /readyz alone; without it /metrics answers on --port if --host is a"
+            " loopback address, else nowhere",
+            SERVE,
+            GATEWAY,
+        ),
+    ] = ""
+    max_connections: Annotated[
+        int,
+        _about(
+            "open connections of a gateway process; one more takes the place of the one that is idle for longest",
+            SERVE,
+            GATEWAY,
+            at_least=1,
+        ),
+    ] = 10_000
+    max_connections_per_address: Annotated[
+        int,
+        _about(
+            "… from one address; 0: any number, as behind a load balancer, whose address they all have",
+            SERVE,
+            GATEWAY,
+            at_least=0,
+        ),
+    ] = 0
+    database_timeout: Annotated[
+        float,
+        _about(
+            "how long a request waits for a database that does not answer, before it is refused with 503; seconds",
+            SERVE,
+            GATEWAY,
+            at_least=0.1,
+        ),
+    ] = 5.0
     replicas: Annotated[str, _about("replicas, separated by commas: unix:PATH or tcp:HOST:PORT", GATEWAY, ADMIN)] = ""
     gateway_name: Annotated[
         str,

@@ -16,7 +16,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import structlog
 import uvloop
@@ -45,6 +45,9 @@ KEY_FILE = "api-key"
 LEAST_S = 30.0
 """The least time without a word of the replica after which it is killed."""
 
+Sockets: TypeAlias = tuple[socket.socket, socket.socket | None]
+"""The API's, and that of metrics and health if there is one."""
+
 logger = structlog.get_logger(__name__)
 
 
@@ -52,13 +55,13 @@ def serve(settings: Settings) -> int:
     """Run until SIGINT or SIGTERM. Raises what makes it impossible, each with one clear line."""
     if len(settings.model_folders) != 1:
         raise SettingError("model: serve runs one model; for several, run turnpike gateway and an engine for each")
-    listener = listening.listen(settings)
+    sockets = listening.listen(settings), listening.listen_for_metrics(settings)
     prepare_data_folder(settings)
     protect_data_folder(settings)
     with _sole_owner(settings.data), gateway_folder(settings) as own:
         registry = Registry.load(own.model_folders)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(own, listener, registry))
+            return runner.run(_serve(own, sockets, registry))
 
 
 @contextlib.contextmanager
@@ -72,7 +75,7 @@ def _sole_owner(folder: Path) -> Iterator[None]:
         yield
 
 
-async def _serve(settings: Settings, listener: socket.socket, registry: Registry) -> int:
+async def _serve(settings: Settings, sockets: Sockets, registry: Registry) -> int:
     run_folder = settings.data / "run"
     run_folder.mkdir(mode=0o700, exist_ok=True)
     known = await read_secrets_of_serve(settings)
@@ -92,7 +95,7 @@ async def _serve(settings: Settings, listener: socket.socket, registry: Registry
                 patience = max(2 * settings.stall_timeout, LEAST_S)
                 minding = asyncio.create_task(end_when_silent(replica, built.fleet.links[0], patience))
                 try:
-                    await _run(settings, office, built, listener, running)
+                    await _run(settings, office, built, sockets, running)
                 finally:
                     minding.cancel()
     finally:
@@ -107,9 +110,10 @@ def _result(running: asyncio.Task[None]) -> int:
 
 
 async def _run(
-    settings: Settings, office: Office, built: GatewayServices, listener: socket.socket, replica: asyncio.Task[None]
+    settings: Settings, office: Office, built: GatewayServices, sockets: Sockets, replica: asyncio.Task[None]
 ) -> None:
-    server = GatewayServer(create_app(built))
+    listener, internal = sockets
+    server = GatewayServer(create_app(built), internal=internal)
     tasks = [
         asyncio.create_task(_announce(settings, office, built, server, listening.url(listener))),
         asyncio.create_task(work(office, settings)),

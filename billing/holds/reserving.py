@@ -139,6 +139,10 @@ class Holds:
                 given_back += await self._end(books, dict(left[at : at + _SWEEP]), "released")
         return given_back
 
+    async def ping(self) -> None:
+        """Raise DatabaseUnavailable unless the database of the holds answers."""
+        await self._database.ping()
+
     async def close(self) -> None:
         """Wait for what is being reserved; take nothing more."""
         await self._batcher.close()

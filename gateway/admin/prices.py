@@ -38,6 +38,7 @@ from billing.prices.version import Rows
 from gateway.authentication import OPERATORS, operator
 from gateway.dialects.json_paths import decode
 from gateway.dialects.query_parameters import Parameters
+from gateway.endpoints.bodies import read_body
 from gateway.endpoints.prices import ModelPrices, Price
 from gateway.failures import Conflict, InvalidRequest, NotAllowed, NotFound
 from gateway.services import Gateway
@@ -163,6 +164,7 @@ _NEW, _DECISION = msgspec.json.Decoder(NewSheet), msgspec.json.Decoder(Decision)
 def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # six routes
     """The routes, for one worker."""
     prices, database = gateway.services.prices, gateway.services.database
+    patience = gateway.services.options.patience
     sheets, books = PriceSheets(database, via="operator key"), PriceBooks(database)
     only = {OPERATORS: True}
 
@@ -227,7 +229,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
     @post("/admin/v1/prices/sheets", status_code=201, opt=only)
     async def propose(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Keep a proposal for another operator to activate; or say what it would change."""
-        who, asked = operator(request.scope), decode(_NEW, await request.body())
+        who, asked = operator(request.scope), decode(_NEW, await read_body(request, patience))
         with _refusing(proposed=True):
             proposal = Proposal(
                 model=asked.model,
@@ -247,7 +249,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
     @post("/admin/v1/prices/sheets/{number:int}/activate", status_code=200, opt=only)
     async def activate(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
         """Bring a draft into force, at its time."""
-        who, asked = operator(request.scope), decode(_DECISION, await request.body() or b"{}")
+        who, asked = operator(request.scope), decode(_DECISION, await read_body(request, patience) or b"{}")
         with _refusing():
             await sheets.approve(number, who.name, asked.reason)
             return _answer(await one(number))
@@ -255,7 +257,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
     @post("/admin/v1/prices/sheets/{number:int}/withdraw", status_code=200, opt=only)
     async def withdraw(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
         """Take back a draft, or what has not begun."""
-        who, asked = operator(request.scope), decode(_DECISION, await request.body() or b"{}")
+        who, asked = operator(request.scope), decode(_DECISION, await read_body(request, patience) or b"{}")
         with _refusing():
             await sheets.withdraw(number, who.name, asked.reason)
             return _answer(await one(number))

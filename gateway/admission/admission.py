@@ -5,6 +5,9 @@ How much may wait in a lane is for the replica to say, which knows its queue (`e
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from functools import partial
 from uuid import UUID
 
 import structlog
@@ -20,14 +23,14 @@ from billing.holds.reserving import Holds
 from billing.money import InvalidMoney, format_pico
 from billing.prices import PriceBook, PriceMissing, PriceVersion
 from engine.protocol.requests import CLAIMS, Sampling
-from gateway.admission.bounds import output_bound
+from gateway.admission.bounds import output_bound, refuse_prompt
 from gateway.admission.drawing import sampling_for
 from gateway.admission.lifetimes import Lifetimes
-from gateway.admission.prompt_threads import PromptThreads
 from gateway.conversation.chat_template import ConversationRefused
-from gateway.conversation.prompt import Prompt, Span
+from gateway.conversation.prompt import Prompt, PromptTooLong, Span
 from gateway.conversation.served_model import ServedModel
 from gateway.failures import InvalidRequest, Shortage, Unaffordable, Unavailable
+from gateway.fair_threads import FairThreads
 from gateway.fleet.fleet import Fleet
 from gateway.generation import Generation
 from gateway.metering import Terms, pack
@@ -35,6 +38,7 @@ from gateway.registry import Registry
 from gateway.tenancy.authenticator import Principal
 from prompt_cache.directives import CachePlan, plan, rules_for
 from storage.database import DatabaseUnavailable
+from storage.patience import Patience
 
 log = structlog.get_logger("gateway.admission")
 
@@ -91,9 +95,12 @@ class Admission:
         holds: Holds,
         allowances: Allowances,
         lifetimes: Lifetimes,
+        threads: FairThreads,
+        patience: float,
         slice_tokens: int = 0,
     ) -> None:
-        """`slice_tokens`: hold the output's money in slices of so many tokens of each choice; 0 for all at once."""
+        """`patience`: seconds that a request waits for the database. `slice_tokens`: hold the output's money in slices
+        of so many tokens of each choice; 0 for all at once."""
         self.lifetimes = lifetimes
         self.slice_tokens = slice_tokens
         self._gateway = gateway
@@ -102,16 +109,16 @@ class Admission:
         self._prices = prices
         self._holds = holds
         self._allowances = allowances
-        self._threads = PromptThreads()
-
-    def close(self) -> None:
-        """Read no more prompts."""
-        self._threads.close()
+        self._threads = threads
+        self._for_prices, self._for_holds = Patience(patience), Patience(patience)
 
     async def prepare(self, request_id: UUID, payer: Payer, generation: Generation) -> Prepared:
         """Render, tokenize, plan, check. Raises ModelNotFound, InvalidRequest, Unavailable."""
         model = self._models.get(generation.model)
-        prompt = await self._prompt(model, generation, payer.tenant_id)
+        try:
+            prompt = await self._prompt(payer.tenant_id, model, generation)
+        except PromptTooLong as error:
+            refuse_prompt(generation, self.context_tokens(model), f"at least {error.tokens}")
         prompt_tokens = len(prompt.tokens)
         max_output = output_bound(generation, prompt_tokens, self.context_tokens(model))
         cache = plan(
@@ -120,11 +127,11 @@ class Admission:
             read_min=model.min_cacheable_tokens,
         )
         try:
-            price = await self._prices.current(model.name, tenant_id=payer.tenant_id)
+            price = await self._for_prices.wait(self._prices.current(model.name, tenant_id=payer.tenant_id))
         except PriceMissing as error:
             raise Unavailable(f"The model {model.name!r} has no price at present.", retry_after=60.0) from error
         except DatabaseUnavailable as error:
-            raise _no_database() from error
+            raise no_database() from error
         return Prepared(
             request_id=request_id,
             payer=payer,
@@ -142,12 +149,38 @@ class Admission:
         """The context that a request may fill: the model's, or what its replicas have memory for."""
         return min(model.context_tokens, self._fleet.context_tokens(model.name) or model.context_tokens)
 
-    async def reserve(self, prepared: Prepared) -> tuple[Prepared, Hold]:
+    def check(self) -> None:
+        """Raise Unavailable while reservations wait for a database that does not answer."""
+        try:
+            self._for_holds.check()
+        except DatabaseUnavailable as error:
+            raise no_database() from error
+
+    async def reserve(self, prepared: Prepared, overdue: Callable[[], None]) -> tuple[Prepared, Hold]:
         """Hold the upper bound of the cost, or of what the first slice may cost.
 
         A client who did not say how long the output may become gets what can be paid for: then the request comes back
-        with fewer tokens. Raises Unaffordable, Unavailable.
+        with fewer tokens. `overdue` is called when that has taken longer than a client waits; it is not interrupted,
+        so that whoever called hears what came of it. Raises Unaffordable, Unavailable.
         """
+        try:
+            with self._for_holds.waiting(overdue):
+                return await self._reserve(prepared)
+        except DatabaseUnavailable as error:
+            raise no_database() from error
+
+    async def until_database_answers(self, pause: float = 1.0) -> None:
+        """Wait until the database answers, and for a pause after that."""
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                await self._holds.ping()
+            except DatabaseUnavailable:
+                continue
+            await asyncio.sleep(pause)
+            return
+
+    async def _reserve(self, prepared: Prepared) -> tuple[Prepared, Hold]:
         for _ in range(_CLAMPS):
             try:
                 return prepared, await self._hold(prepared)
@@ -194,12 +227,10 @@ class Admission:
             )
         except (CurrencyMismatch, InvalidMoney) as error:
             raise Unaffordable(f"This request cannot be paid: {error}.") from error
-        except DatabaseUnavailable as error:
-            raise _no_database() from error
 
-    async def _prompt(self, model: ServedModel, generation: Generation, tenant: UUID) -> Prompt:
+    async def _prompt(self, tenant: UUID, model: ServedModel, generation: Generation) -> Prompt:
         if generation.prompt is not None:
-            return await self._given_prompt(model, generation, generation.prompt, tenant)
+            return await self._given_prompt(tenant, model, generation, generation.prompt)
         messages = len(generation.turns)
         if messages > model.context_tokens:  # no template says a message in nothing; spare us rendering them
             raise InvalidRequest(
@@ -210,7 +241,7 @@ class Admission:
         size = sum(_PER_TEXT + len(text.text) for turn in generation.turns for text in turn.texts)
         try:
             if size > _THREAD_CHARACTERS:
-                return await self._threads.run(tenant, lambda: model.prompt(generation.turns))
+                return await self._threads.run(tenant, partial(model.prompt, generation.turns))
             return model.prompt(generation.turns)
         except ConversationRefused as error:
             raise InvalidRequest(
@@ -218,16 +249,16 @@ class Admission:
             ) from error
 
     async def _given_prompt(
-        self, model: ServedModel, generation: Generation, prompt: str | tuple[int, ...], tenant: UUID
+        self, tenant: UUID, model: ServedModel, generation: Generation, prompt: str | tuple[int, ...]
     ) -> Prompt:
         path = generation.turns_path
         if isinstance(prompt, str):
-            _check_fits(model, prompt, path)
             if len(prompt) > _THREAD_CHARACTERS:
-                return await self._threads.run(tenant, lambda: model.continued(prompt, path))
+                return await self._threads.run(tenant, partial(model.continued, prompt, path))
             made = model.continued(prompt, path)
         else:
-            wrong = next((at for at, token in enumerate(prompt) if token >= model.tokenizer.size), None)
+            seen = prompt[: model.context_tokens]  # a longer one is refused for its length
+            wrong = next((at for at, token in enumerate(seen) if token >= model.tokenizer.size), None)
             if wrong is not None:
                 raise InvalidRequest(
                     f"{path}[{wrong}]: token id {prompt[wrong]} is outside the model's vocabulary of "
@@ -241,18 +272,8 @@ class Admission:
         return made
 
 
-def _check_fits(model: ServedModel, text: str, path: str) -> None:
-    """Refuse what cannot fit, however it is tokenized, before the work of it. Raises InvalidRequest."""
-    least = model.tokenizer.least_tokens(text)
-    if least > model.context_tokens:
-        raise InvalidRequest(
-            f"{path} has at least {least} tokens, more than this model's context of {model.context_tokens} tokens.",
-            path=path,
-            code="context_length_exceeded",
-        )
-
-
-def _no_database() -> Unavailable:
+def no_database() -> Unavailable:
+    """What a client is told whose money cannot be reserved."""
     return Unavailable("The database is away, so no money can be reserved; try again shortly.", retry_after=2.0)
 
 

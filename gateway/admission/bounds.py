@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from gateway.failures import InvalidRequest
 from gateway.generation import Generation
 
 GRAMMAR_TOKENS = 2048
 """Output tokens under a grammar when the client does not say how many."""
+
+
+def refuse_prompt(generation: Generation, context_tokens: int, prompt_tokens: str, reason: str = "") -> NoReturn:
+    """Raise InvalidRequest for a prompt that leaves no room in the context."""
+    given = "messages take" if generation.prompt is None else "prompt takes"
+    raise InvalidRequest(
+        f"This model's context is {context_tokens} tokens; the {given} {prompt_tokens} tokens{reason}.",
+        path=generation.turns_path,
+        code="context_length_exceeded",
+    )
 
 
 def output_bound(generation: Generation, prompt_tokens: int, context_tokens: int) -> int:
@@ -16,18 +28,14 @@ def output_bound(generation: Generation, prompt_tokens: int, context_tokens: int
     that it would rather not give, and goes on to the limit, near which the grammar closes it.
     """
     room = context_tokens - prompt_tokens
-    given = "messages take" if generation.prompt is None else "prompt takes"
     if room < 1:
-        raise InvalidRequest(
-            f"This model's context is {context_tokens} tokens; the {given} {prompt_tokens} tokens"
-            + (", which leaves no room for an answer." if room == 0 else "."),
-            path=generation.turns_path,
-            code="context_length_exceeded",
-        )
+        reason = ", which leaves no room for an answer" if room == 0 else ""
+        refuse_prompt(generation, context_tokens, str(prompt_tokens), reason)
     asked = generation.max_tokens
     if asked is None:
         return room if generation.grammar is None else min(room, max(GRAMMAR_TOKENS, generation.min_tokens))
     field = generation.max_tokens_path.removeprefix("$.")
+    given = "messages" if generation.prompt is None else "prompt"
     least = 0 if generation.echo else 1
     if asked < least:
         raise InvalidRequest(
@@ -36,7 +44,7 @@ def output_bound(generation: Generation, prompt_tokens: int, context_tokens: int
     if asked > room:
         raise InvalidRequest(
             f"{field} is {asked}, but this model's context of {context_tokens} tokens has room for {room} "
-            f"after the {prompt_tokens} tokens of the {given.split(maxsplit=1)[0]}.",
+            f"after the {prompt_tokens} tokens of the {given}.",
             path=generation.max_tokens_path,
             code="context_length_exceeded",
         )

@@ -29,9 +29,25 @@ class Prompt(Struct, frozen=True):
     spans: tuple[Span, ...]
 
 
-def make_prompt(turns: Sequence[Turn], template: ChatTemplate, tokenizer: Tokenizer) -> Prompt:
-    """Render and tokenize. Raises ConversationRefused."""
+class PromptTooLong(Exception):
+    """The text has at least `tokens` tokens, which is more than it may have. It was not tokenized."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(f"at least {tokens} tokens")
+        self.tokens = tokens
+
+
+def check_length(characters: int, tokenizer: Tokenizer, most_tokens: int) -> None:
+    """Raise PromptTooLong for a text of so many characters that it cannot have as few tokens as it may."""
+    least = tokenizer.least_tokens(characters)
+    if least > most_tokens:
+        raise PromptTooLong(least)
+
+
+def make_prompt(turns: Sequence[Turn], template: ChatTemplate, tokenizer: Tokenizer, most_tokens: int) -> Prompt:
+    """Render and tokenize. Raises ConversationRefused; PromptTooLong, sometimes, if that takes over `most_tokens`."""
     rendered = template.render(turns)
+    check_length(sum(len(segment.text) for segment in rendered.segments), tokenizer, most_tokens)
     tokens: list[int] = []
     spans: list[Span] = []
     for segment in rendered.segments:

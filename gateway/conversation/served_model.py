@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from gateway.conversation.chat_template import ChatTemplate, TemplateError
 from gateway.conversation.detokenizer import Detokenizer, detokenizer_for
-from gateway.conversation.prompt import Prompt, Span, make_prompt
+from gateway.conversation.prompt import Prompt, Span, check_length, make_prompt
 from gateway.conversation.tokenizer import Tokenizer, TokenizerError
 from gateway.generation import Turn
 from prompt_cache.model_digest import text_digest
@@ -68,11 +68,13 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     template: ChatTemplate
 
     def prompt(self, turns: tuple[Turn, ...]) -> Prompt:
-        """The conversation as tokens and spans. Raises ConversationRefused."""
-        return make_prompt(turns, self.template, self.tokenizer)
+        """The conversation as tokens and spans. Raises ConversationRefused, PromptTooLong."""
+        return make_prompt(turns, self.template, self.tokenizer, self.context_tokens)
 
     def continued(self, text: str, path: str) -> Prompt:
-        """A text to go on from as tokens: special tokens mean something in it, for no template divides it."""
+        """A text to go on from as tokens: special tokens mean something in it, for no template divides it.
+        Raises PromptTooLong."""
+        check_length(len(text), self.tokenizer, self.context_tokens)
         tokens = self.tokenizer.opening + self.tokenizer.literal(text)
         return Prompt(tokens, (Span(path, 0, len(tokens)),))
 

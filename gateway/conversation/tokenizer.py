@@ -56,10 +56,7 @@ class Tokenizer:
         self._bytes = self._token_bytes(parsed) if self.byte_level else self._fallback_bytes(parsed)
         fast = convert(parsed) if self.byte_level else None
         self._fast = fast if fast is not None and self._agrees(fast) else None
-        # Some normalizers make a text shorter before it is cut into tokens.
-        shortened = parsed.get("normalizer") is not None
-        longest = max(map(len, [*self._bytes.values(), *self._added]), default=0)
-        self._longest = 0 if self._fast is None or shortened else longest
+        self._longest = self._longest_token(parsed)
         if fast is not None and self._fast is None:
             log.warning("tiktoken gives other ids than tokenizers for this vocabulary; using tokenizers")
 
@@ -97,9 +94,9 @@ class Tokenizer:
             middle = len(text) // 2
             return self._encode(text[:middle], recognised, slow) + self._encode(text[middle:], recognised, slow)
 
-    def least_tokens(self, text: str) -> int:
-        """So many tokens a text has at least, told from its length alone; 0 if that says nothing."""
-        return -(-len(text) // self._longest) if self._longest else 0
+    def least_tokens(self, characters: int) -> int:
+        """A number of tokens that no text of so many characters has fewer of; 0 where that cannot be said."""
+        return characters // self._longest if self._longest else 0
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token of a byte-level vocabulary stands for; none for special and unknown ids.
@@ -122,6 +119,14 @@ class Tokenizer:
     def decode(self, tokens: list[int]) -> str:
         """The whole text of `tokens`, special ones left out."""
         return self._literal.decode(tokens, skip_special_tokens=True)
+
+    def _longest_token(self, parsed: dict[str, Any]) -> int:
+        """The most characters that a token stands for, of a vocabulary that spells every byte; 0 if there is no most:
+        an added token may take all the white space around it, and a normalizer may shorten the text."""
+        added = parsed.get("added_tokens") or []
+        if not self.byte_level or parsed.get("normalizer") or any(one["lstrip"] or one["rstrip"] for one in added):
+            return 0
+        return max(map(len, [*self._bytes.values(), *(one["content"] for one in added)]), default=0)
 
     def _opening(self) -> list[int]:
         plain = self._literal.encode("a", add_special_tokens=False).ids

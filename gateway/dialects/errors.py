@@ -11,6 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 from gateway.failures import (
     BodyTooLarge,
     BodyTooSlow,
+    ClientLeft,
     Conflict,
     Failure,
     Interrupted,
@@ -24,6 +25,7 @@ from gateway.failures import (
     TimedOut,
     Unaffordable,
     Unavailable,
+    UnsupportedEncoding,
 )
 
 
@@ -54,6 +56,8 @@ _KINDS: tuple[tuple[type[Failure], int, str], ...] = (
     (Conflict, 409, "conflict_error"),
     (BodyTooSlow, 408, "invalid_request_error"),
     (BodyTooLarge, 413, "invalid_request_error"),
+    (UnsupportedEncoding, 415, "invalid_request_error"),
+    (ClientLeft, 499, "invalid_request_error"),
     (RateLimited, 429, "rate_limit_error"),
     (Unavailable, 503, "service_unavailable_error"),
     (TimedOut, 504, "timeout_error"),

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from gateway.dialects.json_paths import decode
+from gateway.dialects.large_bodies import check_large_body
 from gateway.dialects.openai_sampling import CompletionFields, Tops, Whole, sampling_of, streaming_of
 from gateway.failures import InvalidRequest
 from gateway.generation import Generation, Text, Turn
@@ -95,6 +96,7 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 
 def parse(body: bytes) -> ChatCall:
     """The request in our own terms. Raises InvalidRequest with the JSON path of what is wrong."""
+    check_large_body(body)
     request = decode(_decoder, body)
     stream, include_usage = streaming_of(request)
     if request.top_logprobs and not request.logprobs:

@@ -9,6 +9,7 @@ from msgspec import Meta, Raw, Struct
 
 from engine.protocol.requests import MOST_CHOICES
 from gateway.dialects.json_paths import decode
+from gateway.dialects.large_bodies import check_large_body
 from gateway.dialects.openai_sampling import (
     Choices,
     CompletionFields,
@@ -52,6 +53,7 @@ _many = msgspec.json.Decoder(Annotated[list[Annotated[list[TokenId], Meta(min_le
 
 def parse(body: bytes) -> CompletionCall:
     """The request in our own terms. Raises InvalidRequest with the JSON path of what is wrong."""
+    check_large_body(body)
     request = decode(_decoder, body)
     (stream, include_usage), choices = streaming_of(request), request.n or 1
     if request.best_of is not None and request.best_of != choices:

@@ -47,6 +47,8 @@ _CHANGES_NOTHING: dict[str, tuple[bytes, ...]] = {
     "skip_special_tokens": (b"null", b"true"),
 }
 """Where it is not `_NOTHING` that asks for what we do anyway."""
+_LONGEST = 256
+"""Bytes of what asks for nothing, however much white space is in it; more is not looked at."""
 
 
 def refuse_unsupported(request: UnsupportedFields) -> None:
@@ -55,7 +57,7 @@ def refuse_unsupported(request: UnsupportedFields) -> None:
         given: Raw = getattr(request, name)
         if given is ABSENT:
             continue
-        said = msgspec.json.encode(msgspec.json.decode(given))
+        said = given if len(given) > _LONGEST else msgspec.json.encode(msgspec.json.decode(given))
         if said not in _CHANGES_NOTHING.get(name, _NOTHING):
             path = f"$.{name}"
             raise InvalidRequest(f"{path} is not supported here.", path=path, code="unsupported_parameter")

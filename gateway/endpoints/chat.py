@@ -13,7 +13,8 @@ from gateway.admission.admission import Payer
 from gateway.authentication import project_principal
 from gateway.dialects import openai_chat
 from gateway.dialects.openai_answer import ChatAnswer, Header
-from gateway.endpoints.generating import answer, read_body
+from gateway.endpoints.bodies import parsed, read_body
+from gateway.endpoints.generating import answer
 from gateway.request_scope import of
 from gateway.services import Gateway
 
@@ -27,7 +28,8 @@ def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
         """Generate answers, whole or streamed."""
         gateway.requests.check()
         about, principal = of(request.scope), project_principal(request.scope)
-        call = openai_chat.parse(await read_body(request, options.patience))
+        body = await read_body(request, options.patience)
+        call = await parsed(gateway, principal, body, openai_chat.parse)
         model = gateway.services.models.get(call.generation.model)
         about.model = model.name
         payer = Payer.of(principal)

@@ -15,7 +15,8 @@ from gateway.authentication import project_principal
 from gateway.dialects import openai_completions
 from gateway.dialects.openai_answer import Header
 from gateway.dialects.openai_completions_answer import TextAnswer
-from gateway.endpoints.generating import answer, read_body
+from gateway.endpoints.bodies import parsed, read_body
+from gateway.endpoints.generating import answer
 from gateway.request_scope import of
 from gateway.services import Gateway
 
@@ -29,7 +30,8 @@ def completions(gateway: Gateway) -> HTTPRouteHandler:
         """Go on from texts or token ids, whole or streamed."""
         gateway.requests.check()
         about, principal = of(request.scope), project_principal(request.scope)
-        call = openai_completions.parse(await read_body(request, options.patience))
+        body = await read_body(request, options.patience)
+        call = await parsed(gateway, principal, body, openai_completions.parse)
         first = call.generations[0]
         model = gateway.services.models.get(first.model)
         about.model = model.name

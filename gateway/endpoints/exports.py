@@ -18,6 +18,7 @@ from billing.exports.writers import MEDIA_TYPES
 from gateway.authentication import admin_principal
 from gateway.dialects.json_paths import decode
 from gateway.dialects.query_parameters import Parameters
+from gateway.endpoints.bodies import read_body
 from gateway.failures import Conflict, InvalidRequest, NotFound, RateLimited, Unavailable
 from gateway.services import Gateway
 
@@ -61,7 +62,7 @@ _DECODER = msgspec.json.Decoder(ExportRequest)
 
 def export_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    jobs = gateway.services.exports
+    jobs, patience = gateway.services.exports, gateway.services.options.patience
 
     async def found(request: Request[Any, Any, Any], name: str) -> Job:
         try:
@@ -73,7 +74,7 @@ def export_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def create_export(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Queue an export."""
         principal = admin_principal(request.scope)
-        asked = decode(_DECODER, await request.body())
+        asked = decode(_DECODER, await read_body(request, patience))
         try:
             job = await jobs.ask(principal.tenant_id, principal.key_id, asked.dataset, asked.period, asked.format)
         except InvalidExport as error:

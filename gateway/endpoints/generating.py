@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -12,7 +11,6 @@ from litestar.types import ASGIApp
 
 from gateway.admission.admission import Prepared
 from gateway.delivery import Failed, Finished, Left, Part, Source, joined
-from gateway.failures import BodyTooSlow
 from gateway.request import RequestOwner
 from gateway.services import Gateway
 from gateway.several import Several
@@ -29,15 +27,6 @@ class AnswerWriter(EventWriter, Protocol):
     def whole(self, parts: Sequence[Part], end: Finished) -> bytes:
         """The answer of one part for each choice, in their order."""
         ...
-
-
-async def read_body(request: Request[Any, Any, Any], patience: float) -> bytes:
-    """The body. Raises BodyTooSlow for one that does not end within `patience` seconds."""
-    try:
-        async with asyncio.timeout(patience):
-            return await request.body()
-    except TimeoutError as error:
-        raise BodyTooSlow(f"The request's body did not come within {patience:g} s.") from error
 
 
 async def answer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from litestar import MediaType, Response, get
+from litestar import HttpMethod, MediaType, Response, route
 from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 from msgspec.json import encode
@@ -13,6 +13,8 @@ from gateway.services import Gateway
 from storage.database import DatabaseUnavailable
 
 _READY, _NOT_READY = 200, 503
+_READ = [HttpMethod.GET, HttpMethod.HEAD]
+_OPT = {PUBLIC: True}
 
 
 class Readiness(Struct, frozen=True):
@@ -27,7 +29,7 @@ async def readiness(gateway: Gateway) -> Readiness:
     services = gateway.services
     problems = ["draining"] if gateway.requests.draining else []
     try:
-        await services.database.ping()
+        await gateway.pings.wait(services.database.ping())
     except DatabaseUnavailable:
         problems.append("the database is away")
     if gateway.disk.problem is not None:
@@ -45,24 +47,30 @@ async def readiness(gateway: Gateway) -> Readiness:
     return Readiness(not problems, problems)
 
 
-def operation_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker; they need no key."""
-    opt = {PUBLIC: True}
+def health_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
+    """GET and HEAD of /healthz and /readyz, for one worker; they need no key."""
 
-    @get("/healthz", opt=opt)
+    @route("/healthz", http_method=_READ, opt=_OPT)
     async def healthz() -> Response[bytes]:
         """The process answers."""
         return Response(b'{"status":"ok"}', media_type=MediaType.JSON)
 
-    @get("/readyz", opt=opt)
+    @route("/readyz", http_method=_READ, opt=_OPT)
     async def readyz() -> Response[bytes]:
         """Requests are welcome: 200, else 503."""
         state = await readiness(gateway)
         return Response(encode(state), status_code=_READY if state.ready else _NOT_READY, media_type=MediaType.JSON)
 
-    @get("/metrics", opt=opt)
+    return [healthz, readyz]
+
+
+def metrics_route(gateway: Gateway) -> HTTPRouteHandler:
+    """GET and HEAD of /metrics, for one worker; it needs no key."""
+
+    @route("/metrics", http_method=_READ, opt=_OPT)
     async def metrics() -> Response[bytes]:
         """Prometheus metrics."""
-        return Response(gateway.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+        # As a header: Litestar adds a charset to a media type, and this one names its own.
+        return Response(gateway.metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    return [healthz, readyz, metrics]
+    return metrics

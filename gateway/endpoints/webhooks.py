@@ -18,6 +18,7 @@ from billing.webhooks.endpoints import OVERLAP_S, Attempt, Delivery, Endpoint, I
 from gateway.authentication import admin_principal
 from gateway.dialects.json_paths import decode
 from gateway.dialects.query_parameters import Parameters
+from gateway.endpoints.bodies import read_body
 from gateway.failures import InvalidRequest, NotFound
 from gateway.services import Gateway
 
@@ -98,7 +99,7 @@ _NEW, _ROTATION = msgspec.json.Decoder(NewEndpoint), msgspec.json.Decoder(Rotati
 
 def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # ten routes
     """The routes, for one worker."""
-    endpoints = gateway.services.webhooks
+    endpoints, patience = gateway.services.webhooks, gateway.services.options.patience
 
     def tenant(request: Request[Any, Any, Any]) -> UUID:
         return admin_principal(request.scope).tenant_id
@@ -107,7 +108,7 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     async def create_endpoint(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Add an endpoint. Its secret is in this answer, and never again."""
         mine = tenant(request)
-        asked = decode(_NEW, await request.body())
+        asked = decode(_NEW, await read_body(request, patience))
         with _refusing():
             endpoint, secret = await endpoints.add(mine, asked.url, list(asked.topics), asked.description)
         return _answer(_endpoint(endpoint, secret), 201)
@@ -136,7 +137,7 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     async def rotate_secret(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """A new secret, in this answer and never again."""
         mine = tenant(request)
-        asked = decode(_ROTATION, await request.body() or b"{}")
+        asked = decode(_ROTATION, await read_body(request, patience) or b"{}")
         if not 0 <= asked.overlap_s <= _LONGEST_OVERLAP_S:
             problem = f"$.overlap_s: it is not between 0 and {_LONGEST_OVERLAP_S}."
             raise InvalidRequest(problem, path="$.overlap_s", code="invalid_value")

@@ -17,6 +17,7 @@ from gateway.tenancy.repositories import REVOKED, AllKeysRepository
 from storage.base import from_instant, to_instant
 from storage.bus import Bus
 from storage.database import Database, DatabaseUnavailable
+from storage.patience import Patience
 
 log = structlog.get_logger(__name__)
 
@@ -72,12 +73,15 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 class Authenticator:
-    """Checks keys. `ttl` is for how many seconds a key is remembered; absent, it follows from the bus.
+    """Checks keys. `ttl` is for how many seconds a key is remembered; absent, it follows from the bus. `patience`: for
+    how many seconds a key that is not remembered is waited for.
 
     Call `start` before, `close` after.
     """
 
-    def __init__(self, database: Database, peppers: Peppers, bus: Bus, ttl: float | None = None) -> None:
+    def __init__(
+        self, database: Database, peppers: Peppers, bus: Bus, ttl: float | None = None, patience: float = 5.0
+    ) -> None:
         self._database = database
         self._peppers = peppers
         self._bus = bus
@@ -87,12 +91,18 @@ class Authenticator:
         self._strangers: _Remembered = OrderedDict()  # apart, so that guessing ids cannot push keys out of memory
         self._loading: dict[str, asyncio.Task[_Record]] = {}
         self._forgotten = 0
+        self._patience = Patience(patience)
         self._background: set[asyncio.Task[None]] = set()
         self._used: dict[UUID, int] = {}
 
     async def start(self) -> None:
         """Listen to revocations."""
         await self._bus.subscribe(REVOKED, self._forget, self._forget_all)
+
+    @property
+    def hears_revocations(self) -> bool:
+        """Whether the bus that tells of revocations is connected."""
+        return self._bus.connected
 
     async def close(self) -> None:
         """Wait for what runs in the background."""
@@ -136,10 +146,11 @@ class Authenticator:
             return record
         task = self._loading.get(public_id)
         if task is None:
-            task = asyncio.create_task(self._load(public_id))
+            self._patience.check()
+            task = self._patience.begin(self._load(public_id))
             self._loading[public_id] = task
             task.add_done_callback(lambda _: self._loading.pop(public_id, None))
-        return await asyncio.shield(task)
+        return await self._patience.wait_for(task)
 
     async def _load(self, public_id: str) -> _Record:
         """Read the key, again if a revocation came in meanwhile: what was read may be older than that."""

@@ -170,7 +170,19 @@ def test_whichever_worker_is_scraped_answers_for_both_and_for_the_dead(
     assert refused() == before + 4
     families = {f.name: f for f in text_string_to_metric_families(get(deployment.base + "/metrics")[1].decode())}
     assert [sample.labels for sample in families["turnpike_spool_waiting"].samples] == [{}]
+    assert families["turnpike_build_info"].samples
+    deadline = time.monotonic() + 60
+    workers: set[str] = set()
+    while workers != {"gateway-0-0", "gateway-0-1"}:
+        assert time.monotonic() < deadline, workers
+        scraped = text_string_to_metric_families(get(deployment.base + "/metrics")[1].decode())
+        memory = next(family for family in scraped if family.name == "process_resident_memory_bytes")
+        workers = {sample.labels["worker"] for sample in memory.samples}
+        time.sleep(0.1)
     wait_for_figure(deployment.base, "turnpike_replica_healthy", "engine-0", 1)
+    told = [family.documentation for family in families.values() if family.name.startswith("turnpike_engine_")]
+    assert len(set(told)) == len(told) > 0
+    assert not [text for text in told if "another version" in text], "each figure of our own replica has its help"
 
 
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM])

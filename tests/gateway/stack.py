@@ -193,6 +193,8 @@ async def running_stack(
     start_replica: bool = True,
     replicas: int = 1,
     name: str = "gateway-test",
+    internal: socket.socket | None = None,
+    key_ttl: float | None = None,
 ) -> AsyncIterator[Stack]:
     stack = Stack()
     stack.database = await Database.open(url)
@@ -226,7 +228,9 @@ async def running_stack(
     services = GatewayServices(
         name=name,
         database=stack.database,
-        authenticator=Authenticator(stack.database, PEPPERS, bus),
+        authenticator=Authenticator(
+            stack.database, PEPPERS, bus, ttl=key_ttl, patience=(options or GatewayOptions()).database_patience
+        ),
         holds=Holds(stack.database),
         prices=prices,
         spool=stack.spool,
@@ -240,7 +244,7 @@ async def running_stack(
     )
     app = create_app(services)
     stack.gateway = gateway_of(app)
-    stack.server = PromptServer(app)
+    stack.server = PromptServer(app, internal=internal)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     stack.base = f"http://127.0.0.1:{listener.getsockname()[1]}"

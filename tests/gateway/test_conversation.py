@@ -108,7 +108,7 @@ def test_templates_that_transform_forge_nothing(source: str, content: str) -> No
     tokenizer = Tokenizer(make_tokenizer().to_str())
     template = ChatTemplate(source, {}, tokenizer.special_texts)
     try:
-        prompt = make_prompt(turns(content, "ok"), template, tokenizer)
+        prompt = make_prompt(turns(content, "ok"), template, tokenizer, 1 << 20)
     except ConversationRefused:
         return
     special = [token for token in prompt.tokens if token in tokenizer.special]

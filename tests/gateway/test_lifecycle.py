@@ -7,6 +7,7 @@ import gc
 import itertools
 import json
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -516,8 +517,8 @@ async def test_a_hold_that_we_were_not_told_of_ends(
     reserve = stack.gateway.admission.reserve
     made = asyncio.Event()
 
-    async def unanswered(prepared: Prepared) -> Hold:
-        await reserve(prepared)
+    async def unanswered(prepared: Prepared, overdue: Callable[[], None]) -> Hold:
+        await reserve(prepared, overdue)
         made.set()
         if ended_by == "our stop":
             await asyncio.Event().wait()

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import platform
+import socket
 import time
 from decimal import Decimal
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from tests.gateway.stack import Stack
+from engine.protocol.metric_help import HELP
+from gateway import services
+from gateway.services import GatewayOptions
+from storage.database import DatabaseUnavailable
+from tests.gateway.stack import Stack, quick_lifetimes, running_stack
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 
@@ -91,6 +102,7 @@ async def test_metrics_and_health(stack: Stack) -> None:
     assert (ready.status_code, ready.json()) == (200, {"ready": True, "problems": []})
     answer = await stack.http.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
+    assert answer.headers["content-type"].count("charset") == 1
     text = answer.text
     for line in (
         'turnpike_requests_total{model="tiny",status="200"} 1.0',
@@ -101,7 +113,50 @@ async def test_metrics_and_health(stack: Stack) -> None:
         'turnpike_inter_token_seconds_count{model="tiny"}',
         "turnpike_spool_waiting 0.0",
         'turnpike_replica_healthy{model="tiny",replica="replica-0"} 1.0',
+        "turnpike_database_up 1.0",
+        "turnpike_bus_up 1.0",
+        "turnpike_connections 1.0",
+        f'turnpike_build_info{{python="{platform.python_version()}",version="{metadata.version("turnpike")}"}} 1.0',
+        'process_resident_memory_bytes{worker="gateway-test"}',
         'turnpike_engine_kv_blocks_free{model="tiny",replica="replica-0"} 7.0',
     ):
         assert line in text, line
     assert str(stack.tenant.id) not in text
+
+
+async def test_every_family_says_what_it_is(stack: Stack) -> None:
+    text = (await stack.http.get("/metrics")).text
+    documented = {family.name: family.documentation for family in text_string_to_metric_families(text)}
+    assert all(documented.values())
+    assert len(set(documented.values())) == len(documented), "two families say the same of themselves"
+    assert len(set(HELP.values())) == len(HELP)
+
+
+async def test_metrics_say_that_the_database_is_away(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away() -> None:
+        raise DatabaseUnavailable("away")
+
+    monkeypatch.setattr(stack.database, "ping", away)
+    monkeypatch.setattr(services, "_LOOK_S", 0.01)
+    async with asyncio.timeout(30):
+        while "turnpike_database_up 0.0" not in (await stack.http.get("/metrics")).text:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    monkeypatch.undo()
+
+
+async def test_metrics_have_an_address_of_their_own(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    internal = socket.create_server(("127.0.0.1", 0))
+    base = f"http://127.0.0.1:{internal.getsockname()[1]}"
+    options = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=2.0, public_metrics=False, connections=1)
+    async with (
+        running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options, internal=internal) as stack,
+        httpx.AsyncClient(base_url=base, timeout=20) as inside,
+    ):
+        assert (await stack.http.get("/metrics")).status_code == 404
+        assert (await stack.http.get("/healthz")).status_code == 200
+        assert (await inside.get("/metrics")).status_code == 200, "connections there are counted apart"
+        assert (await inside.get("/readyz")).status_code == 200
+        assert (await inside.head("/healthz")).status_code == 200
+        assert (await inside.get("/v1/models", headers={"x-api-key": stack.key})).status_code == 404

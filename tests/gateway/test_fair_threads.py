@@ -1,4 +1,4 @@
-"""Long prompts are read in threads: of each tenant one at a time, in turn, so many in wait and no more."""
+"""Large requests are read in threads: of each tenant one at a time, in turn, so many in wait and no more."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from gateway.admission import prompt_threads
-from gateway.admission.prompt_threads import THREADS, PromptThreads
+from gateway import fair_threads
 from gateway.failures import RateLimited
+from gateway.fair_threads import THREADS, FairThreads
 
 
 class Gate:
@@ -35,7 +35,7 @@ async def until_begun(gate: Gate, count: int) -> None:
 
 
 async def test_one_tenant_takes_one_thread_and_others_come_in_between() -> None:
-    threads, gate = PromptThreads(), Gate()
+    threads, gate = FairThreads(), Gate()
     greedy, modest = uuid4(), uuid4()
     many = [asyncio.create_task(threads.run(greedy, lambda: gate.work(greedy))) for _ in range(20)]
     await until_begun(gate, 1)
@@ -50,7 +50,7 @@ async def test_one_tenant_takes_one_thread_and_others_come_in_between() -> None:
 
 
 async def test_who_leaves_keeps_the_thread_busy_that_works_for_him() -> None:
-    threads, gate = PromptThreads(), Gate()
+    threads, gate = FairThreads(), Gate()
     tenant = uuid4()
     for _ in range(5):
         task = asyncio.create_task(threads.run(tenant, lambda: gate.work(tenant)))
@@ -65,8 +65,8 @@ async def test_who_leaves_keeps_the_thread_busy_that_works_for_him() -> None:
 
 
 async def test_so_many_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_threads, "MAX_WAITING", 2)
-    threads, gate = PromptThreads(), Gate()
+    monkeypatch.setattr(fair_threads, "MAX_WAITING", 2)
+    threads, gate = FairThreads(), Gate()
     tenant = uuid4()
     tasks = [asyncio.create_task(threads.run(tenant, lambda: gate.work(tenant))) for _ in range(3)]
     await until_begun(gate, 1)
@@ -74,4 +74,19 @@ async def test_so_many_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None
         await threads.run(tenant, lambda: gate.work(tenant))
     gate.open.set()
     await asyncio.gather(*tasks)
+    threads.close()
+
+
+async def test_what_nobody_waits_for_is_not_done_and_errors_are_told() -> None:
+    threads, gate = FairThreads(), Gate()
+    tenant = uuid4()
+    tasks = [asyncio.create_task(threads.run(tenant, lambda: gate.work(tenant))) for _ in range(5)]
+    await until_begun(gate, 1)
+    for task in tasks[1:4]:
+        task.cancel()
+    gate.open.set()
+    assert [await tasks[0], await tasks[4]] == [tenant, tenant]
+    assert len(gate.began) == 2
+    with pytest.raises(ZeroDivisionError):
+        await threads.run(tenant, lambda: 1 // 0)
     threads.close()

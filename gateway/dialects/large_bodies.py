@@ -1,0 +1,122 @@
+"""Bounds on large bodies, checked before they are decoded: what a body costs us follows its parts, not its bytes.
+
+A body of 8 MB may be one text, which costs 3 ms, or 200,000 parts of a message, which cost 200 times that while nobody
+else is served. So a large body is first decoded into shapes that hold nothing and count what there is; decoding ends
+with the first part too many. What is wrong otherwise is left to the decoder that reads the fields.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from engine.protocol.requests import MOST_CHOICES
+from gateway.dialects.json_paths import ABSENT
+from gateway.failures import InvalidRequest
+
+LARGE_BYTES = 64 * 1024
+"""A smaller body is decoded at once, where it is read."""
+MOST_PARTS = 16_384
+"""Messages and parts of messages that a request may have."""
+MOST_TOKEN_IDS = 2 * 1024 * 1024
+_FIELD_BYTES = 64 * 1024
+_GRAMMAR_BYTES = 1024 * 1024
+
+_counted = threading.local()
+"""`left`: how many more parts the body may have that this thread decodes."""
+
+
+class _TooMany(Exception):
+    """There are more parts than a request may have."""
+
+
+def _count() -> None:
+    _counted.left -= 1
+    if _counted.left < 0:
+        raise _TooMany
+
+
+class _Part(Struct):
+    def __post_init__(self) -> None:
+        _count()
+
+
+class _Message(Struct):
+    content: str | list[_Part] | None = None
+    tool_calls: Raw = ABSENT
+
+    def __post_init__(self) -> None:
+        _count()
+        if len(self.tool_calls) > _FIELD_BYTES:
+            raise _TooMany
+
+
+class _Body(Struct):
+    messages: list[_Message] = []
+    prompt: Raw = ABSENT
+    stop: Raw = ABSENT
+    stop_token_ids: Raw = ABSENT
+    logit_bias: Raw = ABSENT
+    metadata: Raw = ABSENT
+    guided_choice: Raw = ABSENT
+    structured_outputs: Raw = ABSENT
+
+
+_FIELDS = {
+    "stop": _FIELD_BYTES,
+    "stop_token_ids": _FIELD_BYTES,
+    "logit_bias": _FIELD_BYTES,
+    "metadata": _FIELD_BYTES,
+    "guided_choice": _GRAMMAR_BYTES,
+    "structured_outputs": _GRAMMAR_BYTES,
+}
+_body = msgspec.json.Decoder(_Body)
+_prompts = msgspec.json.Decoder(
+    msgspec.defstruct(
+        "_Prompts",
+        [(f"prompt{index}", Raw, ABSENT) for index in range(MOST_CHOICES)],
+        array_like=True,
+        forbid_unknown_fields=True,
+    )
+)
+"""As many prompts as a request may have; decoding ends with the first one more."""
+
+
+def check_large_body(body: bytes) -> None:
+    """Raise InvalidRequest, naming the field, for a large body with more parts than a request may have."""
+    if len(body) <= LARGE_BYTES:
+        return
+    _counted.left = MOST_PARTS
+    try:
+        shape = _body.decode(body)
+    except _TooMany as error:
+        raise _too_long("$.messages", f"has more than {MOST_PARTS} messages and parts of messages") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return
+    for name, most in _FIELDS.items():
+        if len(getattr(shape, name)) > most:
+            raise _too_long(f"$.{name}", f"is longer than {most} bytes")
+    _check_prompt(shape.prompt)
+
+
+def _check_prompt(raw: Any) -> None:
+    """Lists of token ids are counted by their commas: there is no text in them."""
+    start = bytes(memoryview(raw)[:4096]).lstrip()
+    if not start.startswith(b"["):
+        return
+    if start[1:].lstrip()[:1] in (b"[", b'"'):
+        try:
+            _prompts.decode(raw)
+        except msgspec.ValidationError as error:
+            raise _too_long("$.prompt", f"has more than {MOST_CHOICES} prompts") from error
+        if start[1:].lstrip()[:1] == b'"':
+            return
+    if bytes(raw).count(b",") >= MOST_TOKEN_IDS:
+        raise _too_long("$.prompt", f"has more than {MOST_TOKEN_IDS} token ids")
+
+
+def _too_long(path: str, what: str) -> InvalidRequest:
+    return InvalidRequest(f"{path} {what}.", path=path, code="invalid_value")

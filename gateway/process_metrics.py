@@ -1,0 +1,69 @@
+"""Metrics of the gateway's processes: which version runs, and what each process uses of the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from prometheus_client import ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+_PID_SUFFIX = ".pid"
+
+
+class BuildInfo(Collector):
+    """A constant 1 whose labels say which version runs on which Python."""
+
+    def collect(self) -> Iterable[Metric]:
+        """One family."""
+        family = GaugeMetricFamily("turnpike_build_info", "Always 1; the labels say what runs", labels=_BUILD_LABELS)
+        family.add_metric([_version(), platform.python_version()], 1)
+        return [family]
+
+
+_BUILD_LABELS = ["version", "python"]
+
+
+def _version() -> str:
+    try:
+        return metadata.version("turnpike")
+    except metadata.PackageNotFoundError:  # a checkout that was not installed
+        return "unknown"
+
+
+class ProcessFigures(Collector):
+    """prometheus_client's `process_*` of every worker, labelled with the worker's name.
+
+    Workers that share a folder leave their process ids there: whichever is scraped looks all of them up in /proc.
+    """
+
+    def __init__(self, worker: str, folder: Path | None) -> None:
+        self._worker = worker
+        self._folder = folder
+        if folder is not None:
+            folder.joinpath(worker + _PID_SUFFIX).write_text(str(os.getpid()))
+
+    def collect(self) -> Iterable[Metric]:
+        """A family for each figure, with a sample for each worker that runs."""
+        families: dict[str, Metric] = {}
+        for worker, process in self._processes():
+            for metric in ProcessCollector(pid=lambda pid=process: pid, registry=None).collect():  # type: ignore[misc]
+                family = families.setdefault(
+                    metric.name, Metric(metric.name, metric.documentation, metric.type, metric.unit)
+                )
+                for sample in metric.samples:
+                    family.add_sample(sample.name, {**sample.labels, "worker": worker}, sample.value)
+        return families.values()
+
+    def _processes(self) -> Iterable[tuple[str, int]]:
+        if self._folder is None:
+            yield self._worker, os.getpid()
+            return
+        for path in sorted(self._folder.glob("*" + _PID_SUFFIX)):
+            with contextlib.suppress(OSError, ValueError):  # a sibling writes it at this moment
+                yield path.name.removesuffix(_PID_SUFFIX), int(path.read_text())

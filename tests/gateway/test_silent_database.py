@@ -1,0 +1,173 @@
+"""A database that says nothing: requests are answered with 503 soon, and no hold is left when it speaks again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from gateway.services import GatewayOptions
+from storage import migrate
+from storage.database import DatabaseUnavailable
+from storage.patience import Patience
+from tests.gateway.stack import Stack, quick_lifetimes, running_stack
+from tests.servers import PostgresServer, postgres_server
+
+PATIENCE_S = 0.5
+REMEMBERED_S = 3600.0
+"""For so long a key is remembered: what is asked of the database is money alone."""
+BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+OPTIONS = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=5.0, database_patience=PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def own_postgres() -> Iterator[PostgresServer]:
+    with postgres_server(fsync="off") as server:
+        yield server
+
+
+@pytest.fixture
+async def on_postgres(own_postgres: PostgresServer, tmp_path: Path, model_folder: Path) -> AsyncIterator[Stack]:
+    url = own_postgres.database_url("postgres")
+    await migrate.upgrade(url)
+    async with running_stack(url, tmp_path, model_folder, options=OPTIONS, key_ttl=REMEMBERED_S) as stack:
+        yield stack
+
+
+@contextmanager
+def stopped(server: PostgresServer) -> Iterator[None]:
+    """The server and all its backends stand still."""
+    processes = [server.process_id, *(child.pid for child in psutil.Process(server.process_id).children())]
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            os.kill(process, signal.SIGCONT)
+
+
+async def refused(stack: Stack, key: str | None = None) -> httpx.Response:
+    """What a request is answered while the database is silent; that it is answered at all is the point."""
+    async with asyncio.timeout(30):
+        answer = await stack.post(BODY, key)
+    assert answer.status_code == 503, answer.text
+    assert int(answer.headers["retry-after"]) >= 1
+    assert "database" in answer.json()["error"]["message"]
+    return answer
+
+
+async def answered(stack: Stack) -> None:
+    """Wait until a request is answered well: a busy machine's database may take longer than our patience, too."""
+    end = time.monotonic() + 30
+    while (answer := await stack.post(BODY)).status_code != 200:
+        assert time.monotonic() < end, answer.text
+        await asyncio.sleep(0.1)
+
+
+async def whole(stack: Stack) -> None:
+    """Requests are answered again, every hold has ended, and what ended was given back once."""
+    await answered(stack)
+    end = time.monotonic() + 30
+    while "open" in await stack.holds():
+        assert time.monotonic() < end, await stack.holds()
+        await asyncio.sleep(0.1)
+    balance = await stack.balances.get(stack.tenant.id)
+    assert balance is not None
+    assert balance.held == 0
+    assert balance.debit == sum(event.cost_pico for event in await stack.events())
+
+
+@pytest.mark.slow
+async def test_a_postgresql_that_stands_still(on_postgres: Stack, own_postgres: PostgresServer) -> None:
+    stack = on_postgres
+    stack.say("ok")
+    await answered(stack)
+    with stopped(own_postgres):
+        answers = await asyncio.gather(*(refused(stack) for _ in range(20)))
+        assert len(answers) == 20
+        before = len(stack.gateway.requests)
+        await asyncio.sleep(2 * PATIENCE_S)
+        for _ in range(20):
+            await refused(stack)
+        assert len(stack.gateway.requests) <= before + 20, "what would only wait piles up"
+        ready = await stack.http.get("/readyz")
+        assert ready.status_code == 503
+        assert (await stack.http.get("/healthz")).status_code == 200
+    await whole(stack)
+    assert not stack.replica.aborts, "nothing was sent that nobody waited for"
+
+
+@pytest.mark.slow
+async def test_a_key_that_is_not_remembered(on_postgres: Stack, own_postgres: PostgresServer) -> None:
+    stack = on_postgres
+    stack.say("ok")
+    other = (await stack.tenancy.create_key(stack.tenant.id, stack.project.id)).key
+    with stopped(own_postgres):
+        await refused(stack, other)
+    await whole(stack)
+
+
+@pytest.mark.slow
+async def test_a_connection_that_ends_before_the_answer(on_postgres: Stack, own_postgres: PostgresServer) -> None:
+    """Nobody knows then whether the hold was taken; it is given back either way."""
+    stack = on_postgres
+    stack.say("ok")
+    await answered(stack)
+    with stopped(own_postgres):
+        await refused(stack)
+        direct: Any = stack.database._direct  # as a network would end them, of which no interface of ours knows
+        for holder in direct._pool._holders:
+            if holder._con is not None:
+                holder._con.terminate()
+    await whole(stack)
+
+
+async def test_a_sqlite_that_another_process_has_locked(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    options: dict[str, Any] = {"options": OPTIONS, "key_ttl": REMEMBERED_S}
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, **options) as stack:
+        stack.say("ok")
+        await whole(stack)
+        other = sqlite3.connect(stocked_sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        await refused(stack)
+        await refused(stack)
+        other.execute("ROLLBACK")
+        other.close()
+        await whole(stack)
+        assert len([state for state in await stack.holds() if state == "released"]) >= 1
+
+
+async def test_patience_does_not_pile_up() -> None:
+    gate, begun = asyncio.Event(), 0
+
+    async def ask() -> int:
+        nonlocal begun
+        begun += 1
+        await gate.wait()
+        return begun
+
+    patience = Patience(0.05)
+    for _ in range(10):
+        with pytest.raises(DatabaseUnavailable):
+            await patience.wait(ask())
+    assert begun <= 10
+    asked = begun
+    tries = await asyncio.gather(*(patience.wait(ask()) for _ in range(100)), return_exceptions=True)
+    assert all(isinstance(one, DatabaseUnavailable) for one in tries)
+    assert begun <= asked + 2, "the oldest has waited too long: one may try, the others are told at once"
+    gate.set()
+    await asyncio.sleep(0.01)
+    assert await patience.wait(ask()) > 0
