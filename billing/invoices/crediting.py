@@ -137,6 +137,7 @@ async def _written_up(
         carry_out="0",
         prepaid_carry_in="0",
         prepaid_carry_out="0",
+        returned=msgspec.UNSET,
         corrects=document.number,
         reason=reason,
         savings="",

@@ -45,6 +45,7 @@ class Record(msgspec.Struct, frozen=True):
     promo_pico: int
     charges_pico: int
     prepaid_pico: int
+    returned_pico: int
     settled_pico: int
     carry_in: int
     carry_out: int
@@ -60,8 +61,8 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def owed_pico(self) -> int:
-        """What of its usage nothing was given or paid for in advance, in pico-units."""
-        return self.usage_pico - self.promo_pico - self.prepaid_pico
+        """What of its usage nothing was given, given back or paid for in advance, in pico-units."""
+        return self.usage_pico - self.returned_pico - self.promo_pico - self.prepaid_pico
 
     @property
     def name(self) -> str:
@@ -207,6 +208,7 @@ def columns_of(document: Document) -> dict[str, Any]:
         "promo_pico": exact.promo,
         "charges_pico": exact.charges,
         "prepaid_pico": int(document.prepaid_exact),
+        "returned_pico": 0 if document.returned is msgspec.UNSET else int(document.returned.exact),
         **{
             name: int(getattr(document, name))
             for name in ("carry_in", "carry_out", "prepaid_carry_in", "prepaid_carry_out")
