@@ -216,7 +216,7 @@ def _add_parties(tree: _Parser, invoices: Actions) -> None:
             ("postal-code", "before the town"),
             ("city", "town"),
             ("country", "by ISO 3166, such as DE"),
-            ("vat-id", "with its country in front, such as DE123456789"),
+            ("vat-id", "with its country in front, such as DE136695976"),
             ("email", "for invoices"),
         ):
             parser.add_argument(f"--{field}", help=text)

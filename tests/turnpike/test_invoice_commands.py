@@ -23,7 +23,7 @@ from turnpike import logs
 from turnpike.cli import main
 
 BUYER = ["--name", "Client SAS", "--address", "1 rue de la Paix", "--city", "Paris", "--country", "FR"]
-SELLER = ["--name", "Acme GmbH", "--address", "Weg 1", "--city", "Bonn", "--country", "DE", "--vat-id", "DE123456789"]
+SELLER = ["--name", "Acme GmbH", "--address", "Weg 1", "--city", "Bonn", "--country", "DE", "--vat-id", "DE136695976"]
 
 
 class Terminal:

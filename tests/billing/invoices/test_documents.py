@@ -101,7 +101,7 @@ def test_a_pdf_has_what_article_226_wants() -> None:
     text, pages = _text(to_pdf(made, "finalized", "ab" * 32))
     words = " ".join(text.split())
     for wanted in (
-        "1 November 2026", "INV-2026-000042", "DE123456789", "FR12345678901", "Turnpike Cloud GmbH",
+        "1 November 2026", "INV-2026-000042", "DE136695976", "FR40303265045", "Turnpike Cloud GmbH",
         "Industriestraße 44a", "80331 München", "128, boulevard", "92130 Issy-les-Moulineaux", "1–31 October 2026",
         "1,000,000 tokens", "0.40", "2.40", "Reverse charge", "article 196", "Amount due", "EUR 2.40", "IBAN DE89",
         "PO-4711", "Cached input tokens, 5 min", "context from 200,000 tokens", "batch lane", "0.0000404 EUR",
