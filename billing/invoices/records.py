@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -60,6 +61,12 @@ class Record(msgspec.Struct, frozen=True):
         return max(0, self.payable - self.paid - self.credited) if self.kind == "invoice" else 0
 
     @property
+    def counted(self) -> dict[str, int]:
+        """The amounts that it counts for in totals, in minor units: a void document counts for nothing."""
+        names = ("net", "tax", "gross", "prepaid", "paid", "credited", "left")
+        return {name: 0 if self.state == "void" else getattr(self, name) for name in names}
+
+    @property
     def owed_pico(self) -> int:
         """What of its usage nothing was given, given back or paid for in advance, in pico-units."""
         return self.usage_pico - self.returned_pico - self.promo_pico - self.prepaid_pico
@@ -79,6 +86,14 @@ class Payment(msgspec.Struct, frozen=True):
     at: int
 
 
+class Settlements(msgspec.Struct, frozen=True):
+    """What was paid and credited of an invoice until now, the first first."""
+
+    payments: Sequence[Payment] = ()
+    credit_notes: Sequence[Record] = ()
+
+
+NOTHING_SETTLED = Settlements()
 _COLUMNS = [invoice.c[name] for name in Record.__struct_fields__]
 
 
@@ -123,6 +138,10 @@ class Invoices:
         query = select(of.id, of.amount, of.reference, of.at).where(of.invoice_id == invoice_id)
         async with self._database.reading() as session:
             return [Payment(*row) for row in await session.execute(query.order_by(of.at, of.id))]
+
+    async def settlements(self, invoice_id: UUID) -> Settlements:
+        """What came in for it and was credited of it."""
+        return Settlements(await self.payments(invoice_id), await self.credit_notes(invoice_id))
 
     async def credit_notes(self, invoice_id: UUID) -> list[Record]:
         """What was credited of it, the first first."""

@@ -72,6 +72,8 @@ async def test_a_discount_returns_to_the_credit_that_paid(database: Database) ->
     (back,) = [line for line in lines if line.kind == "return"]
     assert (back.amount_pico, back.memo, back.period) == (6344 * 10**9, october.number, "2026-10")
     assert lines[-1].balance_pico == 5656 * 10**9
+    carried = october.carry_out - october.prepaid_carry_out
+    assert (lines[-1].carry_pico, carried) == (0, 0)
     assert await check(database) == []
 
     await Balances(database).refund(customer.id, 5656 * 10**9, "USD")
