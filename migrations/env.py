@@ -10,6 +10,7 @@ import billing.tables.exports
 import billing.tables.invoices
 import billing.tables.money
 import billing.tables.periods
+import billing.tables.platform
 import billing.tables.prices
 import billing.tables.rating
 import billing.tables.reconciliation
@@ -24,6 +25,7 @@ ROOMS = (
     billing.tables.budgets,
     billing.tables.invoices,
     billing.tables.periods,
+    billing.tables.platform,
     billing.tables.prices,
     billing.tables.rating,
     billing.tables.reconciliation,

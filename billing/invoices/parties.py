@@ -14,6 +14,7 @@ import msgspec
 from billing.invoices.countries import NAMES
 from billing.invoices.vat_ids import problem_of
 from billing.money import InvalidMoney, check_currency
+from storage.free_text import InvalidText, problem_of_text
 
 Treatment = Literal["auto", "standard", "zero", "exempt", "reverse_charge", "intra_community", "export", "outside"]
 Detail = Literal["model", "project"]
@@ -30,15 +31,12 @@ _RATE = re.compile(r"(\d{1,2})(?:\.(\d{1,2}))?", re.ASCII)
 
 MOST_LINES = 6
 """Lines of an address before its town, at most."""
+MOST_PAYMENT_LINES = 12
+"""Lines that say how to pay, at most."""
 
 
-class InvalidParty(ValueError):
+class InvalidParty(InvalidText):
     """A seller or buyer that cannot be; `field` says which of its fields is wrong."""
-
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}")
-        self.field = field
-        self.problem = problem
 
 
 class Party(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +64,7 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidParty(
                 "vat_id", f"{self.vat_id!r} is not a VAT id with its country in front, such as {_EXAMPLE}"
             )
+        _check_text("email", self.email, 254, empty=True)
         if self.email and _EMAIL.fullmatch(self.email) is None:
             raise InvalidParty("email", f"{self.email!r} is not an address such as billing@example.com")
 
@@ -92,6 +91,8 @@ class Seller(Party, frozen=True, kw_only=True):
         if _IDENTITY.fullmatch(self.id) is None:
             raise InvalidParty("id", f"{self.id!r} is not a short name such as acme-eu")
         _check_text("registration", self.registration, 200, empty=True)
+        if len(self.payment) > MOST_PAYMENT_LINES:
+            raise InvalidParty("payment", f"{len(self.payment)} lines, more than {MOST_PAYMENT_LINES}")
         for line in self.payment:
             _check_text("payment", line, 200)
         try:
@@ -181,12 +182,8 @@ def format_rate(rate: int) -> str:
 
 
 def _check_text(field: str, text: str, most: int, *, empty: bool = False) -> None:
-    if not empty and not text.strip():
-        raise InvalidParty(field, "it is empty")
-    if len(text) > most:
-        raise InvalidParty(field, f"longer than {most} characters")
-    if any(not character.isprintable() for character in text):
-        raise InvalidParty(field, "it has a control character or a line break")
+    if problem := problem_of_text(text, most, empty=empty):
+        raise InvalidParty(field, problem)
 
 
 def _check_format(form: str) -> None:
