@@ -21,7 +21,6 @@ from billing.invoices.posting import entries_of, post, tell
 from billing.invoices.records import Record, columns_of, locked, of_period, read_document
 from billing.invoices.returning import give_back
 from billing.invoices.states import State
-from billing.open_books import opened_in
 from billing.prices import PriceBook
 from billing.rehearsal import transaction
 from billing.seals import seal_rows
@@ -59,7 +58,6 @@ async def finalize(
             return record
         await _check_order(session, tenant_id, period)
         draft = await read_document(session, record.id)
-        await (await opened_in(database, session)).lock([tenant_id])  # what is given back follows from the balance
         now = await written_up(session, buyer, tenant_id, period, rated=rated, projects=project_names(draft))
         if now.document != draft:
             raise DraftOutdated(f"the books have changed since {record.name} was made: draft it again and look at it")

@@ -58,7 +58,9 @@ class Record(msgspec.Struct, frozen=True):
     @property
     def left(self) -> int:
         """What is still to be paid, in minor units."""
-        return max(0, self.payable - self.paid - self.credited) if self.kind == "invoice" else 0
+        if self.kind != "invoice" or self.state == "void":
+            return 0
+        return max(0, self.payable - self.paid - self.credited)
 
     @property
     def counted(self) -> dict[str, int]:

@@ -190,7 +190,8 @@ async def test_the_database_refuses_overlaps_and_changes_too(database: Database)
             await session.rollback()
     await PriceBooks(database).create_for(new_id(), "own")
     await PriceBook(database).current("m")
-    for name in ("price_book", "price_sheet", "price_row", "price_change", "price_resolution"):
+    await PlatformSettings(database).set("approvals", "off", by="ann", via="a test")
+    for name in ("price_book", "price_sheet", "price_row", "price_change", "price_resolution", "platform_setting"):
         table = Base.metadata.tables[name]
         for statement in (update(table).values({list(table.columns)[-1].name: None}), delete(table)):
             async with database.transaction() as session:

@@ -12,8 +12,10 @@ import pytest
 from billing.adjustments import adjust
 from billing.audit.checks import check
 from billing.balances import Balances, RefundRefused
+from billing.invoices import funding
 from billing.invoices.crediting import credit
 from billing.invoices.records import Record
+from billing.invoices.returning import Return
 from billing.invoices.settling import pay, void
 from billing.prices import PriceBook
 from billing.rating.term_store import Contracts
@@ -209,4 +211,23 @@ async def test_storage_and_a_minimum_are_set_off_before_anything_returns(databas
     october = await customer.invoice("2026-10")
     assert (october.net, october.prepaid, october.payable) == (600, 600, 0)
     assert await _said(customer, october) == (200 * CENT, 200 * CENT, 0)
+    assert await check(database) == []
+
+
+async def test_credit_that_older_invoices_stranded_goes_back_with_the_next_one(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    customer = await _customer(database, HALF)
+    paid = await _grant(customer, 1200)
+    await customer.use("2026-10-03", Usage(output=7_500_000))  # 12.00
+    with monkeypatch.context() as before:  # as invoices were made before anything went back
+        before.setattr(funding, "plan_return", lambda *_: Return())
+        october = await customer.invoice("2026-10")
+    assert october.prepaid_carry_out == 600 * CENT
+    assert (await _grants(customer))[paid].remaining == 0
+    await customer.use("2026-11-03", Usage(output=1_250_000))  # 2.00, on the line
+    november = await customer.invoice("2026-11")
+    assert (november.net, november.prepaid, november.payable) == (100, 100, 0)
+    assert november.prepaid_carry_out == 0
+    assert (await _grants(customer))[paid].remaining == 500 * CENT
     assert await check(database) == []
