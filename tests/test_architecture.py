@@ -27,6 +27,7 @@ ROOMS = {
         "billing.tables.exports",
         "billing.tables.invoices",
         "billing.tables.periods",
+        "billing.tables.platform",
         "billing.tables.prices",
         "billing.tables.rating",
         "billing.tables.reconciliation",

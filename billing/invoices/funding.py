@@ -102,9 +102,10 @@ async def standing(session: AsyncSession, tenant_id: UUID, period: str, used: in
         back = plan_return(due, funding, grants)
         entries = post_return(Wallet(Balance(*row), grants), back)
         posted = sum(entry.amount_pico for entry in entries)
-        returned_given = sum(back.given.values())
+        placed = {one.grant_id: one.amount_pico for one in entries if one.grant_id and one.credit in _GIVEN}
+        returned_given = sum(placed.values())
         returned_owed = sum(entry.amount_pico for entry in entries if entry.credit == "receivable")
-        back = msgspec.structs.replace(back, money=posted - returned_given)
+        back = msgspec.structs.replace(back, given=placed, money=posted - returned_given)
     money = posted - returned_given
     return Standing(
         promo=given - returned_given,

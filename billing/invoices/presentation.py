@@ -78,7 +78,7 @@ def shown(document: Document, state: str, digest: str, settled: Settlements = NO
         "seller_legal": [text for text in (document.seller.registration, document.seller.email) if text],
         "buyer": _party(document.buyer),
         "currency": document.currency,
-        "headline": _headline(document, state, left),
+        "headline": _headline(document, state, left, credited=bool(settled.credit_notes)),
         "reason": document.reason,
         "groups": [_group(document, *group) for group in _grouped(document.lines)],
         "totals": _totals(document, due="Payable" if rows else "Amount due"),
@@ -130,14 +130,14 @@ def _span(first: str, last: str) -> str:
     return f"{_day(first)} – {_day(last)}"
 
 
-def _headline(document: Document, state: str, left: int) -> list[str]:
+def _headline(document: Document, state: str, left: int, *, credited: bool) -> list[str]:
     """What a reader is to do: one figure, which a stamp beside it never contradicts."""
     if document.kind == "credit_note":
         name, minor = "Credited", document.payable
     elif state == "void":
         name, minor = "Void: nothing is due of", document.gross
     elif state == "paid" and document.payable:
-        name, minor = "Paid in full", document.payable
+        name, minor = "Settled" if credited else "Paid in full", document.payable
     else:
         name, minor = "Amount due", left
     return [name, f"{document.currency} {amount(minor, document.currency)}"]
