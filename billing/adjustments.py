@@ -30,6 +30,7 @@ from billing.usage import METERS, Counts, InvalidUsage, SignedUsage, UsageEvent
 from billing.wallet import Cost, Wallet
 from storage.base import new_id
 from storage.database import Database
+from storage.free_text import REASON, check_text
 
 
 class UnknownEvent(LookupError):
@@ -60,6 +61,7 @@ async def adjust(
     One that is repeated under the same id (a UUIDv7) counts once. Raises UnknownEvent, InvalidAdjustment, InvalidUsage,
     IdReused, PriceMissing, DatabaseUnavailable; then nothing is written.
     """
+    check_text("reason", reason, REASON, empty=True)
     original = await _event(database, tenant_id, event_id)
     usage = _usage(units)
     if original["corrects"] is not None:

@@ -21,8 +21,10 @@ from billing.tables.money import balance, grant, grant_balance, ledger_entry, le
 from billing.wallet import PAID_PRIORITY, PROMO_PRIORITY, OpenGrant, Wallet
 from storage.base import new_id
 from storage.database import Database
+from storage.free_text import NAME, REASON, check_text
 
 GrantKind = Literal["paid", "promo"]
+_MOST_PRIORITY = 2**31 - 1
 
 
 class CurrencyMismatch(ValueError):
@@ -91,15 +93,20 @@ class Balances:
 
         A grant that is repeated under the same id counts once. `billing.wallet` says what is used first; what is given
         (kind promo) can be for one model or project only. Raises InvalidMoney, InvalidGrant, CurrencyMismatch or
-        IdReused; then nothing is written.
+        IdReused, InvalidText; then nothing is written.
         """
         check_currency(currency)
+        check_text("reason", reason, REASON, empty=True)
         if not 0 < amount_pico <= MAX_PICO:
             raise InvalidMoney(f"a grant of {amount_pico} pico-units")
         if kind not in ("paid", "promo"):
             raise InvalidGrant(f"kind: {kind!r} is neither paid nor promo")
         if kind == "paid" and (model is not None or project_id is not None):
             raise InvalidGrant("what was paid can be used for everything: only a promo grant has a model or a project")
+        check_text("reason", reason, REASON, empty=True)
+        check_text("model", model or "", NAME, empty=model is None)
+        if priority is not None and not 0 <= priority <= _MOST_PRIORITY:
+            raise InvalidGrant(f"priority: {priority} is not between 0 and {_MOST_PRIORITY}")
         if priority is None:
             priority = PROMO_PRIORITY if kind == "promo" else PAID_PRIORITY
         made = Grant(grant_id or new_id(), tenant_id, amount_pico, currency, kind, reason, priority, expires_at, model,
@@ -151,9 +158,10 @@ class Balances:
         """Note that money was paid back: at most what was paid and is neither used nor reserved. Returns its id.
 
         A refund that is repeated under the same id counts once. Raises InvalidMoney, CurrencyMismatch, RefundRefused,
-        IdReused; then nothing is written.
+        IdReused, InvalidText; then nothing is written.
         """
         check_currency(currency)
+        check_text("reason", reason, REASON, empty=True)
         if not 0 < amount_pico <= MAX_PICO:
             raise InvalidMoney(f"a refund of {amount_pico} pico-units")
         identity = refund_id or new_id()

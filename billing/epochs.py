@@ -28,6 +28,7 @@ from billing.spool import Spool, files_of
 from billing.tables.periods import NAMES_LOCK, gateway_epoch
 from storage.base import from_instant
 from storage.database import Database, DatabaseUnavailable
+from storage.free_text import REASON, check_text
 from storage.retry import pause
 
 log = structlog.get_logger(__name__)
@@ -81,8 +82,9 @@ async def declare_dead(database: Database, epoch: str, reason: str, spool_folder
     """Let no period wait for this epoch any more: it is gone, and its spool with it. Should something of it turn up all
     the same, it is settled as late usage.
 
-    Raises UnknownEpoch, and EpochAlive if it was heard of a moment ago or has files in `spool_folder`.
+    Raises UnknownEpoch, InvalidText, and EpochAlive if it was heard of a moment ago or has files in `spool_folder`.
     """
+    check_text("reason", reason, REASON)
     async with database.transaction() as session:
         row = (await session.execute(select(gateway_epoch).where(gateway_epoch.c.epoch == epoch))).one_or_none()
         if row is None:

@@ -9,6 +9,8 @@ transaction sums to zero.
 
 `restricted` is what may be used for one model or project only, and `breakage` was paid and expired unused. Which money
 is used first is the wallet's (`billing.wallet`); what none covers is receivable, and the next payment goes there first.
+A `return` debits `charges` with what a period's rating takes off its usage, and credits what was owed and the grants
+that paid.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ Account = Literal[
     "rounding_carry",
     "tax",
 ]
-Kind = Literal["adjustment", "expiry", "grant", "invoice", "refund", "usage"]
+Kind = Literal["adjustment", "expiry", "grant", "invoice", "refund", "return", "usage"]
 OF_EVENTS: tuple[Kind, ...] = ("usage", "adjustment")
 """The kinds of transactions that post what usage events cost."""
 

@@ -26,6 +26,7 @@ from billing.tables.invoices import invoice, invoice_payment
 from billing.tables.journals import journal_loss
 from billing.tables.money import grant, ledger_entry, ledger_txn
 from billing.tables.periods import billing_period
+from billing.tables.platform import platform_setting
 from billing.tables.prices import (
     price,
     price_book,
@@ -114,6 +115,7 @@ FORMS = {
             ("id", "sheet", "action", "actor", "reason", "before_sha256", "after_sha256", "via"),
             "at",
         ),
+        Form(platform_setting, ("id",), ("id", "name", "value", "actor", "via", "reason"), "at"),
         Form(price_resolution, ("sheet", "base_sheet"), ("sheet", "base_sheet", "version")),
         Form(contract_terms, ("id",), ("id", "tenant_id", "from_period", "body", "author", "reason"), "created_at"),
         Form(

@@ -14,11 +14,13 @@ from storage.database import Database
 
 _OURS = ("prepaid", "promo", "restricted", "receivable", "invoiced")
 """The accounts that say what a tenant has or owes; a credit to one of them is for the tenant."""
+_CARRY = "rounding_carry"
 
 
 class StatementLine(msgspec.Struct, frozen=True):
     """One transaction: what it put in (more than zero) or took out, and what the tenant had after it, if it owed less.
 
+    `carry_pico` is what invoices until then left for the next one to ask for; less than zero: to take off.
     `posted_at` is in microseconds since the Unix epoch; amounts are in pico-units.
     """
 
@@ -29,6 +31,7 @@ class StatementLine(msgspec.Struct, frozen=True):
     memo: str
     amount_pico: int
     balance_pico: int
+    carry_pico: int
 
 
 async def statement(database: Database, tenant_id: UUID, start_at: int = 0, end_at: int = 2**62) -> list[StatementLine]:
@@ -63,12 +66,13 @@ def _day(line: StatementLine) -> tuple[str, int]:
 
 def _lines(rows: Iterable[Any]) -> list[StatementLine]:
     lines: list[StatementLine] = []
-    balance = 0
+    balance = carry = 0
     for row in rows:
         change = int(row.amount_pico) * ((row.credit in _OURS) - (row.debit in _OURS))
         balance += change
+        carry += int(row.amount_pico) * ((row.debit == _CARRY) - (row.credit == _CARRY))
         amount = change
         if lines and lines[-1].id == row.id:
             amount += lines.pop().amount_pico
-        lines.append(StatementLine(row.id, row.posted_at, row.kind, row.period, row.memo, amount, balance))
+        lines.append(StatementLine(row.id, row.posted_at, row.kind, row.period, row.memo, amount, balance, carry))
     return lines

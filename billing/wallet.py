@@ -138,8 +138,11 @@ class Wallet:
         """Take back what was paid for usage that is corrected.
 
         First comes what is for such usage only, the narrowest first: it must not have paid for more than there is.
-        Then what is owed, then what was used last.
+        Then what is owed, then what was used last. Where a period's rating has given back part of it before, that part
+        is not given back again: it is taken off `charges`.
         """
+        if cost.pico > self.balance.debit:
+            raise ValueError(f"{cost.pico} pico-units cannot be given back: only {self.balance.debit} were ever used")
         grants = list(reversed(self._grants.values()))
         covering = [one for one in grants if one.restricted and one.covers(cost.project_id, cost.model)]
         narrowest = sorted(covering, key=lambda one: (one.model is None) + (one.project_id is None))
@@ -147,11 +150,37 @@ class Wallet:
         left = self._return(narrowest, cost.pico, returned)
         owed = min(left, self.balance.receivable)
         left = self._return(sorted(grants, key=lambda one: one.restricted), left - owed, returned)
-        if left:
-            raise ValueError(f"{cost.pico} pico-units cannot be given back: only {cost.pico - left} were ever used")
         self._book({one: -part for one, part in returned.items()}, -cost.pico, -owed)
+        self.balance = self.balance.changed(credit=-left)
         entries = [Entry("revenue", self._grants[one].account, part, one) for one, part in returned.items()]
+        entries += [Entry("revenue", "charges", left)] if left else []
         return ([Entry("revenue", "receivable", owed)] if owed else []) + entries
+
+    def return_charges(self, given: Mapping[UUID, int], money: int, paid: Mapping[UUID, int]) -> list[Entry]:
+        """Return what a period's rating takes off its usage; return the entries.
+
+        `given` goes back to these grants. `money` pays what is owed and goes back to grants that were paid: first as
+        much as `paid` says that each paid for the period's usage, then what else was used; each time the latest first.
+        What was never paid by any grant stays out.
+        """
+        returned: dict[UUID, int] = {}
+        for one, pico in given.items():
+            self._return([self._grants[one]], pico, returned)
+        owed = min(money, self.balance.receivable)
+        left = money - owed
+        bought = [grant for grant in reversed(self._grants.values()) if grant.account == "prepaid"]
+        for grant in bought:
+            part = min(left, paid.get(grant.id, 0))
+            left -= part - self._return([grant], part, returned)
+        self._return(bought, left, returned)
+        by_account = {"promo": 0, "prepaid": 0, "restricted": 0}
+        for one, part in returned.items():
+            by_account[self._grants[one].account] += part
+        promo, restricted = by_account["promo"], by_account["restricted"]
+        credit = owed + promo + by_account["prepaid"]
+        self.balance = self.balance.changed(credit=credit, promo=promo, restricted=restricted, receivable=-owed)
+        entries = [Entry("charges", self._grants[one].account, part, one) for one, part in returned.items()]
+        return ([Entry("charges", "receivable", owed)] if owed else []) + entries
 
     def _return(self, grants: Iterable[OpenGrant], pico: int, returned: dict[UUID, int]) -> int:
         """Return so much to these grants as was used of them; what is left."""

@@ -11,6 +11,7 @@ import billing.tables.invoices
 import billing.tables.journals
 import billing.tables.money
 import billing.tables.periods
+import billing.tables.platform
 import billing.tables.prices
 import billing.tables.rating
 import billing.tables.reconciliation
@@ -26,6 +27,7 @@ ROOMS = (
     billing.tables.invoices,
     billing.tables.journals,
     billing.tables.periods,
+    billing.tables.platform,
     billing.tables.prices,
     billing.tables.rating,
     billing.tables.reconciliation,

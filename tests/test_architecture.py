@@ -34,6 +34,7 @@ ROOMS = {
         "billing.tables.invoices",
         "billing.tables.journals",
         "billing.tables.periods",
+        "billing.tables.platform",
         "billing.tables.prices",
         "billing.tables.rating",
         "billing.tables.reconciliation",

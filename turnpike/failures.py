@@ -21,6 +21,7 @@ def known() -> tuple[type[Exception], ...]:
     from billing.lost_journals import JournalAnswers, UnknownJournal  # noqa: PLC0415
     from billing.money import InvalidMoney, InvalidPrice  # noqa: PLC0415
     from billing.periods import PeriodOpen  # noqa: PLC0415
+    from billing.platform_settings import InvalidPlatformSetting  # noqa: PLC0415
     from billing.prices import PriceMissing  # noqa: PLC0415
     from billing.prices.errors import PriceRefused, UnknownBook, UnknownSheet  # noqa: PLC0415
     from billing.rating.terms import InvalidTerms  # noqa: PLC0415
@@ -34,6 +35,7 @@ def known() -> tuple[type[Exception], ...]:
     from gateway.tenancy.repositories import NameTaken, NotFound  # noqa: PLC0415
     from storage.bus import InvalidRedisUrl  # noqa: PLC0415
     from storage.database import DatabaseUnavailable, InvalidDatabaseUrl  # noqa: PLC0415
+    from storage.free_text import InvalidText  # noqa: PLC0415
     from storage.migrate import SchemaMismatch  # noqa: PLC0415
     from turnpike.children import ChildFailed  # noqa: PLC0415
     from turnpike.data_folder import DataFolderError, NoData  # noqa: PLC0415
@@ -60,9 +62,11 @@ def known() -> tuple[type[Exception], ...]:
         InvalidMoney,
         InvalidParty,
         InvalidPeriod,
+        InvalidPlatformSetting,
         InvalidPrice,
         InvalidRedisUrl,
         InvalidTerms,
+        InvalidText,
         InvalidUsage,
         InvalidWebhook,
         InvoiceRefused,

@@ -14,6 +14,7 @@ import msgspec
 from billing.balances import Balances
 from billing.budgets.setting import Budgets
 from billing.holds.reserving import Holds
+from billing.platform_settings import PlatformSettings
 from billing.prices import PriceBook
 from billing.prices.approval import PriceSheets
 from billing.prices.books import PriceBooks
@@ -39,6 +40,7 @@ class Office(msgspec.Struct, frozen=True):
     authenticator: Authenticator
     prices: PriceBook
     sheets: PriceSheets
+    platform: PlatformSettings
     books: PriceBooks
     contracts: Contracts
     balances: Balances
@@ -104,7 +106,8 @@ async def opened(settings: Settings, setup: Setup = "never") -> AsyncIterator[Of
             tenancy=Tenancy(database, peppers, bus),
             authenticator=authenticator,
             prices=prices,
-            sheets=PriceSheets(database, settings.price_approvals, via=system_user()),
+            sheets=PriceSheets(database, via=system_user()),
+            platform=PlatformSettings(database),
             books=PriceBooks(database),
             contracts=Contracts(database, prices),
             balances=Balances(database),

@@ -66,15 +66,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str, _about("model folder; a gateway takes several, separated by commas", SERVE, GATEWAY, ENGINE, ADMIN)
     ] = ""
 
-    price_approvals: Annotated[
-        int,
-        _about(
-            "people it takes to change a price; 2: whoever approves is not the author",
-            *ALL_BUT_ENGINE,
-            at_least=1,
-            at_most=2,
-        ),
-    ] = 1
     operator_key_file: Annotated[
         str,
         _about("file with your operator's key: who you are in what changes prices and contract terms", ADMIN),
@@ -418,6 +409,13 @@ def _from_file(path: str) -> dict[str, object]:
     return values
 
 
+_MOVED = {
+    "price_approvals": "two people are asked for by the platform, whatever a command's environment says: turnpike "
+    "platform set approvals on"
+}
+"""What was a setting once and must not be overlooked now."""
+
+
 def load(flags: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Settings:
     """The settings from flags (None: not given), environment and the TOML file, checked. Raises SettingError."""
     environment = os.environ if environment is None else environment
@@ -425,6 +423,9 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str] | None = None)
     config = flags.get("config") or environment.get(environment_name("config"))
     if config:
         given |= {name: (value, str(config)) for name, value in _from_file(str(config)).items()}
+    for name, instead in _MOVED.items():
+        if environment_name(name) in environment:
+            raise SettingError(f"{environment_name(name)} is no setting any more: {instead}")
     for name in _NAMES:
         if (value := environment.get(environment_name(name))) is not None:
             given[name] = (value, environment_name(name))

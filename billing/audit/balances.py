@@ -23,6 +23,7 @@ from billing.tables.money import (
     grant_balance,
     hold_batch,
     ledger_entry,
+    ledger_txn,
     usage_event,
     usage_fact,
 )
@@ -66,7 +67,7 @@ async def check_balances(scope: Scope) -> None:
 
 async def _check_grants(scope: Scope, counted_on: Mapping[UUID, int]) -> dict[UUID, int]:
     """What became of each grant is its amount, and what the ledger's entries say; holds count on what it says that they
-    do; and it paid only for what it is for. Returns what counts for `credit`."""
+    do; and it paid only for what it is for. Returns what counts for `credit`: grants, and what periods gave back."""
     entry = ledger_entry.c
     moved: dict[UUID, int] = defaultdict(int)
     begun = set()
@@ -75,7 +76,7 @@ async def _check_grants(scope: Scope, counted_on: Mapping[UUID, int]) -> dict[UU
         moved[one] += amount if credit in HELD_IN else -amount
         if debit in ("clearing", "goodwill"):
             begun.add(one)
-    credits_: dict[UUID, int] = defaultdict(int)
+    credits_ = await _returned(scope)
     left: dict[tuple[UUID, str], int] = defaultdict(int)
     restricted: dict[UUID, int] = defaultdict(int)
     of = grant.c
@@ -110,6 +111,19 @@ async def _check_grants(scope: Scope, counted_on: Mapping[UUID, int]) -> dict[UU
             detail = f"{restricted[row.tenant_id]} are for one model or project, it says {row.restricted}"
             scope.found("a balance is not what is left of its grants", row.tenant_id, detail)
     return credits_
+
+
+async def _returned(scope: Scope) -> dict[UUID, int]:
+    """What periods gave back to each tenant, less what corrections took off that again."""
+    entry = ledger_entry.c
+    kind = ledger_txn.c.kind
+    again = (entry.debit == "revenue") & (entry.credit == "charges")
+    query = select(entry.tenant_id, kind, func.sum(entry.amount_pico)).join(ledger_txn, ledger_txn.c.id == entry.txn_id)
+    returned: dict[UUID, int] = defaultdict(int)
+    query = query.where((kind == "return") | again).group_by(entry.tenant_id, kind)
+    for tenant, of, amount in await scope.session.execute(query):
+        returned[tenant] += int(amount) if of == "return" else -int(amount)
+    return returned
 
 
 async def _check_purpose(scope: Scope, row: Any) -> None:

@@ -17,6 +17,7 @@ from billing.invoices.currencies import minor_unit
 from billing.invoices.document import Document
 from billing.invoices.posting import entries_of
 from billing.invoices.records import Record, columns_of, rows_of
+from billing.ledger import OF_EVENTS
 from billing.tables.invoices import invoice, invoice_line, invoice_payment, invoice_usage, number_series
 from billing.tables.money import grant, ledger_entry, ledger_txn
 
@@ -38,6 +39,7 @@ async def check_invoices(scope: Scope) -> None:
     await _series(scope, sealed)
     await _settlements(scope, sealed)
     await _ledger(scope, sealed)
+    await _returns(scope, sealed)
 
 
 _ORDER = ("seller", "series", "year", "n")
@@ -164,6 +166,33 @@ def _may_be(row: Any) -> bool:
     left, something = row.payable - row.paid - row.credited, bool(row.paid or row.credited)
     possible = {"void", "finalized"} if not something else {"partially_paid"}
     return row.state in ({"paid"} if left <= 0 else {"uncollectible", *possible})
+
+
+async def _returns(scope: Scope, sealed: Sequence[Any]) -> None:
+    """What a period gave back to the balance is what its invoice says, and nothing went back without an invoice."""
+    entry, txn = ledger_entry.c, ledger_txn.c
+    query = (
+        select(entry.tenant_id, txn.period, txn.kind, func.sum(entry.amount_pico))
+        .join(ledger_txn, txn.id == entry.txn_id)
+        .where((txn.kind == "return") | (txn.kind.in_(OF_EVENTS) & (entry.credit == "charges")))
+        .group_by(entry.tenant_id, txn.period, txn.kind)
+    )
+    posted: dict[tuple[UUID, str], int] = defaultdict(int)
+    gave: set[tuple[UUID, str]] = set()
+    for tenant, period, kind, amount in await scope.session.execute(query):
+        posted[tenant, period] += int(amount) if kind == "return" else -int(amount)
+        if kind == "return":
+            gave.add((tenant, period))
+    invoiced = {(row.tenant_id, row.period) for row in sealed if row.kind == "invoice"}
+    for row in sealed:
+        if row.kind != "invoice" or row.state == "void":
+            continue
+        found = posted[row.tenant_id, row.period]
+        if row.returned_pico != found:
+            detail = f"{row.number}: it gives back {row.returned_pico}, the ledger gave back {found}"
+            scope.found(_POSTED, row.id, detail)
+    for tenant, period in sorted(gave - invoiced):
+        scope.found(_POSTED, tenant, f"{period}: {posted[tenant, period]} were given back without an invoice")
 
 
 async def _ledger(scope: Scope, sealed: Sequence[Any]) -> None:

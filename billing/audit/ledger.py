@@ -78,7 +78,9 @@ def _credited(kind: str, debit: str, credit: str) -> int:
     if kind in ("refund", "expiry"):
         return -int(debit != "restricted")
     if kind in OF_EVENTS:
-        return (debit == "restricted") - (credit == "restricted")
+        return (debit == "restricted") - (credit == "restricted") - (credit == "charges")
+    if kind == "return":
+        return int(credit != "restricted")
     return 0
 
 

@@ -17,6 +17,7 @@ from billing.tables.budgets import budget, budget_window
 from billing.tables.money import balance
 from storage.base import new_id
 from storage.database import Database
+from storage.free_text import NAME, problem_of_text
 
 THRESHOLDS = (50, 80, 100)
 _MOST_PERCENT = 1000
@@ -133,6 +134,8 @@ def _unused(terms: BudgetTerms, starts_at: int) -> BudgetWindow:
 
 
 def _check(scope: Scope, subject: str, limit_pico: int, thresholds: Sequence[int]) -> None:
+    if problem := problem_of_text(subject, NAME, empty=True):
+        raise InvalidBudget(f"{scope}: {problem}")
     if bool(subject) == (scope == "tenant"):
         raise InvalidBudget("a tenant's budget has no subject" if subject else f"a budget of a {scope} says which")
     if not 0 < limit_pico <= MAX_PICO:

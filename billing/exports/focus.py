@@ -328,7 +328,7 @@ async def _invoice_detail(reading: Reading, asked: Asked) -> AsyncIterator[Seque
                 lines.append(("tax", "Tax", "Tax", document.tax, in_pico(document.tax, document.currency)))
             if note and (back := await returned(reading, document)):
                 lines.append(("balance", "Purchase", RETURNED, -back, -in_pico(back, document.currency)))
-            sign, paid = -1 if note else 1, covered(document, bill.lines)
+            sign, paid = -1 if note else 0 if document.state == "void" else 1, covered(document, bill.lines)
             yield [
                 (
                     sign * in_pico(net - paid.get(n, 0), document.currency),

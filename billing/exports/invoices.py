@@ -53,7 +53,7 @@ async def _rows(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
                 .order_by(_LINE.n)
             )
             tenant = asked.names.tenants.get(document.tenant_id)
-            sign = -1 if document.kind == "credit_note" else 1
+            sign = 0 if document.state == "void" else -1 if document.kind == "credit_note" else 1
             async for lines in reading.portions(query):
                 yield [
                     (
@@ -116,8 +116,12 @@ INVOICES = Dataset(
         Column("units", "integer"),
         Column("price_per_million", "price"),
         Column("currency", "text"),
-        Column("exact", "money", "before rounding; less than 0 on a credit note"),
-        Column("net", "money", "rounded to the currency's smallest coin; less than 0 on a credit note"),
+        Column("exact", "money", "before rounding; less than 0 on a credit note, 0 on a void document"),
+        Column(
+            "net",
+            "money",
+            "rounded to the currency's smallest coin; less than 0 on a credit note, 0 on a void document",
+        ),
         Column("tax_category", "text", "UNCL 5305"),
         Column("tax_percent", "price"),
         Column("sha256", "text", "of the document"),

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from billing.invoices.currencies import minor_unit
-from billing.invoices.document import Document, Line, Savings
+from billing.invoices.document import Document, Line, Returned, Savings
 from billing.invoices.parties import Buyer, Detail, Seller
 from billing.invoices.rounding import Carried, carried, rounded
 from billing.invoices.tax import Tax, tax_for, tax_totals
@@ -23,12 +23,16 @@ _KINDS = get_args(Kind)
 
 class Funding(msgspec.Struct, frozen=True):
     """How the usage was paid for so far, in pico-units: given for nothing, and paid in advance; and what rounding left
-    over from the documents before, for what was billed and for what was paid in advance."""
+    over from the documents before, for what was billed and for what was paid in advance. `promo` and `prepaid` are what
+    is left of them after what is `returned`, of which `returned_credit` was paid and `returned_promo` given."""
 
     promo: int = 0
     prepaid: int = 0
     carry: int = 0
     prepaid_carry: int = 0
+    returned: int = 0
+    returned_credit: int = 0
+    returned_promo: int = 0
 
 
 class Exact(msgspec.Struct, frozen=True):
@@ -101,8 +105,16 @@ def compose(
         carry_out=str(billed.carry),
         prepaid_carry_in=str(funding.prepaid_carry),
         prepaid_carry_out=str(funding.prepaid + funding.prepaid_carry - prepaid * unit),
+        returned=_returned(funding),
         savings=savings if savings.models else "",
     )
+
+
+def _returned(funding: Funding) -> Returned | msgspec.UnsetType:
+    if not funding.returned:
+        return msgspec.UNSET
+    exact, credit, promo = map(str, (funding.returned, funding.returned_credit, funding.returned_promo))
+    return Returned(exact=exact, credit=credit, promo=promo)
 
 
 def exact_of(lines: Iterable[Line]) -> Exact:

@@ -23,6 +23,7 @@ from billing.invoices.settling import MOST_TEXT, settled
 from billing.invoices.tax import Tax, TaxTotal, tax_totals
 from billing.tables.invoices import invoice
 from storage.database import Database
+from storage.free_text import check_text
 
 
 class Left(msgspec.Struct, frozen=True):
@@ -49,8 +50,8 @@ async def credit(
     names this wish: repeated as it was, it is done once. Raises WrongState, AmountRefused, NumberRefused,
     DatabaseUnavailable.
     """
-    if not reason.strip() or len(reason) > MOST_TEXT:
-        raise AmountRefused(f"reason: what the credit note shall state, of at most {MOST_TEXT} characters")
+    check_text("reason", reason, MOST_TEXT)
+    check_text("request", request, MOST_TEXT)
     identity = step_id(record.id, f"credit:{request}")
     if not write:
         async with database.reading() as session:
@@ -137,6 +138,7 @@ async def _written_up(
         carry_out="0",
         prepaid_carry_in="0",
         prepaid_carry_out="0",
+        returned=msgspec.UNSET,
         corrects=document.number,
         reason=reason,
         savings="",

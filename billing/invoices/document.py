@@ -102,6 +102,15 @@ class Savings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     advice: list[str] = []
 
 
+class Returned(msgspec.Struct, frozen=True, kw_only=True):
+    """What the lines that lower the usage give back of what it was posted at, in pico-units as text: `exact` in all, of
+    it `credit` to credit that was paid and `promo` to credit that was given. The rest was not paid yet."""
+
+    exact: str
+    credit: str
+    promo: str
+
+
 class Document(msgspec.Struct, frozen=True, kw_only=True):
     """The content. `number`, `issued`, `due` and `previous` are empty until it is finalized; `previous` is the SHA-256
     of the document before it in its series.
@@ -109,7 +118,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     `gross` is `net` with `tax`; of it `prepaid` (exactly `prepaid_exact`) was paid in advance, and `payable` is left.
     `corrects` is the number of the invoice that a credit note reduces. What rounding left over came in as `carry_in`
     and goes on as `carry_out`, pico-units as text; so do `prepaid_carry_in` and `prepaid_carry_out` for what was paid
-    in advance.
+    in advance. `returned` is absent where nothing is given back, so that older documents keep their text.
     """
 
     version: int = VERSION
@@ -137,6 +146,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     carry_out: str = "0"
     prepaid_carry_in: str = "0"
     prepaid_carry_out: str = "0"
+    returned: Returned | msgspec.UnsetType = msgspec.UNSET
     corrects: str = ""
     reason: str = ""
     savings: Savings | Literal[""] = ""

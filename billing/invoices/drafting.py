@@ -20,6 +20,7 @@ from billing.invoices.parties import Buyer
 from billing.invoices.party_store import lock_documents, read_buyer, read_seller
 from billing.invoices.posting import tell
 from billing.invoices.records import Record, of_period, write_draft
+from billing.invoices.returning import Return
 from billing.invoices.savings import savings
 from billing.prices import PriceBook, PriceVersion
 from billing.rating.cache_use import CacheHour, cache_use
@@ -38,6 +39,13 @@ class Rated(msgspec.Struct, frozen=True):
     lines: list[RatedLine]
     versions: dict[int, PriceVersion]
     cache: list[CacheHour]
+
+
+class WrittenUp(msgspec.Struct, frozen=True):
+    """An invoice as things stand, and what finalizing it gives back to the balance."""
+
+    document: Document | None
+    back: Return = Return()
 
 
 async def rate(database: Database, book: PriceBook, tenant_id: UUID, period: str) -> Rated:
@@ -68,12 +76,15 @@ async def draft(
         async with database.reading() as session:
             buyer = await read_buyer(session, tenant_id)
             _check_draft(await of_period(session, tenant_id, period))
-            return None, await written_up(session, buyer, tenant_id, period, rated=rated, projects=projects or {})
+            return None, (
+                await written_up(session, buyer, tenant_id, period, rated=rated, projects=projects or {})
+            ).document
     async with database.transaction() as session:
         buyer = await lock_documents(database, session, tenant_id)
         before = await of_period(session, tenant_id, period)
         _check_draft(before)
-        document = await written_up(session, buyer, tenant_id, period, rated=rated, projects=projects or {})
+        written = await written_up(session, buyer, tenant_id, period, rated=rated, projects=projects or {})
+        document = written.document
         if document is None:
             if before is not None:
                 await session.execute(delete(invoice_line).where(invoice_line.c.invoice_id == before.id))
@@ -94,18 +105,22 @@ async def written_up(
     *,
     rated: Rated,
     projects: Mapping[UUID, str],
-) -> Document | None:
-    """What the invoice says as things stand in this transaction; None where there is nothing to bill: no line, not even
-    one for what earlier roundings left, which are carried on for as long as they come to less than a minor unit."""
+) -> WrittenUp:
+    """What the invoice says as things stand in this transaction, and what finalizing it gives back.
+
+    There is no document where there is nothing to bill: no line, not even one for what earlier roundings left, which
+    are carried on for as long as they come to less than a minor unit.
+    """
     seller = await read_seller(session, buyer.seller)
     used = sum(line.exact_pico for line in rated.lines if line.kind == "usage")
-    stands = await standing(session, tenant_id, period, used)
+    charges = sum(line.exact_pico for line in rated.lines) - used
+    stands = await standing(session, tenant_id, period, used, charges)
     currency = stands.currency or seller.currency
     for version in rated.versions.values():
         if version.currency != currency:
             raise CurrencyMismatch(version.currency, currency)
     if not rated.lines and not stands.carry:
-        return None
+        return WrittenUp(None)
     start, end = period_bounds(period)
     saved = savings(rated.lines, rated.versions, rated.cache, (end - start) // HOUR - 1, projects)
     saved = msgspec.structs.replace(saved, advice=advice(saved.classes, currency))
@@ -120,7 +135,7 @@ async def written_up(
         savings=saved,
         projects=projects,
     )
-    return document if document.lines else None
+    return WrittenUp(document, stands.back) if document.lines else WrittenUp(None)
 
 
 def _check_draft(record: Record | None) -> None:

@@ -19,6 +19,7 @@ from billing.invoices.numbering import take, use
 from billing.invoices.party_store import lock_documents
 from billing.invoices.posting import entries_of, post, tell
 from billing.invoices.records import Record, columns_of, locked, of_period, read_document
+from billing.invoices.returning import give_back
 from billing.invoices.states import State
 from billing.prices import PriceBook
 from billing.rehearsal import transaction
@@ -57,11 +58,14 @@ async def finalize(
             return record
         await _check_order(session, tenant_id, period)
         draft = await read_document(session, record.id)
-        if await written_up(session, buyer, tenant_id, period, rated=rated, projects=project_names(draft)) != draft:
+        now = await written_up(session, buyer, tenant_id, period, rated=rated, projects=project_names(draft))
+        if now.document != draft:
             raise DraftOutdated(f"the books have changed since {record.name} was made: draft it again and look at it")
         if draft.service_until >= (issued or await today(database, session)).isoformat():
             raise NumberRefused(f"the issue date is not after the period's last day, {draft.service_until}")
-        return await seal(database, session, record, draft, issued)
+        sealed = await seal(database, session, record, draft, issued)
+        await give_back(database, session, sealed, now.back)
+        return sealed
 
 
 async def seal(

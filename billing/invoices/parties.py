@@ -12,11 +12,9 @@ from typing import Literal, get_args
 import msgspec
 
 from billing.invoices.countries import NAMES
+from billing.invoices.vat_ids import problem_of
 from billing.money import InvalidMoney, check_currency
-
-_MEMBERS = "AT BE BG CY CZ DE DK EE ES FI FR GR HR HU IE IT LT LU LV MT NL PL PT RO SE SI SK"
-EU = frozenset(_MEMBERS.split())
-"""The member states of the European Union by ISO 3166."""
+from storage.free_text import InvalidText, problem_of_text
 
 Treatment = Literal["auto", "standard", "zero", "exempt", "reverse_charge", "intra_community", "export", "outside"]
 Detail = Literal["model", "project"]
@@ -25,6 +23,7 @@ _COUNTRY = re.compile(r"[A-Z]{2}", re.ASCII)
 _IDENTITY = re.compile(r"[a-z0-9][a-z0-9-]{0,39}", re.ASCII)
 _SERIES = re.compile(r"[A-Z0-9][A-Z0-9-]{0,11}", re.ASCII)
 _VAT = re.compile(r"[A-Z]{2}[A-Z0-9+*]{2,13}", re.ASCII)
+_EXAMPLE = "DE136695976"
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
 _FIELD = re.compile(r"\{(?:series|year|n(?::0\d{1,2})?)\}", re.ASCII)
 _PLAIN = re.compile(r"[A-Za-z0-9/._-]*", re.ASCII)
@@ -32,15 +31,12 @@ _RATE = re.compile(r"(\d{1,2})(?:\.(\d{1,2}))?", re.ASCII)
 
 MOST_LINES = 6
 """Lines of an address before its town, at most."""
+MOST_PAYMENT_LINES = 12
+"""Lines that say how to pay, at most."""
 
 
-class InvalidParty(ValueError):
+class InvalidParty(InvalidText):
     """A seller or buyer that cannot be; `field` says which of its fields is wrong."""
-
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}")
-        self.field = field
-        self.problem = problem
 
 
 class Party(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,8 +60,11 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
             _check_text("address", line, 120)
         if _COUNTRY.fullmatch(self.country) is None:
             raise InvalidParty("country", f"{self.country!r} is not a country code such as DE")
-        if self.vat_id:
-            _check_vat_id(self.vat_id, self.country)
+        if self.vat_id and _VAT.fullmatch(self.vat_id) is None:
+            raise InvalidParty(
+                "vat_id", f"{self.vat_id!r} is not a VAT id with its country in front, such as {_EXAMPLE}"
+            )
+        _check_text("email", self.email, 254, empty=True)
         if self.email and _EMAIL.fullmatch(self.email) is None:
             raise InvalidParty("email", f"{self.email!r} is not an address such as billing@example.com")
 
@@ -92,6 +91,8 @@ class Seller(Party, frozen=True, kw_only=True):
         if _IDENTITY.fullmatch(self.id) is None:
             raise InvalidParty("id", f"{self.id!r} is not a short name such as acme-eu")
         _check_text("registration", self.registration, 200, empty=True)
+        if len(self.payment) > MOST_PAYMENT_LINES:
+            raise InvalidParty("payment", f"{len(self.payment)} lines, more than {MOST_PAYMENT_LINES}")
         for line in self.payment:
             _check_text("payment", line, 200)
         try:
@@ -150,6 +151,23 @@ def check_countries(party: Seller | Buyer) -> None:
                 raise InvalidParty(field, f"{code} is no country of ISO 3166{f'; it is {near} there' if near else ''}")
 
 
+def check_vat_id(party: Party) -> None:
+    """Refuse a VAT id that cannot be one: the tax would follow from it. What is on documents already, and profiles that
+    are older than this check, are not checked again (`vat_warnings` names them). Raises InvalidParty."""
+    if party.vat_id and (problem := problem_of(party.vat_id, party.country)):
+        raise InvalidParty("vat_id", problem)
+
+
+def vat_warnings(seller: Seller, buyer: Buyer) -> list[str]:
+    """What is to be known about the parties' VAT ids before an invoice is finalized, a sentence each."""
+    found = []
+    for who, party in (("seller", seller), ("buyer", buyer)):
+        if party.vat_id and (problem := problem_of(party.vat_id, party.country)):
+            charged = ": the tax is that of a buyer without one" if who == "buyer" else ""
+            found.append(f"The VAT id of the {who} is not valid: {problem}{charged}.")
+    return found
+
+
 def parse_rate(text: str) -> int:
     """Hundredths of a percent of a rate in percent: "19" → 1900, "8.1" → 810. Raises InvalidParty."""
     match = _RATE.fullmatch(text)
@@ -164,20 +182,8 @@ def format_rate(rate: int) -> str:
 
 
 def _check_text(field: str, text: str, most: int, *, empty: bool = False) -> None:
-    if not empty and not text.strip():
-        raise InvalidParty(field, "it is empty")
-    if len(text) > most:
-        raise InvalidParty(field, f"longer than {most} characters")
-    if any(not character.isprintable() for character in text):
-        raise InvalidParty(field, "it has a control character or a line break")
-
-
-def _check_vat_id(vat_id: str, country: str) -> None:
-    if _VAT.fullmatch(vat_id) is None:
-        raise InvalidParty("vat_id", f"{vat_id!r} is not a VAT id with its country in front, such as DE123456789")
-    prefix = "GR" if vat_id.startswith("EL") else vat_id[:2]  # Greece writes EL
-    if country in EU and prefix in EU and prefix != country:
-        raise InvalidParty("vat_id", f"{vat_id} is of {prefix}, and the country is {country}")
+    if problem := problem_of_text(text, most, empty=empty):
+        raise InvalidParty(field, problem)
 
 
 def _check_format(form: str) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.invoices.canonical import canonical
 from billing.invoices.failures import NoProfile
-from billing.invoices.parties import Buyer, Seller, check_countries
+from billing.invoices.parties import Buyer, Seller, check_countries, check_vat_id
 from billing.tables.invoices import billing_profile, legal_entity
 from storage.database import Database
 
@@ -22,8 +22,9 @@ class Parties:
         self._database = database
 
     async def set_seller(self, seller: Seller) -> None:
-        """Make or replace a legal entity. Raises InvalidParty for a country that there is not."""
+        """Make or replace a legal entity. Raises InvalidParty for a country or a VAT id that there is not."""
         check_countries(seller)
+        check_vat_id(seller)
         row = {"id": seller.id, "profile": canonical(seller), "updated_at": self._database.clock}
         new = {name: row[name] for name in ("profile", "updated_at")}
         async with self._database.transaction() as session:
@@ -33,8 +34,9 @@ class Parties:
 
     async def set_buyer(self, tenant_id: UUID, buyer: Buyer) -> None:
         """Make or replace a tenant's billing profile. Raises NoProfile if its seller does not exist, InvalidParty for a
-        country that there is not."""
+        country or a VAT id that there is not."""
         check_countries(buyer)
+        check_vat_id(buyer)
         row = {
             "tenant_id": tenant_id,
             "seller": buyer.seller,

@@ -13,6 +13,7 @@ import typst
 
 from billing.invoices.document import Document
 from billing.invoices.presentation import shown
+from billing.invoices.records import NOTHING_SETTLED, Settlements
 
 
 class NotPrintable(ValueError):
@@ -24,19 +25,29 @@ def _template() -> bytes:
     return (files("billing.invoices") / "invoice.typ").read_bytes()
 
 
-def to_pdf(document: Document, state: str, digest: str = "", *, fonts: Path | None = None) -> bytes:
-    """The document in a state, as PDF/A-3b. `fonts` is a folder of further fonts, for scripts that the embedded ones
-    lack. Raises NotPrintable."""
-    return _compiled(document, state, digest, fonts, {"format": "pdf", "pdf_standards": "a-3b"})[0]
+def to_pdf(
+    document: Document,
+    state: str,
+    digest: str = "",
+    settled: Settlements = NOTHING_SETTLED,
+    *,
+    fonts: Path | None = None,
+) -> bytes:
+    """The document in a state, as PDF/A-3b, with what was paid and credited of it by then.
+
+    `fonts` is a folder of further fonts, for scripts that the embedded ones lack. Raises NotPrintable.
+    """
+    shows = shown(document, state, digest, settled)
+    return _compiled(document, shows, fonts, {"format": "pdf", "pdf_standards": "a-3b"})[0]
 
 
 def to_png(document: Document, state: str, digest: str = "", *, fonts: Path | None = None, dpi: int) -> list[bytes]:
     """The document's pages as pictures. Raises NotPrintable."""
-    return _compiled(document, state, digest, fonts, {"format": "png", "ppi": dpi})
+    return _compiled(document, shown(document, state, digest), fonts, {"format": "png", "ppi": dpi})
 
 
-def _compiled(document: Document, state: str, digest: str, fonts: Path | None, form: dict[str, Any]) -> list[bytes]:
-    data = json.dumps(shown(document, state, digest))
+def _compiled(document: Document, shows: dict[str, Any], fonts: Path | None, form: dict[str, Any]) -> list[bytes]:
+    data = json.dumps(shows)
     day = datetime.fromisoformat(document.issued or document.service_until).replace(tzinfo=UTC)
     paths = [] if fonts is None else [str(fonts)]
     stamp = int(day.timestamp())

@@ -2,7 +2,8 @@
 
 The usage that is still owed stands in `receivable` already, exactly. What a document asks for beyond that goes to
 `invoiced`: tax, lines that are no usage, and what rounding adds or leaves (`rounding_carry`). So `receivable` and
-`invoiced` together are what the tenant was asked to pay, and `rounding_carry` is what its documents carry on.
+`invoiced` together are what the tenant was asked to pay, and `rounding_carry` is what its documents carry on. What of
+`charges` was given back to the balance (`billing.invoices.returning`) is not taken off what a document asks for again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from storage.database import Database
 def entries_of(record: Record) -> list[Entry]:
     """What finalizing an invoice posts."""
     unit = minor_unit(record.currency)
-    tax, charges = record.tax * unit, record.charges_pico
+    tax, charges = record.tax * unit, record.charges_pico + record.returned_pico
     rounding = record.payable * unit - record.owed_pico - tax - charges
     return moves(("invoiced", "tax", tax), ("invoiced", "charges", charges), ("invoiced", "rounding_carry", rounding))
 

@@ -7,14 +7,18 @@ from datetime import date
 from itertools import groupby
 from typing import Any
 
+import msgspec
+
 from billing.invoices.advice import length
 from billing.invoices.countries import name_of
 from billing.invoices.currencies import format_minor, minor_unit
 from billing.invoices.document import ClassSavings, Document, Line, ModelSavings, Savings
-from billing.invoices.parties import Party, format_rate
+from billing.invoices.parties import Party, format_rate, vat_warnings
+from billing.invoices.records import NOTHING_SETTLED, Settlements
 from billing.invoices.rounding import rounded
 from billing.invoices.tax import TaxTotal
 from billing.usage import METERS
+from storage.base import from_instant
 
 _MICRO = 10**6
 _TITLES = {"invoice": "Invoice", "credit_note": "Credit note"}
@@ -45,13 +49,19 @@ _BANNERS = {"draft": "Draft", "void": "Void", "paid": "Paid"}
 _BESIDE = "Beside usage"
 
 
-def shown(document: Document, state: str, digest: str) -> dict[str, Any]:
-    """The words and figures of a document in a state; `digest` is its SHA-256, empty for a draft."""
+def shown(document: Document, state: str, digest: str, settled: Settlements = NOTHING_SETTLED) -> dict[str, Any]:
+    """The words and figures of a document in a state, with what was paid and credited of it; `digest` is its SHA-256,
+    empty for a draft."""
+    left = _left(document, settled)
+    rows = _settled(document, settled, left)
     due = _day(document.due) if document.kind == "invoice" and document.payable else ""
     return {
         "title": _TITLES[document.kind],
         "banner": _BANNERS.get(state, ""),
         "number": document.number,
+        "statement_of": f"{_TITLES[document.kind].lower()} {document.number}".strip()
+        if document.number
+        else f"the draft of {date.fromisoformat(document.service_from):%B %Y}",
         "facts": [
             [name, value]
             for name, value in (
@@ -68,14 +78,15 @@ def shown(document: Document, state: str, digest: str) -> dict[str, Any]:
         "seller_legal": [text for text in (document.seller.registration, document.seller.email) if text],
         "buyer": _party(document.buyer),
         "currency": document.currency,
-        "headline": _headline(document),
+        "headline": _headline(document, state, left, credited=bool(settled.credit_notes)),
         "reason": document.reason,
         "groups": [_group(document, *group) for group in _grouped(document.lines)],
-        "totals": _totals(document),
+        "totals": _totals(document, due="Payable" if rows else "Amount due"),
+        "settled": rows,
         "taxes": [_tax(document, tax) for tax in document.taxes],
         "statements": sorted({tax.reason for tax in document.taxes if tax.reason}),
-        "payment": document.seller.payment if document.kind == "invoice" and document.payable > 0 else [],
-        "carry": _carry(document),
+        "payment": document.seller.payment if left > 0 and state != "void" else [],
+        "notes": [text for text in (*_notes(document, state), _rounding(document)) if text],
         "savings": "" if document.savings == "" else _savings(document, document.savings),
         "digest": digest,
     }
@@ -119,11 +130,40 @@ def _span(first: str, last: str) -> str:
     return f"{_day(first)} – {_day(last)}"
 
 
-def _headline(document: Document) -> list[str]:
-    money = f"{document.currency} {amount(document.payable, document.currency)}"
+def _headline(document: Document, state: str, left: int, *, credited: bool) -> list[str]:
+    """What a reader is to do: one figure, which a stamp beside it never contradicts."""
     if document.kind == "credit_note":
-        return ["Credited", money]
-    return ["Amount due", money]
+        name, minor = "Credited", document.payable
+    elif state == "void":
+        name, minor = "Void: nothing is due of", document.gross
+    elif state == "paid" and document.payable:
+        name, minor = "Settled" if credited else "Paid in full", document.payable
+    else:
+        name, minor = "Amount due", left
+    return [name, f"{document.currency} {amount(minor, document.currency)}"]
+
+
+def _left(document: Document, settled: Settlements) -> int:
+    """What is still to be paid of an invoice, in minor units."""
+    if document.kind == "credit_note":
+        return 0
+    paid = sum(payment.amount for payment in settled.payments)
+    return max(0, document.payable - paid - sum(note.gross for note in settled.credit_notes))
+
+
+def _settled(document: Document, settled: Settlements, left: int) -> list[list[str]]:
+    """Payments and credit notes with their days, and what is left then: rows of name, amount and weight."""
+    rows = [
+        (f"Payment of {_day(from_instant(one.at).date().isoformat())}, {one.reference}", -one.amount)
+        for one in settled.payments
+    ]
+    rows += [(f"Credit note {one.number} of {_day(one.issued or '')}", -one.gross) for one in settled.credit_notes]
+    if not rows:
+        return []
+    if to_balance := left - document.payable - sum(minor for _, minor in rows):
+        rows.append(("Credited beyond what was due, to the balance", to_balance))
+    shown_rows = [[name, amount(minor, document.currency), ""] for name, minor in rows]
+    return [*shown_rows, ["Left to pay", amount(left, document.currency), "strong"]]
 
 
 def _grouped(lines: list[Line]) -> list[tuple[str, list[tuple[int, Line]]]]:
@@ -181,7 +221,7 @@ def _price(micro: int) -> str:
     return f"{whole:,}.{f'{rest:06d}'.rstrip('0').ljust(2, '0')}"
 
 
-def _totals(document: Document) -> list[list[str]]:
+def _totals(document: Document, due: str) -> list[list[str]]:
     def row(name: str, minor: int, weight: str = "") -> list[str]:
         return [name, amount(minor, document.currency), weight]
 
@@ -195,7 +235,7 @@ def _totals(document: Document) -> list[list[str]]:
     if document.prepaid:
         rows.append(row("Paid in advance from credit", -document.prepaid))
     if document.kind == "invoice":
-        rows.append(row("Amount due", document.payable, "strong"))
+        rows.append(row(due, document.payable, "strong"))
     return rows
 
 
@@ -205,9 +245,47 @@ def _tax(document: Document, tax: TaxTotal) -> list[str]:
     return [*names, amount(tax.net, document.currency), amount(tax.tax, document.currency)]
 
 
-def _carry(document: Document) -> str:
-    """What rounding leaves, said where there is any."""
-    carry = int(document.carry_out)
+def carried_on(document: Document) -> list[tuple[str, str]]:
+    """What goes on to the next invoice, and what went back to the balance, each in words with its exact amount."""
+    rows = []
+    if document.returned is not msgspec.UNSET:
+        for name, pico in (("credit", document.returned.credit), ("promotional credit", document.returned.promo)):
+            if int(pico):
+                rows.append((f"back to {name}", _exact(int(pico), document.currency)))
+    if carry := _carried(document):
+        rows.append(("carried to the next invoice", _exact(carry, document.currency)))
+    return rows
+
+
+def _carried(document: Document) -> int:
+    """What the next invoice asks for more than its own lines come to, in pico-units; less than 0: it is deducted."""
+    return int(document.carry_out) - int(document.prepaid_carry_out)
+
+
+def _notes(document: Document, state: str) -> list[str]:
+    """What is to be looked at before a draft is finalized, and what goes back to the balance."""
+    warnings = vat_warnings(document.seller, document.buyer) if state == "draft" else []
+    return [*warnings, *_returned(document, state)]
+
+
+def _returned(document: Document, state: str) -> list[str]:
+    if document.returned is msgspec.UNSET:
+        return []
+    back = {"credit": int(document.returned.credit), "promotional credit": int(document.returned.promo)}
+    parts = [
+        f"{_exact(pico, document.currency)} {document.currency} to the {name} that paid"
+        for name, pico in back.items()
+        if pico
+    ]
+    if not parts:
+        return []
+    goes = "goes back when this invoice is finalized" if state == "draft" else "went back"
+    return [f"Usage was taken from credit at list prices. What the lines above take off it {goes}: {', '.join(parts)}."]
+
+
+def _rounding(document: Document) -> str:
+    """What is carried on, said where there is any."""
+    carry = _carried(document)
     if document.kind == "credit_note" or not carry:
         return ""
     left = f"{_exact(abs(carry), document.currency)} {document.currency}"

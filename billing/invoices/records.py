@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -45,6 +46,7 @@ class Record(msgspec.Struct, frozen=True):
     promo_pico: int
     charges_pico: int
     prepaid_pico: int
+    returned_pico: int
     settled_pico: int
     carry_in: int
     carry_out: int
@@ -56,12 +58,20 @@ class Record(msgspec.Struct, frozen=True):
     @property
     def left(self) -> int:
         """What is still to be paid, in minor units."""
-        return max(0, self.payable - self.paid - self.credited) if self.kind == "invoice" else 0
+        if self.kind != "invoice" or self.state == "void":
+            return 0
+        return max(0, self.payable - self.paid - self.credited)
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """The amounts that it counts for in totals, in minor units: a void document counts for nothing."""
+        names = ("net", "tax", "gross", "prepaid", "paid", "credited", "left")
+        return {name: 0 if self.state == "void" else getattr(self, name) for name in names}
 
     @property
     def owed_pico(self) -> int:
-        """What of its usage nothing was given or paid for in advance, in pico-units."""
-        return self.usage_pico - self.promo_pico - self.prepaid_pico
+        """What of its usage nothing was given, given back or paid for in advance, in pico-units."""
+        return self.usage_pico - self.returned_pico - self.promo_pico - self.prepaid_pico
 
     @property
     def name(self) -> str:
@@ -78,6 +88,14 @@ class Payment(msgspec.Struct, frozen=True):
     at: int
 
 
+class Settlements(msgspec.Struct, frozen=True):
+    """What was paid and credited of an invoice until now, the first first."""
+
+    payments: Sequence[Payment] = ()
+    credit_notes: Sequence[Record] = ()
+
+
+NOTHING_SETTLED = Settlements()
 _COLUMNS = [invoice.c[name] for name in Record.__struct_fields__]
 
 
@@ -122,6 +140,10 @@ class Invoices:
         query = select(of.id, of.amount, of.reference, of.at).where(of.invoice_id == invoice_id)
         async with self._database.reading() as session:
             return [Payment(*row) for row in await session.execute(query.order_by(of.at, of.id))]
+
+    async def settlements(self, invoice_id: UUID) -> Settlements:
+        """What came in for it and was credited of it."""
+        return Settlements(await self.payments(invoice_id), await self.credit_notes(invoice_id))
 
     async def credit_notes(self, invoice_id: UUID) -> list[Record]:
         """What was credited of it, the first first."""
@@ -207,6 +229,7 @@ def columns_of(document: Document) -> dict[str, Any]:
         "promo_pico": exact.promo,
         "charges_pico": exact.charges,
         "prepaid_pico": int(document.prepaid_exact),
+        "returned_pico": 0 if document.returned is msgspec.UNSET else int(document.returned.exact),
         **{
             name: int(getattr(document, name))
             for name in ("carry_in", "carry_out", "prepaid_carry_in", "prepaid_carry_out")

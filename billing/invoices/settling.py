@@ -22,6 +22,7 @@ from billing.rehearsal import transaction
 from billing.seals import seal_rows
 from billing.tables.invoices import invoice, invoice_payment
 from storage.database import Database
+from storage.free_text import check_text
 
 MOST_TEXT = 200
 
@@ -34,12 +35,11 @@ async def pay(
     A payment that is told again under the same reference counts once. What pays for usage goes to the tenant's balance,
     in the same transaction. Without `write` nothing changes.
 
-    Raises WrongState, AmountRefused, DatabaseUnavailable.
+    Raises WrongState, AmountRefused, InvalidText, DatabaseUnavailable.
     """
     if record.kind != "invoice":
         raise AmountRefused(f"{record.name} is a credit note: nobody pays it")
-    if not reference.strip() or len(reference) > MOST_TEXT:
-        raise AmountRefused(f"reference: the bank's text or number, of at most {MOST_TEXT} characters")
+    check_text("reference", reference, MOST_TEXT)
     identity = step_id(record.id, f"payment:{reference}")
     async with transaction(database, write=write) as session:
         await lock_documents(database, session, record.tenant_id)

@@ -5,11 +5,12 @@
 |---|---|---|
 | charges no VAT anywhere | any | O, not subject to VAT |
 | any country where it charges VAT | the same country | S at that country's rate |
-| EU | another EU country, with a VAT id | AE, reverse charge (articles 44 and 196) |
-| EU | another EU country, without a VAT id | S at the buyer's rate (articles 58 and 369a, one-stop shop) |
+| EU | another EU country or Northern Ireland, with its valid VAT id | AE, reverse charge (articles 44 and 196) |
+| EU | another EU country, without a valid VAT id | S at the buyer's rate (articles 58 and 369a, one-stop shop) |
 | any | elsewhere | S where the seller charges VAT there, else O (articles 44, 58 and 59) |
 
-A buyer's profile can say otherwise: zero rated (Z), exempt (E), export (G), intra-community supply (K).
+A buyer's profile can say otherwise: zero rated (Z), exempt (E), export (G), intra-community supply (K). What depends on
+a VAT id needs a valid one whatever the profile says; else the rules above decide.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Literal
 
 import msgspec
 
-from billing.invoices.parties import EU, Buyer, InvalidParty, Seller
+from billing.invoices.parties import Buyer, InvalidParty, Seller
 from billing.invoices.rounding import rounded
+from billing.invoices.vat_ids import EU, member_state, problem_of
 
 Category = Literal["S", "Z", "E", "AE", "G", "O", "K"]
 
@@ -66,6 +68,8 @@ def tax_for(seller: Seller, buyer: Buyer) -> Tax:
     if treatment == "standard":
         return Tax("S", _rate(seller, buyer.country if buyer.country in seller.rates else seller.country))
     if treatment in ("reverse_charge", "intra_community"):
+        if buyer.vat_id and not member_state(buyer.vat_id, buyer.country):
+            return _by_rule(seller, buyer)
         _need_vat_ids(seller, buyer)
     return Tax(_TREATED[treatment], 0, buyer.exemption or _REASONS[treatment])
 
@@ -83,15 +87,20 @@ def tax_totals(lines: Iterable[tuple[Tax, int]]) -> list[TaxTotal]:
 
 
 def _by_rule(seller: Seller, buyer: Buyer) -> Tax:
+    state = member_state(buyer.vat_id, buyer.country)
     within_eu = seller.country in EU and buyer.country in EU and seller.country != buyer.country
     if not seller.rates:
         return Tax("O", 0, "Not subject to VAT")
     if seller.country == buyer.country:
         return Tax("S", _rate(seller, seller.country))
-    if within_eu and buyer.vat_id:
+    if seller.country in EU and state:
         _need_vat_ids(seller, buyer)
         return Tax("AE", 0, _REASONS["reverse_charge"])
     if within_eu:
+        if buyer.country not in seller.rates and buyer.vat_id:
+            problem = problem_of(buyer.vat_id, buyer.country) or f"{buyer.vat_id} is no VAT id of {buyer.country}"
+            needed = f"VAT of {buyer.country} is charged, and seller {seller.id} has no rate for it"
+            raise InvalidParty("vat_id", f"{problem}, so {needed}")
         return Tax("S", _rate(seller, buyer.country))
     if buyer.country in seller.rates:
         return Tax("S", seller.rates[buyer.country])

@@ -1,7 +1,7 @@
 """How prices come into force: drafted, approved by another person, then scheduled, active, ended.
 
-Where one person's word is enough, `put` does it at once. Each step is a row of the append-only log; nothing of a sheet
-ever changes.
+Where one person's word is enough, which is the platform's to say, `put` does it at once. Each step is a row of the
+append-only log; nothing of a sheet ever changes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from sqlalchemy import delete, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from billing.platform_settings import APPROVALS, value_of
 from billing.prices.books import Book, book_for_writing, book_named
 from billing.prices.errors import (
     EmptyInterval,
@@ -29,17 +30,23 @@ from billing.rehearsal import transaction
 from billing.seals import seal_rows
 from billing.tables.prices import price_change, price_interval, price_row, price_sheet
 from storage.database import Database
+from storage.free_text import NAME, REASON, check_text
 
 _TICK = 1000  # SQLite's clock, in microseconds
 
 
-class PriceSheets:
-    """Writing prices. `approvals`: how many people it takes, the author being the first. `via`: how it is known who
-    somebody is, for the log to keep beside their name."""
+BY_KEY = "operator key"
+"""How `via` begins where somebody presented an operator's key."""
 
-    def __init__(self, database: Database, approvals: int = 1, via: str = "") -> None:
+
+class PriceSheets:
+    """Writing prices. `via`: how it is known who somebody is, for the log to keep beside their name.
+
+    While the platform's approvals are on (`billing.platform_settings`), it takes two operators, each by a key.
+    """
+
+    def __init__(self, database: Database, via: str = "") -> None:
         self._database = database
-        self._approvals = approvals
         self._via = via
 
     async def draft(self, proposal: Proposal, by: str, reason: str = "", force: str | None = None) -> Sheet:
@@ -56,7 +63,7 @@ class PriceSheets:
         """Bring a proposal into force if one person's word is enough, else draft it. Raises as `draft` does."""
         async with self._database.transaction() as session:
             sheet, book, now = await self._insert(session, proposal, by, reason, force)
-            if self._approvals == 1:
+            if await value_of(session, APPROVALS) == "off":
                 await self._schedule(session, sheet, book, proposal, now)
                 await self._log(session, sheet, "set", by=by, reason=reason, at=now)
         return await self.get(sheet)
@@ -65,11 +72,17 @@ class PriceSheets:
         """Bring a draft into force, at its time; the sheet as it is then. Raises UnknownSheet, NotADraft, SamePerson,
         PriceRefused.
         """
+        _check_texts(by, reason)
         async with transaction(self._database, write=not dry_run) as session:
             await _one_at_a_time(session, self._database)
+            await self._check_identity(session)
             found = await one_sheet(session, self._database, sheet)
             if found.state != "draft":
                 raise NotADraft(f"price sheet {sheet} is {found.state}; only a draft can be approved")
+            if await value_of(session, APPROVALS) == "on" and not _drafted_by_key(found):
+                raise PriceRefused(
+                    f"price sheet {sheet} was drafted without an operator's key, and approvals are on: draft it again"
+                )
             if _same(by, found.author):
                 raise SamePerson(f"{by} wrote price sheet {sheet}, so somebody else has to approve it (--by NAME)")
             now = await _now(session, self._database)
@@ -86,8 +99,10 @@ class PriceSheets:
         """Take back a draft, or what is scheduled and has not begun; the sheet as it is then. Raises UnknownSheet,
         NotADraft.
         """
+        _check_texts(by, reason)
         async with transaction(self._database, write=not dry_run) as session:
             await _one_at_a_time(session, self._database)
+            await self._check_identity(session)
             found = await one_sheet(session, self._database, sheet)
             if found.state not in ("draft", "scheduled"):
                 raise NotADraft(f"price sheet {sheet} is {found.state}; set other prices instead of withdrawing it")
@@ -123,7 +138,11 @@ class PriceSheets:
     ) -> tuple[int, Book, int]:
         if not by.strip():
             raise PriceRefused("a change of prices needs the name of who makes it")
+        _check_texts(by, reason)
+        check_text("force", force or "", REASON, empty=True)
+        check_text("model", proposal.model, NAME, empty=True)
         await _one_at_a_time(session, self._database)
+        await self._check_identity(session)
         now = await self._check(session, proposal, force)
         book = await book_for_writing(session, self._database, proposal.book, proposal.currency)
         values = {
@@ -149,6 +168,13 @@ class PriceSheets:
         await seal_rows(session, price_sheet, price_sheet.c.id == sheet)
         await self._log(session, sheet, "draft", by=by, reason=reason, at=now)
         return sheet, book, now
+
+    async def _check_identity(self, session: AsyncSession) -> None:
+        """Refuse who only says who they are, while approvals are on. Raises PriceRefused."""
+        if not self._via.startswith(BY_KEY) and await value_of(session, APPROVALS) == "on":
+            raise PriceRefused(
+                "approvals are on, so changing prices takes an operator's key (--operator-key-file FILE)"
+            )
 
     async def _check(self, session: AsyncSession, proposal: Proposal, force: str | None) -> int:
         """Raise what is wrong; return the instant of which that was said."""
@@ -222,6 +248,15 @@ async def _one_at_a_time(session: AsyncSession, database: Database) -> None:
     number says whether anything changed."""
     if database.dialect == "postgresql":
         await session.execute(text("LOCK TABLE price_change IN SHARE ROW EXCLUSIVE MODE"))
+
+
+def _drafted_by_key(sheet: Sheet) -> bool:
+    return any(change.action == "draft" and change.via.startswith(BY_KEY) for change in sheet.changes)
+
+
+def _check_texts(by: str, reason: str) -> None:
+    check_text("by", by, NAME)
+    check_text("reason", reason, REASON, empty=True)
 
 
 def _same(one: str, other: str) -> bool:

@@ -13,6 +13,7 @@ from billing.prices.errors import PriceRefused, UnknownBook, WrongCurrency
 from billing.seals import seal_rows
 from billing.tables.prices import price_book
 from storage.database import Database
+from storage.free_text import NAME, check_text
 
 BASE = "base"
 """The book of every tenant who has none of their own. It takes the currency of its first price."""
@@ -55,6 +56,7 @@ class PriceBooks:
     async def _create(self, name: str, currency: str, base: int | None, tenant_id: UUID | None) -> Book:
         if not name.strip() or len(name) > 100:
             raise PriceRefused("a price book needs a name of at most 100 characters")
+        check_text("name", name, NAME)
         async with self._database.transaction() as session:
             for book in await all_books(session):
                 if book.name == name:

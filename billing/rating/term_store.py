@@ -15,6 +15,7 @@ from billing.seals import seal_rows
 from billing.tables.rating import contract_terms
 from billing.usage import check_period, period_of
 from storage.database import Database
+from storage.free_text import NAME, REASON, check_text
 
 
 class Contract(msgspec.Struct, frozen=True):
@@ -55,6 +56,8 @@ class Contracts:
         await self.check(tenant_id, terms, from_period)
         if not by.strip():
             raise InvalidTerms("by", "terms need the name of who sets them")
+        check_text("by", by, NAME)
+        check_text("reason", reason, REASON, empty=True)
         values = {
             "tenant_id": tenant_id,
             "from_period": from_period,

@@ -15,6 +15,7 @@ from billing.webhooks.signing import Sealer, new_secret, shown
 from billing.webhooks.topics import TOPICS, fits
 from storage.base import from_instant, new_id
 from storage.database import Database
+from storage.free_text import REASON, problem_of_text
 
 State = Literal["enabled", "disabled"]
 
@@ -102,8 +103,8 @@ class Endpoints:
             self._policy.check_url(url)
         except UrlRefused as error:
             raise InvalidWebhook("url", str(error)) from error
-        if len(description) > 500:
-            raise InvalidWebhook("description", "it has more than 500 characters")
+        if problem := problem_of_text(description, REASON, empty=True):
+            raise InvalidWebhook("description", problem)
         identity, secret = new_id(), new_secret()
         async with self._database.transaction() as session:
             present = (_ENDPOINT.tenant_id == tenant_id) & (_ENDPOINT.state != "removed")

@@ -1,7 +1,7 @@
 """/admin/v1/prices: operators propose prices, and another operator brings them into force.
 
 Each request is by an operator's own key (`turnpike keys create --operator --name WHO`), whose name goes into the log. A
-proposal stays a draft, whatever `TURNPIKE_PRICE_APPROVALS` says, until somebody of another name activates it.
+proposal stays a draft, whether the platform's approvals are on or off, until somebody of another name activates it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msgspec import Struct
 from billing.instants import InvalidInstant, format_instant, parse_instant
 from billing.money import InvalidMoney, InvalidPrice
 from billing.prices import EVERY_LANE, PriceMissing
-from billing.prices.approval import PriceSheets
+from billing.prices.approval import BY_KEY, PriceSheets
 from billing.prices.books import BASE, PriceBooks
 from billing.prices.errors import (
     NotADraft,
@@ -42,6 +42,7 @@ from gateway.endpoints.bodies import read_body
 from gateway.endpoints.prices import ModelPrices, Price
 from gateway.failures import Conflict, InvalidRequest, NotAllowed, NotFound
 from gateway.services import Gateway
+from storage.free_text import InvalidText
 
 _MOST = 100
 _STATES = ("draft", "scheduled", "active", "ended", "withdrawn")
@@ -165,7 +166,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
     """The routes, for one worker."""
     prices, database = gateway.services.prices, gateway.services.database
     patience = gateway.services.options.patience
-    sheets, books = PriceSheets(database, via="operator key"), PriceBooks(database)
+    sheets, books = PriceSheets(database, via=BY_KEY), PriceBooks(database)
     only = {OPERATORS: True}
 
     async def one(number: int) -> SheetWithEffect:
@@ -281,6 +282,8 @@ def _refusing(*, proposed: bool = False) -> Iterator[None]:
         book = "$.book" if proposed else "book"
         text = f"{book}: there is no price book {error.name[:80]!r}."
         raise InvalidRequest(text, path=book, code="unknown_book") from error
+    except InvalidText as error:
+        raise InvalidRequest(f"$.{error}.", path=f"$.{error.field}", code="invalid_value") from error
     except (InvalidPrice, InvalidMoney, PriceRefused) as error:
         code = next((code for kind, code in _CODES if isinstance(error, kind)), "price_refused")
         field = error.field if isinstance(error, PriceRefused) else "prices" if isinstance(error, InvalidPrice) else ""

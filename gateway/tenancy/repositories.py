@@ -19,6 +19,7 @@ from gateway.tenancy.tables import ApiKey, Project, Tenant
 from storage.base import from_instant
 from storage.bus import Bus, BusUnavailable
 from storage.database import Database
+from storage.free_text import NAME, check_text
 
 log = structlog.get_logger(__name__)
 
@@ -92,8 +93,8 @@ class Tenancy:
         self._bus = bus
 
     async def create_tenant(self, name: str) -> Tenant:
-        """Raises NameTaken."""
-        _check_name(name)
+        """Raises NameTaken, InvalidText."""
+        check_text("name", name, NAME)
         async with self._creating("tenant", name) as session:
             return await TenantRepository(session=session, wrap_exceptions=False).add(
                 Tenant(name=name, created_at=_now())
@@ -116,8 +117,8 @@ class Tenancy:
             )
 
     async def create_project(self, tenant_id: UUID, name: str) -> Project:
-        """Raises NameTaken if the tenant has one of this name."""
-        _check_name(name)
+        """Raises NameTaken if the tenant has one of this name, InvalidText."""
+        check_text("name", name, NAME)
         async with self._creating("project", name) as session:
             project = Project(tenant_id=tenant_id, name=name, created_at=_now())
             return await ProjectRepository(session, tenant_id).add(project)
@@ -139,6 +140,7 @@ class Tenancy:
 
         `expires_at` is in microseconds since the Unix epoch. What is returned holds the only copy of the secret.
         """
+        check_text("name", name, NAME, empty=True)
         issued, key = self._new_key(name, expires_at)
         key.kind, key.tenant_id, key.project_id = "admin" if project_id is None else "project", tenant_id, project_id
         async with self._database.transaction() as session:
@@ -153,7 +155,7 @@ class Tenancy:
 
         Keys of one name are one person's. `expires_at` is in microseconds since the Unix epoch.
         """
-        _check_name(name)
+        check_text("name", name, NAME)
         issued, key = self._new_key(name.strip(), expires_at)
         key.kind = "operator"
         async with self._database.transaction() as session:
@@ -224,11 +226,6 @@ def _found(thing: Thing | None, kind: str, name: str) -> Thing:
     if thing is None:
         raise NotFound(f"there is no {kind} {name!r}")
     return thing
-
-
-def _check_name(name: str) -> None:
-    if not name.strip() or len(name) > 200 or not name.isprintable():
-        raise ValueError("a name has 1 to 200 printable characters")
 
 
 def _now() -> datetime:

@@ -8,9 +8,11 @@ import pytest
 from sqlalchemy import delete, insert, literal, select, update
 from sqlalchemy.exc import DBAPIError
 
+from billing.audit.checks import check
 from billing.money import InvalidMoney, InvalidPrice
+from billing.platform_settings import PlatformSettings
 from billing.prices import PriceBook, PriceMissing, everywhere
-from billing.prices.approval import PriceSheets
+from billing.prices.approval import BY_KEY, PriceSheets
 from billing.prices.books import PriceBooks
 from billing.prices.errors import (
     NotADraft,
@@ -64,8 +66,32 @@ async def test_one_persons_word_is_enough_where_it_is_said_to_be(database: Datab
     assert (await PriceBook(database).current("m")).rows == rows(output=1_700_000)
 
 
+async def _with_approvals(database: Database) -> PriceSheets:
+    """Sheets for operators who presented their keys, on a platform where it takes two."""
+    await PlatformSettings(database).set("approvals", "on", by="ann and bob", via="operator keys")
+    return PriceSheets(database, via=BY_KEY)
+
+
+async def test_where_it_takes_two_operators_nobody_is_believed_who_only_says_who_they_are(database: Database) -> None:
+    named = PriceSheets(database, via="ann@host")
+    forged = await named.draft(base(), by="ann")
+    keyed = await _with_approvals(database)
+    for call in (
+        named.put(base(), by="ann", force="in a hurry"),
+        named.draft(base(), by="ann"),
+        named.approve(forged.id, by="bob"),
+        named.withdraw(forged.id, by="bob"),
+    ):
+        with pytest.raises(PriceRefused, match="operator's key"):
+            await call
+    with pytest.raises(PriceRefused, match="drafted without an operator's key"):
+        await keyed.approve(forged.id, by="bob")
+    assert (await keyed.put(base(), by="ann", force="in a hurry")).state == "draft"
+    assert await check(database) == []
+
+
 async def test_four_eyes(database: Database) -> None:
-    sheets, book = PriceSheets(database, approvals=2), PriceBook(database)
+    sheets, book = await _with_approvals(database), PriceBook(database)
     draft = await sheets.put(base(), by="ann", reason="launch")
     assert (draft.state, draft.effective_at) == ("draft", None)
     with pytest.raises(PriceMissing):
@@ -90,7 +116,7 @@ async def test_four_eyes(database: Database) -> None:
 
 async def test_from_draft_to_scheduled_to_active_to_ended(database: Database) -> None:
     now = await database.now()
-    sheets, book = PriceSheets(database, approvals=2), PriceBook(database)
+    sheets, book = await _with_approvals(database), PriceBook(database)
     first = await sheets.approve((await sheets.draft(base(), by="ann")).id, by="bob")
     later = base(rows=rows(output=2_000_000), effective_at=now + HOUR)
     draft = await sheets.draft(later, by="ann")
@@ -164,7 +190,8 @@ async def test_the_database_refuses_overlaps_and_changes_too(database: Database)
             await session.rollback()
     await PriceBooks(database).create_for(new_id(), "own")
     await PriceBook(database).current("m")
-    for name in ("price_book", "price_sheet", "price_row", "price_change", "price_resolution"):
+    await PlatformSettings(database).set("approvals", "off", by="ann", via="a test")
+    for name in ("price_book", "price_sheet", "price_row", "price_change", "price_resolution", "platform_setting"):
         table = Base.metadata.tables[name]
         for statement in (update(table).values({list(table.columns)[-1].name: None}), delete(table)):
             async with database.transaction() as session:
@@ -226,7 +253,7 @@ async def test_unusual_prices_can_be_meant(database: Database) -> None:
 
 async def test_a_draft_whose_time_has_passed_is_not_approved(database: Database) -> None:
     now = await database.now()
-    sheets = PriceSheets(database, approvals=2)
+    sheets = await _with_approvals(database)
     draft = await sheets.draft(base(effective_at=now + HOUR), by="ann")
     database.clock = literal(now + 2 * HOUR, Count())
     with pytest.raises(PriceInPast, match="draft it again"):

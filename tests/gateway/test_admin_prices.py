@@ -113,6 +113,10 @@ async def test_what_is_wrong_is_named_and_nothing_is_written(stack: Stack) -> No
         ({"effective_until": "2020-01-01T00:00:00Z"}, "$.effective_until", "price_refused"),
         ({"effective_at": "soon"}, "$.effective_at", "invalid_value"),
         ({"author": "bob"}, "$", "invalid_value"),
+        ({"reason": "x" * 501}, "$.reason", "invalid_value"),
+        ({"reason": "two\nlines"}, "$.reason", "invalid_value"),
+        ({"force": "x" * 501}, "$.force", "invalid_value"),
+        ({"model": "x" * 201}, "$.model", "invalid_value"),
     ]
     for change, param, code in wrong:
         error = (await ann.post(SHEETS, {"model": "tiny", "prices": GRID, **change}, 400))["error"]

@@ -18,6 +18,7 @@ import billing.tables.exports
 import billing.tables.invoices
 import billing.tables.money
 import billing.tables.periods
+import billing.tables.platform
 import billing.tables.prices
 import billing.tables.rating
 import billing.tables.reconciliation
@@ -35,6 +36,7 @@ ROOMS = (
     billing.tables.exports,
     billing.tables.invoices,
     billing.tables.periods,
+    billing.tables.platform,
     billing.tables.prices,
     billing.tables.rating,
     billing.tables.reconciliation,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
@@ -23,7 +24,7 @@ from turnpike import logs
 from turnpike.cli import main
 
 BUYER = ["--name", "Client SAS", "--address", "1 rue de la Paix", "--city", "Paris", "--country", "FR"]
-SELLER = ["--name", "Acme GmbH", "--address", "Weg 1", "--city", "Bonn", "--country", "DE", "--vat-id", "DE123456789"]
+SELLER = ["--name", "Acme GmbH", "--address", "Weg 1", "--city", "Bonn", "--country", "DE", "--vat-id", "DE136695976"]
 
 
 class Terminal:
@@ -33,11 +34,13 @@ class Terminal:
         monkeypatch.setattr(logs, "configure", lambda *_: None)  # of this process, which is the tests'
         self._flags = ["--data-dir", str(folder)]
         self._capsys = capsys
+        self.said = ""
         self.run("migrate")
 
     def run(self, *words: str, status: int = 0) -> str:
         assert main([*words, *self._flags]) == status
         captured = self._capsys.readouterr()
+        self.said = captured.err
         return captured.out if status == 0 else captured.out + captured.err
 
 
@@ -77,22 +80,45 @@ def test_from_an_empty_folder_to_a_paid_invoice(
     assert "--seller" in turnpike.run("invoices", "buyer", "set", "client", *BUYER, status=2)
     assert "city" in turnpike.run("invoices", "seller", "set", "acme", "--name", "A", "--address", "b", status=2)
     assert "DE 19 %" in turnpike.run("invoices", "seller", "set", "acme", *SELLER, "--rate", "DE=19", "--rate", "FR=20")
+    assert "DE 19 %" in turnpike.run("invoices", "seller", "set", "acme", "--rate", "AT=20")
+    assert "there is no rate for IT" in turnpike.run(
+        "invoices", "seller", "set", "acme", "--remove-rate", "IT", status=2
+    )
+    assert "AT 20 %" not in turnpike.run("invoices", "seller", "set", "acme", "--remove-rate", "AT")
+    for vat_id in ("FRHELLO", "XX9999"):
+        said = turnpike.run("invoices", "buyer", "set", "client", *BUYER, "--vat-id", vat_id, status=2)
+        assert "vat_id" in said
+        assert vat_id in said
     turnpike.run("invoices", "buyer", "set", "client", *BUYER)
+    turnpike.run("tenants", "create", "idle")
+    turnpike.run("invoices", "buyer", "set", "idle", *BUYER)
     turnpike.run("invoices", "buyer", "set", "client", "--payment-days", "14")
     shown = turnpike.run("invoices", "buyer", "show", "client")
     assert "Client SAS" in shown
     assert "14" in shown
-    draft = "client: 1 lines, net 1.60 USD, VAT 0.32 USD, paid in advance 1.60 USD, to pay 0.32 USD"
-    assert turnpike.run("invoices", "draft", "--all", *month, "--dry-run") == f"{draft} (dry run, nothing written)\n"
+    draft = "client, 2026-10: 1 lines, net 1.60 USD, VAT 0.32 USD, paid in advance 1.60 USD, to pay 0.32 USD"
+    nothing = "idle, 2026-10: nothing to bill"
+    assert turnpike.run("invoices", "draft", "--all", *month, "--dry-run") == (
+        f"{draft} (dry run, nothing written)\n{nothing}\n"
+    )
+    assert "2026-10: 1 tenants would be done, 1 with nothing to bill, 0 refused" in turnpike.said
+    last_month = (datetime.now(UTC).replace(day=1) - timedelta(days=1)).strftime("%Y-%m")
+    turnpike.run("invoices", "draft", "--all", "--dry-run")
+    assert f"{last_month}: 2 tenants" in turnpike.said
     assert turnpike.run("invoices", "list") == "no invoices\n"
+    turnpike.run("invoices", "finalize", "--all", *month, "--dry-run")
+    assert "2026-10: 0 tenants would be done, 2 with no draft, 0 refused" in turnpike.said
     assert turnpike.run("invoices", "draft", "--tenant", "client", *month) == f"{draft}\n"
     final = ("invoices", "finalize", "--all", *month, "--issued", "2026-11-02")
     assert "nothing written" in turnpike.run(*final, "--dry-run")
     for _ in range(2):
-        assert turnpike.run(*final) == f"client: {one}: finalized, total 1.92 USD, left to pay 0.32 USD\n"
+        assert turnpike.run(*final).splitlines() == [
+            f"client, 2026-10: {one}: finalized, total 1.92 USD, left to pay 0.32 USD",
+            "idle, 2026-10: no draft",
+        ]
     assert (
         turnpike.run("invoices", "draft", "--all", *month)
-        == f"client: {one}: finalized, total 1.92 USD, left to pay 0.32 USD\n"
+        == f"client, 2026-10: {one}: finalized, total 1.92 USD, left to pay 0.32 USD\n{nothing}\n"
     )
     assert "by a credit note" in turnpike.run("invoices", "draft", "--tenant", "client", *month, status=2)
     assert json.loads(turnpike.run("invoices", "show", one, "--format", "json"))["due"] == "2026-11-16"
@@ -117,6 +143,8 @@ def test_from_an_empty_folder_to_a_paid_invoice(
     assert f"{one} is paid already" in turnpike.run("invoices", "pay", one, "--reference", "c", status=2)
     assert "cannot become" in turnpike.run("invoices", "uncollectible", one, status=2)
     assert "credit note instead" in turnpike.run("invoices", "void", one, status=2)
+    total = turnpike.run("invoices", "list").splitlines()[-1].split()
+    assert total == ["total", "2", "documents", "USD", "1.50", "0.30", "1.80", "1.60", "0.20", "0.12", "0.00"]
     turnpike.run("audit", "money")
     asyncio.run(_alter(f"sqlite:///{tmp_path}/turnpike.db"))
     said = turnpike.run("audit", "money", status=1)

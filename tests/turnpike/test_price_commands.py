@@ -59,8 +59,7 @@ def test_one_operator_sets_and_lists(run: Run) -> None:
 
 @pytest.mark.slow
 def test_two_people(run: Run) -> None:
-    both = {"TURNPIKE_PRICE_APPROVALS": "2"}
-    status, out = run(f"prices set qwen {PLAIN} --by ann", **both)
+    status, out = run(f"prices draft qwen {PLAIN} --by ann")
     assert (status, "price sheet 1, draft" in out, "prices approve 1" in out) == (0, True, True)
     assert "no prices" in run("prices list")[1]
     status, out = run("prices approve 1 --by ann")
@@ -82,27 +81,104 @@ def test_two_people(run: Run) -> None:
     assert "no price changes" in run("prices diff 1 2")[1]
 
 
+def _operator(run: Run, folder: Path, name: str, more: str = "") -> str:
+    """Make an operator's key; the flag that presents it."""
+    (folder / name).write_text(run(f"keys create --operator --name {name} {more}")[1].splitlines()[-1])
+    return f"--operator-key-file {folder / name}"
+
+
 @pytest.mark.slow
-def test_two_people_with_keys(run: Run, tmp_path: Path) -> None:
-    for who in ("ann", "bob"):
-        (tmp_path / who).write_text(run(f"keys create --operator --name {who}")[1].splitlines()[-1])
-    run(f"prices set qwen {PLAIN} --by carl", TURNPIKE_PRICE_APPROVALS="1")
+def test_approvals_are_the_platforms_and_take_two_keys(run: Run, tmp_path: Path) -> None:
+    assert run("platform set approvals on")[0] == 2, "nobody has a key yet"
+    ann = _operator(run, tmp_path, "ann")
+    status, out = run(f"platform set approvals on {ann}")
+    assert (status, "approvals take two operators" in out) == (2, True)
+    bob = _operator(run, tmp_path, "bob")
+    run(f"prices set qwen {PLAIN} --by carl")
     assert "set carl" in run("prices history")[1]  # where one person's word is enough, nothing has to be proved
+    assert run(f"platform set approvals on {ann} --reason audit")[0] == 0
+    assert "approvals on by ann" in run("platform show")[1]
+
     draft = f"prices draft qwen {PLAIN}"
-    for command in (draft, "prices approve 2", "prices withdraw 2"):
-        status, out = run(f"{command} --by ann", TURNPIKE_PRICE_APPROVALS="2")
+    for command in (draft, f"prices set qwen {PLAIN} --force urgent", "prices approve 2", "prices withdraw 2"):
+        status, out = run(f"{command} --by ann")
         assert (status, "--operator-key-file" in out) == (2, True)
     assert run(f"{draft} --by ann --dry-run")[0] == 0
-    ann, bob = (f"--operator-key-file {tmp_path / who}" for who in ("ann", "bob"))
-    assert "price sheet 2, draft" in run(f"{draft} {ann}")[1]
+    assert "price sheet 2, draft" in run(f"prices set qwen {PLAIN} {ann} --force urgent")[1]
     assert "is ann's" in run(f"prices approve 2 --by bob {ann}")[1]
     assert "ann wrote price sheet 2" in run(f"prices approve 2 {ann}")[1]
     assert "price sheet 2, active" in run(f"prices approve 2 {bob}")[1]
     assert f"approve by bob (operator key, {system_user()})" in run("prices show 2")[1]
+
+    second = f"--second-operator-key-file {tmp_path / 'bob'}"
+    for guarded in ("platform set approvals off", "keys create --operator --name eve"):
+        assert "second operator's key" in run(f"{guarded} {ann}")[1], "one alone would be two by another name"
+        assert "both keys are bob's" in run(f"{guarded} {bob} {second}")[1]
+    assert run(f"keys create --operator --name eve {ann} {second}")[0] == 0
+    assert run(f"platform set approvals off {ann} {second}")[0] == 0
+    assert run(f"prices set qwen {PLAIN} --by carl")[0] == 0
+
     (tmp_path / "bob").write_text("tp_live_guess")
     status, out = run(f"prices withdraw 2 {bob}")
     assert (status, "no operator's key" in out) == (2, True)
     assert "cannot read" in run("prices withdraw 2 --operator-key-file nowhere")[1]
+    assert "no platform setting" in run(f"platform set colour on {ann}")[1]
+    status, out = run("prices list", TURNPIKE_PRICE_APPROVALS="1")
+    assert (status, "turnpike platform set approvals" in out) == (2, True)
+
+
+@pytest.mark.slow
+def test_a_tenants_book_says_what_stays(run: Run) -> None:
+    run("tenants create acme")
+    assert run(f"prices set qwen {PLAIN} --derive batch=0.5x --derive 200000=2x")[0] == 0
+    run("prices book acme-book --tenant acme")
+    out = run("prices set qwen --tenant acme --price output@batch=0.70")[1]
+    assert "0.70" in out
+    stays = [line.split() for line in out.partition("stays (USD per million):")[2].splitlines()]
+    for row in (["output", "*", "0", "1.60"], ["output", "*", "200000", "3.20"], ["output", "batch", "200000", "1.60"]):
+        assert row in stays
+    assert "all other meters stay" in out
+
+
+TEXTS = ("", "x" * 501, "two\nlines")
+
+
+@pytest.mark.slow
+def test_texts_are_bounded_and_named(run: Run) -> None:
+    """Each in one line, which names the field; a traceback would end the run."""
+    run("tenants create acme")
+    for text in TEXTS:
+        said = shlex.quote(text)
+        for command, field in (
+            (f"tenants create {said}", "name"),
+            (f"keys create --tenant acme --project {said} --create-project", ""),
+            (f"invoices seller set eu --name {said} --address a --city b --country DE", "name"),
+            (f"invoices seller set eu --name a --address a --city {said} --country DE", "city"),
+            (f"invoices seller set eu --name a --address {said} --city b --country DE", "address"),
+            (f"invoices seller set eu --name a --address a --city b --country DE --payment {said}", "payment"),
+            (f"prices book {said} --currency EUR", "name"),
+            (f"prices set {said} {PLAIN}", ""),
+        ):
+            status, out = run(command)
+            assert status == 2, command
+            assert field in out, command
+        if not text:
+            continue  # it may be left out
+        for command, field in (
+            (f"tenants credit acme 5 --reason {said}", "reason"),
+            (f"tenants grant acme 5 --for-model {said}", "model"),
+            (f"tenants grant acme 5 --priority {2**40}", "priority"),
+            (f"tenants refund acme 5 --reason {said}", "reason"),
+            (f"keys create --tenant acme --admin --name {said}", "name"),
+            (f"keys create --operator --name {said}", "name"),
+            (f"prices set qwen {PLAIN} --by {said}", "by"),
+            (f"prices set qwen {PLAIN} --reason {said}", "reason"),
+            (f"prices set qwen {PLAIN} --force {said}", "force"),
+            (f"invoices seller set eu --name a --address a --city b --country DE --email {said}", "email"),
+            (f"periods declare-dead e --reason {said}", "reason"),
+        ):
+            status, out = run(command)
+            assert (status, field in out) == (2, True), command
 
 
 WRONG = [

@@ -5,79 +5,29 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from uuid import UUID
 
 from billing.invoices import drill_down
 from billing.invoices.advice import summary
 from billing.invoices.crediting import credit
 from billing.invoices.currencies import format_minor, minor_digits
 from billing.invoices.document import Document
-from billing.invoices.drafting import draft
-from billing.invoices.failures import InvoiceRefused, NoProfile
-from billing.invoices.finalizing import finalize
-from billing.invoices.parties import InvalidParty
-from billing.invoices.party_store import Parties
+from billing.invoices.parties import vat_warnings
 from billing.invoices.pdf import to_pdf
+from billing.invoices.presentation import carried_on
 from billing.invoices.records import Invoices, Record
 from billing.invoices.settling import give_up, pay, void
 from billing.money import format_pico
-from billing.reports import usage_by_project_and_model
 from storage.base import from_instant, new_id, to_instant
+from turnpike.commands.invoice_words import NOTHING_WRITTEN, parse_day, record_line, totals_line
 from turnpike.commands.running import table, with_office
 from turnpike.failures import CommandError
 from turnpike.office import Office
 from turnpike.settings import Settings
-
-NOTHING_WRITTEN = "dry run, nothing written"
-
-
-def draft_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
-    """`turnpike invoices draft`: 1 if one of the tenants could not be drafted."""
-
-    async def work(office: Office) -> int:
-        names = await _project_names(office)
-        invoices = Invoices(office.database)
-
-        async def one(tenant_id: UUID) -> str:
-            there = await invoices.draft(tenant_id, arguments.period) if arguments.all else None
-            if there is not None and there.state != "draft":
-                return _line(there)
-            record, document = await draft(
-                office.database, office.prices, tenant_id, arguments.period, names, write=not arguments.dry_run
-            )
-            if document is None:
-                return "nothing to bill"
-            return _totals(document) + ("" if record else f" ({NOTHING_WRITTEN})")
-
-        return await _for_each(office, arguments, one)
-
-    return with_office(settings, work)
-
-
-def finalize_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
-    """`turnpike invoices finalize`: 1 if one of the drafts could not be finalized."""
-    issued = _day(arguments.issued, "--issued") if arguments.issued else None
-
-    async def work(office: Office) -> int:
-        invoices = Invoices(office.database)
-
-        async def one(tenant_id: UUID) -> str:
-            if arguments.all and await invoices.draft(tenant_id, arguments.period) is None:
-                return "no draft"
-            record = await finalize(
-                office.database, office.prices, tenant_id, arguments.period, issued, write=not arguments.dry_run
-            )
-            free = "the number is whose turn comes first"
-            return _line(record) + (f" ({NOTHING_WRITTEN}; {free})" if arguments.dry_run else "")
-
-        return await _for_each(office, arguments, one)
-
-    return with_office(settings, work)
 
 
 def list_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -97,23 +47,36 @@ def list_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
                 "issued": record.issued or "",
                 "due": record.due or "",
                 "currency": record.currency,
-                **{
-                    name: format_minor(getattr(record, name), record.currency)
-                    for name in ("net", "tax", "gross", "prepaid", "paid", "credited")
-                },
-                "left": format_minor(0 if record.state == "void" else record.left, record.currency),
+                **{name: format_minor(amount, record.currency) for name, amount in record.counted.items()},
             }
             for record in found
         ]
         if arguments.format == "json":
             print(json.dumps(rows, indent=2))
         elif rows:
-            table(list(rows[0]), [list(row.values()) for row in rows])
+            totals = _sums(found)
+            table(list(rows[0]), [list(row.values()) for row in (*rows, *totals)])
         else:
             print("no invoices")
         return 0
 
     return with_office(settings, work)
+
+
+def _sums(found: Sequence[Record]) -> list[dict[str, str]]:
+    """What documents come to, by currency: credit notes less, what is void or a draft not at all."""
+    rows = []
+    for currency in sorted({record.currency for record in found}):
+        counting = [one for one in found if one.currency == currency and one.state not in ("void", "draft")]
+        sums = Counter[str]()
+        for record in counting:
+            sign = -1 if record.kind == "credit_note" else 1
+            sums.update({name: sign * amount for name, amount in record.counted.items()})
+        empty = dict.fromkeys(("number", "kind", "state", "tenant", "period", "issued", "due"), "")
+        named = empty | {"number": "total", "kind": f"{len(counting)} documents", "currency": currency}
+        names = ("net", "tax", "gross", "prepaid", "paid", "credited", "left")
+        rows.append(named | {name: format_minor(sums[name], currency) for name in names})
+    return rows
 
 
 def show_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -162,7 +125,9 @@ def print_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
                 _written(
                     folder / usual if folder else output,
                     usual,
-                    to_pdf(document, record.state, record.sha256 or "", fonts=fonts),
+                    to_pdf(
+                        document, record.state, record.sha256 or "", await invoices.settlements(record.id), fonts=fonts
+                    ),
                 )
             )
         return 0
@@ -192,7 +157,7 @@ def uncollectible_invoice(settings: Settings, arguments: argparse.Namespace) -> 
 
 def credit_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike invoices credit-note NUMBER`."""
-    issued = _day(arguments.issued, "--issued") if arguments.issued else None
+    issued = parse_day(arguments.issued, "--issued") if arguments.issued else None
 
     async def work(office: Office) -> int:
         record = await _chosen(office, arguments)
@@ -207,10 +172,10 @@ def credit_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
             write=not arguments.dry_run,
         )
         if note is None:
-            print(f"a credit note of {_totals(document)} ({NOTHING_WRITTEN})")
+            print(f"a credit note of {totals_line(document)} ({NOTHING_WRITTEN})")
         else:
-            print(_line(note))
-            print(_line(await Invoices(office.database).numbered(record.name, record.seller)))
+            print(record_line(note))
+            print(record_line(await Invoices(office.database).numbered(record.name, record.seller)))
         return 0
 
     return with_office(settings, work)
@@ -224,7 +189,7 @@ def _change(
 ) -> int:
     async def work(office: Office) -> int:
         after = await change(office, await _chosen(office, arguments))
-        print(_line(after) + (f" ({NOTHING_WRITTEN})" if arguments.dry_run else ""))
+        print(record_line(after) + (f" ({NOTHING_WRITTEN})" if arguments.dry_run else ""))
         return 0
 
     return with_office(settings, work)
@@ -256,69 +221,8 @@ async def _chosen(office: Office, arguments: argparse.Namespace) -> Record:
     return record
 
 
-async def _for_each(office: Office, arguments: argparse.Namespace, one: Callable[[UUID], Awaitable[str]]) -> int:
-    """Do it for one tenant or for all that are concerned; who fails is said, and keeps nobody else from being done."""
-    names = {tenant.id: tenant.name for tenant in await office.tenancy.list_tenants()}
-    if arguments.tenant:
-        tenant = await office.tenancy.tenant(arguments.tenant)
-        try:
-            print(f"{tenant.name}: {await one(tenant.id)}")
-        except NoProfile as error:
-            raise CommandError(f"{tenant.name}: {error}") from error
-        return 0
-    used = {row.tenant_id for row in await usage_by_project_and_model(office.database, arguments.period)}
-    concerned = used | set(await Parties(office.database).buyers())
-    failed = 0
-    for n, tenant_id in enumerate(sorted(concerned, key=lambda each: names.get(each, str(each))), 1):
-        name = names.get(tenant_id, str(tenant_id))
-        _progress(f"{n} of {len(concerned)}: {name}")
-        try:
-            told = await one(tenant_id)
-        except (InvoiceRefused, InvalidParty) as error:
-            failed += 1
-            _progress("")
-            print(f"{name}: {error}", file=sys.stderr)
-            continue
-        _progress("")
-        print(f"{name}: {told}")
-    print(f"{len(concerned) - failed} tenants done, {failed} refused", file=sys.stderr)
-    return 1 if failed else 0
-
-
-def _progress(text: str) -> None:
-    """Where somebody watches."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
-async def _project_names(office: Office) -> dict[UUID, str]:
-    tenants = await office.tenancy.list_tenants()
-    return {project.id: project.name for each in tenants for project in await office.tenancy.list_projects(each.id)}
-
-
-def _totals(document: Document) -> str:
-    def money(amount: int) -> str:
-        return f"{format_minor(amount, document.currency)} {document.currency}"
-
-    parts = [f"{len(document.lines)} lines", f"net {money(document.net)}", f"VAT {money(document.tax)}"]
-    if document.prepaid:
-        parts.append(f"paid in advance {money(document.prepaid)}")
-    asked = "credited" if document.kind == "credit_note" else "to pay"
-    return ", ".join([*parts, f"{asked} {money(document.payable)}"])
-
-
-def _line(record: Record) -> str:
-    def money(amount: int) -> str:
-        return f"{format_minor(amount, record.currency)} {record.currency}"
-
-    parts = [f"{record.name}: {record.state.replace('_', ' ')}", f"total {money(record.gross)}"]
-    if record.kind == "invoice" and record.state not in ("draft", "void"):
-        parts.append(f"left to pay {money(record.left)}")
-    return ", ".join(parts)
-
-
 def _show(record: Record, document: Document) -> None:
-    print(_line(record))
+    print(record_line(record))
     print(f"from {document.seller.name}, for {document.buyer.name}, {document.period}")
     if document.reason:
         print(f"corrects {document.corrects}: {document.reason}")
@@ -329,7 +233,12 @@ def _show(record: Record, document: Document) -> None:
     ]  # fmt: skip
     if rows:
         table(("#", "line", "project", "corrects", "units", "per million", document.currency), rows)
-    print(_totals(document))
+    print(totals_line(document))
+    for label, amount in carried_on(document):
+        print(f"{label} {amount} {document.currency}")
+    if record.state == "draft":
+        for warning in vat_warnings(document.seller, document.buyer):
+            print(warning)
     if document.savings != "":
         for line in summary(document.savings, document.currency):
             print(line)
@@ -353,7 +262,7 @@ async def _drill_down(office: Office, record: Record, document: Document, argume
         parts = await drill_down.days(office.database, record, arguments.line)
         _parts("day", [from_instant(part.start).date().isoformat() for part in parts], parts, document.currency)
         return
-    day = to_instant(datetime.combine(_day(arguments.day, "--day"), datetime.min.time(), UTC))
+    day = to_instant(datetime.combine(parse_day(arguments.day, "--day"), datetime.min.time(), UTC))
     if arguments.hour is None:
         parts = await drill_down.hours(office.database, record, arguments.line, day)
         _parts("hour", [from_instant(part.start).strftime("%H") for part in parts], parts, document.currency)
@@ -383,13 +292,6 @@ def _parts(name: str, labels: Sequence[str], parts: Sequence[drill_down.Part], c
     sums = [sum(getattr(part, column) for part in parts) for column in ("requests", "adjustments", "units")]
     rows.append(("all", *sums, format_pico(sum(part.exact_pico for part in parts))))
     table((name, "requests", "adjustments", "units", f"exact {currency}"), rows)
-
-
-def _day(text: str, name: str) -> date:
-    try:
-        return date.fromisoformat(text)
-    except ValueError as error:
-        raise CommandError(f"{name}: {text!r} is not a day such as 2026-11-30") from error
 
 
 def _minor(text: str, currency: str) -> int:

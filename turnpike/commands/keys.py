@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
+from billing.platform_settings import APPROVALS
 from gateway.tenancy.keys import PREFIX
 from gateway.tenancy.repositories import NotFound
 from gateway.tenancy.tables import ApiKey, Tenant
+from turnpike.commands.price_author import two_operators
 from turnpike.commands.running import table, with_office
 from turnpike.failures import CommandError
 from turnpike.office import Office
@@ -26,6 +28,8 @@ def create_key(settings: Settings, arguments: argparse.Namespace) -> int:
 
     async def work(office: Office) -> int:
         if arguments.operator:
+            if await office.platform.value(APPROVALS) == "on":
+                await two_operators(office, settings, arguments)  # else one could be two by a key of another name
             print((await office.tenancy.create_operator_key(arguments.name)).key)
             return 0
         tenant = await office.tenancy.tenant(arguments.tenant)

@@ -116,14 +116,14 @@ def show_statement(settings: Settings, arguments: argparse.Namespace) -> int:
         if arguments.format == "json":
             rows = [
                 msgspec.structs.asdict(line)
-                | {"amount_pico": format_pico(line.amount_pico), "balance_pico": format_pico(line.balance_pico)}
+                | {name: format_pico(getattr(line, name)) for name in ("amount_pico", "balance_pico", "carry_pico")}
                 for line in lines
             ]
             named = [{name.removesuffix("_pico"): value for name, value in row.items()} for row in rows]
             print(msgspec.json.format(msgspec.json.encode(named)).decode())
             return 0
         table(
-            ("posted", "what", "period", "amount", "balance", "memo"),
+            ("posted", "what", "period", "amount", "balance", "carried", "memo"),
             [
                 (
                     from_instant(line.posted_at).strftime("%Y-%m-%d %H:%M:%S"),
@@ -131,6 +131,7 @@ def show_statement(settings: Settings, arguments: argparse.Namespace) -> int:
                     line.period,
                     format_pico(line.amount_pico),
                     format_pico(line.balance_pico),
+                    format_pico(line.carry_pico),
                     line.memo,
                 )
                 for line in lines

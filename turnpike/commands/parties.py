@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from billing.invoices.failures import NoProfile
 from billing.invoices.parties import Buyer, InvalidParty, Party, Seller, format_rate, parse_rate
 from billing.invoices.party_store import Parties
+from billing.invoices.vat_ids import compact
 from turnpike.commands.running import with_office
 from turnpike.failures import CommandError
 from turnpike.office import Office
@@ -24,9 +26,9 @@ def set_seller(settings: Settings, arguments: argparse.Namespace) -> int:
     async def work(office: Office) -> int:
         parties = Parties(office.database)
         given = _given(Seller, arguments)
-        if arguments.rate is not None:
-            given["rates"] = dict(map(_rate, arguments.rate))
         before = next((seller for seller in await parties.sellers() if seller.id == arguments.id), None)
+        if arguments.rate or arguments.remove_rate:
+            given["rates"] = _rates(before.rates if before else {}, arguments)
         seller = msgspec.structs.replace(before, **given) if before else _made(Seller, given)
         await parties.set_seller(seller)
         _show(seller.id, seller)
@@ -91,7 +93,8 @@ def show_buyers(settings: Settings, arguments: argparse.Namespace) -> int:
 def _given(kind: type[Party], arguments: argparse.Namespace) -> dict[str, Any]:
     """The fields that the command line names."""
     values = {name: getattr(arguments, name, None) for name in kind.__struct_fields__}
-    return {name: value for name, value in values.items() if value is not None}
+    given = {name: value for name, value in values.items() if value is not None}
+    return given | ({"vat_id": compact(given["vat_id"])} if "vat_id" in given else {})
 
 
 def _made(kind: type[Any], given: dict[str, Any]) -> Any:
@@ -99,6 +102,15 @@ def _made(kind: type[Any], given: dict[str, Any]) -> Any:
         if name not in given:
             raise InvalidParty(name, f"missing: --{name}")
     return kind(**given)
+
+
+def _rates(before: Mapping[str, int], arguments: argparse.Namespace) -> dict[str, int]:
+    """The rates that there were, with those that are given, without those that are taken away."""
+    rates = {**before, **dict(map(_rate, arguments.rate or []))}
+    for country in arguments.remove_rate or []:
+        if rates.pop(country, None) is None:
+            raise InvalidParty("rates", f"there is no rate for {country} that could be removed")
+    return rates
 
 
 def _rate(text: str) -> tuple[str, int]:

@@ -126,6 +126,18 @@ def difference_table(before: Rows, after: Rows, currency: str) -> None:
     table(header, [(*cell, _or_none(old), _or_none(new), _change(old, new)) for cell, old, new in changes])
 
 
+def staying_table(before: Rows, after: Rows, currency: str) -> None:
+    """Print what stays of the meters that change: their prices in other lanes and for other lengths of prompts."""
+    changed = {cell for cell, _, _ in difference(before, after)}
+    meters = {meter for meter, _, _ in changed}
+    staying = {cell: micro for cell, micro in after.items() if cell not in changed and cell[0] in meters}
+    if staying:
+        print(f"stays ({currency} per million):")
+        table(("meter", "lane", "prompts from", "price"), [(*cell, amount(micro)) for cell, micro in in_order(staying)])
+    if any(cell[0] not in meters for cell in after):
+        print("all other meters stay as they are")
+
+
 def _or_none(micro: int | None) -> str:
     return "-" if micro is None else amount(micro)
 

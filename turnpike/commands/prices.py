@@ -25,6 +25,7 @@ from turnpike.commands.price_words import (
     instant,
     price_table,
     rows_asked_for,
+    staying_table,
 )
 from turnpike.commands.running import CURRENCY, table, with_office
 from turnpike.failures import CommandError
@@ -303,6 +304,8 @@ async def _write(
     """Show what changes, then write it, unless this is a dry run."""
     before, after, currency = await office.sheets.check(proposal, arguments.force)
     difference_table(before, after, currency)
+    if proposal.kind == "overrides":
+        staying_table(before, after, currency)
     if arguments.dry_run:
         print(f"{proposal.model}: checked, nothing written")
         return

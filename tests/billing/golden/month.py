@@ -38,7 +38,7 @@ from billing.invoices.finalizing import finalize
 from billing.invoices.parties import Buyer
 from billing.invoices.party_store import Parties
 from billing.invoices.pdf import to_pdf
-from billing.invoices.records import Record
+from billing.invoices.records import Invoices, Record, Settlements
 from billing.invoices.settling import pay
 from billing.money import parse_price
 from billing.periods import Periods
@@ -72,7 +72,7 @@ WERK = Buyer(
     postal_code="20457",
     city="Hamburg",
     country="DE",
-    vat_id="DE987654321",
+    vat_id="DE129273398",
     purchase_order="PO-2026-118",
     payment_days=14,
     detail="project",
@@ -226,13 +226,14 @@ class _Month(msgspec.Struct):
 async def files(database: Database) -> dict[str, bytes]:
     """What the month says, by the name of the file: documents as JSON and as the PDF's text, and every export."""
     made = {}
-    query = select(invoice.c.content, invoice.c.state, invoice.c.sha256)  # all tenants: the whole month
+    query = select(invoice.c.id, invoice.c.content, invoice.c.state, invoice.c.sha256)  # all tenants: the whole month
     async with database.reading() as session:
         documents = (await session.execute(query.order_by(invoice.c.series, invoice.c.n))).all()
-    for content, state, digest in documents:
+    for identity, content, state, digest in documents:
+        settled = await Invoices(database).settlements(identity)
         number = msgspec.json.decode(content)["number"]
         made[f"{number}.json"] = msgspec.json.format(content, indent=1).encode() + b"\n"
-        made[f"{number}.txt"] = _pdf_text(content, state, digest).encode()
+        made[f"{number}.txt"] = _pdf_text(content, state, digest, settled).encode()
     with tempfile.TemporaryDirectory() as folder:
         for period, name in itertools.product(MONTHS, DATASETS):
             path = Path(folder, f"{name}.csv")
@@ -252,8 +253,8 @@ def kept() -> dict[str, bytes]:
     return {path.relative_to(FOLDER).as_posix(): path.read_bytes() for path in found}
 
 
-def _pdf_text(content: str, state: str, digest: str) -> str:
-    pdf = to_pdf(msgspec.json.decode(content, type=Document), state, digest)
+def _pdf_text(content: str, state: str, digest: str, settled: Settlements) -> str:
+    pdf = to_pdf(msgspec.json.decode(content, type=Document), state, digest, settled)
     pages = PdfReader(io.BytesIO(pdf)).pages
     return "\n\f\n".join(page.extract_text() for page in pages) + "\n"
 

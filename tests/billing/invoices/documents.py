@@ -17,7 +17,7 @@ SELLER = Seller(
     postal_code="80331",
     city="München",
     country="DE",
-    vat_id="DE123456789",
+    vat_id="DE136695976",
     registration="Amtsgericht München HRB 123456",
     email="billing@turnpike.example",
     payment=["Musterbank München", "IBAN DE89 3704 0044 0532 0130 00"],
@@ -31,7 +31,7 @@ BUYER = Buyer(
     postal_code="92130",
     city="Issy-les-Moulineaux Cedex 9",
     country="FR",
-    vat_id="FR12345678901",
+    vat_id="FR40303265045",
     purchase_order="PO-4711",
 )
 

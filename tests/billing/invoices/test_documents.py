@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -13,10 +16,12 @@ from pypdf import PdfReader
 
 from billing.invoices.canonical import NotCanonical, canonical, sha256
 from billing.invoices.currencies import format_minor, minor_unit
-from billing.invoices.document import Document
+from billing.invoices.document import Document, Returned
 from billing.invoices.pdf import NotPrintable, to_pdf
+from billing.invoices.records import NOTHING_SETTLED, Payment, Record, Settlements
 from billing.invoices.rounding import carried, rounded
 from billing.money import InvalidMoney
+from storage.base import to_instant
 from tests.billing.invoices.documents import BUYER, document
 
 
@@ -101,7 +106,7 @@ def test_a_pdf_has_what_article_226_wants() -> None:
     text, pages = _text(to_pdf(made, "finalized", "ab" * 32))
     words = " ".join(text.split())
     for wanted in (
-        "1 November 2026", "INV-2026-000042", "DE123456789", "FR12345678901", "Turnpike Cloud GmbH",
+        "1 November 2026", "INV-2026-000042", "DE136695976", "FR40303265045", "Turnpike Cloud GmbH",
         "Industriestraße 44a", "80331 München", "128, boulevard", "92130 Issy-les-Moulineaux", "1–31 October 2026",
         "1,000,000 tokens", "0.40", "2.40", "Reverse charge", "article 196", "Amount due", "EUR 2.40", "IBAN DE89",
         "PO-4711", "Cached input tokens, 5 min", "context from 200,000 tokens", "batch lane", "0.0000404 EUR",
@@ -143,3 +148,65 @@ def test_every_variant_can_be_printed(made: Document, state: str, wanted: str) -
 def test_letters_that_no_font_has_are_said() -> None:
     with pytest.raises(NotPrintable, match="--fonts"):
         to_pdf(document(buyer=msgspec.structs.replace(BUYER, name="株式会社")), "finalized")
+
+
+def _payment(amount: int) -> Payment:
+    at = to_instant(datetime(2026, 11, 20, 9, tzinfo=UTC))
+    return Payment(id=UUID(int=1), amount=amount, reference="bank 4711", at=at)
+
+
+def _credit_note(gross: int) -> Record:
+    empty: dict[str, Any] = dict.fromkeys(Record.__struct_fields__, 0)
+    said = {"id": UUID(int=2), "tenant_id": UUID(int=1), "kind": "credit_note", "seller": "s", "period": "2026-10"}
+    more = {"currency": "EUR", "state": "finalized", "number": "CN-2026-000003", "issued": "2026-11-21", "due": None}
+    return Record(**(empty | said | more | {"gross": gross, "corrects": UUID(int=3), "sha256": None}))
+
+
+def _words(made: Document, state: str, settled: Settlements = NOTHING_SETTLED) -> str:
+    return " ".join(_text(to_pdf(made, state, "", settled))[0].split())
+
+
+def test_a_paid_invoice_asks_for_nothing_any_more() -> None:
+    words = _words(document(), "paid", Settlements([_payment(240)]))
+    assert "PAID IN FULL" in words
+    assert "Payment of 20 November 2026, bank 4711 −2.40" in words
+    assert "Left to pay EUR 0.00" in words
+    assert "AMOUNT DUE" not in words.upper()
+    assert "IBAN" not in words, "nobody is told how to pay it once more"
+
+
+def test_payments_and_credit_notes_are_listed_with_what_is_left() -> None:
+    words = _words(document(), "partially_paid", Settlements([_payment(100)], [_credit_note(60)]))
+    assert "Credit note CN-2026-000003 of 21 November 2026 −0.60" in words
+    assert "Left to pay EUR 0.80" in words
+    assert "AMOUNT DUE EUR 0.80" in words.replace("Amount due", "AMOUNT DUE")
+    assert "IBAN" in words
+    over = _words(document(), "paid", Settlements([_payment(240)], [_credit_note(60)]))
+    assert "Credited beyond what was due, to the balance 0.60" in over
+
+
+def test_a_draft_has_no_gap_where_its_number_will_be() -> None:
+    words = _words(document(number="", issued="", due=""), "draft")
+    assert "invoice ." not in words
+    assert "To the draft of October 2026" in words
+    assert "Please quote" not in words
+
+
+def test_a_pdf_says_what_goes_back_and_what_is_carried() -> None:
+    returned = Returned(exact="6344000000000", credit="5656000000000", promo="100000000000")
+    made = document(prepaid=240, payable=0, returned=returned, carry_out="0", prepaid_carry_out="-3000000000")
+    words = _words(made, "paid")
+    assert "went back: 5.6560 EUR to the credit that paid, 0.1000 EUR to the promotional credit that paid" in words
+    assert "The 0.0030 EUR that rounding leaves is carried to the next invoice" in words
+    assert "goes back when this invoice is finalized" in _words(made, "draft")
+
+
+@pytest.mark.parametrize("lines", [17, 26])
+def test_no_heading_stands_alone_at_the_end_of_a_page(lines: int) -> None:
+    for above in range(1, 7):  # moves the lines down
+        made = document(lines, buyer=msgspec.structs.replace(BUYER, address=["1 rue de la Paix"] * above))
+        for page in PdfReader(io.BytesIO(to_pdf(made, "finalized"))).pages:
+            text = page.extract_text()
+            if "FP8-revision" in text and "Per million" in text:
+                after = text.rpartition("FP8-revision")[2]
+                assert " tokens" in after, f"{lines} lines, {above} lines of address"

@@ -28,6 +28,7 @@ from billing.prices import PriceBook
 from billing.usage import Usage
 from storage.base import new_id, to_instant
 from storage.database import Database
+from storage.free_text import InvalidText
 from tests.billing.invoices.books import USD, Customer, set_clock
 from tests.billing.invoices.documents import BUYER
 from tests.billing.money import Tenant
@@ -225,7 +226,7 @@ async def test_credit_notes_by_line_and_whole_never_more_than_is_left(database: 
     for wrong in ({4: 621}, {4: -1}, {4: 0}, {9: 1}, {0: 1}):
         with pytest.raises(AmountRefused):
             await credit(database, sent, "x", request="2", amounts=wrong)
-    with pytest.raises(AmountRefused):
+    with pytest.raises(InvalidText, match="reason: it is empty"):
         await credit(database, sent, " ", request="2")
     await pay(database, now, "bank", 100)
     rest, whole = await credit(database, sent, "All of it", request="3", issued=date(2026, 11, 2))

@@ -8,8 +8,18 @@ import msgspec
 import pytest
 
 from billing.invoices.countries import NAMES, name_of
-from billing.invoices.parties import EU, Buyer, InvalidParty, Seller, check_countries, format_rate, parse_rate
+from billing.invoices.parties import (
+    Buyer,
+    InvalidParty,
+    Seller,
+    check_countries,
+    check_vat_id,
+    format_rate,
+    parse_rate,
+    vat_warnings,
+)
 from billing.invoices.tax import Tax, tax_for, tax_totals
+from billing.invoices.vat_ids import EU, compact
 from tests.billing.invoices.documents import BUYER, SELLER
 
 GERMAN = msgspec.structs.replace(BUYER, country="DE", vat_id="")
@@ -26,7 +36,6 @@ FRENCH = msgspec.structs.replace(BUYER, vat_id="")
         ({"address": ["a\tb"]}, "address"),
         ({"country": "de"}, "country"),
         ({"country": "DEU"}, "country"),
-        ({"vat_id": "DE123456789"}, "vat_id"),
         ({"vat_id": "12"}, "vat_id"),
         ({"email": "nobody"}, "email"),
         ({"payment_days": -1}, "payment_days"),
@@ -48,6 +57,78 @@ def test_a_country_that_there_is_not_is_refused() -> None:
         check_countries(msgspec.structs.replace(BUYER, country="UK", vat_id=""))
     with pytest.raises(InvalidParty, match="rates: ZZ is no country"):
         check_countries(msgspec.structs.replace(SELLER, rates={"DE": 1900, "ZZ": 100}))
+
+
+VALID = {
+    "AT": "ATU13585627",
+    "DE": "DE136695976",
+    "FR": "FR40303265045",
+    "GR": "EL094259216",
+    "GB": "GB980780684",
+    "CH": "CHE107787577IVA",
+    "NO": "NO995525828MVA",
+    "US": "",
+}
+
+
+@pytest.mark.parametrize(("country", "vat_id"), VALID.items())
+def test_a_vat_id_is_of_its_country(country: str, vat_id: str) -> None:
+    check_vat_id(msgspec.structs.replace(BUYER, country=country, vat_id=vat_id))
+
+
+@pytest.mark.parametrize(
+    ("country", "vat_id"),
+    [
+        ("FR", "FRHELLO"),
+        ("FR", "XX9999"),
+        ("DE", "XX9999"),
+        ("FR", "FR12345678901"),  # the check digits are wrong
+        ("DE", "DE136695977"),
+        ("FR", "DE136695976"),  # of another member state
+        ("GR", "GR094259216"),  # Greece writes EL
+        ("GB", "XI123456789"),
+        ("GB", "GB123456789"),
+        ("CH", "CHE107787578IVA"),
+        ("NO", "NO995525829MVA"),
+    ],
+)
+def test_a_vat_id_that_cannot_be_is_refused(country: str, vat_id: str) -> None:
+    buyer = msgspec.structs.replace(BUYER, country=country, vat_id=vat_id)  # as documents may have it
+    with pytest.raises(InvalidParty, match=vat_id) as refused:
+        check_vat_id(buyer)
+    assert refused.value.field == "vat_id"
+
+
+def test_separators_of_a_vat_id_are_left_out() -> None:
+    assert compact(" de 136.695-976") == "DE136695976"
+
+
+@pytest.mark.parametrize("vat_id", ["FRHELLO", "XX9999", "FR12345678901", "DE136695976", "GB980780684"])
+@pytest.mark.parametrize("treatment", ["auto", "reverse_charge", "intra_community"])
+def test_vat_is_charged_without_a_valid_id(vat_id: str, treatment: str) -> None:
+    buyer = msgspec.structs.replace(BUYER, vat_id=vat_id, treatment=treatment)
+    seller = msgspec.structs.replace(SELLER, rates=SELLER.rates | {"FR": 2000})
+    tax = tax_for(seller, buyer)
+    assert (tax.category, tax.rate) == ("S", 2000)
+    if vat_id != "GB980780684":  # which is an id, but of no member state
+        (warning,) = vat_warnings(seller, buyer)
+        assert vat_id in warning
+    with pytest.raises(InvalidParty, match="FR"):
+        tax_for(SELLER, buyer)  # who has no rate for it
+
+
+def test_reverse_charge_reaches_northern_ireland_and_no_other_country_outside() -> None:
+    base = "980780684"
+    for country, vat_id, category in (
+        ("GB", f"XI{base}", "AE"),
+        ("GB", f"GB{base}", "O"),
+        ("CH", VALID["CH"], "O"),
+        ("NO", VALID["NO"], "O"),
+        ("US", "DE136695976", "O"),
+    ):
+        buyer = msgspec.structs.replace(BUYER, country=country, vat_id=vat_id)
+        check_vat_id(buyer)
+        assert tax_for(SELLER, buyer).category == category
 
 
 def test_a_country_has_a_name() -> None:
@@ -94,7 +175,7 @@ def test_what_is_no_rate(text: str) -> None:
 
 ABROAD = msgspec.structs.replace(SELLER, country="US", vat_id="", rates={})
 SWISS = msgspec.structs.replace(BUYER, country="CH", vat_id="")
-GREEK = msgspec.structs.replace(BUYER, country="GR", vat_id="EL123456789")
+GREEK = msgspec.structs.replace(BUYER, country="GR", vat_id="EL094259216")
 
 
 @pytest.mark.parametrize(

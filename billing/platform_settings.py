@@ -1,0 +1,80 @@
+"""Platform settings: what holds for everybody who works on this database, whatever their environment says.
+
+A setting is never changed, only followed by another, with who set it and how that is known.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from sqlalchemy import insert, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.seals import seal_rows
+from billing.tables.platform import platform_setting
+from storage.database import Database
+from storage.free_text import NAME, REASON, check_text
+
+APPROVALS = "approvals"
+"""Whether it takes two operators to change a price: "on" or "off"."""
+VALUES: dict[str, tuple[str, ...]] = {APPROVALS: ("off", "on")}
+"""The values that each setting can have; the first applies until somebody sets it."""
+
+
+class InvalidPlatformSetting(ValueError):
+    """A platform setting that there is not, or a value that it cannot have."""
+
+
+class PlatformChange(msgspec.Struct, frozen=True):
+    """Who set what, how that is known, when and why."""
+
+    name: str
+    value: str
+    actor: str
+    via: str
+    reason: str
+    at: int
+
+
+class PlatformSettings:
+    """The settings of a platform. Raises DatabaseUnavailable, all of it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def value(self, name: str) -> str:
+        """What a setting is now."""
+        async with self._database.reading() as session:
+            return await value_of(session, name)
+
+    async def history(self) -> list[PlatformChange]:
+        """Every change, the first first."""
+        columns = [platform_setting.c[name] for name in PlatformChange.__struct_fields__]
+        async with self._database.reading() as session:
+            rows = await session.execute(select(*columns).order_by(platform_setting.c.id))
+            return [PlatformChange(*row) for row in rows]
+
+    async def set(self, name: str, value: str, *, by: str, via: str, reason: str = "") -> None:
+        """Set it. Raises InvalidPlatformSetting, InvalidText."""
+        check_platform_setting(name, value)
+        check_text("by", by, NAME)
+        check_text("reason", reason, REASON, empty=True)
+        row = {"name": name, "value": value, "actor": by, "via": via, "reason": reason, "at": self._database.clock}
+        async with self._database.transaction() as session:
+            made = await session.execute(insert(platform_setting).values(row).returning(platform_setting.c.id))
+            number: int = made.scalar_one()
+            await seal_rows(session, platform_setting, platform_setting.c.id == number)
+
+
+def check_platform_setting(name: str, value: str) -> None:
+    """Raise InvalidPlatformSetting unless there is such a setting and it can have the value."""
+    if name not in VALUES:
+        raise InvalidPlatformSetting(f"there is no platform setting {name!r}, only {', '.join(VALUES)}")
+    if value not in VALUES[name]:
+        raise InvalidPlatformSetting(f"{name}: {value!r} is not one of {', '.join(VALUES[name])}")
+
+
+async def value_of(session: AsyncSession, name: str) -> str:
+    """What a setting is, in this transaction."""
+    query = select(platform_setting.c.value).where(platform_setting.c.name == name)
+    found = await session.scalar(query.order_by(platform_setting.c.id.desc()).limit(1))
+    return VALUES[name][0] if found is None else found

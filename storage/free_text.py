@@ -1,0 +1,32 @@
+"""Text that people write for others to read: names, addresses, reasons. Each has bounds, and one line."""
+
+from __future__ import annotations
+
+NAME, REASON = 200, 500
+"""Characters that a name and a reason have at most."""
+
+
+class InvalidText(ValueError):
+    """Text that is empty, too long, or more than a line; `field` says which."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+def problem_of_text(text: str, most: int, *, empty: bool = False) -> str:
+    """What is wrong with a text of at most so many characters; "" if nothing is."""
+    if not empty and not text.strip():
+        return "it is empty"
+    if len(text) > most:
+        return f"longer than {most} characters"
+    if not text.isprintable():
+        return "it has a control character or a line break"
+    return ""
+
+
+def check_text(field: str, text: str, most: int, *, empty: bool = False) -> None:
+    """Raise InvalidText unless the text has 1 to `most` printable characters; none are enough where it may be empty."""
+    if problem := problem_of_text(text, most, empty=empty):
+        raise InvalidText(field, problem)
