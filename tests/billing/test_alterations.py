@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import CheckConstraint, Column, LargeBinary, Table, Text, select, text, update
+from sqlalchemy import CheckConstraint, Column, LargeBinary, Table, Text, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -19,6 +19,7 @@ from billing.budgets.setting import Budgets
 from billing.holds.reserving import Holds
 from billing.invoices.crediting import credit
 from billing.invoices.settling import pay
+from billing.lost_journals import declare_lost
 from billing.platform_settings import PlatformSettings
 from billing.prices import PriceBook
 from billing.prices.approval import PriceSheets
@@ -31,6 +32,7 @@ from billing.rollups import HOUR
 from billing.tables.budgets import budget_charge, budget_window
 from billing.tables.chain import usage_batch, usage_chain
 from billing.tables.invoices import invoice_line, number_series
+from billing.tables.journals import replica_journal
 from billing.tables.money import balance, ended_hold, grant_balance, hold_batch, ledger_entry, rollup_hour
 from billing.tables.prices import price
 from billing.tables.rating import storage_event
@@ -84,6 +86,9 @@ async def books(database: Database) -> Database:
     await pay(database, sent, "bank", 100)
     await credit(database, sent, "why", request="1", amounts={1: 10})
     await holds.reserve(customer.tenant.request(10**9))
+    async with database.transaction() as session:
+        await session.execute(insert(replica_journal).values(journal="a journal", replica="r1", since=1, seen_at=1))
+    await declare_lost(database, "a journal", author="ann", reason="a test")
     return database
 
 

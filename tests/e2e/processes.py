@@ -76,8 +76,8 @@ class Process:
     def errors(self) -> str:
         return self.err.read_text()
 
-    def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.popen.pid).children(recursive=True)
+    def children(self, *, recursive: bool = True) -> list[psutil.Process]:
+        return psutil.Process(self.popen.pid).children(recursive=recursive)
 
     def wait_for_output(self, pattern: str, seconds: float = START_SECONDS) -> re.Match[str]:
         """Wait until stdout has the pattern."""

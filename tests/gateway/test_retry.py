@@ -13,6 +13,7 @@ import pytest
 
 from billing.attempts import attempt_id
 from billing.audit import checks
+from billing.journal_comparison import Told
 from billing.reconciliation import reconcile
 from gateway.services import GatewayOptions
 from tests.fast import only_fast
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.timeout(120)
 @asynccontextmanager
 async def two(url: str, folder: Path, model: Path, replicas: int = 2, **lifetimes: float) -> AsyncIterator[Stack]:
     """A gateway with replicas of which the first, when it is idle, gets the next request."""
-    options = GatewayOptions(lifetimes=quick_lifetimes(**{"replay": 20.0, **lifetimes}), courtesy=0.1)
+    options = GatewayOptions(lifetimes=quick_lifetimes(**{"replay": 20.0, **lifetimes}))
     async with running_stack(url, folder, model, options=options, replicas=replicas) as stack:
         yield stack
 
@@ -53,7 +54,9 @@ def identity(stored: Any) -> UUID:
 async def assert_books(stack: Stack) -> None:
     """Every check of the books, and the events against what each replica's journal counted."""
     assert await checks.check(stack.database) == []
-    journals = {replica.name: len(replica.done) for replica in stack.replicas}
+    journals = [
+        Told(replica.name, len(replica.done), len(replica.journal), replica.identity) for replica in stack.replicas
+    ]
     period = (await stack.events())[0].period
     report = await reconcile(stack.database, period, journals)
     assert report.clean, report
