@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from engine.errors import DiskFull, StartError
+from engine.errors import DiskFull, EngineError, StartError
 from engine.journal_records import (
     Acked,
     AnyRecord,
@@ -251,24 +251,34 @@ class Journal:
 
     def restore(self) -> bool:
         """Make the journal again from memory if its folder or file was removed under us; whether it was. Raises
-        StartError or OSError where that cannot be done: then nothing that is counted is durable."""
+        StartError, DiskFull or OSError where that cannot be done: then nothing that is counted is durable."""
         with self._sync_guard, self._file_guard:
-            if self._is_there():
+            if self.is_there:
                 return False
-            with self._guard:
-                self._buffer.clear()  # what is not written yet is in the state
-                state = list(self._state())
             if not _is_file(self.folder / "lock", self._lock):
                 lock = self._lock
-                self._take_folder()
+                try:
+                    self._take_folder()
+                except EngineError:
+                    self._lock = lock
+                    raise
                 os.close(lock)
             self._store_epoch()
-            content = b"".join(map(frame, state))
-            old, self._file = self._file, self._replace(self._path, content)
+            with self._guard:
+                written, self._buffer = self._buffer, []  # what is not written yet is in the state
+                content = b"".join(map(frame, self._state()))
+            try:
+                new = self._replace(self._path, content)
+            except OSError:
+                with self._guard:
+                    self._buffer[:0] = written
+                raise
+            old, self._file = self._file, new
             self._size = len(content)
             os.close(old)
             self._compact_at = _compact_at(self._file)
             self.restored += 1
+            self.full = False
         logger.error("the journal was removed while the replica ran, and is written again", folder=str(self.folder))
         return True
 
@@ -310,8 +320,10 @@ class Journal:
                 f"{folder}: another replica uses this journal folder; give each its own --data-dir"
             ) from error
 
-    def _is_there(self) -> bool:
-        """Whether the file that grows is the one that the next start would read."""
+    @property
+    def is_there(self) -> bool:
+        """Whether the file that grows is the one that the next start would read; for a moment not, while another takes
+        its place."""
         return _is_file(self._path, self._file)
 
     def _end(self, handle: int, done: Done, gateway: str = "") -> Done:

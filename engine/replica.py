@@ -17,7 +17,7 @@ from engine.acceptance import Rejected
 from engine.assembly import Assembled, assemble
 from engine.compilers import Compilers, Compiling, TooManyWaiting
 from engine.endings import Endings
-from engine.errors import EngineFailed, StartError
+from engine.errors import DiskFull, EngineFailed, StartError
 from engine.grammar.guide import Grammar, InvalidGrammar
 from engine.grammar.refusals import Refusals
 from engine.grammar.trial import STACK_BYTES
@@ -33,7 +33,7 @@ from engine.protocol.replicas import DISK_FULL, Beat, Dial, Elsewhere, Fence, Fe
 from engine.protocol.requests import Abort, Ack, Began, Counts, Credit, Done, Extend, Generate, Refusal
 from engine.step_result import Event
 from engine.watchdog import Watchdog
-from storage.disk_space import DiskWatch
+from storage.disk_space import DiskWatch, is_disk_full
 
 __all__ = ["ReplicaOptions", "main", "serve"]
 
@@ -241,7 +241,8 @@ class Replica:
         try:
             await asyncio.to_thread(self.journal.sync)
         except OSError as error:
-            self._fail(error)
+            if not self.journal.full:  # a full disk is waited for: the gateway asks again
+                self._fail(error)
             return
         known = dict(self.journal.known_of(epoch))
         running = {id: known.get(id, 0) for id, owner in self._owners.items() if owner.epoch == epoch}
@@ -356,15 +357,21 @@ class Replica:
             beat = self._beat()
             for link in self.links:
                 link.send([beat])
-            self._watch_journal()
+            await self._watch_journal()
             self._endings.sync_soon()  # now and then, so that long streams are on the disk too
             self._endings.place_orphans()
 
-    def _watch_journal(self) -> None:
-        """A journal whose folder was removed is written again while all that stood in it is known."""
+    async def _watch_journal(self) -> None:
+        """A journal whose folder was removed is written again while all that stood in it is known: as soon as the disk
+        has room."""
+        if self.journal.is_there:
+            return
         try:
-            self.journal.restore()
-        except (OSError, StartError) as error:
+            await asyncio.to_thread(self.journal.restore)  # which may wait for the disk
+        except (OSError, StartError, DiskFull) as error:
+            if isinstance(error, DiskFull) or is_disk_full(error):
+                logger.error("the journal was removed, and the disk has no room for it", cause=str(error))
+                return
             logger.exception("the journal was removed and cannot be written again")
             self._fail(error)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import pytest_asyncio
@@ -13,6 +16,7 @@ from engine.journal import Journal
 from engine.journal_records import Begun, Ended, Opened, frame
 from engine.protocol.replicas import FENCES, Fence, Fenced
 from engine.protocol.requests import Ack, Counts, Done
+from engine.replica import Replica
 from tests.engine.client import Client, ReplicaProcess
 from tests.engine.conftest import SCOPES, generate
 
@@ -115,7 +119,48 @@ def test_a_journal_that_is_removed_under_the_replica_is_written_again(tmp_path: 
     again.close()
 
 
+def test_a_journal_that_is_removed_while_its_disk_is_full_is_written_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "journal"
+    journal = Journal(folder, first_epoch=1)
+    journal.begin("ended", 1, gateway=OLD)
+    journal.sync()
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    journal.end(_done("ended"))
+    shutil.rmtree(folder)
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        journal.sync()
+    with pytest.raises(OSError, match="No space"):
+        journal.restore()
+    with pytest.raises(OSError, match="No space"):
+        journal.sync()
+    assert journal.full, "what was not written is still to be"
+    monkeypatch.undo()
+    assert journal.restore()
+    assert not journal.full, "although there is nothing more to write"
+    journal.close()
+    again = Journal(folder, first_epoch=1)
+    assert [done.id for done in again.unacknowledged()] == ["ended"]
+    again.close()
+
+
 # ------------------------------------------------ the replica
+
+
+@pytest.mark.parametrize("full", [True, False])
+async def test_a_fence_on_a_full_disk_is_not_answered_and_ends_nothing(full: bool) -> None:
+    """The gateway asks again each second; any other error of the disk ends the replica."""
+    journal, link = Mock(full=full), Mock()
+    journal.sync.side_effect = OSError(errno.ENOSPC if full else errno.EIO, "no")
+    replica = Mock(journal=journal)
+    await Replica._tell_fenced(replica, link, OLD)
+    assert link.send.call_count == 0
+    assert replica._fail.call_count == (0 if full else 1)
 
 
 @pytest_asyncio.fixture
