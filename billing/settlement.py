@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import select
 
 from billing import months, traits
-from billing.attempts import lost_attempt_of
+from billing.attempts import attempt_id, lost_attempt_of
 from billing.books import Books, EventsThere, Notice, Refusal
 from billing.budgets.use import BudgetUse, use_budgets
 from billing.chain import batches
@@ -65,7 +65,9 @@ async def settle(database: Database, book: PriceBook, records: Sequence[Settleme
     given = [record for record in records if isinstance(record, UsageEvent)]
     given_back = [record for record in records if isinstance(record, Release)] if len(given) < len(records) else []
     releases = {release.request_id: release.hold_batch for release in given_back}
-    columns = EventColumns(given)
+    kept, in_vain = await _once_an_attempt(database, given)
+    releases |= {event.id: event.hold_batch for event in in_vain}
+    columns = EventColumns(kept)
     versions = await _versions(book, set(columns.numbers["price_version"].tolist()))
     await months.ensure_for(database, columns.ids)
     numbers = await traits.numbers(database, columns.kinds)
@@ -81,6 +83,24 @@ async def settle(database: Database, book: PriceBook, records: Sequence[Settleme
                 numbers = await traits.numbers(database, columns.kinds)
         else:
             return done + Settled(repeated=len(given) - len(columns))
+
+
+async def _once_an_attempt(database: Database, events: list[UsageEvent]) -> tuple[list[UsageEvent], list[UsageEvent]]:
+    """Without those that say again what one attempt did: as a lost attempt, which who tried the request again
+    recorded, and as the request's end, for which who was told of it by the journal took it. The latter of these apart:
+    their holds end all the same."""
+    others = {
+        event.id: attempt_id(event.id, event.attempt) if event.corrects is None else event.corrects
+        for event in events
+        if event.sequence and (event.corrects is not None or (event.source == "journal" and not event.cost_pico))
+    }
+    if not others:
+        return events, []
+    async with opened(database) as books:
+        there = await books.events_there(set(others.values()))
+    again = [event for event in events if event.id in others and there.get(others[event.id]) == event.attempt]
+    known = {event.id for event in again}
+    return [event for event in events if event.id not in known], [event for event in again if event.corrects is None]
 
 
 def _not_there(events: Iterable[UsageEvent], there: Mapping[UUID, int]) -> Iterator[UsageEvent]:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from sqlalchemy import select
 
-from billing.attempts import attempt_id
+from billing.attempts import attempt_id, lost_attempt_of
 from billing.audit.checks import check
 from billing.balances import Balances
 from billing.holds.records import Hold
@@ -102,6 +102,30 @@ async def test_of_two_attempts_of_a_request_one_is_billed_and_the_other_counted(
     assert await check(database) == []
     report = await reconcile(database, billed.period)
     assert (report.events, report.lost_attempts, report.adjustments, report.doubled) == (1, 1, 0, 0)
+
+
+@pytest.mark.both_databases
+@pytest.mark.parametrize("lost_first", [True, False])
+async def test_what_an_attempt_did_is_recorded_once_whoever_was_told(database: Database, lost_first: bool) -> None:
+    """It was tried again in vain, on a replica that refused it: the gateway that did so records the first attempt as
+    lost. Another one, or the same started again, was told of it by the journal, and takes it for the request's end."""
+    tenant = await Tenant.rich(database, 10 * PRICE)
+    hold = await Holds(database).reserve(tenant.request(PRICE))
+    end = msgspec.structs.replace(
+        tenant.event(hold, Usage(), sequence=7), status="failed", reason="crash", source="journal"
+    )
+    lost = msgspec.structs.replace(lost_attempt_of(end), source="gateway")
+    assert await _settle(database, lost if lost_first else end) == Settled(written=1)
+    for _ in range(2):
+        await _settle(database, end)
+        await _settle(database, lost)
+    async with database.reading() as session:
+        (row,) = (await session.execute(select(usage_event))).all()
+    assert (row.sequence, row.corrects is None) == (7, not lost_first)
+    balance = await Balances(database).get(tenant.id)
+    assert balance is not None
+    assert (balance.debit, balance.held) == (0, 0)
+    assert await check(database) == []
 
 
 async def test_usage_after_its_hold_expired_and_the_money_was_promised_again(database: Database) -> None:
