@@ -91,7 +91,7 @@ async def compare(session: AsyncSession, told: Iterable[Told]) -> list[Journal]:
     counted = []
     for one in found:
         after = [other.since for other in found if other.replica == one.replica and other.since > one.since]
-        events = await _events(session, one.replica, one.since, min(after, default=_FOR_EVER))
+        events = await events_between(session, one.replica, one.since, min(after, default=_FOR_EVER))
         counted.append(msgspec.structs.replace(one, events=events))
     return counted
 
@@ -121,7 +121,8 @@ def _is_named(journal: str, replica: str) -> bool:
     return journal != f"replica {replica}"
 
 
-async def _events(session: AsyncSession, replica: str, since: int, until: int) -> int:
+async def events_between(session: AsyncSession, replica: str, since: int, until: int) -> int:
+    """How many events are of a replica's epochs from `since` on and before `until`."""
     of = usage_event.c  # all tenants: a journal is everybody's
     mine = (of.replica == replica, of.sequence > since << _BITS, of.sequence < until << _BITS)
     return int((await session.execute(select(func.count()).where(*mine))).scalar_one())

@@ -8,7 +8,7 @@ the epoch, and never will (`engine.protocol.replicas.Fence`), or was declared lo
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 
 from billing.tables.journals import journal_loss, journal_of_epoch, replica_journal
 from billing.tables.periods import gateway_epoch
@@ -19,6 +19,10 @@ class EpochOver(Exception):
     """The gateway epoch is over: it may send nothing any more."""
 
 
+class JournalLost(Exception):
+    """The journal was declared lost while this gateway epoch lived: nobody would wait for its word about it."""
+
+
 class Over(msgspec.Struct, frozen=True):
     """A gateway epoch that is over, and of which holds may be open. `surely_gone`: its process does not live."""
 
@@ -27,13 +31,17 @@ class Over(msgspec.Struct, frozen=True):
 
 
 async def meet(database: Database, epoch: str, journal: str, replica: str, since: int) -> None:
-    """Note that requests of a living epoch may go to this journal. Raises EpochOver, DatabaseUnavailable."""
+    """Note that requests of a living epoch may go to this journal. Raises EpochOver, JournalLost,
+    DatabaseUnavailable."""
     of = gateway_epoch.c
     async with database.transaction() as session:
         # whoever ends the epoch waits, or has ended it: nobody overlooks this journal
-        living = select(of.epoch).where(of.epoch == epoch, of.state == "live")
-        if (await session.execute(database.locked(living))).one_or_none() is None:
+        living = select(of.started_at).where(of.epoch == epoch, of.state == "live")
+        if (row := (await session.execute(database.locked(living))).one_or_none()) is None:
             raise EpochOver(epoch)
+        lost = select(journal_loss.c.journal).where(journal_loss.c.journal == journal, journal_loss.c.at >= row[0])
+        if (await session.execute(lost)).one_or_none() is not None:
+            raise JournalLost(journal)
         now = (await session.execute(select(database.clock))).scalar_one()
         row = {"journal": journal, "replica": replica, "since": since, "seen_at": now}
         put = database.insert(replica_journal).values(row)
@@ -61,9 +69,11 @@ async def over(database: Database) -> list[Over]:
 
 
 async def waited_for(database: Database, epoch: str) -> list[str]:
-    """The journals that may know something of an epoch, and are not declared lost. Raises DatabaseUnavailable."""
+    """The journals that may know something of an epoch, and were not declared lost since it began: one that was lost
+    before turned up again, and took its requests. Raises DatabaseUnavailable."""
     of = journal_of_epoch.c
-    lost = select(journal_loss.c.journal)
+    began = select(gateway_epoch.c.started_at).where(gateway_epoch.c.epoch == epoch).scalar_subquery()
+    lost = select(journal_loss.c.journal).where(journal_loss.c.at >= func.coalesce(began, 0))
     async with database.reading() as session:
         query = select(of.journal).where(of.epoch == epoch, of.cleared_at.is_(None), of.journal.not_in(lost))
         return list(await session.scalars(query.order_by(of.journal)))

@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Table, func, insert, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.journal_comparison import Journal, compare
+from billing.journal_comparison import Journal, compare, events_between
 from billing.journal_sequences import missing_between
 from billing.seals import seal_rows
 from billing.tables.journals import journal_loss, journal_of_epoch, replica_journal
@@ -103,7 +103,8 @@ async def declare_lost(
             raise JournalAnswers(f"journal {found.journal} of {found.replica} answers: it is not lost")
         now = (await session.execute(select(database.clock))).scalar_one()
         compared = {one.journal: one for one in await compare(session, ())}
-        events, until = compared[found.journal].events, _until(compared[found.journal], compared.values())
+        until = _until(found, compared.values())
+        events = await events_between(session, found.replica, found.since, until)
         missing = await missing_between(session, found.replica, found.since, until)
         _, holds, pico = await _waiting(session, found.journal)
         loss = Loss(found.journal, found.replica, found.since, now, author, reason, events, missing, holds, pico)
@@ -145,7 +146,7 @@ class _Met(msgspec.Struct, frozen=True):
     since: int
 
 
-def _until(journal: Journal, others: Iterable[Journal]) -> int:
+def _until(journal: _Met, others: Iterable[Journal]) -> int:
     """In which epoch of the replica the next journal began."""
     after = [one.since for one in others if one.replica == journal.replica and one.since > journal.since]
     return min(after, default=_FOR_EVER)

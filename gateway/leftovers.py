@@ -10,7 +10,7 @@ begun. What was found out stands in the database, so that it does not matter whi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 
 import structlog
 
@@ -72,14 +72,20 @@ class Leftovers:
     def _opened(self, link: Link) -> None:
         """A replica may be sent requests once the database knows that its journal may know some."""
         if link.journal in self._met:
-            link.may_run = True
-        else:
-            self._spawn(self._meet(link, link.journal))
+            link.may_run = True  # at once, whether or not the database answers
+        self._spawn(self._meet(link, link.journal))
 
     def _fenced(self, link: Link, message: Fenced) -> None:
-        self._known[message.epoch, link.journal] = dict(message.requests)
+        for known_as in self._names(link):
+            self._known[message.epoch, known_as] = dict(message.requests)
         if not message.requests:
-            self._spawn(self._clear(message.epoch, link.journal, link.replica))
+            self._spawn(self._clear(message.epoch, self._names(link)))
+
+    @staticmethod
+    def _names(link: Link) -> tuple[str, ...]:
+        """What the journal of a replica is called, and was before it had an identity, if it is as old."""
+        older = link.hello is not None and not link.hello.since
+        return (link.journal, unnamed_journal(link.replica)) if older else (link.journal,)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -96,15 +102,26 @@ class Leftovers:
             except journals.EpochOver:
                 log.error("this run of the gateway is over: it sends nothing more", epoch=self._epoch)
                 return
+            except journals.JournalLost:
+                self._met.discard(journal)
+                if link.journal == journal:
+                    link.may_run = False
+                log.error(
+                    "a journal that was declared lost is back: its replica gets no requests until this gateway is "
+                    "started again",
+                    replica=hello.replica,
+                    journal=journal,
+                )
+                return
             else:
                 self._met.add(journal)
                 if link.up and link.journal == journal:
                     link.may_run = True
                 return
 
-    async def _clear(self, epoch: str, journal: str, replica: str) -> None:
+    async def _clear(self, epoch: str, names: Iterable[str]) -> None:
         try:
-            for known_as in (journal, unnamed_journal(replica)):
+            for known_as in names:
                 await journals.clear(self._database, epoch, known_as)
         except DatabaseUnavailable:
             return  # it is asked again
@@ -127,10 +144,14 @@ class Leftovers:
         epoch = found.epoch
         left = await self._holds.open_of(epoch)
         if left or not found.surely_gone:
-            waited_for = await journals.waited_for(self._database, epoch)
+            waited_for = set(await journals.waited_for(self._database, epoch))
             for link in self._fleet.links:
-                asked = link.journal in waited_for or unnamed_journal(link.replica) in waited_for
-                if asked and link.up and link.hello is not None and link.hello.version >= FENCES:
+                if (
+                    not waited_for.isdisjoint(self._names(link))
+                    and link.up
+                    and link.hello is not None
+                    and link.hello.version >= FENCES
+                ):
                     link.send(Fence(epoch))
             if waited_for:
                 return

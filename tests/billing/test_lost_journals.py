@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from sqlalchemy import delete, insert, literal, update
+from sqlalchemy import delete, insert, literal, select, update
 from sqlalchemy.exc import DBAPIError
 
 from billing import journals
@@ -135,3 +135,28 @@ async def test_a_journal_that_knows_nothing_is_not_waited_for_again(database: Da
     assert await journals.waited_for(database, "g-1") == []
     await journals.finish(database, "g-1")
     assert await journals.over(database) == []
+
+
+@pytest.mark.both_databases
+async def test_a_lost_journal_that_turns_up_is_waited_for_again(database: Database, tenant: Tenant) -> None:
+    """Its machine is back: what it gets from now on, it alone may know. A run from before sends it nothing."""
+    await declare_lost(database, "r1", author="me", reason="the machine burns")
+    with pytest.raises(journals.JournalLost):
+        await journals.meet(database, "g-1", "the old one", "r1", OLD)
+    async with database.transaction() as session:
+        later = (await session.execute(select(database.clock))).scalar_one() + 1
+        row = {"epoch": "g-2", "gateway": "g", "started_at": later, "seen_at": later, "watermark": later}
+        await session.execute(insert(gateway_epoch).values(row | {"state": "live", "reason": ""}))
+    await journals.meet(database, "g-2", "the old one", "r1", OLD)
+    for epoch in ("g-1", "g-2"):
+        await _end(database, epoch)
+    assert await journals.waited_for(database, "g-1") == []
+    assert await journals.waited_for(database, "g-2") == ["the old one"]
+
+
+async def test_the_journal_of_a_replica_that_was_too_old_to_name_it_can_be_declared_lost(
+    database: Database, tenant: Tenant
+) -> None:
+    await journals.meet(database, "g-1", "replica r2", "r2", 0)
+    loss = await declare_lost(database, "r2", author="me", reason="the disk burned")
+    assert (loss.journal, loss.events, loss.missing) == ("replica r2", 0, 0)

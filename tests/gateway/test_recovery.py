@@ -225,6 +225,25 @@ async def test_a_replica_of_the_version_before_keeps_what_it_may_know(
         assert sorted(await stack.holds()) == ["released", "settled"]
 
 
+@pytest.mark.slow
+async def test_what_a_replica_of_the_version_before_knew_is_billed_from_its_successor_s_journal(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    """Nothing reached the client: the journal that has an identity by now is not another one that may know more."""
+    identity = await leave_a_hold(stocked_sqlite_url, tmp_path, model_folder, name="gateway-test")
+    async with running_stack(
+        stocked_sqlite_url, tmp_path, model_folder, options=SHORT_DRAIN, start_replica=False
+    ) as stack:
+        async with stack.database.transaction() as session:
+            await session.execute(update(journal_of_epoch).values(journal="replica replica-0"))
+        counts = Counts(prompt=9, computed=9, output=4)
+        stack.replica.journal[identity] = Done(identity, 1, "crash", counts, 12, 0)
+        stack.replica.identity = "its own by now"
+        await stack.replica.start()
+        (event,) = await stack.settled(1, timeout=10)
+        assert (event.attempt, event.cost_pico) == (1, 0)
+
+
 async def only_over(stack: Stack) -> str:
     """The one epoch that is over."""
     (row,) = await stack.rows("SELECT epoch FROM gateway_epoch WHERE state <> 'live'")

@@ -8,6 +8,7 @@ import msgspec
 
 from billing.lost_journals import KnownJournal, declare_lost, known_journals
 from billing.money import format_pico
+from gateway.fleet.link import unnamed_journal
 from storage.base import from_instant
 from turnpike.commands.running import table, with_office
 from turnpike.office import Office, system_user
@@ -71,8 +72,11 @@ def declare_journal_lost(settings: Settings, arguments: argparse.Namespace) -> i
 
 
 async def _answering(settings: Settings) -> set[str]:
-    """The journals of the replicas that answer."""
-    return {probe.hello.journal for probe in await probe_replicas(settings) if probe.hello.journal}
+    """The journals of the replicas that answer, those without an identity too: a replica speaks for what its journal
+    was before it had one."""
+    hellos = [probe.hello for probe in await probe_replicas(settings)]
+    older = {unnamed_journal(hello.replica) for hello in hellos if not hello.since}
+    return older | {hello.journal for hello in hellos if hello.journal}
 
 
 def _state(one: KnownJournal, answering: set[str]) -> str:
