@@ -41,6 +41,8 @@ class Refusals:
         self._clock = clock
         self._known: OrderedDict[bytes, _Record] = OrderedDict()
         self._file: int | None = None
+        self._behind = False
+        """Whether the file lacks something, or has part of it: then it is written anew."""
         if path is not None:
             self._load(path)
             self._compact(path)
@@ -83,10 +85,12 @@ class Refusals:
             return
         try:
             # A process that ends leaves what it wrote to the kernel, so nothing waits for the disk here.
-            os.write(self._file, _framed(record))
-            if os.fstat(self._file).st_size > _COMPACTED_BYTES:
+            framed = _framed(record)
+            self._behind = self._behind or os.write(self._file, framed) < len(framed)
+            if self._behind or os.fstat(self._file).st_size > _COMPACTED_BYTES:
                 self._compact(self._path)
         except OSError as error:
+            self._behind = True
             logger.warning("a refused grammar cannot be written down", path=str(self._path), problem=str(error))
 
     def _load(self, path: Path) -> None:
@@ -116,16 +120,18 @@ class Refusals:
             self._known.popitem(last=False)
 
     def _compact(self, path: Path) -> None:
-        """Write what counts into a new file, and go on writing there."""
-        self.close()
+        """Write what counts into a new file, and go on writing there; in the old one, if there is no room for it."""
         beside = path.with_suffix(".new")
         try:
             beside.write_bytes(b"".join(map(_framed, self._known.values())))
             beside.chmod(0o600)
             beside.replace(path)
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+            file = os.open(path, os.O_WRONLY | os.O_APPEND)
         except OSError as error:
             logger.warning("refused grammars are kept in memory alone", path=str(path), problem=str(error))
+            return
+        self.close()
+        self._file, self._behind = file, False
 
 
 def _framed(record: _Record) -> bytes:

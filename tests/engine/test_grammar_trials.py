@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +154,30 @@ def test_refusals_end_and_survive_a_torn_file(tmp_path: Path) -> None:
     assert "the engine ended" in (again.problem(b"c") or "")
     now[0] += 3601
     assert again.problem(b"a") is again.problem(b"c") is None
+    again.close()
+
+
+def test_refusals_of_a_disk_that_was_full_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Part of a record is written, and that a grammar passed is not: it is not blamed for the replica's end later."""
+    refusals = Refusals(tmp_path / "grammars")
+    refusals.attempt(b"innocent")
+    write, write_bytes = os.write, Path.write_bytes
+
+    def none(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:7]))
+    monkeypatch.setattr(Path, "write_bytes", none)
+    refusals.passed(b"innocent")
+    monkeypatch.setattr(os, "write", none)
+    refusals.refuse(b"other", "why")
+    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    refusals.refuse(b"third", "why")
+    refusals.close()
+    again = Refusals(tmp_path / "grammars")
+    assert again.problem(b"innocent") is None
+    assert again.problem(b"other") == again.problem(b"third") == "why"
     again.close()
 
 
