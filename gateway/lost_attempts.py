@@ -85,8 +85,10 @@ class LostAttempts:
             await asyncio.sleep(_PAUSE_S)
         end = time.monotonic() + _SETTLED_S
         while not self._spool.drained and time.monotonic() < end:
+            asked = time.monotonic()
             if await self._find(done) is not None:
                 return
+            end += time.monotonic() - asked  # while the database is away, nothing is settled
             await asyncio.sleep(_PAUSE_S)
 
     async def record_stray(self, replica: str, model_digest: str, done: Done) -> bool:
