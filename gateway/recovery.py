@@ -17,6 +17,7 @@ import msgspec
 import structlog
 
 from billing import journals
+from billing.attempts import attempt_id
 from billing.holds.records import Hold
 from billing.holds.reserving import Holds
 from billing.prices import PriceBook, PriceMissing, PriceVersion, UnknownPriceVersion
@@ -115,7 +116,10 @@ class Recovery:
         request = UUID(done.id)
         if not done.claim:
             return await self._holds.get(request)
-        return None if await has_event(self._database, request) else Hold.claimed(done.claim)
+        # a lost attempt may be all that there ever is: who tried again may have been refused
+        events = request, attempt_id(request, done.attempt)
+        there = [event for event in events if await has_event(self._database, event)]
+        return None if there else Hold.claimed(done.claim)
 
     async def _is_anothers(self, told: _Told, done: Done, hold: Hold) -> bool:
         """Whether somebody else is going to bill the request, and holds money for it: the gateway that runs it, or who

@@ -6,16 +6,20 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import insert, update
 
+from billing.attempts import Attempted, Lost, lost_attempt
 from billing.audit.checks import check
 from billing.holds.records import Hold, HoldRequest
 from billing.prices import PriceVersion
+from billing.settlement import settle
 from billing.tables.journals import journal_of_epoch
 from billing.tables.periods import gateway_epoch
 from engine.protocol.replicas import FENCES
 from engine.protocol.requests import Counts, Done
+from gateway.metering import recorded
 from gateway.services import GatewayOptions
 from storage.base import new_id
 from storage.database import DatabaseUnavailable
@@ -242,6 +246,30 @@ async def test_what_a_replica_of_the_version_before_knew_is_billed_from_its_succ
         await stack.replica.start()
         (event,) = await stack.settled(1, timeout=10)
         assert (event.attempt, event.cost_pico) == (1, 0)
+
+
+@pytest.mark.slow
+async def test_a_lost_attempt_that_its_gateway_has_recorded_is_not_waited_for(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    """That gateway lives, and was refused when it tried again: no event of the request itself ever comes."""
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder) as stack:
+        asked = HoldRequest(
+            new_id(), stack.tenant.id, stack.project.id, new_id(), "tiny", "standard", 1, 10**9, 60, "lives-1", b""
+        )
+        row = {"epoch": "lives-1", "gateway": "lives", "started_at": 1, "seen_at": 1, "watermark": 1}
+        async with stack.database.transaction() as session:
+            await session.execute(insert(gateway_epoch).values(row | {"state": "live", "reason": ""}))
+        hold = msgspec.structs.replace(Hold.of(asked, await stack.database.now()), allowance=new_id())
+        done = Done(str(hold.request_id), 1, "crash", Counts(prompt=9, computed=9), 12, claim=hold.claim)
+        stack.gateway.recovery.stray(stack.gateway.services.fleet.links[0], done)
+        await asyncio.sleep(1.5)
+        assert stack.replica.acked == [], "it may be billed yet"
+        of = Attempted(*(getattr(hold, name) for name in Attempted.__struct_fields__))
+        lost = lost_attempt(of, Lost(1, "replica-0", "d", 12, "crash", recorded(done.counts), "gateway"))
+        await settle(stack.database, stack.gateway.services.prices, [lost])
+        await stack.until(lambda: stack.replica.acked, timeout=5)
+        assert len(await stack.events()) == 1
 
 
 async def only_over(stack: Stack) -> str:
