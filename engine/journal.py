@@ -253,7 +253,7 @@ class Journal:
         """Make the journal again from memory if its folder or file was removed under us; whether it was. Raises
         StartError, DiskFull or OSError where that cannot be done: then nothing that is counted is durable."""
         with self._sync_guard, self._file_guard:
-            if self.is_there:
+            if self._file < 0 or self.is_there:
                 return False
             if not _is_file(self.folder / "lock", self._lock):
                 lock = self._lock
