@@ -57,7 +57,7 @@ def shown(document: Document, state: str, digest: str, settled: Settlements = NO
     due = _day(document.due) if document.kind == "invoice" and document.payable else ""
     return {
         "title": _TITLES[document.kind],
-        "banner": _BANNERS.get(state, ""),
+        "banner": _banner(state, credited=bool(settled.credit_notes)),
         "number": document.number,
         "statement_of": f"{_TITLES[document.kind].lower()} {document.number}".strip()
         if document.number
@@ -81,7 +81,7 @@ def shown(document: Document, state: str, digest: str, settled: Settlements = NO
         "headline": _headline(document, state, left, credited=bool(settled.credit_notes)),
         "reason": document.reason,
         "groups": [_group(document, *group) for group in _grouped(document.lines)],
-        "totals": _totals(document, due="Payable" if rows else "Amount due"),
+        "totals": _totals(document, due="" if state == "void" else "Payable" if rows else "Amount due"),
         "settled": rows,
         "taxes": [_tax(document, tax) for tax in document.taxes],
         "statements": sorted({tax.reason for tax in document.taxes if tax.reason}),
@@ -128,6 +128,11 @@ def _span(first: str, last: str) -> str:
     if (begin.year, begin.month) == (end.year, end.month):
         return f"{begin.day}–{_day(last)}"
     return f"{_day(first)} – {_day(last)}"
+
+
+def _banner(state: str, *, credited: bool) -> str:
+    """The stamp: what a credit note settled was not paid."""
+    return "Settled" if state == "paid" and credited else _BANNERS.get(state, "")
 
 
 def _headline(document: Document, state: str, left: int, *, credited: bool) -> list[str]:
@@ -234,7 +239,7 @@ def _totals(document: Document, due: str) -> list[list[str]]:
     rows.append(row("Total", document.gross, "strong"))
     if document.prepaid:
         rows.append(row("Paid in advance from credit", -document.prepaid))
-    if document.kind == "invoice":
+    if document.kind == "invoice" and due:
         rows.append(row(due, document.payable, "strong"))
     return rows
 

@@ -18,6 +18,7 @@ from billing.invoices.canonical import NotCanonical, canonical, sha256
 from billing.invoices.currencies import format_minor, minor_unit
 from billing.invoices.document import Document, Returned
 from billing.invoices.pdf import NotPrintable, to_pdf
+from billing.invoices.presentation import shown
 from billing.invoices.records import NOTHING_SETTLED, Payment, Record, Settlements
 from billing.invoices.rounding import carried, rounded
 from billing.money import InvalidMoney
@@ -173,6 +174,18 @@ def test_a_paid_invoice_asks_for_nothing_any_more() -> None:
     assert "Left to pay EUR 0.00" in words
     assert "AMOUNT DUE" not in words.upper()
     assert "IBAN" not in words, "nobody is told how to pay it once more"
+
+
+def test_a_void_invoice_has_no_amount_due() -> None:
+    words = _words(document(), "void")
+    assert "VOID: NOTHING IS DUE OF" in words
+    assert "AMOUNT DUE" not in words.upper()
+
+
+def test_what_a_credit_note_settled_is_not_stamped_as_paid() -> None:
+    made = document()
+    assert shown(made, "paid", "", Settlements([], [_credit_note(240)]))["banner"] == "Settled"
+    assert shown(made, "paid", "", Settlements([_payment(240)]))["banner"] == "Paid"
 
 
 def test_payments_and_credit_notes_are_listed_with_what_is_left() -> None:
