@@ -17,6 +17,7 @@ from billing.tables.journals import journal_loss, journal_of_epoch, replica_jour
 from billing.tables.money import hold_batch
 from billing.tables.periods import gateway_epoch
 from storage.database import Database
+from storage.free_text import NAME, REASON, check_text
 
 _FOR_EVER = (1 << 31) - 1
 
@@ -89,11 +90,13 @@ async def declare_lost(
     """Wait no more for a journal: `which` is its identity, or its replica's name if only one of its journals is not
     here. `answering`: the journals that answer now. A second time changes nothing.
 
-    Raises UnknownJournal, JournalAnswers, DatabaseUnavailable.
+    Raises UnknownJournal, JournalAnswers, InvalidText, DatabaseUnavailable.
     """
     reason = reason.strip()
     if not reason:
         raise UnknownJournal("--reason: say what happened to the journal")
+    check_text("reason", reason, REASON)
+    check_text("by", author, NAME)
     async with database.transaction() as session:
         known = [Loss(*row) for row in await session.execute(select(journal_loss).where(_named(journal_loss, which)))]
         found = await _choose(session, which, answering, {one.journal for one in known})

@@ -23,6 +23,7 @@ from billing.tables.periods import gateway_epoch
 from billing.usage import Usage
 from storage.base import Count
 from storage.database import Database
+from storage.free_text import InvalidText
 from tests.billing.money import Tenant
 
 NOVEMBER = "2026-11"
@@ -88,6 +89,9 @@ async def test_a_lost_journal_is_declared_so_and_the_books_are_closed(database: 
         await declare_lost(database, "r1", author="me", reason="the disk burned")
     with pytest.raises(UnknownJournal, match="reason"):
         await declare_lost(database, "r1", author="me", reason=" ", answering={"the new one"})
+    for reason in ("two\nlines", "x" * 501):
+        with pytest.raises(InvalidText, match="reason"):
+            await declare_lost(database, "r1", author="me", reason=reason, answering={"the new one"})
     loss = await declare_lost(database, "r1", author="me", reason="the disk burned", answering={"the new one"})
     assert (loss.journal, loss.events, loss.missing, loss.holds, loss.reason) == (
         "the old one", 3, 1, 0, "the disk burned",
