@@ -410,8 +410,8 @@ def _from_file(path: str) -> dict[str, object]:
 
 
 _MOVED = {
-    "price_approvals": "two people are asked for by the platform, whatever a command's environment says: turnpike "
-    "platform set approvals on"
+    "price_approvals": "unset it. Two people are asked for by the platform, whatever a command's environment says: "
+    "turnpike platform set approvals on"
 }
 """What was a setting once and must not be overlooked now."""
 

@@ -84,7 +84,7 @@ class PriceSheets:
                     f"price sheet {sheet} was drafted without an operator's key, and approvals are on: draft it again"
                 )
             if _same(by, found.author):
-                raise SamePerson(f"{by} wrote price sheet {sheet}, so somebody else has to approve it (--by NAME)")
+                raise SamePerson(f"{by} wrote price sheet {sheet}, so somebody else has to approve it")
             now = await _now(session, self._database)
             if found.effective_at is not None and found.effective_at < now:
                 raise PriceInPast(f"price sheet {sheet} was to apply from an instant that has passed; draft it again")

@@ -104,7 +104,9 @@ def test_approvals_are_the_platforms_and_take_two_keys(run: Run, tmp_path: Path)
         status, out = run(f"{command} --by ann")
         assert (status, "--operator-key-file" in out) == (2, True)
     assert run(f"{draft} --by ann --dry-run")[0] == 0
-    assert "price sheet 2, draft" in run(f"prices set qwen {PLAIN} {ann} --force urgent")[1]
+    out = run(f"prices set qwen {PLAIN} {ann} --force urgent")[1]
+    assert "price sheet 2, draft" in out
+    assert "prices approve 2 --operator-key-file FILE" in out
     assert "is ann's" in run(f"prices approve 2 --by bob {ann}")[1]
     assert "ann wrote price sheet 2" in run(f"prices approve 2 {ann}")[1]
     assert "price sheet 2, active" in run(f"prices approve 2 {bob}")[1]
@@ -124,7 +126,7 @@ def test_approvals_are_the_platforms_and_take_two_keys(run: Run, tmp_path: Path)
     assert "cannot read" in run("prices withdraw 2 --operator-key-file nowhere")[1]
     assert "no platform setting" in run(f"platform set colour on {ann}")[1]
     status, out = run("prices list", TURNPIKE_PRICE_APPROVALS="1")
-    assert (status, "turnpike platform set approvals" in out) == (2, True)
+    assert (status, "unset it" in out, "turnpike platform set approvals" in out) == (2, True, True)
 
 
 @pytest.mark.slow

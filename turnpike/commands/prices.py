@@ -345,7 +345,10 @@ def _tell(sheet: Sheet) -> None:
     until = "" if sheet.effective_until is None else f" until {format_instant(sheet.effective_until)}"
     print(f"{sheet.model}{book}: price sheet {sheet.id}, {sheet.state}, {when}{until}")
     if sheet.state == "draft":
-        print(f"somebody else brings it into force: turnpike prices approve {sheet.id} --by NAME")
+        print(
+            f"somebody else brings it into force: turnpike prices approve {sheet.id} --operator-key-file FILE "
+            f"(or --by NAME, while approvals are off)"
+        )
 
 
 def _as_json(model: str, currency: str, rows: Rows, **more: object) -> dict[str, object]:
