@@ -117,6 +117,12 @@ def test_approvals_are_the_platforms_and_take_two_keys(run: Run, tmp_path: Path)
         assert "second operator's key" in run(f"{guarded} {ann}")[1], "one alone would be two by another name"
         assert "both keys are bob's" in run(f"{guarded} {bob} {second}")[1]
     assert run(f"keys create --operator --name eve {ann} {second}")[0] == 0
+    run("tenants create acme")
+    run("prices book cheap --currency USD")
+    other_prices = "prices book acme-book --tenant acme --base cheap"
+    assert run(other_prices)[0] == 2, "another base is other prices"
+    assert "second operator's key" in run(f"{other_prices} {ann}")[1]
+    assert run(f"{other_prices} {ann} {second}")[0] == 0
     assert run(f"platform set approvals off {ann} {second}")[0] == 0
     assert run(f"prices set qwen {PLAIN} --by carl")[0] == 0
 

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from turnpike.commands.platform_arguments import add_second_operator
 from turnpike.settings import ADMIN
 
 METER_WORDS = {
@@ -89,6 +90,7 @@ def _declare_prices(tree: Any, command: Callable[[str, str], Any]) -> None:
     book.add_argument("--tenant", help="whose it is: what it does not say, the base book says")
     book.add_argument("--base", metavar="BOOK", default="base", help="the base of a tenant's book")
     book.add_argument("--currency", metavar="CODE", help="of a base book, such as EUR")
+    add_second_operator(book)
 
 
 def _declare_terms(tree: Any, command: Callable[[str, str], Any]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from billing.instants import format_instant
 from billing.money import InvalidPrice
+from billing.platform_settings import APPROVALS
 from billing.prices import PriceMissing
 from billing.prices.books import BASE, Book
 from billing.prices.errors import UnknownBook
@@ -17,7 +18,7 @@ from billing.prices.litellm import read_entry, read_file
 from billing.prices.sheets import Proposal, Sheet
 from billing.prices.spreadsheet import read_csv, write_csv
 from billing.prices.version import Cell, Rows
-from turnpike.commands.price_author import author
+from turnpike.commands.price_author import author, two_operators
 from turnpike.commands.price_words import (
     difference_table,
     flag_of,
@@ -187,6 +188,9 @@ def make_book(settings: Settings, arguments: argparse.Namespace) -> int:
     async def work(office: Office) -> int:
         if arguments.tenant:
             tenant = await office.tenancy.tenant(arguments.tenant)
+            if arguments.base != BASE and await office.platform.value(APPROVALS) == "on":
+                # other prices, with no sheet that somebody else could approve
+                await two_operators(office, settings, arguments)
             book = await office.books.create_for(tenant.id, arguments.name, arguments.base)
         else:
             book = await office.books.create(arguments.name, arguments.currency)
