@@ -2,19 +2,20 @@
 
 A body of 8 MB may be one text, which costs 3 ms, or 200,000 parts of a message, which cost 200 times that while nobody
 else is served. So a large body is first decoded into shapes that hold nothing and count what there is; decoding ends
-with the first part too many. What is wrong otherwise is left to the decoder that reads the fields.
+with the first part too many. Of a field that is given twice only the last one would be counted, while the decoder that
+reads the fields decodes both; so each field is given once. What is wrong otherwise is left to that decoder.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Raw, Struct
 
 from engine.protocol.requests import MOST_CHOICES
-from gateway.dialects.json_paths import ABSENT
+from gateway.dialects.json_paths import ABSENT, decode
 from gateway.failures import InvalidRequest
 
 LARGE_BYTES = 64 * 1024
@@ -26,7 +27,7 @@ _FIELD_BYTES = 64 * 1024
 _GRAMMAR_BYTES = 1024 * 1024
 
 _counted = threading.local()
-"""`left`: how many more parts the body may have that this thread decodes."""
+"""`left`: how many more parts the body may have that this thread decodes; `met`: values that have parts, so far."""
 
 
 class _TooMany(Exception):
@@ -65,6 +66,37 @@ class _Body(Struct):
     structured_outputs: Raw = ABSENT
 
 
+class _Object(Struct):
+    def __post_init__(self) -> None:
+        _counted.met += 1
+
+
+class _Array(Struct, array_like=True):
+    def __post_init__(self) -> None:
+        _counted.met += 1
+
+
+_Objects: TypeAlias = _Object | str | float | bool | None
+_Arrays: TypeAlias = _Array | str | float | bool | None
+
+
+class _GivenMessage(Struct):
+    tool_calls: _Arrays = None
+
+
+class _GivenBody(Struct):
+    """Every value of a field is met, also one that another follows under the same name."""
+
+    messages: list[_GivenMessage] = []
+    prompt: _Arrays = None
+    stop: _Arrays = None
+    stop_token_ids: _Arrays = None
+    logit_bias: _Objects = None
+    metadata: _Objects = None
+    guided_choice: _Arrays = None
+    structured_outputs: _Objects = None
+
+
 _FIELDS = {
     "stop": _FIELD_BYTES,
     "stop_token_ids": _FIELD_BYTES,
@@ -74,6 +106,7 @@ _FIELDS = {
     "structured_outputs": _GRAMMAR_BYTES,
 }
 _body = msgspec.json.Decoder(_Body)
+_given = msgspec.json.Decoder(_GivenBody)
 _prompts = msgspec.json.Decoder(
     msgspec.defstruct(
         "_Prompts",
@@ -89,17 +122,22 @@ def check_large_body(body: bytes) -> None:
     """Raise InvalidRequest, naming the field, for a large body with more parts than a request may have."""
     if len(body) <= LARGE_BYTES:
         return
-    _counted.left = MOST_PARTS
+    _counted.left, _counted.met = MOST_PARTS, 0
     try:
-        shape = _body.decode(body)
+        shape = decode(_body, body)
     except _TooMany as error:
         raise _too_long("$.messages", f"has more than {MOST_PARTS} messages and parts of messages") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return
+    _check_repeated(decode(_given, body))
     for name, most in _FIELDS.items():
         if len(getattr(shape, name)) > most:
             raise _too_long(f"$.{name}", f"is longer than {most} bytes")
     _check_prompt(shape.prompt)
+
+
+def _check_repeated(given: _GivenBody) -> None:
+    values = [*(getattr(given, name) for name in ("prompt", *_FIELDS)), *(each.tool_calls for each in given.messages)]
+    if _counted.met != sum(isinstance(value, _Object | _Array) for value in values):
+        raise InvalidRequest("A body names each field once.", code="invalid_json")
 
 
 def _check_prompt(raw: Any) -> None:

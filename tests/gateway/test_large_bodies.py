@@ -58,6 +58,38 @@ def test_what_has_too_many_parts_is_not_decoded(case: str, monkeypatch: pytest.M
     assert refused.value.path == path
 
 
+MANY = f"{{{repeated(chr(34) + '7' + chr(34) + ':1')}}}"
+HIDDEN: dict[str, tuple[Any, bytes]] = {
+    "biases, again": (openai_chat, chat(f',"logit_bias":{MANY},"logit_bias":{{}}')),
+    "biases, then none": (openai_chat, chat(f',"logit_bias":{MANY},"logit_bias":null')),
+    "biases by another spelling": (openai_chat, chat(f',"logit\\u005fbias":{MANY},"logit_bias":{{}}')),
+    "labels, again": (openai_chat, chat(f',"metadata":{MANY},"metadata":{{}}')),
+    "stops, again": (openai_chat, chat(f',"stop":[{repeated("1")}],"stop":"a"')),
+    "prompts, again": (openai_completions, b'{"model":"tiny","prompt":[%s],"prompt":[1]}' % repeated("[1]").encode()),
+    "tool calls, again": (
+        openai_chat,
+        chat(messages=f'{{"role":"assistant","tool_calls":[{repeated("1")}],"tool_calls":[],"content":"a"}}'),
+    ),
+    "messages, again": (
+        openai_chat,
+        chat(
+            f',"messages":[{USER}]',
+            f'{{"role":"assistant","tool_calls":[{repeated("1", 30_000)}],"content":"{"a" * 9999}"}}',
+        ),
+    ),
+    "biases, then a field of another type": (openai_chat, chat(f',"logit_bias":{MANY},"messages":5')),
+    "biases, then no JSON": (openai_chat, chat(f',"logit_bias":{MANY}') + b"x"),
+}
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+def test_what_hides_its_parts_is_not_decoded(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dialect, body = HIDDEN[case]
+    monkeypatch.setattr(dialect, "decode", lambda *_, **__: pytest.fail("it was decoded"))
+    with pytest.raises(InvalidRequest):
+        dialect.parse(body)
+
+
 def test_what_is_large_and_good_is_decoded() -> None:
     parts = [{"type": "text", "text": "a" * 100}] * (MOST_PARTS - 1)
     body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": parts}]}).encode()
