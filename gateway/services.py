@@ -17,6 +17,7 @@ from billing.spool import Spool
 from billing.webhooks.endpoints import Endpoints
 from gateway.admission.admission import Admission
 from gateway.admission.lifetimes import Lifetimes
+from gateway.body_budget import BodyBudget
 from gateway.domains import CacheDomains
 from gateway.fair_threads import FairThreads
 from gateway.fleet.fleet import Fleet
@@ -112,6 +113,7 @@ class Gateway:
         self.allowances = Allowances(services.holds, services.spool, epoch, busy=services.options.allowance_requests)
         self.recorder = Recorder(services.spool, self.allowances)
         self.threads = FairThreads()
+        self.bodies = BodyBudget()
         self.pings = Patience(services.options.database_patience)
         self.admission = Admission(
             epoch,

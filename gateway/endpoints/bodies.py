@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from litestar import Request
 from litestar.exceptions import InternalServerException
 
+from gateway.body_budget import BodyShare
 from gateway.dialects.large_bodies import LARGE_BYTES
 from gateway.failures import BodyTooSlow, ClientLeft, UnsupportedEncoding
 from gateway.services import Gateway
@@ -18,13 +19,21 @@ from gateway.tenancy.authenticator import Principal
 Call = TypeVar("Call")
 
 
-async def read_body(request: Request[Any, Any, Any], patience: float) -> bytes:
-    """The body. Raises UnsupportedEncoding, ClientLeft, BodyTooSlow after `patience` seconds."""
+async def read_body(request: Request[Any, Any, Any], patience: float, share: BodyShare | None = None) -> bytes:
+    """The body, which is not kept with the request. `share`: where its bytes are counted as they come.
+
+    Raises UnsupportedEncoding, ClientLeft, RateLimited, BodyTooSlow after `patience` seconds.
+    """
     if "content-encoding" in request.headers:
         _check_encoding(request.headers.getall("content-encoding"))
     try:
         async with asyncio.timeout(patience):
-            return await request.body()
+            chunks = []
+            async for chunk in request.stream():
+                if share is not None:
+                    share.take(len(chunk))
+                chunks.append(chunk)
+            return b"".join(chunks)
     except TimeoutError as error:
         raise BodyTooSlow(f"The request's body did not come within {patience:g} s.") from error
     except InternalServerException as error:  # so Litestar says that the connection has ended
@@ -39,8 +48,16 @@ def _check_encoding(given: list[str]) -> None:
         )
 
 
-async def parsed(gateway: Gateway, principal: Principal, body: bytes, parse: Callable[[bytes], Call]) -> Call:
-    """The parsed body: a large one in one of the threads that tenants share. Raises what `parse` raises."""
-    if len(body) <= LARGE_BYTES:
-        return parse(body)
-    return await gateway.threads.run(principal.tenant_id, partial(parse, body))
+async def read_call(
+    gateway: Gateway, request: Request[Any, Any, Any], principal: Principal, parse: Callable[[bytes], Call]
+) -> Call:
+    """The parsed body: a large one in one of the threads that tenants share.
+
+    While it comes and until it is parsed its bytes count in what the tenant may have at once. Raises what `read_body`
+    and `parse` raise, and RateLimited.
+    """
+    with gateway.bodies.share(principal.tenant_id) as share:
+        body = await read_body(request, gateway.services.options.patience, share)
+        if len(body) <= LARGE_BYTES:
+            return parse(body)
+        return await gateway.threads.run(principal.tenant_id, partial(parse, body))

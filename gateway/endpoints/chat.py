@@ -13,7 +13,7 @@ from gateway.admission.admission import Payer
 from gateway.authentication import project_principal
 from gateway.dialects import openai_chat
 from gateway.dialects.openai_answer import ChatAnswer, Header
-from gateway.endpoints.bodies import parsed, read_body
+from gateway.endpoints.bodies import read_call
 from gateway.endpoints.generating import answer
 from gateway.request_scope import of
 from gateway.services import Gateway
@@ -21,15 +21,13 @@ from gateway.services import Gateway
 
 def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
     """The route, for one worker."""
-    options = gateway.services.options
 
     @post("/v1/chat/completions")
     async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         """Generate answers, whole or streamed."""
         gateway.requests.check()
         about, principal = of(request.scope), project_principal(request.scope)
-        body = await read_body(request, options.patience)
-        call = await parsed(gateway, principal, body, openai_chat.parse)
+        call = await read_call(gateway, request, principal, openai_chat.parse)
         model = gateway.services.models.get(call.generation.model)
         about.model = model.name
         payer = Payer.of(principal)

@@ -15,7 +15,7 @@ from gateway.authentication import project_principal
 from gateway.dialects import openai_completions
 from gateway.dialects.openai_answer import Header
 from gateway.dialects.openai_completions_answer import TextAnswer
-from gateway.endpoints.bodies import parsed, read_body
+from gateway.endpoints.bodies import read_call
 from gateway.endpoints.generating import answer
 from gateway.request_scope import of
 from gateway.services import Gateway
@@ -23,15 +23,13 @@ from gateway.services import Gateway
 
 def completions(gateway: Gateway) -> HTTPRouteHandler:
     """The route, for one worker."""
-    options = gateway.services.options
 
     @post("/v1/completions")
     async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         """Go on from texts or token ids, whole or streamed."""
         gateway.requests.check()
         about, principal = of(request.scope), project_principal(request.scope)
-        body = await read_body(request, options.patience)
-        call = await parsed(gateway, principal, body, openai_completions.parse)
+        call = await read_call(gateway, request, principal, openai_completions.parse)
         first = call.generations[0]
         model = gateway.services.models.get(first.model)
         about.model = model.name
