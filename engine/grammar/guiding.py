@@ -70,7 +70,8 @@ class LlguidancePlace:
 
 class Shared:
     """What all guides of one grammar share. `failure`: why it is given up, for all that still use it. `worn`: the
-    library has no room for more states of its lexer, which all outputs so far have added to."""
+    library has no room for more states of its lexer, which all outputs so far have added to. `spent`: seconds of CPU
+    time that masks and tokens took so far, as states are made in them. `failed_at`: by the monotonic clock."""
 
     def __init__(self, closer: Closer, ends: Sequence[int], ending: list[int] | None, words: int) -> None:
         """`ending`: tokens to an end from the beginning; `words`: of 32 tokens each, the vocabulary."""
@@ -79,7 +80,9 @@ class Shared:
         self.ending = ending
         self.words = words
         self.failure: str | None = None
+        self.failed_at = 0.0
         self.worn = False
+        self.spent = 0.0
 
 
 class LlguidanceGuide:
@@ -195,5 +198,7 @@ class LlguidanceGuide:
         """Count the CPU time since `began`, by the clock of this thread; give the grammar up if it is too much."""
         spent = time.thread_time() - began
         self._spent += spent
+        self._shared.spent += spent
         if spent > _MASK_S or self._spent > FIRST_S + TOKEN_S * self._taken:
             self.failure = self._shared.failure = TOO_SLOW
+            self._shared.failed_at = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,23 +21,36 @@ _REMEMBERED_BYTES = 512 * 1024 * 1024
 _USUAL_BYTES = 1024 * 1024
 
 
+_BYTES_PER_S = 32 * 1024 * 1024
+"""What states of the lexer take that are made in a second of CPU time: 13 MiB in the worst case that was measured."""
+_FAILED_S = 60.0
+"""For so long a grammar that was too slow in use is refused: the machine may have been the reason."""
+
+
 class LlguidanceGrammar:
-    """A matcher at its beginning, to be copied. `size`: bytes that it takes, as far as is known."""
+    """A matcher at its beginning, to be copied."""
 
     def __init__(self, matcher: llguidance.LLMatcher, shared: Shared, size: int) -> None:
-        self.size = size
+        """`size`: bytes that it takes, as far as is known."""
+        self._size = size
         self._matcher = matcher
         self._shared = shared
 
     @property
+    def size(self) -> int:
+        """Bytes that it takes, with the states that its outputs have added to it, at most."""
+        return self._size + int(self._shared.spent * _BYTES_PER_S)
+
+    @property
     def worn(self) -> bool:
         """Whether it must be compiled anew before it is used again."""
-        return self._shared.worn
+        return self._shared.worn or (self._shared.failure is not None and self.failure is None)
 
     @property
     def failure(self) -> str | None:
-        """Why it was given up while it was in use."""
-        return self._shared.failure
+        """Why it was given up while it was in use, not long ago."""
+        recent = time.monotonic() - self._shared.failed_at < _FAILED_S
+        return self._shared.failure if recent else None
 
     def guide(self) -> LlguidanceGuide:
         """A guide at the beginning."""
@@ -51,7 +65,6 @@ class LlguidanceGrammars:
         self.compiler = GrammarCompiler(folder, vocabulary, ends)
         self._guard = threading.Lock()
         self._known: OrderedDict[str, LlguidanceGrammar | InvalidGrammar] = OrderedDict()
-        self._bytes = 0
 
     def known(self, text: str) -> LlguidanceGrammar | InvalidGrammar | None:
         """The remembered grammar, or what is wrong with it; None if it must be compiled."""
@@ -95,12 +108,15 @@ class LlguidanceGrammars:
     def remember(self, text: str, known: LlguidanceGrammar | InvalidGrammar) -> None:
         """Keep a grammar, or what is wrong with it; those not asked for longest make room."""
         with self._guard:
-            before = self._known.pop(text, None)
-            self._bytes += _size(known) - (0 if before is None else _size(before))
+            for worn in [name for name, kept in self._known.items() if _is_worn(kept)]:
+                del self._known[worn]
+            self._known.pop(text, None)
             self._known[text] = known
-            while len(self._known) > 1 and (len(self._known) > _REMEMBERED or self._bytes > _REMEMBERED_BYTES):
+            # Anew each time: what is remembered grows while it is used.
+            total = sum(map(_size, self._known.values()))
+            while len(self._known) > 1 and (len(self._known) > _REMEMBERED or total > _REMEMBERED_BYTES):
                 _, oldest = self._known.popitem(last=False)
-                self._bytes -= _size(oldest)
+                total -= _size(oldest)
 
     def _compile(self, prepared: str, ending: tuple[list[int] | None] | None, size: int) -> LlguidanceGrammar:
         _, closer = self.compiler.vocabulary_of_model()
@@ -108,6 +124,10 @@ class LlguidanceGrammars:
         end = closer.end(LlguidancePlace(matcher), MOST_TOKENS) if ending is None else ending[0]
         words = -(-self.compiler.vocabulary // 32)
         return LlguidanceGrammar(matcher, Shared(closer, self.compiler.ends, end, words), size)
+
+
+def _is_worn(known: LlguidanceGrammar | InvalidGrammar) -> bool:
+    return isinstance(known, LlguidanceGrammar) and known.worn
 
 
 def _size(known: LlguidanceGrammar | InvalidGrammar) -> int:

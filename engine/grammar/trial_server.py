@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from engine.grammar.compilation import GrammarCompiler
 from engine.grammar.guide import InvalidGrammar
-from engine.grammar.trial import Verdict, end_process, ended_by, limit_process, try_grammar
+from engine.grammar.trial import CPU_S, Verdict, end_process, ended_by, limit_process, try_grammar
 
 _LENGTH_BYTES = 4
 _WALL_S = 15.0
@@ -112,11 +112,14 @@ class TrialServer:
         self._selector.unregister(child.pipe)
         os.close(child.pipe)
         del self._children[child.pipe]
-        _, status = os.waitpid(child.pid, 0)
+        _, status, used = os.wait4(child.pid, 0)
         if time.monotonic() - child.began > _WALL_S:
             verdict = Verdict(f"it was not tried within {_WALL_S:g} s", final=False)
         elif os.WIFSIGNALED(status):
             verdict = ended_by(os.WTERMSIG(status))
+            if os.WTERMSIG(status) == signal.SIGKILL and used.ru_utime + used.ru_stime < CPU_S:
+                # Not by our limit: the machine was short of memory, say.
+                verdict = Verdict("its trial was ended from outside", final=False)
         elif child.said:
             verdict = msgspec.msgpack.decode(child.said, type=Verdict)
         else:
