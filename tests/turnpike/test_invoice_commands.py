@@ -106,8 +106,9 @@ def test_from_an_empty_folder_to_a_paid_invoice(
     turnpike.run("invoices", "draft", "--all", "--dry-run")
     assert f"{last_month}: 2 tenants" in turnpike.said
     assert turnpike.run("invoices", "list") == "no invoices\n"
-    turnpike.run("invoices", "finalize", "--all", *month, "--dry-run")
-    assert "2026-10: 0 tenants would be done, 2 with no draft, 0 refused" in turnpike.said
+    turnpike.run("invoices", "finalize", "--all", *month, "--dry-run", status=1)
+    assert "client: there is usage and no draft" in turnpike.said
+    assert "2026-10: 0 tenants would be done, 1 with no draft, 1 refused" in turnpike.said
     assert turnpike.run("invoices", "draft", "--tenant", "client", *month) == f"{draft}\n"
     final = ("invoices", "finalize", "--all", *month, "--issued", "2026-11-02")
     assert "nothing written" in turnpike.run(*final, "--dry-run")

@@ -99,6 +99,10 @@ def test_approvals_are_the_platforms_and_take_two_keys(run: Run, tmp_path: Path)
     assert run(f"platform set approvals on {ann} --reason audit")[0] == 0
     assert "approvals on by ann" in run("platform show")[1]
 
+    # Without two operators' keys nothing could be approved, nor approvals turned off, any more.
+    status, out = run(f"keys revoke {(tmp_path / 'ann').read_text().strip()}")
+    assert (status, "approvals take two operators" in out) == (2, True)
+
     draft = f"prices draft qwen {PLAIN}"
     for command in (draft, f"prices set qwen {PLAIN} --force urgent", "prices approve 2", "prices withdraw 2"):
         status, out = run(f"{command} --by ann")

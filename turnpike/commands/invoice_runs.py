@@ -30,7 +30,7 @@ def draft_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
         names = await _project_names(office)
         invoices = Invoices(office.database)
 
-        async def one(tenant_id: UUID) -> str:
+        async def one(tenant_id: UUID, _used: bool) -> str:
             there = await invoices.draft(tenant_id, arguments.period) if arguments.all else None
             if there is not None and there.state != "draft":
                 return record_line(there)
@@ -55,8 +55,10 @@ def finalize_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
     async def work(office: Office) -> int:
         invoices = Invoices(office.database)
 
-        async def one(tenant_id: UUID) -> str:
+        async def one(tenant_id: UUID, used: bool) -> str:
             if arguments.all and await invoices.draft(tenant_id, arguments.period) is None:
+                if used:
+                    raise InvoiceRefused("there is usage and no draft; `turnpike invoices draft` says why")
                 raise _Skipped("no draft")
             record = await finalize(
                 office.database, office.prices, tenant_id, arguments.period, issued, write=not arguments.dry_run
@@ -69,13 +71,16 @@ def finalize_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
     return with_office(settings, work)
 
 
-async def _for_each(office: Office, arguments: argparse.Namespace, one: Callable[[UUID], Awaitable[str]]) -> int:
-    """Do it for one tenant or for all that are concerned; who fails is said, and keeps nobody else from being done."""
+async def _for_each(office: Office, arguments: argparse.Namespace, one: Callable[[UUID, bool], Awaitable[str]]) -> int:
+    """Do it for one tenant or for all that are concerned; who fails is said, and keeps nobody else from being done.
+
+    `one` is told the tenant, and whether it used anything in the period.
+    """
     names = {tenant.id: tenant.name for tenant in await office.tenancy.list_tenants()}
     if arguments.tenant:
         tenant = await office.tenancy.tenant(arguments.tenant)
         try:
-            print(f"{tenant.name}, {arguments.period}: {await one(tenant.id)}")
+            print(f"{tenant.name}, {arguments.period}: {await one(tenant.id, True)}")
         except _Skipped as error:
             print(f"{tenant.name}, {arguments.period}: {error}")
         except NoProfile as error:
@@ -89,7 +94,7 @@ async def _for_each(office: Office, arguments: argparse.Namespace, one: Callable
         name = names.get(tenant_id, str(tenant_id))
         _progress(f"{n} of {len(concerned)}: {name}")
         try:
-            told = await one(tenant_id)
+            told = await one(tenant_id, tenant_id in used)
         except _Skipped as error:
             skipped[str(error)] += 1
             told = str(error)

@@ -59,11 +59,24 @@ def revoke_key(settings: Settings, arguments: argparse.Namespace) -> int:
     public_id = given.removeprefix(PREFIX + "_").split("_")[0]
 
     async def work(office: Office) -> int:
+        if await office.platform.value(APPROVALS) == "on":
+            await _keep_two_operators(office, public_id)
         at_once = await office.tenancy.revoke(public_id)
         print(f"revoked {public_id}" + ("" if at_once else "; Redis is away, so within 30 s"))
         return 0
 
     return with_office(settings, work)
+
+
+async def _keep_two_operators(office: Office, public_id: str) -> None:
+    """Raise CommandError where too few operators would be left to change a price, or to turn approvals off."""
+    keys = [key for key in await office.tenancy.list_operator_keys() if not key.revoked_at]
+    left = {key.name.casefold() for key in keys if key.public_id != public_id}
+    if len(left) < 2 and any(key.public_id == public_id for key in keys):
+        raise CommandError(
+            "approvals take two operators, and fewer would have a key: make another's key first "
+            "(turnpike keys create --operator --name WHO), or turn approvals off"
+        )
 
 
 def list_keys(settings: Settings, arguments: argparse.Namespace) -> int:
