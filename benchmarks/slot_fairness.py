@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 from tests.e2e.deployment import Deployment
 from tests.e2e.endless_model import NAME
-from tests.e2e.processes import command, get, process, wait_ready
+from tests.e2e.processes import command, first_key, get, process, wait_ready
 from tests.servers import free_port, postgres_server, redis_server
 
 BAR_S = 2.0
@@ -195,7 +195,7 @@ def one_replica(folder: Path) -> Iterator[tuple[str, tuple[str, str], str]]:
     data = folder / "data"
     env = {"TURNPIKE_DATA_DIR": str(data)}
     with process(folder, "serve", "--port", str(free_port()), "--data-dir", str(data)) as running:
-        key = running.wait_for_output(r"(tp_live_\w+)").group(1)
+        key = first_key(running)
         base = running.wait_for_output(r"http://127\.0\.0\.1:\d+").group(0)
         wait_ready(base, [running])
         yield base, (key, _second_tenant(env)), "stdlib-qa"
