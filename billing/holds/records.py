@@ -19,9 +19,10 @@ State = Literal["open", "released", "expired"]
 class HoldRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Reserve `amount_pico` for a request, for at most `lifetime_s`. Raises InvalidMoney.
 
-    `gateway` is the name of the gateway worker that runs the request, `tag` what the client calls it for budgets.
-    `terms` is for the gateway alone: what it needs to make usage of a journal's counts later. Fields are only added at
-    the end, with a default: open holds outlive an upgrade. An allowance (`billing.holds.allowances`) is for no model.
+    `gateway` is the epoch (the run) of the gateway worker that runs the request, `tag` what the client calls it for
+    budgets. `terms` is for the gateway alone: what it needs to make usage of a journal's counts later. Fields are only
+    added at the end, with a default: open holds outlive an upgrade. An allowance (`billing.holds.allowances`) is for no
+    model.
     """
 
     request_id: UUID

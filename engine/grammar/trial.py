@@ -26,6 +26,7 @@ from engine.grammar.guiding import FIRST_S, TOKEN_S, TOO_SLOW, LlguidanceGuide, 
 STACK_BYTES = 8 << 20
 """The stack of a thread in which the replica compiles or uses grammars; a trial has half of it."""
 CPU_S = 2
+_KILLED = 9
 MEMORY_BYTES = 256 << 20
 _LEAST_BYTES, _FORK_BYTES = 1 << 20, 8 << 20
 """What a grammar takes at least, and what a process touches when it is forked, whatever it does."""
@@ -66,11 +67,13 @@ def try_grammar(compiler: GrammarCompiler, text: str) -> Verdict:
     return verdicts[0] if verdicts else Verdict("it could not be tried")
 
 
-def ended_by(signal: int) -> Verdict:
-    """The verdict on a grammar whose trial was ended by this signal."""
+def ended_by(signal: int, cpu_s: float) -> Verdict:
+    """The verdict on a grammar whose trial was ended by this signal after so many seconds of CPU time."""
+    if signal == _KILLED and cpu_s < CPU_S:  # not by our limit: the machine was short of memory, say
+        return Verdict("its trial was ended from outside", final=False)
     names = {
         6: f"it takes more than {MEMORY_BYTES >> 20} MiB, or is nested too deep",
-        9: f"it takes more than {CPU_S} s",
+        _KILLED: f"it takes more than {CPU_S} s",
         11: "it is nested too deep",
         24: f"it takes more than {CPU_S} s",
     }

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from engine.grammar.compilation import GrammarCompiler
 from engine.grammar.guide import InvalidGrammar
-from engine.grammar.trial import CPU_S, Verdict, end_process, ended_by, limit_process, try_grammar
+from engine.grammar.trial import Verdict, end_process, ended_by, limit_process, try_grammar
 
 _LENGTH_BYTES = 4
 _WALL_S = 15.0
@@ -116,10 +116,7 @@ class TrialServer:
         if time.monotonic() - child.began > _WALL_S:
             verdict = Verdict(f"it was not tried within {_WALL_S:g} s", final=False)
         elif os.WIFSIGNALED(status):
-            verdict = ended_by(os.WTERMSIG(status))
-            if os.WTERMSIG(status) == signal.SIGKILL and used.ru_utime + used.ru_stime < CPU_S:
-                # Not by our limit: the machine was short of memory, say.
-                verdict = Verdict("its trial was ended from outside", final=False)
+            verdict = ended_by(os.WTERMSIG(status), used.ru_utime + used.ru_stime)
         elif child.said:
             verdict = msgspec.msgpack.decode(child.said, type=Verdict)
         else:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ import pytest
 import pytest_asyncio
 
 from engine.compilers import PLACES, Compilers, TooManyWaiting, Turns
+from engine.grammar import guiding, llguidance_grammar
 from engine.grammar.compilation import GrammarCompiler
 from engine.grammar.guide import InvalidGrammar
 from engine.grammar.llguidance_grammar import LlguidanceGrammars
 from engine.grammar.refusals import Refusals
-from engine.grammar.trial import Verdict
+from engine.grammar.trial import CPU_S, Verdict, ended_by
 from engine.grammar.trials import TrialLost, Trials
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "stdlib-qa"
@@ -271,3 +273,38 @@ async def test_one_that_has_begun_keeps_its_place_when_its_client_leaves() -> No
     gate.set()
     assert await compilers.compile('{"regex": "a{1}"}', "flow")
     await compilers.close()
+
+
+def test_a_grammar_counts_what_it_grew_to_and_a_worn_one_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States that outputs add to a grammar take memory too: in the worst case 13 MiB a second of CPU time."""
+    monkeypatch.setattr(llguidance_grammar, "_REMEMBERED_BYTES", 64 << 20)
+    known = LlguidanceGrammars(DEMO, VOCABULARY, [END])
+    texts = [json.dumps({"regex": f"[a-z]{{{count}}}"}) for count in range(1, 4)]
+    grown, worn, fresh = texts
+    first, second = known.compiled(grown), known.compiled(worn)
+    first._shared.spent, second._shared.worn = 3.0, True
+    assert known.known(grown) is not None, "nothing makes room before something is remembered"
+    known.compiled(fresh)
+    assert known.known(grown) is None
+    assert worn not in known._known
+    assert known.known(fresh) is not None
+
+
+def test_a_grammar_that_was_slow_once_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = LlguidanceGrammars(DEMO, VOCABULARY, [END])
+    text = json.dumps({"regex": "[a-z ]{1,9}"})
+    grammar = known.compiled(text)
+    guide = grammar.guide()
+    monkeypatch.setattr(guiding, "_MASK_S", -1.0)
+    guide.take(0)
+    assert grammar.failure is not None
+    assert isinstance(known.known(text), InvalidGrammar)
+    monkeypatch.setattr(llguidance_grammar, "_FAILED_S", 0.0)
+    assert known.known(text) is None, "it is compiled anew"
+
+
+def test_a_trial_that_is_killed_from_outside_says_nothing_of_its_grammar() -> None:
+    """As by a machine that is short of memory; our own limit lets it have its time first."""
+    assert not ended_by(signal.SIGKILL, 0.5).final
+    assert ended_by(signal.SIGKILL, CPU_S + 0.1).final
+    assert ended_by(signal.SIGXCPU, CPU_S).final
