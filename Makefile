@@ -48,12 +48,14 @@ $(VENV)/.installed-dev: requirements/dev.txt requirements/oracles.txt requiremen
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install --quiet --require-hashes -r requirements/triton.txt
 	@touch $@
 
-check: install-dev ## Format, lint, types, architecture, compose file
+check: install-dev ## Format, lint, types, architecture, compose file, size of the product, subjects of commits
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 	$(BIN)/python -m pytest tests/test_architecture.py
+	$(BIN)/python scripts/count_code.py
+	$(BIN)/python scripts/check_subjects.py
 
 test: install-dev ## All tests, on SQLite and PostgreSQL
 	$(BIN)/python -m tests.servers --install
@@ -99,8 +101,9 @@ docs: install-dev ## Regenerate the generated pages of docs/
 	$(BIN)/turnpike settings --markdown > docs/settings.md
 	$(BIN)/python scripts/structure_page.py
 
-golden: install-dev ## Write the golden month's documents and exports anew: read what differs before you commit it
+golden: install-dev ## Write the golden month and all goldens anew: read what differs before you commit it
 	$(BIN)/python -m tests.billing.golden.month
+	REWRITE_GOLDENS=1 $(BIN)/python -m pytest tests/goldens
 
 lock: | $(BIN)/python ## Lock the newest versions that requirements/*.in allow
 	$(PIP) install --quiet uv
