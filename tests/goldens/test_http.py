@@ -35,7 +35,10 @@ from gateway.failures import (
     UnsupportedEncoding,
 )
 from scripts.count_code import product_modules
+from tests.billing.money import Tenant
+from tests.billing.recorded import DAY, record
 from tests.gateway.stack import Stack
+from tests.gateway.test_admin_prices import GRID
 from tests.gateway.test_bad_input import BAD, BAD_COMPLETIONS
 from tests.goldens import golden
 
@@ -67,7 +70,9 @@ CHAT: dict[str, Any] = {"model": "tiny", "messages": MESSAGES}
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
 USAGE, COSTS = "/v1/organization/usage/completions", "/v1/organization/costs"
 MESSAGES_USAGE, COST_REPORT = "/v1/organizations/usage_report/messages", "/v1/organizations/cost_report"
+WEEK = "starting_at=2026-11-01T00:00:00Z&ending_at=2026-11-08T00:00:00Z"
 SHEETS = "/admin/v1/prices/sheets"
+SHEET: dict[str, Any] = {"model": "tiny", "prices": GRID, "reason": "why"}
 HOOK = {"url": "https://hook.test/in"}
 ASKED: list[tuple[str, str, str, Any]] = [
     ("project, compressed", "POST", "/v1/chat/completions", b"{}"),
@@ -139,6 +144,12 @@ ASKED: list[tuple[str, str, str, Any]] = [
     ("operator", "POST", SHEETS, {"model": "tiny", "prices": [{"meter": "colour", "price": "1"}]}),
     ("operator", "POST", SHEETS, {"model": "tiny", "prices": [{"meter": "output", "price": "-1"}]}),
     ("operator", "POST", SHEETS, {"model": "tiny", "prices": [{"meter": "output", "price": "1"}], "book": "none"}),
+    ("operator", "POST", SHEETS, {**SHEET, "colour": "red"}),
+    ("operator", "POST", SHEETS, {**SHEET, "prices": [*GRID, GRID[0]]}),
+    ("operator", "POST", SHEETS, {**SHEET, "prices": [{**cell, "price": "900"} for cell in GRID]}),
+    ("operator", "POST", SHEETS, {**SHEET, "effective_at": "2020-01-01T00:00:00Z"}),
+    ("operator", "POST", SHEETS, {**SHEET, "effective_until": "2020-01-01T00:00:00Z"}),
+    ("operator", "POST", SHEETS, {**SHEET, "currency": "EUR"}),
     ("operator", "POST", f"{SHEETS}/99/activate", None),
     ("operator", "POST", f"{SHEETS}/99/withdraw", None),
 ]
@@ -158,9 +169,10 @@ def _refusal(answer: httpx.Response) -> Any:
     body = answer.json()
     error = body["error"]
     assert error.pop("message")
-    more = {
-        name: answer.headers[name] for name in ("retry-after", "www-authenticate", "allow") if name in answer.headers
-    }
+    more = {name: answer.headers[name] for name in ("www-authenticate", "allow") if name in answer.headers}
+    if "retry-after" in answer.headers:
+        assert int(answer.headers["retry-after"]) > 0
+        more["retry-after"] = "SECONDS"
     outside = {key: value for key, value in body.items() if key not in ("error", "request_id")}
     return [answer.status_code, {**outside, **error}, *([more] if more else [])]
 
@@ -304,6 +316,68 @@ async def test_streams_that_fail(stack: Stack) -> None:
             text = re.sub(r'"message":"(?:[^"\\]|\\.)*"', '"message":"WORDS"', _steady(answer.text))
             frozen[f"{name}: {what}"] = [answer.status_code, text.split("\n\n")]
     golden.check("failed_streams", frozen)
+
+
+async def test_ends(stack: Stack) -> None:
+    """What a client hears of each reason for which a replica ends a request, of a lost replica, and of no money."""
+    frozen = {}
+    for reason in ("stop", "length", "budget", "abort", "deadline", "rejected", "error", "crash"):
+        stack.say("one two", burst=100, reason=reason)
+        answer = await stack.post({**CHAT, "n": 1})
+        frozen[reason] = _refusal(answer) if answer.is_error else answer.json()["choices"][0]["finish_reason"]
+    tenant = await stack.tenancy.create_tenant("poor")
+    project = await stack.tenancy.create_project(tenant.id, "default")
+    poor = (await stack.tenancy.create_key(tenant.id, project.id)).key
+    frozen["no money"] = _refusal(await stack.post(CHAT, key=poor))
+    await stack.replica.stop()
+    await stack.until(lambda: not stack.gateway.services.fleet.healthy("tiny"))
+    frozen["no replica"] = _refusal(await stack.post(CHAT))
+    golden.check("ends", frozen)
+
+
+LISTED: list[tuple[str, str, str, Any]] = [
+    ("project", "GET", "/v1/models", None),
+    ("project", "GET", "/v1/models/tiny", None),
+    ("project", "GET", "/v1/prices", None),
+    ("admin", "POST", "/v1/exports", {"dataset": "usage", "period": "2026-11"}),
+    ("admin", "GET", "/v1/exports", None),
+    ("admin", "POST", "/v1/webhooks", HOOK),
+    ("admin", "GET", "/v1/webhooks", None),
+    ("admin", "GET", "/v1/webhook_deliveries", None),
+    ("admin", "GET", f"{USAGE}?start_time=1793491200&end_time=1794096000&limit=1", None),
+    ("admin", "GET", f"{COSTS}?start_time=1793491200&end_time=1794096000&limit=1", None),
+    ("admin", "GET", f"{MESSAGES_USAGE}?{WEEK}&limit=1", None),
+    ("admin", "GET", f"{COST_REPORT}?{WEEK}&limit=1", None),
+    ("operator", "GET", "/admin/v1/prices", None),
+    ("operator", "POST", SHEETS, {**SHEET, "force": "why"}),
+    ("operator", "GET", SHEETS, None),
+    ("nobody", "GET", "/healthz", None),
+    ("nobody", "GET", "/readyz", None),
+]
+"""Requests that are answered, each after those before it."""
+
+
+def _shape(value: Any) -> Any:
+    """The fields of a value and the kinds of what is in them; of a list, that of its first entry."""
+    if isinstance(value, dict):
+        return {key: _shape(inner) for key, inner in value.items()}
+    return [_shape(one) for one in value[:1]] if isinstance(value, list) else type(value).__name__
+
+
+async def test_shapes(stack: Stack) -> None:
+    """The fields of what the rest of the API answers; usage by the API has a month of made-up events."""
+    operator = await stack.tenancy.create_operator_key("Ann")
+    keys = {"project": stack.key, "admin": stack.admin_key, "operator": operator.key}
+    past = await Tenant.rich(stack.database, 0)
+    past.id, past.project_id = stack.tenant.id, stack.project.id
+    await record(stack.database, past, count=40, span=DAY)
+    frozen = []
+    for who, method, path, body in LISTED:
+        headers = {"authorization": f"Bearer {keys[who]}"} if who in keys else {}
+        answer = await stack.http.request(method, path, headers=headers, json=body)
+        assert answer.is_success, answer.text
+        frozen.append([f"{who}: {method} {path}", answer.status_code, _shape(answer.json())])
+    golden.check("shapes", frozen)
 
 
 async def test_metrics(stack: Stack) -> None:
