@@ -38,7 +38,7 @@ from storage.database import DatabaseUnavailable, InvalidDatabaseUrl
 from storage.free_text import InvalidText
 from storage.migrate import SchemaMismatch
 from tests.goldens import golden
-from turnpike import settings
+from turnpike import logs, settings
 from turnpike.children import ChildFailed
 from turnpike.cli import build_parser, main
 from turnpike.data_folder import DataFolderError, DataFolderFull, NoData
@@ -173,6 +173,12 @@ def _exit_code(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int | s
         return str(left.code)
     except type(error):
         return "traceback"
+
+
+@pytest.fixture(autouse=True)
+def no_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave logging as it is: a command sends it to the stderr of this test, which the tests after it do not have."""
+    monkeypatch.setattr(logs, "configure", lambda *_: None)
 
 
 def test_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
