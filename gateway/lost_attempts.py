@@ -16,7 +16,8 @@ from engine.protocol.requests import Done
 from gateway.fleet.exchange import Exchange, TimeOver
 from gateway.fleet.fleet import Fleet
 from gateway.metering import recorded
-from gateway.recording import Recorder
+from gateway.recording import NONSENSE, Recorder
+from gateway.refused_entries import RefusedEntries
 from storage.database import Database, DatabaseUnavailable
 
 log = structlog.get_logger("gateway.lost_attempts")
@@ -30,8 +31,18 @@ class LostAttempts:
     """Hears from journals what lost attempts did. `patience`: seconds that a replica has to come back with its journal;
     one that takes longer repeats it as a stray."""
 
-    def __init__(self, database: Database, recorder: Recorder, fleet: Fleet, spool: Spool, patience: float) -> None:
+    def __init__(
+        self,
+        database: Database,
+        recorder: Recorder,
+        fleet: Fleet,
+        spool: Spool,
+        *,
+        refused: RefusedEntries,
+        patience: float,
+    ) -> None:
         self._database = database
+        self._refused = refused
         self._spool = spool
         self._recorder = recorder
         self._fleet = fleet
@@ -56,10 +67,11 @@ class LostAttempts:
             if done is not None and done.sequence:
                 names = Attempted.__struct_fields__
                 of = Attempted(**{name: getattr(hold, name) for name in names})
-                await self._record(of, done, exchange.replica, exchange.model_digest, "gateway")
+                try:
+                    await self._record(of, done, exchange.replica, exchange.model_digest, "gateway")
+                except NONSENSE as error:
+                    await self._refused.keep(done, exchange.replica, error)
                 self._fleet.acknowledge(exchange, done.sequence)
-        except ValueError as error:
-            log.error("what a lost attempt did makes no sense", request_id=exchange.request_id, cause=str(error))
         finally:
             self._fleet.end(exchange)
 

@@ -26,7 +26,8 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.link import Link
 from gateway.lost_attempts import LostAttempts
 from gateway.metrics import Metrics
-from gateway.recording import Record, Recorder, event_of
+from gateway.recording import NONSENSE, Record, Recorder, event_of
+from gateway.refused_entries import RefusedEntries
 from gateway.request_scope import public_name
 from gateway.slices import Slices
 from storage.disk_space import DiskWatch
@@ -48,6 +49,7 @@ class Surroundings(Struct, frozen=True):
     domains: CacheDomains
     recorder: Recorder
     attempts: LostAttempts
+    refused: RefusedEntries
     metrics: Metrics
     disk: DiskWatch
 
@@ -328,24 +330,27 @@ class RequestOwner:
             await around.recorder.release(hold, ending.reason)
             return
         delivered = self._choices.tokens if ending.status == "ok" else self.delivery.delivered
-        event = event_of(
-            hold,
-            prepared.terms,
-            prepared.price,
-            counts,
-            Record(
-                status=ending.status,
-                reason=ending.reason,
-                fault=whose_fault(ending, delivered),
-                delivered=delivered,
-                delivery="confirmed",
-                source="gateway",
-                replica=exchange.replica,
-                model_digest=exchange.model_digest,
-                sequence=sequence,
-                attempt=self._attempt,
-            ),
+        record = Record(
+            status=ending.status,
+            reason=ending.reason,
+            fault=whose_fault(ending, delivered),
+            delivered=delivered,
+            delivery="confirmed",
+            source="gateway",
+            replica=exchange.replica,
+            model_digest=exchange.model_digest,
+            sequence=sequence,
+            attempt=self._attempt,
         )
+        try:
+            event = event_of(hold, prepared.terms, prepared.price, counts, record)
+        except NONSENSE as error:
+            if done is None or not sequence:
+                raise
+            await around.refused.keep(done, exchange.replica, error)
+            await around.recorder.release(hold, "what the replica counted makes no sense")
+            around.fleet.acknowledge(exchange, sequence)
+            raise Interrupted("What the answer took cannot be told.") from error
         unrecorded = Interrupted("The answer's usage could not be recorded.")
         await around.recorder.use(hold, event, failing=lambda: self.delivery.fail(unrecorded))
         if sequence:
