@@ -64,7 +64,7 @@ class Leftovers:
                 continue  # it is too old to say
             if known is None:
                 return True
-            if request in known and not 0 < known[request] <= attempt:
+            if request in known and (not known[request] or known[request] > attempt):
                 return True
         return False
 

@@ -88,17 +88,17 @@ class LostAttempts:
         finally:
             timer.cancel()
 
-    async def until_over(self, done: Done) -> None:
+    async def until_over(self, request_id: str, attempt: int) -> None:
         """Wait until this gateway has come to the end of the request, and what it recorded is settled.
 
         What a journal repeats of a request that runs here, or whose event is still in the spool, may be a lost attempt.
         """
-        while self._fleet.runs(done.id):  # noqa: ASYNC110  # the end of another task, seldom waited for
+        while self._fleet.runs(request_id):  # noqa: ASYNC110  # the end of another task, seldom waited for
             await asyncio.sleep(_PAUSE_S)
         end = time.monotonic() + _SETTLED_S
         while not self._spool.drained and time.monotonic() < end:
             asked = time.monotonic()
-            if await self._find(done) is not None:
+            if await self._find(request_id, attempt) is not None:
                 return
             end += time.monotonic() - asked  # while the database is away, nothing is settled
             await asyncio.sleep(_PAUSE_S)
@@ -108,17 +108,17 @@ class LostAttempts:
 
         False if it is not. Raises ValueError (InvalidUsage) where its counts cannot be true.
         """
-        of = await self._find(done)
+        of = await self._find(done.id, done.attempt)
         if of is None:
             return False
         await self._record(of, done, replica, model_digest, "journal")
         return True
 
-    async def _find(self, done: Done) -> Attempted | None:
+    async def _find(self, request_id: str, attempt: int) -> Attempted | None:
         """The request of a lost attempt, as soon as the database can be asked."""
         while True:
             try:
-                return await other_attempt(self._database, UUID(done.id), done.attempt)
+                return await other_attempt(self._database, UUID(request_id), attempt)
             except DatabaseUnavailable:
                 await asyncio.sleep(_PAUSE_S)
 

@@ -100,9 +100,9 @@ class Recovery:
     async def _recover(self, link: Link, told: _Told, done: Done) -> None:
         hold: Hold | None = None
         try:
-            _check_numbers(done)
-            await self._attempts.until_over(done)
+            await self._attempts.until_over(done.id, min(max(0, done.attempt), MAX_TOKENS))
             hold = await self._ours_to_bill(told, done)
+            _check_numbers(done)
             if not await self._attempts.record_stray(told.replica, told.model_digest, done) and hold is not None:
                 await self._adopt(told, done, hold)
         except NONSENSE as error:
@@ -128,6 +128,7 @@ class Recovery:
         request = UUID(done.id)
         if not done.claim:
             return await self._holds.get(request)
+        _check_numbers(done)
         # a lost attempt may be all that there ever is: who tried again may have been refused
         events = request, attempt_id(request, done.attempt)
         there = [event for event in events if await has_event(self._database, event)]
