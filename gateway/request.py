@@ -232,16 +232,18 @@ class RequestOwner:
         return (lost or stopped or refused) and self.delivery.start_over()
 
     async def _try_again(self, hold: Hold, before: Exchange, done: Done | None) -> Exchange | None:
-        """Send the request to another replica, or to the same one started again. None if there is none in time: then
-        the first attempt is all there is, and the client is told."""
+        """Send the request to another replica, or to the same one when it is back: to that one alone, if it probably
+        died of this request. None if there is none in time: then the first attempt is all there is, and the client is
+        told."""
         around, model = self._around, self.prepared.model.name
         self.stage = "retrying"
         self._disarm()
         # A replica that refused is not waited for: whoever asks later may be refused again.
         refused = done is not None and done.reason == "rejected"
         patience = 0.0 if refused else min(around.admission.lifetimes.retry, self._deadline - time.time())
-        but = None if done is None else before
-        link = await around.fleet.wait_for(model, self._version, patience, but=but, unless=self._unwanted)
+        if before.suspect:
+            log.warning("a replica was lost with a request that may be why", request_id=self._name, lost=before.replica)
+        link = await around.fleet.wait_for(model, self._version, patience, after=before, unless=self._unwanted)
         if link is None or self._unwanted():
             self.stage = "running"
             self._failure = self._failure or (None if refused else _replica_lost())
