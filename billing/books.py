@@ -3,11 +3,11 @@
 On PostgreSQL they go to the driver, with arrays for rows; on SQLite through SQLAlchemy. What is decided between them is
 decided once, by those who call this.
 
-So that no two transactions wait for each other, all lock in one order: that periods stay open, then usage events,
-holds that end, rollups, chains, balances; each by its key. Who locked a tenant's balance has locked its budgets. A
-balance is locked as late as possible, since everyone who reserves waits for it; what depends on it is computed in a
-later statement, which sees what the lock waited for. New holds that are asked about one by one come after their
-balances: nobody else can wait for a hold that is not there yet.
+So that no two transactions wait for each other, all lock in one order: lost attempts, that periods stay open, then
+usage events, holds that end, rollups, chains, balances; each by its key. Who locked a tenant's balance has locked its
+budgets. A balance is locked as late as possible, since everyone who reserves waits for it; what depends on it is
+computed in a later statement, which sees what the lock waited for. New holds that are asked about one by one come after
+their balances: nobody else can wait for a hold that is not there yet.
 """
 
 from __future__ import annotations
@@ -80,6 +80,9 @@ class Books(Protocol):
     async def now(self) -> int:
         """The database's clock."""
 
+    async def lock_attempts(self) -> None:
+        """Be the only one, until the end, who settles what may have been recorded as a lost attempt too."""
+
     async def currencies(self, tenants: Collection[UUID]) -> dict[UUID, str]:
         """The currencies of the balances there are; neither ever changes."""
 
@@ -124,4 +127,4 @@ class Books(Protocol):
         """Write locked balances and grants as they are now, with the entries and notices of what made them so."""
 
     async def refuse(self, refusals: Sequence[Refusal]) -> None:
-        """Keep records that cannot be settled."""
+        """Keep records that cannot be settled; one that is kept already is passed over."""

@@ -28,7 +28,7 @@ from billing.ledger import Balance, Transaction
 from billing.rollups import KEYS, SUMS, Rolled
 from billing.seals import FORMS, digest_of, digest_of_transaction
 from billing.tables import money as tables
-from billing.tables.periods import CLOSING_LOCK
+from billing.tables.periods import ATTEMPTS_LOCK, CLOSING_LOCK
 from billing.usage import METERS
 from billing.wallet import OpenGrant
 from storage.array_literals import array_literal
@@ -146,6 +146,7 @@ _UNITS_LEFT = (
 _REFUSE = """
     INSERT INTO refused_settlement (id, request_id, cause, body, refused_at)
     SELECT t.*, {clock} FROM unnest($1::text::uuid[], $2::text::uuid[], $3::text::text[], $4::text::bytea[]) AS t
+    ON CONFLICT DO NOTHING
 """
 
 
@@ -170,6 +171,10 @@ class PostgresBooks:
 
     async def now(self) -> int:
         return int(await self._connection.fetchval(f"SELECT {self._clock}"))  # of our own
+
+    async def lock_attempts(self) -> None:
+        # a statement of its own: the next one sees what the lock waited for
+        await self._connection.execute("SELECT pg_advisory_xact_lock($1)", ATTEMPTS_LOCK)
 
     async def currencies(self, tenants: Collection[UUID]) -> dict[UUID, str]:
         query = "SELECT tenant_id, currency FROM unnest($1::text::uuid[]) AS t (id) JOIN balance ON tenant_id = t.id"

@@ -78,6 +78,9 @@ class SqliteBooks:
     async def now(self) -> int:
         return (await self._session.execute(select(self._database.clock))).scalar_one()
 
+    async def lock_attempts(self) -> None:
+        pass  # the one writer is alone
+
     async def currencies(self, tenants: Collection[UUID]) -> dict[UUID, str]:
         query = select(balance.c.tenant_id, balance.c.currency)
         rows = await self._session.execute(query.where(one_of(self._database, balance.c.tenant_id, tenants)))
@@ -199,7 +202,7 @@ class SqliteBooks:
         if refusals:
             now = await self.now()
             rows = [msgspec.structs.asdict(refusal) | {"refused_at": now} for refusal in refusals]
-            await self._session.execute(insert(refused_settlement), rows)
+            await self._session.execute(sqlite.insert(refused_settlement).on_conflict_do_nothing(), rows)
 
 
 def _rollup_row(rolled: Rolled) -> dict[str, Any]:

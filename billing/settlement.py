@@ -3,6 +3,7 @@ transaction a batch."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from uuid import UUID
@@ -59,21 +60,23 @@ async def settle(database: Database, book: PriceBook, records: Sequence[Settleme
     first is billed, the others are recorded as lost.
 
     A record that cannot be true (its cost does not recompute, its price version or its tenant's balance does not
-    exist, its currency is another) is kept in `refused_settlement`. Raises DatabaseUnavailable, and then nothing is
-    written.
+    exist, its currency is another) is kept in `refused_settlement`, and its hold is given back: nothing else would end
+    it. Raises DatabaseUnavailable, and then nothing is written.
     """
     given = [record for record in records if isinstance(record, UsageEvent)]
     given_back = [record for record in records if isinstance(record, Release)] if len(given) < len(records) else []
     releases = {release.request_id: release.hold_batch for release in given_back}
-    kept, in_vain = await _once_an_attempt(database, given)
-    releases |= {event.id: event.hold_batch for event in in_vain}
-    columns = EventColumns(kept)
+    columns = EventColumns(_once_a_request(given))
     versions = await _versions(book, set(columns.numbers["price_version"].tolist()))
     await months.ensure_for(database, columns.ids)
     numbers = await traits.numbers(database, columns.kinds)
     while True:
         try:
             async with opened(database) as books:
+                kept, in_vain = await _once_an_attempt(books, columns.events)
+                if len(kept) < len(columns):
+                    columns = EventColumns(kept)
+                    releases |= {event.id: event.hold_batch for event in in_vain}
                 done = await _settle(books, versions, numbers, columns, releases)
         except EventsThere:
             async with opened(database) as books:
@@ -85,10 +88,28 @@ async def settle(database: Database, book: PriceBook, records: Sequence[Settleme
             return done + Settled(repeated=len(given) - len(columns))
 
 
-async def _once_an_attempt(database: Database, events: list[UsageEvent]) -> tuple[list[UsageEvent], list[UsageEvent]]:
+def _once_a_request(events: list[UsageEvent]) -> list[UsageEvent]:
+    """Of several attempts of a request that come together, the first as the request's event, the others as lost."""
+    attempts: dict[UUID, int] = {}
+    for event in events:
+        attempts.setdefault(event.id, event.attempt)
+    if len(attempts) == len(events):
+        return events
+    return [
+        lost_attempt_of(event)
+        if event.corrects is None and event.sequence and event.attempt != attempts[event.id]
+        else event
+        for event in events
+    ]
+
+
+async def _once_an_attempt(
+    books: Books, events: Sequence[UsageEvent]
+) -> tuple[Sequence[UsageEvent], Sequence[UsageEvent]]:
     """Without those that say again what one attempt did: as a lost attempt, which who tried the request again
     recorded, and as the request's end, for which who was told of it by the journal took it. The latter of these apart:
-    their holds end all the same."""
+    their holds end all the same. Whoever has some of these to settle does so alone until the transaction's end: they
+    have two ids, so that no key would keep the second one out."""
     others = {
         event.id: attempt_id(event.id, event.attempt) if event.corrects is None else event.corrects
         for event in events
@@ -96,11 +117,18 @@ async def _once_an_attempt(database: Database, events: list[UsageEvent]) -> tupl
     }
     if not others:
         return events, []
-    async with opened(database) as books:
-        there = await books.events_there(set(others.values()))
-    again = [event for event in events if event.id in others and there.get(others[event.id]) == event.attempt]
-    known = {event.id for event in again}
-    return [event for event in events if event.id not in known], [event for event in again if event.corrects is None]
+    await books.lock_attempts()
+    there = await books.events_there(set(others.values()))
+    again: dict[UUID, UsageEvent] = {}
+    for event in events:
+        if event.id in others and there.get(others[event.id]) == event.attempt:
+            again[event.id] = event
+        else:
+            there.setdefault(event.id, event.attempt)
+    return (
+        [event for event in events if event.id not in again],
+        [event for event in again.values() if event.corrects is None],
+    )
 
 
 def _not_there(events: Iterable[UsageEvent], there: Mapping[UUID, int]) -> Iterator[UsageEvent]:
@@ -131,7 +159,8 @@ async def _settle(
     rolled, chained = await books.write_events(rows, lambda: (roll_up(columns), batches(rows)))
     used = {event.id: event.hold_batch for event in columns.events if event.allowance is None}
     settled = await books.holds.end(used, "settled")
-    unused = {request: batch for request, batch in releases.items() if request not in used}
+    in_vain = {event.id: event.hold_batch for event, _ in refused if event.corrects is None} if refused else {}
+    unused = {request: batch for request, batch in {**in_vain, **releases}.items() if request not in used}
     drawn = _Drawn(columns.events if len(used) < len(columns) else ())
     spent = await books.holds.spend(drawn.costs) if drawn.costs else []
     released = await books.holds.end(unused, "released")
@@ -178,6 +207,42 @@ async def refuse(books: Books, records: Iterable[tuple[Settlement, str]]) -> Non
             for record, cause in records
         ]
     )
+
+
+class JournalEntry(msgspec.Struct, frozen=True, tag="journal_entry"):
+    """What a replica's journal says of a request: whose journal, under which number, the id, and `said`, all of it as
+    it came."""
+
+    replica: str
+    sequence: int
+    request: str
+    said: bytes
+
+    @property
+    def request_id(self) -> UUID:
+        """The request's id; 0 for what is no id."""
+        try:
+            return UUID(self.request)
+        except ValueError:
+            return UUID(int=0)
+
+    @property
+    def id(self) -> UUID:
+        """The same however often the journal repeats the entry."""
+        digest = hashlib.sha256(f"{self.replica}/{self.sequence}/{self.request}".encode()).digest()
+        return UUID(bytes=digest[:16], version=5)
+
+
+async def refuse_entry(
+    database: Database, entry: JournalEntry, cause: str, holds: Mapping[UUID, UUID | None] = {}
+) -> None:
+    """Keep a journal's entry that nothing can be billed from, whole and once, and give back these holds (the batch of
+    each, where that is known): the journal may forget it after that. Raises DatabaseUnavailable."""
+    cause = f"{entry.replica}'s journal, entry {entry.sequence} of request {entry.request[:64]!r}: {cause}"
+    async with opened(database) as books:
+        released = await books.holds.end(holds, "released")
+        await _post(books, [], released, [], {}, drawn={}, unheld=False)
+        await books.refuse([Refusal(entry.id, entry.request_id, cause, msgspec.msgpack.encode(entry))])
 
 
 async def _post(

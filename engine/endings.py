@@ -69,9 +69,14 @@ class Endings:
         self._orphaned_at.pop(ack.sequence, None)
         self._journal.acknowledge(ack.sequence)
 
-    def tell(self, id: str, link: GatewayLink) -> bool:
-        """Tell this gateway how a request ended, which was told before or will be; False if that is not known here."""
-        ended = [sequence for sequence, done in self._unacknowledged.items() if done.id == id]
+    def tell(self, id: str, attempt: int, link: GatewayLink) -> bool:
+        """Tell this gateway how an attempt of a request ended (0: how all did), which was told before or will be; False
+        if that is not known here."""
+        ended = [
+            sequence
+            for sequence, done in self._unacknowledged.items()
+            if done.id == id and attempt in (0, done.attempt)
+        ]
         for sequence in self._pending.keys() & set(ended):
             self._holders[sequence] = link
         self._replay(link, [sequence for sequence in ended if sequence not in self._pending])

@@ -145,12 +145,17 @@ class Engine:
         )
         self._result.events.append(rejected)
 
-    def abort(self, id: str, choice: int | None = None) -> bool:
+    def _running(self, id: str, attempt: int) -> Family | None:
+        """The request of this id, if it is in this attempt; 0 for any."""
+        family = self._requests.get(id)
+        return family if family is not None and attempt in (0, family.first.attempt) else None
+
+    def abort(self, id: str, choice: int | None = None, attempt: int = 0) -> bool:
         """Stop a request, or one choice of it, and free its memory now; Done follows at the next `step`.
 
-        False if no such request runs.
+        `attempt`: only if it is in this attempt; 0 for any. False if no such request runs.
         """
-        family = self._requests.get(id)
+        family = self._running(id, attempt)
         if family is None:
             return False
         if choice is None:
@@ -168,12 +173,12 @@ class Engine:
         else:
             self._end(family, member, "abort")
 
-    def credit(self, id: str, delivered: int, limit: int) -> tuple[int, int] | None:
+    def credit(self, id: str, delivered: int, limit: int, attempt: int = 0) -> tuple[int, int] | None:
         """Raise how many tokens may be sent; returns the request's attempt and how many of its tokens were delivered.
 
-        None for an unknown id, whose end may be on its way.
+        None for an unknown id or another attempt, whose end may be on its way.
         """
-        family = self._requests.get(id)
+        family = self._running(id, attempt)
         if family is None:
             return None
         family.delivered = max(family.delivered, min(delivered, family.output))
@@ -182,10 +187,12 @@ class Engine:
             self.scheduler.credited(request)
         return family.first.attempt, family.delivered
 
-    def extend(self, id: str, max_tokens: int, deadline: float | None = None, lane: Lane | None = None) -> None:
+    def extend(
+        self, id: str, max_tokens: int, deadline: float | None = None, lane: Lane | None = None, attempt: int = 0
+    ) -> None:
         """Raise a request's output limit, as far as the context and memory have room, and its deadline; change its
-        lane."""
-        family = self._requests.get(id)
+        lane. `attempt` as in `abort`."""
+        family = self._running(id, attempt)
         if family is None:
             return
         before = family.first.deadline

@@ -41,8 +41,8 @@ class EngineLoop:
     failed: Callable[[BaseException], None]
     chores: Iterator[None] = field(default_factory=lambda: iter(()))
     """What is done in the engine's thread, a step at a time, while there is no work; each takes some milliseconds."""
-    gateway_of: Callable[[str], str] = lambda _: ""
-    """The gateway epoch that a request came from, by its id; called in the engine's thread."""
+    gateway_of: Callable[[str, int], str] = lambda _id, _attempt: ""
+    """The gateway epoch that a request came from, by its id and attempt; called in the engine's thread."""
     beat: Beat = field(init=False)
     """The latest figures, made between steps; any thread may read it."""
 
@@ -132,9 +132,10 @@ class EngineLoop:
         journal = self.journal
         for index, event in enumerate(result.events):
             if isinstance(event, Began):
-                journal.begin(event.id, event.attempt, result.claims.get(event.id, b""), self.gateway_of(event.id))
+                gateway = self.gateway_of(event.id, event.attempt)
+                journal.begin(event.id, event.attempt, result.claims.get(event.id, b""), gateway)
             elif isinstance(event, Done) and event.reason != "rejected":
-                result.events[index] = journal.end(event, self.gateway_of(event.id))
+                result.events[index] = journal.end(event, self.gateway_of(event.id, event.attempt))
         if result.progress:
             # Those that ended in this step have said their counts in their `Done`.
             journal.progress((now.id, now.attempt, now.counts) for now in result.progress)

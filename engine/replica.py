@@ -31,6 +31,7 @@ from engine.protocol.frames import ProtocolError, ToReplica
 from engine.protocol.greeting import OLDEST_VERSION, VERSION
 from engine.protocol.replicas import DISK_FULL, Beat, Dial, Elsewhere, Fence, Fenced, Forget, Hello, Purge, Scope
 from engine.protocol.requests import Abort, Ack, Began, Counts, Credit, Done, Extend, Generate, Refusal
+from engine.running_requests import RunningRequests
 from engine.step_result import Event
 from engine.watchdog import Watchdog
 from storage.disk_space import DiskWatch, is_disk_full
@@ -78,7 +79,7 @@ class Replica:
         self.links: list[GatewayLink] = []
         """Those that have proved themselves, the longest connected first."""
         self._connections: set[asyncio.Task[None]] = set()
-        self._owners: dict[str, GatewayLink] = {}
+        self._running = RunningRequests()
         self._endings = Endings(journal, self.links)
         self._draining = False
         self._compiling: dict[str, Compiling] = {}
@@ -129,9 +130,8 @@ class Replica:
         self.links.remove(link)
         if link.gateway:
             logger.info("gateway gone", gateway=link.gateway)
-        for id, owner in list(self._owners.items()):
-            if owner is link:
-                self._stop_request(id)
+        for id, attempt in self._running.of_link(link):
+            self._stop_request(id, attempt)
         self._endings.part(link)
 
     # ------------------------------------------------------------ what gateways say
@@ -142,7 +142,7 @@ class Replica:
             case Generate():
                 self._generate(link, message)
             case Credit():
-                self._change(message.id, lambda: self._credit(message))
+                self._change(message.id, message.attempt, lambda: self._credit(message))
             case Extend():
                 self._extend(message)
             case Abort():
@@ -165,7 +165,8 @@ class Replica:
 
     def _generate(self, link: GatewayLink, message: Generate) -> None:
         refusal = None
-        if message.id in self._owners:
+        earlier = self._running.attempts(message.id)
+        if any(attempt >= message.attempt or owner.epoch != link.epoch for attempt, owner in earlier.items()):
             refusal = f"id: {message.id!r} is already running"
         elif self._draining:
             refusal = "the replica is stopping"
@@ -176,7 +177,9 @@ class Replica:
         if refusal is not None:
             link.send([Done(message.id, message.attempt, "rejected", Counts(), 0, error=refusal)])
             return
-        self._owners[message.id] = link
+        for attempt in earlier:  # its gateway gave it up: the link to us was lost, which we may not know yet
+            self._stop_request(message.id, attempt)
+        self._running.add(message.id, message.attempt, link)
         scopes = link.scopes(message)
         if message.grammar is None:
             self._add(message, scopes)
@@ -208,27 +211,33 @@ class Replica:
             for change in compiling.changes:
                 self.loop.do(change)
 
-    def _change(self, id: str, change: Command) -> None:
-        """Do this to a request in the engine's thread: now, or as soon as the engine knows of it."""
+    def _compiling_of(self, id: str, attempt: int) -> Compiling | None:
+        """The request of this id, if its grammar is being compiled for this attempt; 0 for any."""
         compiling = self._compiling.get(id)
+        return compiling if compiling is not None and attempt in (0, compiling.message.attempt) else None
+
+    def _change(self, id: str, attempt: int, change: Command) -> None:
+        """Do this to a request in the engine's thread: now, or as soon as the engine knows of it."""
+        compiling = self._compiling_of(id, attempt)
         if compiling is None:
             self.loop.do(change)
         else:
             compiling.changes.append(change)
 
     def _extend(self, message: Extend) -> None:
-        compiling = self._compiling.get(message.id)
+        compiling = self._compiling_of(message.id, message.attempt)
         if compiling is not None:
             compiling.extend(message, self.events)
-        engine = self.loop.engine
-        self._change(message.id, lambda: engine.extend(message.id, message.max_tokens, message.deadline, message.lane))
+        self._change(message.id, message.attempt, lambda: self._extend_in_engine(message))
+
+    def _extend_in_engine(self, message: Extend) -> None:
+        self.loop.engine.extend(message.id, message.max_tokens, message.deadline, message.lane, message.attempt)
 
     def _fence(self, link: GatewayLink, epoch: str) -> None:
         """Take nothing more of a gateway epoch, stop what it runs, and say what is still known of it."""
         self.journal.fence(epoch)
-        for id, owner in list(self._owners.items()):
-            if owner.epoch == epoch:
-                self._stop_request(id)
+        for id, attempt in self._running.of_epoch(epoch):
+            self._stop_request(id, attempt)
         for other in list(self.links):
             if other.epoch == epoch:  # what it would acknowledge from now on might be in nobody's books
                 other.abort()
@@ -244,50 +253,51 @@ class Replica:
             if not self.journal.full:  # a full disk is waited for: the gateway asks again
                 self._fail(error)
             return
-        known = dict(self.journal.known_of(epoch))
-        running = {id: known.get(id, 0) for id, owner in self._owners.items() if owner.epoch == epoch}
-        link.send([Fenced(epoch, tuple((known | running).items()))])
+        known = dict.fromkeys([*self.journal.known_of(epoch), *self._running.of_epoch(epoch)])
+        link.send([Fenced(epoch, tuple(known))])
 
     def _abort(self, link: GatewayLink, message: Abort) -> None:
-        owner = self._owners.get(message.id)
+        id, attempt = message.id, message.attempt
         if message.choice is not None:
-            self._change(message.id, lambda: self._abort_in_engine(message.id, message.choice))
+            self._change(id, attempt, lambda: self._abort_in_engine(id, attempt, message.choice))
             return
-        if owner is not None:
-            # A gateway that was lost and is back asks for the end of what it left running.
-            if not owner.open:
-                self._owners[message.id] = link
-            self._stop_request(message.id)
-        elif not self._endings.tell(message.id, link):
-            link.send([Done(message.id, 0, "rejected", Counts(), 0, error="no such request is running")])
+        found = {one: owner for one, owner in self._running.attempts(id).items() if attempt in (0, one)}
+        for one, owner in found.items():
+            # A gateway that was lost and is back asks for the end of what it left running, and hears of it here.
+            if not owner.open or owner.epoch == link.epoch:
+                self._running.add(id, one, link)
+            self._stop_request(id, one)
+        if not found and not self._endings.tell(id, attempt, link):
+            link.send([Done(id, attempt, "rejected", Counts(), 0, error="no such request is running")])
 
-    def _stop_request(self, id: str) -> None:
-        waiting = self._compiling.pop(id, None)
+    def _stop_request(self, id: str, attempt: int) -> None:
+        waiting = self._compiling_of(id, attempt)
         if waiting is not None:  # the engine does not know of it yet
+            del self._compiling[id]
             message = waiting.message
             if waiting.task is not None:
                 waiting.task.cancel()
             ended = "it was aborted before it began"
             self._deliver([Done(id, message.attempt, "rejected", Counts(), 0, error=ended)])
             return
-        self.loop.do(lambda: self._abort_in_engine(id))
+        self.loop.do(lambda: self._abort_in_engine(id, attempt))
 
-    def _abort_in_engine(self, id: str, choice: int | None = None) -> None:
+    def _abort_in_engine(self, id: str, attempt: int, choice: int | None = None) -> None:
         """In the engine's thread. If it ended meanwhile, its `Done` is the answer."""
-        self.loop.engine.abort(id, choice)
+        self.loop.engine.abort(id, choice, attempt)
 
     def _credit(self, message: Credit) -> None:
         """In the engine's thread."""
-        heard = self.loop.engine.credit(message.id, message.delivered, message.limit)
+        heard = self.loop.engine.credit(message.id, message.delivered, message.limit, message.attempt)
         if heard is not None:
             attempt, delivered = heard
             self.journal.delivered(message.id, attempt, delivered)
 
     # ------------------------------------------------------------ what the engine says
 
-    def _gateway_of(self, id: str) -> str:
+    def _gateway_of(self, id: str, attempt: int) -> str:
         """In the engine's thread: a request has its owner until the engine's word of its end was heard."""
-        owner = self._owners.get(id)
+        owner = self._running.owner(id, attempt)
         return owner.epoch if owner is not None else ""
 
     def _deliver_from_thread(self, happened: Sequence[Event]) -> None:
@@ -314,11 +324,11 @@ class Replica:
             if isinstance(event, Began):
                 self._endings.sync_soon()
             if isinstance(event, Done) and event.sequence:
-                self._endings.add(event, self._owners.pop(event.id, None))
+                self._endings.add(event, self._running.end(event.id, event.attempt))
                 continue
-            link = self._owners.get(event.id)
+            link = self._running.owner(event.id, event.attempt)
             if isinstance(event, Done):
-                self._owners.pop(event.id, None)
+                self._running.end(event.id, event.attempt)
             if link is not None:
                 outgoing.setdefault(link, []).append(event)
         for link, messages in outgoing.items():
@@ -431,12 +441,12 @@ class Replica:
     async def _drain(self) -> None:
         """Let what runs come to its end for a while, stop the rest, and hear the gateways acknowledge it."""
         self._draining = True
-        logger.info("stopping", running=len(self._owners))
+        logger.info("stopping", running=len(self._running))
         if self.links:
-            await self._until(lambda: not self._owners, self.options.drain_s)
-        for id in list(self._owners):
-            self._stop_request(id)
-        await self._until(lambda: not self._owners and not self._endings.pending, ACK_PATIENCE_S)
+            await self._until(lambda: not self._running, self.options.drain_s)
+        for id, attempt in self._running.all():
+            self._stop_request(id, attempt)
+        await self._until(lambda: not self._running and not self._endings.pending, ACK_PATIENCE_S)
         await self._until(lambda: not self._endings.awaited, ACK_PATIENCE_S)
 
     async def _until(self, condition: Callable[[], bool], patience: float) -> None:

@@ -37,7 +37,8 @@ class Leftovers:
         self._met: set[str] = set()
         """The journals that may be sent requests of our epoch, as the database knows."""
         self._known: dict[tuple[str, str], dict[str, int]] = {}
-        """What journals knew of epochs when they last said so: attempts by request."""
+        """What journals knew of epochs when they last said so: the last attempt by request, 0 where they do not know
+        which."""
         self._task: asyncio.Task[None] | None = None
         self._noting: set[asyncio.Task[None]] = set()
 
@@ -54,16 +55,16 @@ class Leftovers:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def may_be_known_elsewhere(self, epoch: str, journal: str, request: str, attempt: int) -> bool:
-        """Whether a journal other than this one may know a later attempt of a request of an epoch that is over. Raises
-        DatabaseUnavailable."""
+    async def later_may_be_known(self, epoch: str, journal: str, replica: str, request: str, attempt: int) -> bool:
+        """Whether a journal may know a later attempt of a request of an epoch that is over: another one, or this one of
+        this replica, to which it may have been sent twice. Raises DatabaseUnavailable."""
         for other in await journals.waited_for(self._database, epoch):
-            if other == journal:
-                continue
             known = self._known.get((epoch, other))
+            if known is None and other == journal == unnamed_journal(replica):
+                continue  # it is too old to say
             if known is None:
                 return True
-            if request in known and not 0 < known[request] <= attempt:
+            if request in known and (not known[request] or known[request] > attempt):
                 return True
         return False
 
@@ -77,7 +78,7 @@ class Leftovers:
 
     def _fenced(self, link: Link, message: Fenced) -> None:
         for known_as in self._names(link):
-            self._known[message.epoch, known_as] = dict(message.requests)
+            self._known[message.epoch, known_as] = _last_attempts(message.requests)
         if not message.requests:
             self._spawn(self._clear(message.epoch, self._names(link)))
 
@@ -160,3 +161,12 @@ class Leftovers:
         await journals.finish(self._database, epoch)
         for key in [key for key in self._known if key[0] == epoch]:
             del self._known[key]
+
+
+def _last_attempts(requests: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """The last attempt of each request; 0 if any of its attempts is not said."""
+    last: dict[str, int] = {}
+    for request, attempt in requests:
+        before = last.get(request, attempt)
+        last[request] = max(before, attempt) if before and attempt else 0
+    return last

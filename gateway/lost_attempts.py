@@ -16,7 +16,8 @@ from engine.protocol.requests import Done
 from gateway.fleet.exchange import Exchange, TimeOver
 from gateway.fleet.fleet import Fleet
 from gateway.metering import recorded
-from gateway.recording import Recorder
+from gateway.recording import NONSENSE, Recorder
+from gateway.refused_entries import RefusedEntries
 from storage.database import Database, DatabaseUnavailable
 
 log = structlog.get_logger("gateway.lost_attempts")
@@ -30,8 +31,18 @@ class LostAttempts:
     """Hears from journals what lost attempts did. `patience`: seconds that a replica has to come back with its journal;
     one that takes longer repeats it as a stray."""
 
-    def __init__(self, database: Database, recorder: Recorder, fleet: Fleet, spool: Spool, patience: float) -> None:
+    def __init__(
+        self,
+        database: Database,
+        recorder: Recorder,
+        fleet: Fleet,
+        spool: Spool,
+        *,
+        refused: RefusedEntries,
+        patience: float,
+    ) -> None:
         self._database = database
+        self._refused = refused
         self._spool = spool
         self._recorder = recorder
         self._fleet = fleet
@@ -56,10 +67,11 @@ class LostAttempts:
             if done is not None and done.sequence:
                 names = Attempted.__struct_fields__
                 of = Attempted(**{name: getattr(hold, name) for name in names})
-                await self._record(of, done, exchange.replica, exchange.model_digest, "gateway")
+                try:
+                    await self._record(of, done, exchange.replica, exchange.model_digest, "gateway")
+                except NONSENSE as error:
+                    await self._refused.keep(done, exchange.replica, error)
                 self._fleet.acknowledge(exchange, done.sequence)
-        except ValueError as error:
-            log.error("what a lost attempt did makes no sense", request_id=exchange.request_id, cause=str(error))
         finally:
             self._fleet.end(exchange)
 
@@ -76,17 +88,17 @@ class LostAttempts:
         finally:
             timer.cancel()
 
-    async def until_over(self, done: Done) -> None:
+    async def until_over(self, request_id: str, attempt: int) -> None:
         """Wait until this gateway has come to the end of the request, and what it recorded is settled.
 
         What a journal repeats of a request that runs here, or whose event is still in the spool, may be a lost attempt.
         """
-        while self._fleet.runs(done.id):  # noqa: ASYNC110  # the end of another task, seldom waited for
+        while self._fleet.runs(request_id):  # noqa: ASYNC110  # the end of another task, seldom waited for
             await asyncio.sleep(_PAUSE_S)
         end = time.monotonic() + _SETTLED_S
         while not self._spool.drained and time.monotonic() < end:
             asked = time.monotonic()
-            if await self._find(done) is not None:
+            if await self._find(request_id, attempt) is not None:
                 return
             end += time.monotonic() - asked  # while the database is away, nothing is settled
             await asyncio.sleep(_PAUSE_S)
@@ -96,17 +108,17 @@ class LostAttempts:
 
         False if it is not. Raises ValueError (InvalidUsage) where its counts cannot be true.
         """
-        of = await self._find(done)
+        of = await self._find(done.id, done.attempt)
         if of is None:
             return False
         await self._record(of, done, replica, model_digest, "journal")
         return True
 
-    async def _find(self, done: Done) -> Attempted | None:
+    async def _find(self, request_id: str, attempt: int) -> Attempted | None:
         """The request of a lost attempt, as soon as the database can be asked."""
         while True:
             try:
-                return await other_attempt(self._database, UUID(done.id), done.attempt)
+                return await other_attempt(self._database, UUID(request_id), attempt)
             except DatabaseUnavailable:
                 await asyncio.sleep(_PAUSE_S)
 

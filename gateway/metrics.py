@@ -122,12 +122,19 @@ class Metrics:
         settler: Settler,
         disk: DiskWatch,
         connections: Callable[[], int] = lambda: 0,
+        refused: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Add figures that are asked for when scraped."""
+        """Add figures that are asked for when scraped. `refused`: how many entries of journals made no sense."""
         self._own.register(_ReplicaFigures(fleet))
         figures: tuple[tuple[str, str, Literal["sum", "max", "min"], Callable[[], float]], ...] = (
             ("turnpike_spool_waiting", "Records durable and not settled", "sum", lambda: settler.lag),
             ("turnpike_spool_lag_seconds", "How long records have been waiting", "max", lambda: settler.lag_s),
+            (
+                "turnpike_refused_records",
+                "Records and journals' entries that nothing can be billed from, since the workers' start",
+                "sum",
+                lambda: settler.total.refused + refused(),
+            ),
             ("turnpike_connections", "Open connections of clients", "sum", connections),
             ("turnpike_spool_corrupt", "Damaged stretches found in spools", "sum", lambda: spool.corrupt),
             (

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 from uuid import UUID
 
+import msgspec
 import structlog
 from msgspec import Struct
 
 from billing.holds.allowances import Allowances
 from billing.holds.records import Hold
-from billing.prices import PriceVersion
+from billing.prices import PriceMissing, PriceVersion, UnknownPriceVersion
 from billing.spool import Spool, SpoolUnavailable
 from billing.usage import Delivery, Release, Settlement, Source, Status, UsageEvent
 from gateway.metering import EngineCounts, Fault, Terms, recorded, usage_of
@@ -21,6 +22,11 @@ log = structlog.get_logger("gateway.recording")
 
 _PAUSE_FIRST, _PAUSE_MOST = 0.1, 5.0
 _FAILING_S = 10.0
+
+
+NONSENSE = (ValueError, msgspec.MsgspecError, PriceMissing, UnknownPriceVersion)
+"""What is raised where no event can be made of what a journal says: counts that cannot be true, terms that cannot be
+read, a price that there never was."""
 
 
 class Record(Struct, frozen=True, kw_only=True):

@@ -5,7 +5,8 @@ event is a repetition and changes nothing. The hold is the database's, or the on
 another gateway is left to that one as long as its epoch lives, however long that is.
 
 The journal may forget a request when its event is in the database, not merely in our spool: what no journal knows any
-more may be given back (`gateway.leftovers`).
+more may be given back (`gateway.leftovers`). Where no event can be made of what it says, it may forget it when that is
+kept for a person (`gateway.refused_entries`): else the request's hold, and its gateway's run, would never end.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ from billing import journals
 from billing.attempts import attempt_id
 from billing.holds.records import Hold
 from billing.holds.reserving import Holds
-from billing.prices import PriceBook, PriceMissing, PriceVersion, UnknownPriceVersion
+from billing.money import MAX_PICO
+from billing.prices import PriceBook, PriceVersion
 from billing.settlement import has_event, settle
-from billing.usage import InvalidUsage, UsageEvent
+from billing.usage import MAX_TOKENS, InvalidUsage, UsageEvent
 from engine.protocol.requests import Ack, Done
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.link import Link
 from gateway.leftovers import Leftovers
 from gateway.lost_attempts import LostAttempts
 from gateway.metering import unpack
-from gateway.recording import Record, Recorder, event_of
+from gateway.recording import NONSENSE, Record, Recorder, event_of
+from gateway.refused_entries import RefusedEntries
 from storage.database import Database, DatabaseUnavailable
 
 log = structlog.get_logger("gateway.recovery")
@@ -46,6 +49,12 @@ class _Told(msgspec.Struct, frozen=True):
     sequence: int
 
 
+def _check_numbers(done: Done) -> None:
+    """Raise InvalidUsage for a number that no database could keep."""
+    if not 0 <= done.attempt <= MAX_TOKENS or not 0 < done.sequence <= MAX_PICO:
+        raise InvalidUsage(f"attempt {done.attempt} or sequence {done.sequence} is no such number")
+
+
 class Recovery:
     """Adopts what replicas repeat. `epoch` is this worker's own."""
 
@@ -60,6 +69,7 @@ class Recovery:
         fleet: Fleet,
         leftovers: Leftovers,
         attempts: LostAttempts,
+        refused: RefusedEntries,
     ) -> None:
         self._epoch = epoch
         self._database = database
@@ -69,6 +79,7 @@ class Recovery:
         self._fleet = fleet
         self._leftovers = leftovers
         self._attempts = attempts
+        self._refused = refused
         self._running: dict[_Told, asyncio.Task[None]] = {}
 
     def stray(self, link: Link, done: Done) -> None:
@@ -87,14 +98,15 @@ class Recovery:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _recover(self, link: Link, told: _Told, done: Done) -> None:
+        hold: Hold | None = None
         try:
-            await self._attempts.until_over(done)
+            await self._attempts.until_over(done.id, min(max(0, done.attempt), MAX_TOKENS))
             hold = await self._ours_to_bill(told, done)
+            _check_numbers(done)
             if not await self._attempts.record_stray(told.replica, told.model_digest, done) and hold is not None:
                 await self._adopt(told, done, hold)
-        except (InvalidUsage, msgspec.MsgspecError, PriceMissing, UnknownPriceVersion, ValueError) as error:
-            log.error("a journal's request makes no sense", request_id=done.id, replica=told.replica, cause=str(error))
-            return
+        except NONSENSE as error:
+            await self._refused.keep(done, told.replica, error, hold)
         self._fleet.remember(done.id, done.sequence, done.attempt)
         if link.journal == told.journal:
             link.send(Ack(done.id, done.sequence))
@@ -116,6 +128,7 @@ class Recovery:
         request = UUID(done.id)
         if not done.claim:
             return await self._holds.get(request)
+        _check_numbers(done)
         # a lost attempt may be all that there ever is: who tried again may have been refused
         events = request, attempt_id(request, done.attempt)
         there = [event for event in events if await has_event(self._database, event)]
@@ -128,8 +141,8 @@ class Recovery:
             return False
         if not await journals.is_over(self._database, hold.gateway):
             return True
-        later = self._leftovers.may_be_known_elsewhere
-        return not done.delivered and await later(hold.gateway, told.journal, done.id, done.attempt)
+        later = self._leftovers.later_may_be_known
+        return not done.delivered and await later(hold.gateway, told.journal, told.replica, done.id, done.attempt)
 
     async def _price(self, hold: Hold) -> PriceVersion:
         """What the request was admitted with: remembered, or the database's as soon as that can be asked."""

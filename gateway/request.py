@@ -26,7 +26,8 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.link import Link
 from gateway.lost_attempts import LostAttempts
 from gateway.metrics import Metrics
-from gateway.recording import Record, Recorder, event_of
+from gateway.recording import NONSENSE, Record, Recorder, event_of
+from gateway.refused_entries import RefusedEntries
 from gateway.request_scope import public_name
 from gateway.slices import Slices
 from storage.disk_space import DiskWatch
@@ -48,6 +49,7 @@ class Surroundings(Struct, frozen=True):
     domains: CacheDomains
     recorder: Recorder
     attempts: LostAttempts
+    refused: RefusedEntries
     metrics: Metrics
     disk: DiskWatch
 
@@ -230,16 +232,18 @@ class RequestOwner:
         return (lost or stopped or refused) and self.delivery.start_over()
 
     async def _try_again(self, hold: Hold, before: Exchange, done: Done | None) -> Exchange | None:
-        """Send the request to another replica, or to the same one started again. None if there is none in time: then
-        the first attempt is all there is, and the client is told."""
+        """Send the request to another replica, or to the same one when it is back: to that one alone, if it probably
+        died of this request. None if there is none in time: then the first attempt is all there is, and the client is
+        told."""
         around, model = self._around, self.prepared.model.name
         self.stage = "retrying"
         self._disarm()
         # A replica that refused is not waited for: whoever asks later may be refused again.
         refused = done is not None and done.reason == "rejected"
         patience = 0.0 if refused else min(around.admission.lifetimes.retry, self._deadline - time.time())
-        but = None if done is None else before
-        link = await around.fleet.wait_for(model, self._version, patience, but=but, unless=self._unwanted)
+        if before.suspect:
+            log.warning("a replica was lost with a request that may be why", request_id=self._name, lost=before.replica)
+        link = await around.fleet.wait_for(model, self._version, patience, after=before, unless=self._unwanted)
         if link is None or self._unwanted():
             self.stage = "running"
             self._failure = self._failure or (None if refused else _replica_lost())
@@ -328,24 +332,27 @@ class RequestOwner:
             await around.recorder.release(hold, ending.reason)
             return
         delivered = self._choices.tokens if ending.status == "ok" else self.delivery.delivered
-        event = event_of(
-            hold,
-            prepared.terms,
-            prepared.price,
-            counts,
-            Record(
-                status=ending.status,
-                reason=ending.reason,
-                fault=whose_fault(ending, delivered),
-                delivered=delivered,
-                delivery="confirmed",
-                source="gateway",
-                replica=exchange.replica,
-                model_digest=exchange.model_digest,
-                sequence=sequence,
-                attempt=self._attempt,
-            ),
+        record = Record(
+            status=ending.status,
+            reason=ending.reason,
+            fault=whose_fault(ending, delivered),
+            delivered=delivered,
+            delivery="confirmed",
+            source="gateway",
+            replica=exchange.replica,
+            model_digest=exchange.model_digest,
+            sequence=sequence,
+            attempt=self._attempt,
         )
+        try:
+            event = event_of(hold, prepared.terms, prepared.price, counts, record)
+        except NONSENSE as error:
+            if done is None or not sequence:
+                raise
+            await around.refused.keep(done, exchange.replica, error)
+            await around.recorder.release(hold, "what the replica counted makes no sense")
+            around.fleet.acknowledge(exchange, sequence)
+            raise Interrupted("What the answer took cannot be told.") from error
         unrecorded = Interrupted("The answer's usage could not be recorded.")
         await around.recorder.use(hold, event, failing=lambda: self.delivery.fail(unrecorded))
         if sequence:

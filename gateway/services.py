@@ -26,6 +26,7 @@ from gateway.lost_attempts import LostAttempts
 from gateway.metrics import Metrics
 from gateway.recording import Recorder
 from gateway.recovery import Recovery
+from gateway.refused_entries import RefusedEntries
 from gateway.registry import Registry
 from gateway.request import Surroundings
 from gateway.requests import Requests
@@ -103,12 +104,14 @@ class Gateway:
         """The connections of clients that the server has."""
         self.metrics = Metrics(services.name)
         self.disk = DiskWatch([services.spool.folder, *services.database.folders])
+        self.refused = RefusedEntries(services.database)
         self.metrics.watch(
             fleet=services.fleet,
             spool=services.spool,
             settler=services.settler,
             disk=self.disk,
             connections=lambda: len(self.open_connections),
+            refused=lambda: self.refused.count,
         )
         self.allowances = Allowances(services.holds, services.spool, epoch, busy=services.options.allowance_requests)
         self.recorder = Recorder(services.spool, self.allowances)
@@ -128,7 +131,12 @@ class Gateway:
             slice_tokens=services.options.hold_slice,
         )
         self.attempts = LostAttempts(
-            services.database, self.recorder, services.fleet, services.spool, services.options.lifetimes.replay
+            services.database,
+            self.recorder,
+            services.fleet,
+            services.spool,
+            refused=self.refused,
+            patience=services.options.lifetimes.replay,
         )
         self.requests = Requests(
             Surroundings(
@@ -137,6 +145,7 @@ class Gateway:
                 services.domains,
                 self.recorder,
                 self.attempts,
+                self.refused,
                 self.metrics,
                 self.disk,
             )
@@ -151,6 +160,7 @@ class Gateway:
             fleet=services.fleet,
             leftovers=self.leftovers,
             attempts=self.attempts,
+            refused=self.refused,
         )
         self._epoch = services.epoch or EpochKeeper(services.database, services.spool, services.name)
         self._epoch.on_over = self._end

@@ -12,7 +12,7 @@ import hmac
 
 from engine.protocol.frames import ProtocolError
 
-VERSION = 5
+VERSION = 6
 OLDEST_VERSION = 1
 
 

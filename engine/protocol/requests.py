@@ -11,6 +11,10 @@ from engine.protocol.message import Message, Part
 CLAIMS = 3
 """From this version on a replica gives back a request's `claim`."""
 
+ATTEMPTS = 6
+"""From this version on a replica tells the attempts of a request apart: a later one ends the one before it, and what is
+said to one attempt means no other."""
+
 MOST_CHOICES = 128
 
 Lane = Literal["interactive", "standard", "batch"]
@@ -103,7 +107,10 @@ class Retain(Part, frozen=True):
 
 
 class Generate(Message, frozen=True, tag="Generate"):
-    """Run a request. The last segment ends at `len(tokens)`; what is generated belongs to the last segment's scope.
+    """Run a request. A later `attempt` of one that this gateway run has running here ends the earlier one first, which
+    is answered by a `Done` of its own.
+
+    The last segment ends at `len(tokens)`; what is generated belongs to the last segment's scope.
 
     `emitted` are tokens already delivered by a replica that died: they are context, not output, and the output
     continues after them (positions for the seed go on counting). `credit` is how many output tokens may be sent before
@@ -206,6 +213,8 @@ class Credit(Message, frozen=True, tag="Credit"):
     id: str
     delivered: int
     limit: int
+    attempt: int = 0
+    """The attempt that is meant; 0 for whichever runs. So in `Extend` and `Abort`."""
 
 
 class Extend(Message, frozen=True, tag="Extend"):
@@ -215,10 +224,12 @@ class Extend(Message, frozen=True, tag="Extend"):
     max_tokens: int
     deadline: float | None = None
     lane: Lane | None = None
+    attempt: int = 0
 
 
 class Abort(Message, frozen=True, tag="Abort"):
-    """Stop the request at the next step; `Done` follows. An unknown id is answered with a `rejected` `Done`.
+    """Stop the request at the next step; `Done` follows. An unknown id, or attempt, is answered with a `rejected`
+    `Done`.
 
     With `choice` only that one stops, and `Done` follows when the last choice has ended.
     """
@@ -226,6 +237,7 @@ class Abort(Message, frozen=True, tag="Abort"):
     id: str
     why: str = "client"
     choice: int | None = None
+    attempt: int = 0
 
 
 class Refusal(Part, frozen=True):

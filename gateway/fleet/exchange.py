@@ -44,6 +44,10 @@ class Exchange:
         self.model_digest = model_digest
         self.epoch = epoch
         self.link: Sender | None = None
+        self.lost = False
+        """Whether the connection was lost while it ran."""
+        self.suspect = False
+        """Whether the replica was lost, and this is probably why."""
         self._received: dict[int, int] = {}
         self._limit = credit
         self._wish = credit
@@ -73,9 +77,11 @@ class Exchange:
                 raise ProtocolError(f"{due} tokens sent on a credit of {self._limit}")
         self._heard.put_nowait(message)
 
-    def lose(self) -> None:
-        """Called by the link when it is lost."""
+    def lose(self, *, suspect: bool = False) -> None:
+        """Called when the link is lost; `suspect`: the replica probably died of this request."""
         self.link = None
+        self.lost = True
+        self.suspect = suspect
         self._heard.put_nowait(LinkLost())
 
     def credit(self, delivered: int, *, held: int, window: int, step: int) -> None:
@@ -93,7 +99,7 @@ class Exchange:
         last = limit == self._paid and limit > self._limit
         if first or last or delivered - self._credited >= step or limit - self._limit >= window // 2:
             self._credited, self._limit = delivered, limit
-            self._send(Credit(self.request_id, delivered, limit))
+            self._send(Credit(self.request_id, delivered, limit, self.attempt))
 
     def pay(self, tokens: int, *, delivered: int = 0, wish: int = 0) -> None:
         """So many tokens of each choice are paid for: no more are asked for, and the replica waits there.
@@ -104,7 +110,7 @@ class Exchange:
         limit = min(self._wish, tokens)
         if limit > self._limit:
             self._credited, self._limit = max(self._credited, delivered), limit
-            self._send(Credit(self.request_id, self._credited, limit))
+            self._send(Credit(self.request_id, self._credited, limit, self.attempt))
 
     def at(self, tokens: int) -> list[int]:
         """The choices of which so many tokens came."""
@@ -112,7 +118,7 @@ class Exchange:
 
     def abort(self, why: str, choice: int | None = None) -> None:
         """Ask the replica to stop, or to stop one choice; `Done` follows."""
-        self._send(Abort(self.request_id, why, choice))
+        self._send(Abort(self.request_id, why, choice, self.attempt))
 
     def acknowledge(self, sequence: int) -> None:
         """The usage is durable."""

@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
 from engine.protocol.addresses import parse_address
 from engine.protocol.frames import ToGateway
 from engine.protocol.replicas import Beat, Fenced, Hello, Scope
-from engine.protocol.requests import Ack, Began, Done, Generate, PromptLogprobs, Tokens
+from engine.protocol.requests import ATTEMPTS, Ack, Began, Done, Generate, PromptLogprobs, Tokens
 from gateway.failures import Unavailable
 from gateway.fleet.awake_clock import AwakeClock
 from gateway.fleet.exchange import Exchange
@@ -98,17 +98,15 @@ class Fleet:
         """The oldest protocol version among the healthy replicas of a model, 0 if there are none."""
         return min((link.hello.version for link in self.healthy(model) if link.hello), default=0)
 
-    def choose(self, model: str, version: int = 1, *, but: Exchange | None = None) -> Link:
+    def choose(self, model: str, version: int = 1, *, after: Exchange | None = None) -> Link:
         """The least loaded healthy replica of a model that speaks this protocol version. Raises Unavailable.
 
-        `but`: not the one that runs this exchange, until that replica was started again.
+        `after`: an earlier attempt of the request, which came to nothing (`_may_follow`).
         """
         healthy = [
             link
             for link in self.healthy(model)
-            if link.hello
-            and link.hello.version >= version
-            and (but is None or (link.hello.replica, link.hello.epoch) != (but.replica, but.epoch))
+            if link.hello and link.hello.version >= version and (after is None or _may_follow(link.hello, after))
         ]
         if not healthy:
             if self.disks_full(model):
@@ -117,13 +115,13 @@ class Fleet:
         return min(healthy, key=lambda link: link.load)
 
     async def wait_for(
-        self, model: str, version: int, patience: float, *, but: Exchange | None, unless: Callable[[], bool]
+        self, model: str, version: int, patience: float, *, after: Exchange, unless: Callable[[], bool]
     ) -> Link | None:
         """What `choose` answers, as soon as there is one; None if there is none in `patience` seconds, or `unless`."""
         end = time.monotonic() + patience
         while not unless():
             with contextlib.suppress(Unavailable):
-                return self.choose(model, version, but=but)
+                return self.choose(model, version, after=after)
             if time.monotonic() >= end:
                 return None
             await asyncio.sleep(_POLL_S)
@@ -218,9 +216,10 @@ class Fleet:
     def closed(self, link: Link) -> None:
         """Tell the owners of what ran there."""
         self._relay.closed(link)
-        for exchange in self._all():
-            if exchange.link is link:
-                exchange.lose()
+        lost = [exchange for exchange in self._all() if exchange.link is link]
+        suspect = _suspect(link, lost)
+        for exchange in lost:
+            exchange.lose(suspect=exchange is suspect)
 
     def _all(self) -> list[Exchange]:
         return [exchange for attempts in self._exchanges.values() for exchange in attempts.values()]
@@ -238,3 +237,23 @@ class Fleet:
             link.send(Ack(done.id, done.sequence))
         elif done.sequence:
             self.on_stray(link, done)
+
+
+def _suspect(link: Link, lost: Sequence[Exchange]) -> Exchange | None:
+    """Of the requests that a replica had when it was lost, the one that it probably died of: the only one that had not
+    put out anything, or the only one. None where there are several, of ours or of other gateways."""
+    if link.others:
+        return None
+    suspects = [exchange for exchange in lost if not exchange.received] or lost
+    return suspects[0] if len(suspects) == 1 else None
+
+
+def _may_follow(hello: Hello, before: Exchange) -> bool:
+    """Whether a replica may be sent a request again whose attempt `before` came to nothing.
+
+    One that its replica probably died of is sent to no other. A replica that goes on running, and told us how the
+    attempt ended, is about to stop; one of which merely the link was lost has to tell the attempts apart.
+    """
+    if hello.replica != before.replica:
+        return not before.suspect
+    return hello.epoch != before.epoch or (before.lost and hello.version >= ATTEMPTS)

@@ -24,6 +24,10 @@ def unnamed_journal(replica: str) -> str:
     return f"replica {replica}"
 
 
+def _requests(beat: Beat) -> int:
+    return beat.running + sum(beat.waiting.values())
+
+
 class Refused(Exception):
     """The replica is not one that we may use; the message says why."""
 
@@ -67,6 +71,8 @@ class Link:
         self.beat: Beat | None = None
         self.problem = "not dialed yet"
         self.running = 0
+        self.others = 0
+        """Requests that are not ours and that the replica had at its last beat."""
         self.may_run = True
         """Whether requests may be sent: the database knows that this replica's journal may know them."""
         self._gateway = gateway
@@ -100,8 +106,7 @@ class Link:
     @property
     def load(self) -> int:
         """Requests that the replica has, as far as we know."""
-        told = self.beat.running + sum(self.beat.waiting.values()) if self.beat else 0
-        return max(self.running, told)
+        return max(self.running, _requests(self.beat) if self.beat else 0)
 
     @property
     def silent_for(self) -> float:
@@ -193,7 +198,7 @@ class Link:
         writer.write(encode(Dial(version, self._gateway, proof, self._epoch)))
         await writer.drain()
         self.hello = hello
-        self.beat = None
+        self.beat, self.others = None, 0
         self._heard_at = self._beat_at = self._moved_at = self._clock.now()
         self._writer = writer
 
@@ -207,6 +212,7 @@ class Link:
                 self._moved_at = self._heard_at
             self._beat_at = self._heard_at
             self.beat = message
+            self.others = max(0, _requests(message) - self.running)
         self._listener.heard(self, message)
 
     async def _watch(self, writer: asyncio.StreamWriter) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+
 import msgspec
 import pytest
 from sqlalchemy import select
@@ -11,11 +14,11 @@ from billing.audit.checks import check
 from billing.balances import Balances
 from billing.holds.records import Hold
 from billing.holds.reserving import Holds
-from billing.prices import PriceBook
+from billing.prices import PriceBook, PriceVersion
 from billing.reconciliation import reconcile
-from billing.settlement import Settled, settle
+from billing.settlement import JournalEntry, Settled, refuse_entry, settle
 from billing.tables.money import refused_settlement, usage_event
-from billing.usage import Release, Settlement, Usage
+from billing.usage import Release, Settlement, Usage, UsageEvent
 from storage.base import new_id
 from storage.database import Database
 from tests.billing.money import Tenant
@@ -128,6 +131,91 @@ async def test_what_an_attempt_did_is_recorded_once_whoever_was_told(database: D
     assert await check(database) == []
 
 
+class InBetween(PriceBook):
+    """A price book that, when it is first asked, lets something else happen."""
+
+    def __init__(self, database: Database, happens: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(database)
+        self._happens: Callable[[], Awaitable[object]] | None = happens
+
+    async def version(self, id: int) -> PriceVersion:
+        happens, self._happens = self._happens, None
+        if happens is not None:
+            await happens()
+        return await super().version(id)
+
+
+def _both_ways(tenant: Tenant, hold: Hold) -> tuple[UsageEvent, UsageEvent]:
+    """What one attempt did, as the request's end and as a lost attempt."""
+    end = msgspec.structs.replace(
+        tenant.event(hold, Usage(), sequence=7), status="failed", reason="crash", source="journal"
+    )
+    return end, msgspec.structs.replace(lost_attempt_of(end), source="gateway")
+
+
+async def _assert_settled_once(database: Database, tenant: Tenant, requests: int = 1) -> None:
+    async with database.reading() as session:
+        rows = (await session.execute(select(usage_event))).all()
+    assert len(rows) == requests, rows
+    balance = await Balances(database).get(tenant.id)
+    assert balance is not None
+    assert (balance.debit, balance.held) == (0, 0)
+    assert await check(database) == []
+
+
+@pytest.mark.parametrize("lost_first", [True, False])
+async def test_two_who_settle_one_attempt_in_the_same_moment(database: Database, lost_first: bool) -> None:
+    """The other is done while the one has looked, maybe, and not written yet."""
+    tenant = await Tenant.rich(database, 10 * PRICE)
+    hold = await Holds(database).reserve(tenant.request(PRICE))
+    assert isinstance(hold, Hold)
+    end, lost = _both_ways(tenant, hold)
+    one, other = (lost, end) if lost_first else (end, lost)
+    book = InBetween(database, lambda: _settle(database, other))
+    assert await settle(database, book, [one]) in (Settled(repeated=1), Settled(repeated=1, released=1))
+    if not lost_first:
+        await _settle(database, end)
+    await _assert_settled_once(database, tenant)
+
+
+async def test_many_who_settle_the_same_attempts_at_once(database: Database) -> None:
+    tenant = await Tenant.rich(database, 100 * PRICE)
+    pairs = []
+    for number in range(8):
+        hold = await Holds(database).reserve(tenant.request(PRICE))
+        assert isinstance(hold, Hold)
+        pairs.append(tuple(msgspec.structs.replace(one, sequence=number + 1) for one in _both_ways(tenant, hold)))
+    await asyncio.gather(*(_settle(database, record) for pair in pairs for record in (*pair, *pair[::-1])))
+    await _assert_settled_once(database, tenant, len(pairs))
+
+
+@pytest.mark.parametrize("lost_first", [True, False])
+async def test_one_attempt_both_ways_in_one_batch(database: Database, lost_first: bool) -> None:
+    tenant = await Tenant.rich(database, 10 * PRICE)
+    hold = await Holds(database).reserve(tenant.request(PRICE))
+    assert isinstance(hold, Hold)
+    end, lost = _both_ways(tenant, hold)
+    done = await _settle(database, *((lost, end) if lost_first else (end, lost)))
+    assert (done.written, done.repeated) == (1, 1)
+    await _assert_settled_once(database, tenant)
+
+
+async def test_two_attempts_in_one_batch_are_both_counted(database: Database) -> None:
+    tenant = await Tenant.rich(database, 10 * PRICE)
+    hold = await Holds(database).reserve(tenant.request(PRICE))
+    assert isinstance(hold, Hold)
+    first = msgspec.structs.replace(tenant.event(hold), attempt=1, sequence=7)
+    second = msgspec.structs.replace(tenant.event(hold), attempt=2, sequence=8)
+    assert await _settle(database, second, first) == Settled(written=2)
+    async with database.reading() as session:
+        rows = (await session.execute(select(usage_event).order_by(usage_event.c.attempt))).all()
+    assert [(row.sequence, row.cost_pico, row.corrects) for row in rows] == [
+        (7, 0, hold.request_id),
+        (8, PRICE, None),
+    ]
+    assert await check(database) == []
+
+
 async def test_usage_after_its_hold_expired_and_the_money_was_promised_again(database: Database) -> None:
     tenant = await Tenant.rich(database, PRICE)
     holds = Holds(database)
@@ -174,3 +262,31 @@ async def test_what_cannot_be_true_is_kept_aside_and_harms_no_other(database: Da
     balance = await Balances(database).get(tenant.id)
     assert balance is not None
     assert balance.debit == good.cost_pico
+
+
+async def test_what_is_kept_aside_ends_its_hold(database: Database) -> None:
+    """Nothing else would, while its gateway lives."""
+    tenant = await Tenant.rich(database, 10**12)
+    hold = await Holds(database).reserve(tenant.request(PRICE))
+    lie = msgspec.structs.replace(tenant.event(hold), price_version=99)
+    assert await _settle(database, lie) == Settled(refused=1, released=1)
+    balance = await Balances(database).get(tenant.id)
+    assert balance is not None
+    assert (balance.debit, balance.held) == (0, 0)
+
+
+async def test_a_journal_s_entry_is_kept_aside_once_and_ends_its_hold(database: Database) -> None:
+    tenant = await Tenant.rich(database, 10**12)
+    hold = await Holds(database).reserve(tenant.request(PRICE))
+    assert isinstance(hold, Hold)
+    entry = JournalEntry("replica-0", 7, str(hold.request_id), b"what it said")
+    for _ in range(2):
+        await refuse_entry(database, entry, "it makes no sense", {hold.request_id: hold.batch})
+    balance = await Balances(database).get(tenant.id)
+    assert balance is not None
+    assert (balance.debit, balance.held) == (0, 0)
+    (found,) = await check(database)
+    assert (found.what, found.subject, "entry 7" in found.detail) == ("a record was refused", hold.request_id, True)
+    async with database.reading() as session:
+        (row,) = (await session.execute(select(refused_settlement))).all()
+    assert msgspec.msgpack.decode(row.body, type=JournalEntry) == entry

@@ -188,6 +188,51 @@ async def test_a_lost_gateway_s_requests_end_and_wait_for_the_next(replica: Repl
         await client.close()
 
 
+@pytest.mark.parametrize("same_link", [False, True])
+async def test_a_later_attempt_ends_the_earlier_one(replica: ReplicaProcess, same_link: bool):
+    """The gateway gave it up when it lost the link; that the link is lost, the replica may not know yet."""
+    before = await Client.dial(replica.path, epoch="this run")
+    before.send(*ALL, generate("one", LONG, 1500))
+    await before.until(lambda: len(before.tokens.get("one", ())) > 3)
+    link = before if same_link else await Client.dial(replica.path, epoch="this run")
+    link.send(*ALL, Abort("one", attempt=1), generate("one", LONG, 8, attempt=2))
+    ends = []
+    while len(ends) < 2:
+        message = await link.hear()
+        assert message is not None
+        if isinstance(message, Done) and message.sequence:
+            ends.append(message)
+            # late, for the attempt that has ended
+            link.send(Abort("one", attempt=1), Credit("one", 4, 1 << 20, 1))
+    assert [(done.attempt, done.reason) for done in ends] == [(1, "abort"), (2, "length")]
+    assert ends[0].counts.output > 3
+    assert ends[1].counts.output == 8
+    await before.close()
+    await link.close()
+
+
+async def test_an_attempt_is_run_once_and_for_one_gateway(replica: ReplicaProcess):
+    ours, theirs = [await Client.dial(replica.path, name=name, epoch=name) for name in ("ours", "theirs")]
+    ours.send(*ALL, generate("one", LONG, 1500, attempt=2))
+    await ours.until(lambda: bool(ours.tokens.get("one")))
+    for client, attempt in ((theirs, 3), (ours, 1)):
+        client.send(*ALL, generate("one", LONG, 8, attempt=attempt))
+        await client.until(lambda client=client, attempt=attempt: _ended(client, attempt))
+        assert client.done["one"].reason == "rejected"
+        assert "already running" in str(client.done["one"].error)
+    ours.send(Abort("one", attempt=1))
+    await ours.until(lambda: ours.done["one"].error == "no such request is running")
+    ours.send(Abort("one", attempt=2))
+    await ours.until(lambda: _ended(ours, 2))
+    assert ours.done["one"].reason == "abort"
+    for client in (ours, theirs):
+        await client.close()
+
+
+def _ended(client: Client, attempt: int) -> bool:
+    return "one" in client.done and client.done["one"].attempt == attempt
+
+
 async def test_who_only_looks_is_handed_nothing_and_delays_nothing(replica: ReplicaProcess):
     lost, other = await Client.dial(replica.path), await Client.dial(replica.path, name="other")
     lost.send(*ALL, generate("left", LONG, 1500))

@@ -14,7 +14,7 @@ from billing.attempts import Attempted, Lost, lost_attempt
 from billing.audit.checks import check
 from billing.holds.records import Hold, HoldRequest
 from billing.prices import PriceVersion
-from billing.settlement import settle
+from billing.settlement import JournalEntry, settle
 from billing.tables.journals import journal_of_epoch
 from billing.tables.periods import gateway_epoch
 from engine.protocol.replicas import FENCES
@@ -24,7 +24,7 @@ from gateway.services import GatewayOptions
 from storage.base import new_id
 from storage.database import DatabaseUnavailable
 from tests.fast import only_fast
-from tests.gateway.fake_replica import FakeReplica
+from tests.gateway.fake_replica import FakeReplica, Run
 from tests.gateway.stack import Stack, quick_lifetimes, running_stack
 
 WHOLE: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -137,7 +137,7 @@ async def test_requests_of_other_gateways_are_left_to_them_while_they_live(
         (event,) = await stack.settled(1)
         assert (event.count_output, event.output, event.source) == (4, delivered, "journal")
         assert event.uncached == (9 if delivered else 0)
-        await stack.until(lambda: {ack.id for ack in stack.replica.acked} == {identity, unknown})
+        await stack.until(lambda: {ack.id for ack in stack.replica.acked} == {identity, unknown, "not-an-id"})
 
 
 @pytest.mark.slow
@@ -272,6 +272,131 @@ async def test_a_lost_attempt_that_its_gateway_has_recorded_is_not_waited_for(
         assert len(await stack.events()) == 1
 
 
+NONSENSE = {
+    "counts": Done("", 1, "crash", Counts(prompt=9, computed=8), 12, 2),
+    "negative": Done("", 1, "crash", Counts(prompt=-9, computed=-9), 12, 2),
+    "too large": Done("", 1, "crash", Counts(prompt=9, computed=9, output=1 << 40), 12, 2),
+    "attempt": Done("", 1 << 40, "crash", Counts(prompt=9, computed=9, output=4), 12, 2),
+}
+
+
+@pytest.mark.parametrize("what", only_fast("counts", of=list(NONSENSE)))
+async def test_a_journal_s_entry_that_makes_no_sense_is_kept_aside_and_ends_its_hold(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, what: str
+) -> None:
+    """Once it is kept for a person it is acknowledged: nothing else would ever end the hold, nor its gateway's run."""
+    identity = await leave_a_hold(stocked_sqlite_url, tmp_path, model_folder, name="gateway-test")
+    async with running_stack(
+        stocked_sqlite_url, tmp_path, model_folder, options=SHORT_DRAIN, start_replica=False
+    ) as stack:
+        told = msgspec.structs.replace(NONSENSE[what], id=identity)
+        stack.replica.journal[identity] = told
+        await stack.replica.start()
+        await stack.until(lambda: stack.replica.acked)
+        assert [ack.sequence for ack in stack.replica.acked] == [12]
+        assert await stack.holds() == ["released"]
+        (found,) = await check(stack.database)
+        assert found.what == "a record was refused"
+        assert "entry 12" in found.detail
+        (kept,) = await stack.rows("SELECT body FROM refused_settlement")
+        entry = msgspec.msgpack.decode(kept.body, type=JournalEntry)
+        assert msgspec.msgpack.decode(entry.said, type=Done) == msgspec.structs.replace(told, replayed=True)
+        assert "turnpike_refused_records 1.0" in (await stack.http.get("/metrics")).text
+        assert await stack.events() == []
+        async with asyncio.timeout(10):
+            while await stack.rows("SELECT 1 FROM gateway_epoch WHERE state <> 'live' AND holds_ended_at IS NULL"):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        # repeated, to a gateway that does not remember it
+        stack.replica.journal[identity] = told
+        stack.replica.acked.clear()
+        stack.gateway.services.fleet._acknowledged.clear()
+        stack.replica.drop()
+        await stack.until(lambda: stack.replica.acked)
+        assert len(await check(stack.database)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["price", "terms", "claim", "id"])
+async def test_an_entry_without_terms_or_price_is_kept_aside(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, what: str
+) -> None:
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, start_replica=False) as stack:
+        asked = HoldRequest(
+            new_id(),
+            stack.tenant.id,
+            stack.project.id,
+            new_id(),
+            "tiny",
+            "standard",
+            99 if what == "price" else 1,
+            10**9,
+            60,
+            stack.spool.owner,
+            b"what is this",
+        )
+        hold = msgspec.structs.replace(Hold.of(asked, await stack.database.now()), allowance=new_id())
+        claim = b"what is this" if what == "claim" else hold.claim
+        identity = "not-an-id" if what == "id" else str(hold.request_id)
+        counts = Counts(prompt=9, computed=9, output=4)
+        stack.replica.journal[identity] = Done(identity, 1, "crash", counts, 12, 2, claim=claim)
+        await stack.replica.start()
+        await stack.until(lambda: stack.replica.acked)
+        (found,) = await check(stack.database)
+        assert found.what == "a record was refused"
+        assert identity in found.detail
+        assert await stack.events() == []
+
+
+@pytest.mark.slow
+async def test_an_entry_that_makes_no_sense_is_acknowledged_when_it_is_kept(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while the database is away: else it would be lost with the journal's word."""
+    monkeypatch.setattr("gateway.refused_entries._PAUSE_S", 0.01)
+    identity = await leave_a_hold(stocked_sqlite_url, tmp_path, model_folder, name="gateway-test")
+    async with running_stack(
+        stocked_sqlite_url, tmp_path, model_folder, options=SHORT_DRAIN, start_replica=False
+    ) as stack:
+        asked = 0
+
+        async def away(*_: object) -> None:
+            nonlocal asked
+            asked += 1
+            raise DatabaseUnavailable("gone")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("gateway.refused_entries.refuse_entry", away)
+            stack.replica.journal[identity] = msgspec.structs.replace(NONSENSE["counts"], id=identity)
+            await stack.replica.start()
+            await stack.until(lambda: asked > 3)
+            assert stack.replica.acked == []
+        await stack.until(lambda: stack.replica.acked)
+        assert len(await check(stack.database)) == 1
+
+
+@pytest.mark.slow
+async def test_a_request_whose_replica_counts_nonsense_holds_nothing(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    """Its own gateway is told, and lives."""
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder) as stack:
+        stack.say(TEXT)
+        say = stack.replica._journal
+
+        def lie(run: Run, *args: Any, **options: Any) -> Done:
+            run.counts = msgspec.structs.replace(run.counts, computed=run.counts.computed - 1)
+            return say(run, *args, **options)
+
+        stack.replica._journal = lie  # type: ignore[method-assign]
+        assert (await stack.post(WHOLE)).status_code == 500
+        await stack.until(lambda: stack.replica.acked)
+        async with asyncio.timeout(10):
+            while await stack.holds() != ["released"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        (found,) = await check(stack.database)
+        assert found.what == "a record was refused"
+
+
 async def only_over(stack: Stack) -> str:
     """The one epoch that is over."""
     (row,) = await stack.rows("SELECT epoch FROM gateway_epoch WHERE state <> 'live'")
@@ -314,6 +439,27 @@ async def test_an_attempt_in_vain_does_not_end_the_hold_of_a_later_one(
         await stack.replica.start()
         await stack.until(lambda: stack.replica.acked)
         await stack.settled(1)
+
+
+@pytest.mark.slow
+async def test_of_two_attempts_in_one_journal_the_later_one_is_the_request_s_end(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    """It was tried again on the same replica. Were the first one's word taken for the end, what the second delivered
+    would be billed to nobody."""
+    identity = await leave_a_hold(stocked_sqlite_url, tmp_path, model_folder, name="gateway-test")
+    async with running_stack(
+        stocked_sqlite_url, tmp_path, model_folder, options=SHORT_DRAIN, start_replica=False
+    ) as stack:
+        counts = Counts(prompt=9, computed=9, output=4)
+        stack.replica.journal["first"] = Done(identity, 1, "crash", counts, 12, 0)
+        stack.replica.journal["second"] = Done(identity, 2, "crash", counts, 13, 3)
+        await stack.replica.start()
+        await stack.until(lambda: len(stack.replica.acked) == 2)
+        first, second = sorted(await stack.settled(2), key=lambda event: event.attempt)
+        assert (second.attempt, second.output, second.corrects) == (2, 3, None)
+        assert (first.attempt, first.cost_pico, first.corrects is not None) == (1, 0, True)
+        assert second.cost_pico > 0
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from billing.attempts import attempt_id
 from billing.audit import checks
 from billing.journal_comparison import Told
 from billing.reconciliation import reconcile
+from engine.protocol.requests import ATTEMPTS
 from gateway.services import GatewayOptions
 from tests.fast import only_fast
 from tests.gateway.fake_replica import Script
@@ -25,10 +26,18 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @asynccontextmanager
-async def two(url: str, folder: Path, model: Path, replicas: int = 2, **lifetimes: float) -> AsyncIterator[Stack]:
-    """A gateway with replicas of which the first, when it is idle, gets the next request."""
+async def two(
+    url: str, folder: Path, model: Path, replicas: int = 2, *, alone: bool = False, **lifetimes: float
+) -> AsyncIterator[Stack]:
+    """A gateway with replicas of which the first, when it is idle, gets the next request. `alone`: no other gateway has
+    requests there."""
     options = GatewayOptions(lifetimes=quick_lifetimes(**{"replay": 20.0, **lifetimes}))
     async with running_stack(url, folder, model, options=options, replicas=replicas) as stack:
+        if not alone:
+            for replica in stack.replicas:
+                replica.busy = 3
+            links = stack.gateway.services.fleet.links
+            await stack.until(lambda: all(link.others for link in links))
         yield stack
 
 
@@ -269,3 +278,147 @@ async def test_a_replica_that_stops_hands_its_requests_on(
             await assert_books(stack)
         else:
             await assert_lost_attempt(stack)
+
+
+# ------------------------------------------------ a request of which its replica may have died
+
+
+async def ask_alone(stack: Stack) -> asyncio.Task[Any]:
+    """A request, alone on the first replica, which dies while it computes the prompt."""
+    stack.say(TEXT, prefill=60.0)
+    stack.replicas[1].script = Script(tokens=stack.tokens(TEXT))
+    asked = asyncio.create_task(stack.post(WHOLE))
+    await kill(stack)
+    return asked
+
+
+async def test_a_request_alone_on_the_replica_that_died_is_sent_to_no_other(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    """It goes to the same one again: should it be the cause, no other one dies of it."""
+    async with two(stocked_sqlite_url, tmp_path, model_folder, alone=True, retry=10.0) as stack:
+        asked = await ask_alone(stack)
+        await asyncio.sleep(0.5)
+        assert not asked.done()
+        assert not stack.replicas[1].runs
+        stack.say(TEXT)
+        await stack.replica.restart()
+        answer = await asked
+        assert (answer.status_code, text_of(WHOLE, answer)) == (200, TEXT)
+        assert not stack.replicas[1].runs
+        await assert_lost_attempt(stack)
+
+
+@pytest.mark.slow
+async def test_a_request_whose_replica_died_of_it_twice_is_given_up(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    async with two(stocked_sqlite_url, tmp_path, model_folder, alone=True, retry=10.0) as stack:
+        asked = await ask_alone(stack)
+        stack.replica.runs.clear()
+        await stack.replica.restart()
+        await kill(stack)
+        assert (await asked).status_code == 503
+        assert not stack.replicas[1].runs
+        await stack.replica.restart()
+        await stack.settled(1)
+
+
+@pytest.mark.slow
+async def test_a_request_whose_dead_replica_does_not_come_back_is_given_up(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    async with two(stocked_sqlite_url, tmp_path, model_folder, alone=True, retry=0.5) as stack:
+        asked = await ask_alone(stack)
+        answer = await asked
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) >= 1
+        assert not stack.replicas[1].runs
+        await stack.replica.restart()
+        await stack.settled(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_prefill", [1, 2])
+async def test_those_that_were_put_out_already_are_not_what_a_replica_died_of(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, in_prefill: int
+) -> None:
+    """The one that had put out nothing is suspected. Where there are two, neither is more likely than the other."""
+    async with two(stocked_sqlite_url, tmp_path, model_folder, alone=True, retry=10.0) as stack:
+        first, second = stack.replicas
+        second.busy = 10
+        links = stack.gateway.services.fleet.links
+        await stack.until(lambda: any(link.beat is not None and link.beat.running == 10 for link in links))
+        stack.say(TEXT * 3, pause=0.05)
+        second.script = Script(tokens=stack.tokens(TEXT))
+        decoding = [asyncio.create_task(stack.post(WHOLE)) for _ in range(2)]
+        await stack.until(lambda: len(first.runs) == 2 and all(run.sent for run in first.runs.values()))
+        stack.say(TEXT, prefill=60.0)
+        prefilling = [asyncio.create_task(stack.post(WHOLE)) for _ in range(in_prefill)]
+        await stack.until(lambda: len(first.runs) == 2 + in_prefill)
+        await asyncio.sleep(0.05)
+        await first.stop()
+        for asked in decoding:
+            assert (await asked).status_code == 200
+        if in_prefill > 1:
+            for asked in prefilling:
+                assert (await asked).status_code == 200
+            assert len(second.runs) == 4
+        else:
+            assert not prefilling[0].done()
+            assert len(second.runs) == 2
+        stack.say(TEXT)
+        await first.restart()
+        assert [(await asked).status_code for asked in prefilling] == [200] * in_prefill
+        await stack.settled(2 * (2 + in_prefill))
+        await assert_books(stack)
+
+
+# ------------------------------------------------ the link alone
+
+
+@pytest.mark.parametrize("body", only_fast(WHOLE, of=[STREAM, WHOLE]))
+async def test_a_request_goes_on_where_it_ran_when_the_link_is_back(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, body: dict[str, Any]
+) -> None:
+    """Its first attempt may run there still: it is ended, and nothing that is said to it means the second one."""
+    async with two(stocked_sqlite_url, tmp_path, model_folder, replicas=1, alone=True, retry=10.0) as stack:
+        stack.say(TEXT, prefill=60.0)
+        asked = asyncio.create_task(stack.post(body))
+        await stack.until(lambda: any(run.counts.prompt for run in stack.replica.runs.values()))
+        await asyncio.sleep(0.05)
+        stack.say(TEXT)
+        stack.replica.drop()
+        answer = await asked
+        assert (answer.status_code, text_of(body, answer)) == (200, TEXT)
+        assert {abort.attempt for abort in stack.replica.aborts} == {1}
+        (run,) = stack.replica.runs.values()
+        assert run.generate.attempt == 2
+        assert {credit.attempt for credit in run.credits} <= {2}
+        await assert_lost_attempt(stack)
+
+
+@pytest.mark.slow
+async def test_a_replica_that_cannot_tell_attempts_apart_gets_the_second_when_it_was_started_again(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    async with two(stocked_sqlite_url, tmp_path, model_folder, replicas=1, alone=True, retry=10.0) as stack:
+        stack.replica.version = ATTEMPTS - 1
+        stack.replica.drop()
+        link = stack.gateway.services.fleet.links[0]
+        await stack.until(lambda: link.up and link.hello is not None and link.hello.version < ATTEMPTS)
+        await stack.ready()
+        stack.say(TEXT, prefill=60.0)
+        asked = asyncio.create_task(stack.post(WHOLE))
+        await stack.until(lambda: any(run.counts.prompt for run in stack.replica.runs.values()))
+        await asyncio.sleep(0.05)
+        stack.replica.drop()
+        await stack.until(lambda: stack.replica.aborts)
+        await asyncio.sleep(0.3)
+        assert [run.generate.attempt for run in stack.replica.runs.values()] == [1]
+        assert not asked.done()
+        stack.say(TEXT)
+        await stack.replica.stop()
+        await stack.replica.restart()
+        answer = await asked
+        assert (answer.status_code, text_of(WHOLE, answer)) == (200, TEXT)
