@@ -31,6 +31,7 @@ class GatewayLink:
         self.gateway = "?"
         self.epoch = ""
         """The run of the gateway; made of its name for one that is too old to say."""
+        self._says_epoch = False
         self.open = True
         self._scopes: OrderedDict[str, Scope] = OrderedDict()
         """Those that were introduced last, the oldest first."""
@@ -51,6 +52,11 @@ class GatewayLink:
             raise ProtocolError(f"gateway {dial.gateway!r} does not know the link key")
         self.gateway = dial.gateway
         self.epoch = dial.epoch or f"gateway {dial.gateway}"
+        self._says_epoch = bool(dial.epoch)
+
+    def is_of_run(self, other: GatewayLink) -> bool:
+        """Whether both are surely of one run of a gateway: its name alone does not say so."""
+        return other is self or (self._says_epoch and other.epoch == self.epoch)
 
     async def receive(self) -> ToReplica | None:
         """The next message; None when the gateway hung up. Raises ProtocolError."""

@@ -166,7 +166,7 @@ class Replica:
     def _generate(self, link: GatewayLink, message: Generate) -> None:
         refusal = None
         earlier = self._running.attempts(message.id)
-        if any(attempt >= message.attempt or owner.epoch != link.epoch for attempt, owner in earlier.items()):
+        if any(attempt >= message.attempt or not link.is_of_run(owner) for attempt, owner in earlier.items()):
             refusal = f"id: {message.id!r} is already running"
         elif self._draining:
             refusal = "the replica is stopping"
@@ -264,7 +264,7 @@ class Replica:
         found = {one: owner for one, owner in self._running.attempts(id).items() if attempt in (0, one)}
         for one, owner in found.items():
             # A gateway that was lost and is back asks for the end of what it left running, and hears of it here.
-            if not owner.open or owner.epoch == link.epoch:
+            if not owner.open or link.is_of_run(owner):
                 self._running.add(id, one, link)
             self._stop_request(id, one)
         if not found and not self._endings.tell(id, attempt, link):

@@ -207,7 +207,7 @@ class FakeReplica:
                             if self.version < ATTEMPTS and before.task is not None and not before.task.done():
                                 writer.write(encode(Done(message.id, message.attempt, "rejected", Counts(), 0)))
                                 continue
-                            if not before.aborted.is_set():
+                            if not before.aborted.is_set() or before.task is None or before.task.done():
                                 for done in self._crashed(before):
                                     writer.write(encode(done))
                         run = self.runs[message.id] = Run(message)
