@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.grammar.closing import Closer, Place
+from engine.grammar.closing import Closer, Place, Search
 from engine.grammar.guide import InvalidGrammar
 from engine.grammar.llguidance_grammar import LlguidanceGrammars
 from engine.protocol.requests import Done, Sampling
@@ -210,14 +210,14 @@ def test_an_output_that_goes_on_elsewhere_is_the_one_that_it_would_have_been(gra
 
 def test_an_end_that_is_not_found_is_looked_for_ever_more_seldom(monkeypatch: pytest.MonkeyPatch):
     searches = []
-    end = Closer.end
+    search = Closer.search
 
-    def counting(self: Closer, place: Place, most: int, *, quick: bool = False) -> list[int] | None:
-        found = end(self, place, most, quick=quick)
+    def counting(self: Closer, place: Place, most: int, *, quick: bool = False) -> Search:
+        found = yield from search(self, place, most, quick=quick)
         searches.append(found)
         return found
 
-    monkeypatch.setattr(Closer, "end", counting)
+    monkeypatch.setattr(Closer, "search", counting)
     assert drawn({"regex": r"(\w+ ){2,}end"}, 1_200, 1)[1] == "length"
     in_vain = [found for found in searches if found is None]
     assert 3 < len(in_vain) == len(searches) < 12
