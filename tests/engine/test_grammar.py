@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import llguidance
 import numpy as np
 import pytest
 import torch
@@ -414,6 +415,26 @@ def test_nothing_is_compiled_for_whom_it_is_too_late(demo: Bench):
     assert run.done is not None
     assert run.done.reason == "deadline"
     assert run.began is None
+
+
+@pytest.mark.parametrize("ends", [[END], [END, 4094], []])
+def test_a_build_of_the_library_that_knows_one_end_token(monkeypatch: pytest.MonkeyPatch, ends: list[int]):
+    """As those before 1.6 do: a list is no token for them."""
+    make = llguidance.LLTokenizer
+
+    def make_with_one(definition: str, *, n_vocab: int, eos_token: int | None) -> llguidance.LLTokenizer:
+        if not isinstance(eos_token, int | None):
+            raise TypeError("argument 'eos_token': 'list' object cannot be interpreted as an integer")
+        return make(definition, n_vocab=n_vocab, eos_token=eos_token)
+
+    monkeypatch.setattr(llguidance, "LLTokenizer", make_with_one)
+    guide = LlguidanceGrammars(DEMO, VOCABULARY, ends).compiled('{"regex": "1"}').guide()
+    guide.take(tokenizer().content("1")[0])
+    assert guide.failure is None
+    mask = torch.zeros(VOCABULARY // 32, dtype=torch.int32)
+    if not guide.ended:
+        guide.allow(mask)
+        assert np.unpackbits(mask.numpy().view(np.uint8), bitorder="little").nonzero()[0].tolist() == ends[:1]
 
 
 def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path):
