@@ -149,6 +149,9 @@ class LlguidanceGuide:
             self._settling = None
             chosen: int = settled.value
             return chosen
+        except BaseException:
+            self._settling = None  # a search that failed cannot go on
+            raise
         finally:
             self.cpu_s += time.thread_time() - began
         return None

@@ -157,6 +157,23 @@ def test_slow_masks_hold_up_their_own_flow_alone(demo: Bench, clock: Clock) -> N
     assert all(run.done is not None and run.done.reason == "length" for run in slow)
 
 
+def test_a_search_that_fails_ends_its_own_request(demo: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step in which it failed is run again, each of its requests alone."""
+
+    def fail(_: LlguidancePlace) -> list[int]:
+        raise RuntimeError("the library failed")
+
+    plain = ask(demo, "alone", 6)
+    demo.finish()
+    demo.engine.acceptance.grammars.compiled(letters(200))
+    monkeypatch.setattr(LlguidancePlace, "forced", fail)
+    broken, beside = ask(demo, "broken", 3, grammar=letters(200)), ask(demo, "beside", 6)
+    demo.finish(100)
+    assert broken.done is not None
+    assert (broken.done.reason, broken.done.error) == ("error", "RuntimeError: the library failed")
+    assert beside.tokens == plain.tokens
+
+
 def test_the_time_of_a_grammar_is_charged_to_its_flow(demo: Bench, clock: Clock) -> None:
     clock.mask_s = 0.005
     ask(demo, "plain", 6, flow="plain")
