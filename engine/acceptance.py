@@ -94,7 +94,7 @@ class Acceptance:
         members = [self._request(generate, choice, segments, root, private) for choice in range(generate.choices)]
         for member in members:
             guide = None if grammar is None else grammar.guide()
-            member.row = SamplingRow(member.sampling, generate.tokens, generate.emitted, guide)
+            member.row = SamplingRow(member.sampling, generate.tokens, generate.emitted, guide, generate.flow)
         return Family(members, private=private, claim=generate.claim)
 
     def _grammar(self, text: str, compiled: Grammar | Rejected | None) -> Grammar:

@@ -1,7 +1,8 @@
 """Grammars compiled beside the step loop: tried by a child process first, fair between flows, each text once.
 
 A few are under way at a time, of each flow two, and one of a flow whose grammars took long, for which not all places
-are given: slow grammars hold up those of their own flow. What nobody waits for any more does not begin.
+are given: slow grammars hold up those of their own flow. What nobody waits for any more does not begin, and its trial
+is ended; only what a thread of this process compiles is compiled to its end.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Judge(Protocol):
     """Tries grammars where they do no harm."""
 
     async def judge(self, text: str) -> Verdict:
-        """The verdict on a grammar. Raises TrialLost."""
+        """The verdict on a grammar. Raises TrialLost. When it is cancelled the trial is ended."""
         ...
 
 
@@ -116,7 +117,7 @@ class Turns:
 class _Compilation:
     task: asyncio.Task[Grammar] | None = None
     waiting: int = 0
-    begun: bool = False
+    in_thread: bool = False
 
 
 class Compilers:
@@ -146,8 +147,8 @@ class Compilers:
             return await asyncio.shield(compilation.task)
         finally:
             compilation.waiting -= 1
-            # What has begun keeps its place to its end: to give it back would not end the child.
-            if not (compilation.waiting or compilation.begun or compilation.task.done()):
+            # A thread cannot be ended: it keeps its place, and the grammar its blame, as long as it compiles.
+            if not (compilation.waiting or compilation.in_thread or compilation.task.done()):
                 self._under_way.pop(key, None)
                 compilation.task.cancel()
 
@@ -172,7 +173,6 @@ class Compilers:
         if problem is not None:
             raise InvalidGrammar(problem)
         async with self._turns.turn(flow):
-            compilation.begun = True
             if (known := self._known(text)) is not None:  # another flow had it compiled meanwhile
                 return known
             verdict = await self._try(text)
@@ -181,6 +181,7 @@ class Compilers:
             if verdict.problem:
                 self._refusals.refuse(digest, verdict.problem)
                 raise InvalidGrammar(verdict.problem)
+            compilation.in_thread = True
             self._refusals.attempt(digest)
             try:
                 return await asyncio.get_running_loop().run_in_executor(

@@ -270,7 +270,11 @@ class Engine:
         tokens = [outcome.token if work.request.max_output else None for work, outcome in done]
         prefilled = [work.request for work in works if type(work) is Prefill]
         before = _work_of(prefilled)
-        self.scheduler.commit(works, tokens)
+        put_off = {work.request.arrival for work, outcome in done if outcome.put_off}
+        self.scheduler.commit(works, tokens, put_off)
+        for work, outcome in done:
+            if outcome.grammar_s > 0:
+                self.fairness.worked(work.request, outcome.grammar_s * 1e6)
         for name, total, earlier in zip(("computed", "recomputed"), _work_of(prefilled), before, strict=True):
             self.totals[name] += total - earlier
         for work, outcome in done:

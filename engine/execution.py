@@ -52,7 +52,9 @@ class Execution:
             return None
         decodes = sum(work.count == 1 for work in works)
         prefill = sum(work.count for work in works) - decodes
-        self.costs.observe(prefill, decodes, (time.perf_counter() - began) * 1e6)
+        # What grammars take is charged to those who have them: it makes nobody else's tokens dearer.
+        took = time.perf_counter() - began - sum(outcome.grammar_s for outcome in outcomes)
+        self.costs.observe(prefill, decodes, took * 1e6)
         return outcomes
 
     def _each_alone(self, works: Sequence[Work]) -> list[Outcome]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine.grammar.step_allowance import StepAllowance
 from engine.kv_memory import KvMemory
 from engine.layers.attention_plan import PREFILL_TILE, AttentionPlan
 from engine.layers.linear import Tiling
@@ -34,13 +35,16 @@ class NotFinite(Exception):
 class Outcome:
     """What became of one work: the sampled token if it samples, or why it failed.
 
-    `scored` are the log probabilities of prompt tokens from the work's second one on.
+    `scored` are the log probabilities of prompt tokens from the work's second one on. `put_off`: it is to be done again
+    in a later step, from its last token on. `grammar_s`: CPU time that the request's grammar took.
     """
 
     token: int | None = None
     error: Exception | None = None
     logprob: TokenLogprob | None = None
     scored: tuple[TokenLogprob, ...] = ()
+    put_off: bool = False
+    grammar_s: float = 0.0
 
 
 class Runner:
@@ -65,6 +69,7 @@ class Runner:
         self.threads = Threads(torch.get_num_threads(), torch.get_num_threads())
         self.prefill_tile = PREFILL_TILE
         self.fused_attention = device.type == "cpu" and model.embedding.weight.dtype == torch.float32
+        self._grammar = StepAllowance()
         self._step_plans = StepPlans(model.config.heads, [memory.group for memory in memories], device)
         self.on_logits: Callable[[Sequence[Work], torch.Tensor], None] | None = None
 
@@ -147,7 +152,13 @@ class Runner:
                 outcomes.append(Outcome(error=NotFinite("the model computed NaN or infinity")))
                 continue
             token, logprob = next(sampled) if work.samples else (None, None)
-            outcomes.append(Outcome(token, None, logprob, self._score(work, hidden, end - work.count + 1)))
+            outcome = Outcome(token, None, logprob, self._score(work, hidden, end - work.count + 1))
+            row = work.request.row
+            if work.samples and row is not None and row.guide is not None:
+                outcome.grammar_s = self._grammar.count(row)
+                if row.put_off:
+                    outcome.token, outcome.logprob, outcome.put_off = None, None, True
+            outcomes.append(outcome)
         return outcomes
 
     def _score(self, work: Work, hidden: torch.Tensor, first: int) -> tuple[TokenLogprob, ...]:
@@ -183,7 +194,7 @@ class Runner:
         logits = self.model.head(hidden)
         if self.on_logits is not None:
             self.on_logits(works, logits[: len(rows), : self.model.config.vocabulary])
-        tokens = sample(logits, [work.request.row for work in works if work.request.row is not None])
+        tokens = sample(logits, [work.request.row for work in works if work.request.row is not None], self._grammar)
         logprobs: list[TokenLogprob | None] = [None] * len(tokens)
         told = {at: n for at, work in enumerate(works) if (n := work.request.sampling.logprobs) is not None}
         if told:

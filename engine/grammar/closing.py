@@ -5,13 +5,16 @@ forced is followed; where there is a choice, the token goes first that most like
 mostly right; where it is not, the search departs from it in one place, then in two (limited discrepancy search, Harvey
 and Ginsberg 1995), but only in places of a new kind, so that it does not try each of a thousand digits when it is the
 point behind them that leads on. It is bounded, so it may miss an end of an odd grammar; it never names a wrong one.
+It is bounded in what it looks at, not in time, so that it finds the same on any machine; whoever has no time for all
+of it at once does a part and goes on later.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -19,8 +22,7 @@ from numpy.typing import NDArray
 
 MOST_TOKENS = 256
 _NODES = 400
-_PATIENCE_S = 0.05
-"""CPU time after which a search is given up, whatever it has seen: each of its steps may be a slow one."""
+"""How many places a search looks at, by first guesses and once more when it departs from them."""
 _BRANCHES = 16
 _SAME = 2
 """Of bytes that are alike, so many are tried before all others."""
@@ -40,6 +42,8 @@ _FREE = 64
 """Where so many different bytes may come we are inside a text, which a quotation mark ends and a bracket does not."""
 
 
+Search: TypeAlias = Generator[None, None, list[int] | None]
+"""A search under way: it stops before each place that it looks at, and returns an end or None."""
 Kind: TypeAlias = tuple[bytes, int]
 """Of a place: what is allowed, and after which kind of byte."""
 
@@ -122,17 +126,17 @@ class Closer:
             return False
         return end.complete or (end.accepting and len(plan) < most)
 
-    def end(self, place: Place, most: int, *, quick: bool = False) -> list[int] | None:
+    def search(self, place: Place, most: int, *, quick: bool = False) -> Search:
         """Tokens that complete the output from here with at most `most` of them, its end token counted; or None.
 
         `quick`: by the first guesses alone, which lead through long texts of a fixed length, too.
         """
         most = min(most, MOST_TOKENS)
-        found = self._search(place, most, departs=False)
-        return found if found is not None or quick else self._search(place, most, departs=True)
+        found = yield from self._search(place, most, departs=False)
+        return found if found is not None or quick else (yield from self._search(place, most, departs=True))
 
-    def _search(self, place: Place, most: int, *, departs: bool) -> list[int] | None:
-        nodes, until = _NODES, time.thread_time() + _PATIENCE_S
+    def _search(self, place: Place, most: int, *, departs: bool) -> Search:
+        nodes = _NODES
         known: set[int] = set()
         kinds: Counter[Kind] = Counter()
         ways: dict[tuple[int, Kind], int] = {}
@@ -145,8 +149,9 @@ class Closer:
             path = attempt.path
             while not self.leads(at, [], most - len(path)):
                 nodes -= 1
-                if nodes < 0 or time.thread_time() > until:
+                if nodes < 0:
                     return None
+                yield
                 if len(path) >= most:
                     break
                 step = at.forced()
@@ -191,6 +196,18 @@ class Closer:
             count[alike] += 1
             (first if count[alike] <= _SAME else rest).append(token)
         return (first + rest)[:_BRANCHES], kind
+
+
+def run(search: Search, seconds: float = math.inf) -> list[int] | None:
+    """What a search finds, without a pause. It is given up after so many seconds of CPU time of this thread."""
+    until = time.thread_time() + seconds
+    try:
+        while time.thread_time() < until:
+            next(search)
+    except StopIteration as found:
+        end: list[int] | None = found.value
+        return end
+    return None
 
 
 def _alike(byte: int) -> int:

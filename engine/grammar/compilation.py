@@ -81,7 +81,7 @@ class GrammarCompiler:
                 path = self.folder / "tokenizer.json"
                 try:
                     definition = path.read_text(encoding="utf-8")
-                    tokenizer = llguidance.LLTokenizer(definition, n_vocab=self.vocabulary, eos_token=self.ends)
+                    tokenizer = _make_tokenizer(definition, self.vocabulary, self.ends)
                 except (OSError, ValueError) as error:
                     raise InvalidGrammar(f"this model has no tokenizer that a grammar could use: {error}") from error
                 self._closer = Closer(
@@ -100,6 +100,14 @@ class GrammarCompiler:
             known.update(repr((_VERSION, llguidance.get_version(), self.vocabulary, self.ends)).encode())
             self._identity = known.digest()
         return hashlib.blake2b(text.encode(errors="surrogatepass"), key=self._identity, digest_size=16).digest()
+
+
+def _make_tokenizer(definition: str, vocabulary: int, ends: list[int]) -> llguidance.LLTokenizer:
+    """The library's form of a `tokenizer.json`; older builds of the library know one end token, the first."""
+    try:
+        return llguidance.LLTokenizer(definition, n_vocab=vocabulary, eos_token=ends)
+    except TypeError:
+        return llguidance.LLTokenizer(definition, n_vocab=vocabulary, eos_token=ends[0] if ends else None)
 
 
 def first_line(message: str) -> str:

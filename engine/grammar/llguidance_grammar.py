@@ -11,7 +11,7 @@ from pathlib import Path
 
 import llguidance
 
-from engine.grammar.closing import MOST_TOKENS
+from engine.grammar.closing import MOST_TOKENS, run
 from engine.grammar.compilation import GrammarCompiler
 from engine.grammar.guide import InvalidGrammar
 from engine.grammar.guiding import LlguidanceGuide, LlguidancePlace, Shared
@@ -121,7 +121,7 @@ class LlguidanceGrammars:
     def _compile(self, prepared: str, ending: tuple[list[int] | None] | None, size: int) -> LlguidanceGrammar:
         _, closer = self.compiler.vocabulary_of_model()
         matcher = self.compiler.matcher(prepared)
-        end = closer.end(LlguidancePlace(matcher), MOST_TOKENS) if ending is None else ending[0]
+        end = run(closer.search(LlguidancePlace(matcher), MOST_TOKENS)) if ending is None else ending[0]
         words = -(-self.compiler.vocabulary // 32)
         return LlguidanceGrammar(matcher, Shared(closer, self.compiler.ends, end, words), size)
 

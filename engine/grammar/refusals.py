@@ -1,7 +1,8 @@
 """Grammars that are refused, by digest, in a file that outlives the replica.
 
 A grammar is written down before the replica's own process compiles it and struck out afterwards. One that is still
-there at the next start ended the replica, and is refused for a while.
+there at the next start was being compiled when the replica ended, which is a strike: something else may have ended it.
+With the second strike within a while it is refused for a while. Compiling it successfully clears its strike.
 """
 
 from __future__ import annotations
@@ -20,17 +21,21 @@ logger = structlog.get_logger("engine.grammar.refusals")
 
 ENDED_REPLICA = "the engine ended when it was compiled"
 _PERIOD_S = 3600.0
+_STRIKES = 2
+"""So many ends of the replica make it likely that the grammar is the reason."""
 _MOST = 4096
 _COMPACTED_BYTES = 4 << 20
 
 
 class _Record(Struct, frozen=True, array_like=True):
-    """`problem`: why it is refused until `until`; empty: it is not, or not any more."""
+    """`problem`: why it is refused until `until`; empty: it is not, or not any more. `attempted`: it is being compiled.
+    `strikes`: how often the replica ended meanwhile."""
 
     digest: bytes
     problem: str
     until: float
     attempted: bool = False
+    strikes: int = 0
 
 
 class Refusals:
@@ -62,11 +67,14 @@ class Refusals:
         self._keep(_Record(digest, problem, self._clock() + _PERIOD_S))
 
     def attempt(self, digest: bytes) -> None:
-        """Blame the grammar for the end of this process, should it end now."""
-        self._keep(_Record(digest, "", self._clock() + _PERIOD_S, attempted=True))
+        """The grammar is compiled now: should this process end meanwhile, that is a strike against it."""
+        known = self._known.get(digest)
+        now = self._clock()
+        strikes = known.strikes if known is not None and known.until > now else 0
+        self._keep(_Record(digest, "", now + _PERIOD_S, attempted=True, strikes=strikes))
 
     def passed(self, digest: bytes) -> None:
-        """The process has not ended."""
+        """It was compiled, and the process has not ended: its strikes are cleared."""
         self._keep(_Record(digest, "", 0.0))
 
     def close(self) -> None:
@@ -77,7 +85,7 @@ class Refusals:
 
     def _keep(self, record: _Record) -> None:
         self._known.pop(record.digest, None)
-        if record.problem or record.attempted:
+        if record.problem or record.attempted or record.strikes:
             self._known[record.digest] = record
         while len(self._known) > _MOST:
             self._known.popitem(last=False)
@@ -112,10 +120,16 @@ class Refusals:
             at += 4 + length
         now = self._clock()
         for digest, record in records.items():
-            if record.until > now and (record.attempted or record.problem):
+            if record.until > now and (record.attempted or record.problem or record.strikes):
+                strikes = record.strikes + record.attempted
+                refused = strikes >= _STRIKES
                 if record.attempted:
-                    logger.error("a grammar ended the replica and is refused", grammar=digest.hex()[:16])
-                self._known[digest] = _Record(digest, record.problem or ENDED_REPLICA, record.until)
+                    logger.error(
+                        "the replica ended while it compiled a grammar",
+                        grammar=digest.hex()[:16], strikes=strikes, refused=refused,
+                    )  # fmt: skip
+                problem = record.problem or (ENDED_REPLICA if refused else "")
+                self._known[digest] = _Record(digest, problem, record.until, strikes=strikes)
         while len(self._known) > _MOST:
             self._known.popitem(last=False)
 

@@ -56,7 +56,7 @@ class Trials:
             self._reading = asyncio.create_task(self._read(self._process))
 
     async def judge(self, text: str) -> Verdict:
-        """The verdict on a grammar. Raises TrialLost."""
+        """The verdict on a grammar. Raises TrialLost. When it is cancelled the trial is ended."""
         await self.start()
         process = self._process
         if process is None or process.stdin is None:
@@ -65,8 +65,7 @@ class Trials:
         verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._waiting[number] = verdict
         try:
-            trial = msgspec.msgpack.encode(Trial(number, text))
-            process.stdin.write(len(trial).to_bytes(_LENGTH_BYTES, "big") + trial)
+            _send(process.stdin, Trial(number, text))
             async with asyncio.timeout(_PATIENCE_S):
                 return await verdict
         except TimeoutError:
@@ -75,6 +74,10 @@ class Trials:
             raise TrialLost from None
         except ConnectionError:
             raise TrialLost from None
+        except asyncio.CancelledError:
+            if verdict.cancelled() or not verdict.done():
+                _send(process.stdin, Trial(number, None))
+            raise
         finally:
             self._waiting.pop(number, None)
 
@@ -104,6 +107,11 @@ class Trials:
         for verdict in self._waiting.values():
             if not verdict.done():
                 verdict.set_exception(TrialLost())
+
+
+def _send(stream: asyncio.StreamWriter, trial: Trial) -> None:
+    encoded = msgspec.msgpack.encode(trial)
+    stream.write(len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded)
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

@@ -57,13 +57,22 @@ class TokenCounts:
 class SamplingRow:
     """One request's side of the sampler. `position`: of the token to draw, in the sequence of prompt and output.
 
-    `drawn` output tokens came before it, those of a replica that died included.
+    `drawn` output tokens came before it, those of a replica that died included. `put_off`: its token is to be drawn in
+    a later step, since its grammar took longer than the last one had time for. `grammar_s`: CPU time that the grammar
+    took, as far as it was counted.
     """
 
-    __slots__ = ("counts", "drawn", "guide", "limit", "position", "sampling", "shaped")
+    __slots__ = (
+        "counts", "drawn", "flow", "grammar_s", "guide", "limit", "position", "put_off", "sampling", "shaped",
+    )  # fmt: skip
 
     def __init__(
-        self, sampling: Sampling, prompt: Iterable[int], output: Iterable[int] = (), guide: Guide | None = None
+        self,
+        sampling: Sampling,
+        prompt: Iterable[int],
+        output: Iterable[int] = (),
+        guide: Guide | None = None,
+        flow: str = "",
     ) -> None:
         prompt, output = list(prompt), list(output)
         self.sampling = sampling
@@ -72,6 +81,9 @@ class SamplingRow:
         self.counts = TokenCounts(prompt, output) if _penalized(sampling) else None
         self.limit = self.drawn + sampling.max_tokens
         self.guide = guide
+        self.flow = flow
+        self.put_off = False
+        self.grammar_s = 0.0
         if guide is not None:
             for at, token in enumerate(output):
                 guide.settle(token, self.limit - at)  # it makes plans, which decide what comes next

@@ -11,19 +11,22 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.grammar.guide import Guide
+from engine.grammar.step_allowance import MASKS_S, StepAllowance
 from engine.sampling.row import SamplingRow
 
 _WORD = 32
 _LARGEST = 1e300
 
 
-def shape(values: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Change float64 logits [rows, padded vocabulary] in place, each row by its request; returns them."""
+def shape(values: torch.Tensor, rows: Sequence[SamplingRow], allowance: StepAllowance | None = None) -> torch.Tensor:
+    """Change float64 logits [rows, padded vocabulary] in place, each row by its request; returns them.
+
+    Rows for whose masks the step has no time left are put off.
+    """
     _bias(values, rows)
     _penalize(values, [(at, row) for at, row in enumerate(rows) if row.counts is not None])
     _forbid_stops(values, rows)
-    _constrain(values, [(at, row.guide) for at, row in enumerate(rows) if row.guide is not None])
+    _constrain(values, rows, allowance or StepAllowance())
     return values
 
 
@@ -67,18 +70,24 @@ def _forbid_stops(values: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
             values[at, list(row.sampling.stop_tokens)] = -torch.inf
 
 
-def _constrain(values: torch.Tensor, rows: Sequence[tuple[int, Guide]]) -> None:
+def _constrain(values: torch.Tensor, rows: Sequence[SamplingRow], allowance: StepAllowance) -> None:
     """Forbid what the rows' grammars do not allow: a mask for all of them, applied at once."""
-    if not rows:
+    guided = allowance.begin(rows)
+    if not guided:
         return
+    allowance.allow(MASKS_S)
     words = -(-values.shape[-1] // _WORD)
-    masks = torch.zeros((len(rows), words), dtype=torch.int32)
+    masks = torch.zeros((len(guided), words), dtype=torch.int32)
     bits = torch.arange(_WORD, dtype=torch.int32)
-    for mask, (_, guide) in zip(masks, rows, strict=True):
-        guide.allow(mask)
-    allowed = ((masks[:, :, None] >> bits) & 1).bool().view(len(rows), -1)[:, : values.shape[-1]]
+    places: list[int] = []
+    for at in guided:
+        row = rows[at]
+        row.put_off = not allowance.has_time()
+        if row.guide is not None and not row.put_off:
+            row.guide.allow(masks[len(places)])
+            places.append(at)
+    allowed = ((masks[: len(places), :, None] >> bits) & 1).bool().view(len(places), -1)[:, : values.shape[-1]]
     allowed = allowed.to(values.device)
-    places = [at for at, _ in rows]
     chosen = values[places].masked_fill_(~allowed, -torch.inf)
     # Where nothing is left but what was forbidden before, such as the end before its time, the grammar is right.
     empty = chosen.isinf().all(-1, keepdim=True)

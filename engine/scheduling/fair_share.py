@@ -204,6 +204,10 @@ class FairShare:
         for lane, cost in costs.items():
             self.lanes.charge(lane, cost, self._working)
 
+    def worked(self, request: Request, cost: float) -> None:
+        request.extra += cost
+        self._charge(request, cost)
+
     def released(self, request: Request) -> None:
         self.flows[request.lane].released(request).learn(request.output)
         self.service.add(request.lane, request.flow, request.spent - request.served)

@@ -58,6 +58,9 @@ class Policy(Protocol):
     def grown(self, requests: Iterable[Request]) -> None:
         """Each of these running requests gets another block to decode into."""
 
+    def worked(self, request: Request, cost: float) -> None:
+        """So many µs of a step were a running request's alone, beside what its tokens cost."""
+
     def released(self, request: Request) -> None:
         """A running request gave its blocks back: it ended, or was preempted."""
 
@@ -130,6 +133,9 @@ class FirstComeFirstServed:
         """Nobody is charged."""
 
     def grown(self, requests: Iterable[Request]) -> None:
+        """Nobody is charged."""
+
+    def worked(self, request: Request, cost: float) -> None:
         """Nobody is charged."""
 
     def released(self, request: Request) -> None:

@@ -91,6 +91,8 @@ class Request:
     computed: int = 0
     read_hbm: int = 0
     recomputed: int = 0
+    extra: float = 0.0
+    """µs that it got beside its tokens: for its grammar."""
     _kv: int = 0
     _placed_seen: int = 0
     _placed_output: int = 0
@@ -114,12 +116,12 @@ class Request:
     @property
     def spent(self) -> float:
         """µs of engine time that it got so far; what is computed again is our cost and not the flow's."""
-        return self.rates.cost(self.computed, self.read_hbm, len(self.tokens) - self.prompt)
+        return self.extra + self.rates.cost(self.computed, self.read_hbm, len(self.tokens) - self.prompt)
 
     def ahead(self, tokens: int) -> float:
         """µs that it got so far and that so many more tokens of output cost, less what it was charged."""
         output = self.tokens.take() - self.prompt + tokens
-        return self.rates.cost(self.computed, self.read_hbm, output) - self.charged
+        return self.extra + self.rates.cost(self.computed, self.read_hbm, output) - self.charged
 
     @property
     def fresh_output(self) -> int:

@@ -163,19 +163,29 @@ class Scheduler:
             self._prefill(step)
         return step
 
-    def commit(self, works: Sequence[Work], tokens: list[int | None]) -> None:
+    def commit(self, works: Sequence[Work], tokens: list[int | None], put_off: Collection[int] = ()) -> None:
         """These works are done: count them, publish the blocks that they filled, take the sampled tokens.
 
-        In the order of the step; works that failed are not among them, and their requests have been removed.
+        In the order of the step; works that failed are not among them, and their requests have been removed. Of those
+        whose arrival is in `put_off` the last token is to be computed again, since nothing could be sampled yet.
         """
         decodes = len(self.batch)
         prefills = list(zip(works[decodes:], tokens[decodes:], strict=True)) if len(works) > decodes else []
         if prefills:
             works, tokens = works[:decodes], tokens[:decodes]
+        if put_off:
+            waiting = [work.request for work in works if work.request.arrival in put_off]
+            kept = [entry for entry in zip(works, tokens, strict=True) if entry[0].request.arrival not in put_off]
+            works, tokens = [work for work, _ in kept], [token for _, token in kept]
+            for request in waiting:
+                self.batch.leave(request)
         # Before the prompts that end now join the batch: they have their first token already.
         self._attend(self.batch.advance(works, tokens))  # type: ignore[arg-type]  # a decode samples
         for work, token in prefills:
-            self._prefilled(work, token)
+            self._prefilled(work, token, again=work.request.arrival in put_off)
+        if put_off:
+            for request in waiting:
+                self._decode(request)
 
     # ------------------------------------------------------------ decoding
 
@@ -289,9 +299,10 @@ class Scheduler:
             step.fresh += self.pool.lay(request.table, request.laid, until, request.kv)
             request.laid = until
 
-    def _prefilled(self, work: Work, token: int | None) -> None:
+    def _prefilled(self, work: Work, token: int | None, *, again: bool) -> None:
+        """`again`: its last token is left for a later step."""
         request = work.request
-        end = work.start + work.count
+        end = work.start + work.count - again
         request.account(end)
         self._fill(request, end)
         if token is not None:

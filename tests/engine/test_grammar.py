@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import llguidance
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.grammar.closing import Closer, Place
+from engine.grammar.closing import Closer, Place, Search
 from engine.grammar.guide import InvalidGrammar
 from engine.grammar.llguidance_grammar import LlguidanceGrammars
 from engine.protocol.requests import Done, Sampling
@@ -210,14 +211,14 @@ def test_an_output_that_goes_on_elsewhere_is_the_one_that_it_would_have_been(gra
 
 def test_an_end_that_is_not_found_is_looked_for_ever_more_seldom(monkeypatch: pytest.MonkeyPatch):
     searches = []
-    end = Closer.end
+    search = Closer.search
 
-    def counting(self: Closer, place: Place, most: int, *, quick: bool = False) -> list[int] | None:
-        found = end(self, place, most, quick=quick)
+    def counting(self: Closer, place: Place, most: int, *, quick: bool = False) -> Search:
+        found = yield from search(self, place, most, quick=quick)
         searches.append(found)
         return found
 
-    monkeypatch.setattr(Closer, "end", counting)
+    monkeypatch.setattr(Closer, "search", counting)
     assert drawn({"regex": r"(\w+ ){2,}end"}, 1_200, 1)[1] == "length"
     in_vain = [found for found in searches if found is None]
     assert 3 < len(in_vain) == len(searches) < 12
@@ -414,6 +415,26 @@ def test_nothing_is_compiled_for_whom_it_is_too_late(demo: Bench):
     assert run.done is not None
     assert run.done.reason == "deadline"
     assert run.began is None
+
+
+@pytest.mark.parametrize("ends", [[END], [END, 4094], []])
+def test_a_build_of_the_library_that_knows_one_end_token(monkeypatch: pytest.MonkeyPatch, ends: list[int]):
+    """As those before 1.6 do: a list is no token for them."""
+    make = llguidance.LLTokenizer
+
+    def make_with_one(definition: str, *, n_vocab: int, eos_token: int | None) -> llguidance.LLTokenizer:
+        if not isinstance(eos_token, int | None):
+            raise TypeError("argument 'eos_token': 'list' object cannot be interpreted as an integer")
+        return make(definition, n_vocab=n_vocab, eos_token=eos_token)
+
+    monkeypatch.setattr(llguidance, "LLTokenizer", make_with_one)
+    guide = LlguidanceGrammars(DEMO, VOCABULARY, ends).compiled('{"regex": "1"}').guide()
+    guide.take(tokenizer().content("1")[0])
+    assert guide.failure is None
+    mask = torch.zeros(VOCABULARY // 32, dtype=torch.int32)
+    if not guide.ended:
+        guide.allow(mask)
+        assert np.unpackbits(mask.numpy().view(np.uint8), bitorder="little").nonzero()[0].tolist() == ends[:1]
 
 
 def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from engine.compilers import PLACES, Compilers, TooManyWaiting, Turns
+from engine.compilers import Compilers
 from engine.grammar import guiding, llguidance_grammar
 from engine.grammar.compilation import GrammarCompiler
 from engine.grammar.guide import InvalidGrammar
@@ -93,6 +93,79 @@ async def test_a_child_that_was_killed_is_started_again(trials: Trials) -> None:
         pytest.fail("it is not started again")
 
 
+SLOW = {"json_schema": {"type": "integer", "multipleOf": 999_983, "minimum": -4, "maximum": 10**18}}
+"""It takes seconds."""
+
+
+async def trial_of(trials: Trials, known: set[int]) -> int:
+    """The process of the trial that begins next."""
+    for _ in range(20_000):
+        process = trials._process
+        children = set() if process is None else children_of(process.pid)
+        if children - known:
+            return (children - known).pop()
+        await asyncio.sleep(0.0005)
+    raise AssertionError("no trial begins")
+
+
+def children_of(pid: int) -> set[int]:
+    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def is_polite(pid: int) -> bool:
+    """Whether one of its threads has a lower priority than the process that tries grammars."""
+    usual = os.getpriority(os.PRIO_PROCESS, os.getpid()) + 5
+    for thread in map(int, os.listdir(f"/proc/{pid}/task")):
+        if os.sched_getscheduler(thread) == os.SCHED_IDLE or os.getpriority(os.PRIO_PROCESS, thread) > usual:
+            return True
+    return False
+
+
+async def test_a_trial_has_a_lower_priority_by_the_time_that_it_used_and_not_by_the_clock(trials: Trials) -> None:
+    """On a machine that is busy a trial waits; that is no reason to let it wait for longer."""
+    await verdict(trials, regex="a")
+    task = asyncio.create_task(verdict(trials, **SLOW))
+    pid = await trial_of(trials, set())
+    os.kill(pid, signal.SIGSTOP)
+    await asyncio.sleep(1.5)
+    assert not is_polite(pid)
+    os.kill(pid, signal.SIGCONT)
+    polite = False
+    while not task.done():
+        with contextlib.suppress(OSError):
+            polite = polite or is_polite(pid)
+        await asyncio.sleep(0.005)
+    assert polite
+    await task
+
+
+async def test_a_trial_that_nobody_waits_for_is_ended(trials: Trials) -> None:
+    """These would never end by themselves. What is asked for meanwhile is answered."""
+    await verdict(trials, regex="a")
+    tasks, pids = [], set[int]()
+    try:
+        for _ in range(64):
+            tasks.append(asyncio.create_task(verdict(trials, **SLOW)))
+            pids.add(pid := await trial_of(trials, pids))
+            os.kill(pid, signal.SIGSTOP)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (await verdict(trials, regex="b")).problem == ""
+        assert trials._process is not None
+        for _ in range(1000):
+            if not children_of(trials._process.pid):
+                break
+            await asyncio.sleep(0.005)
+        else:
+            pytest.fail("trials are left")
+        assert not trials._waiting
+    finally:
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
 # ------------------------------------------------------------ blame
 
 
@@ -113,9 +186,8 @@ def make_grammars() -> LlguidanceGrammars:
     return LlguidanceGrammars(DEMO, VOCABULARY, [END])
 
 
-async def test_what_ended_the_replica_is_refused_after_its_restart(tmp_path: Path) -> None:
-    """The file is read as it is while the grammar is being compiled: as a crash would leave it."""
-    text, path = '{"regex": "(yes)+"}', tmp_path / "grammars"
+async def kill_while_it_compiles(text: str, path: Path) -> None:
+    """Leave the file as it is while the grammar is being compiled: as a replica does that is killed then."""
     grammars = make_grammars()
     left: list[bytes] = []
     proven = grammars.compile_proven
@@ -128,10 +200,25 @@ async def test_what_ended_the_replica_is_refused_after_its_restart(tmp_path: Pat
     compilers = Compilers(grammars, Fine(grammars.compiler), Refusals(path))
     await compilers.compile(text, "flow")
     await compilers.close()
-    after = Compilers(make_grammars(), Fine(grammars.compiler), Refusals(path))
-    await after.compile(text, "flow")  # it ended well
-    await after.close()
-    path.write_bytes(left[0])
+    await asyncio.to_thread(path.write_bytes, left[0])
+
+
+async def test_a_grammar_is_not_blamed_for_one_end_of_the_replica(tmp_path: Path) -> None:
+    """Something else may have killed it; once the grammar was compiled, what was before does not count any more."""
+    text, path = '{"regex": "(yes)+"}', tmp_path / "grammars"
+    for _ in range(3):
+        await kill_while_it_compiles(text, path)
+        after = Compilers(make_grammars(), Fine(make_grammars().compiler), Refusals(path))
+        assert await after.compile(text, "flow")
+        await after.close()
+
+
+async def test_what_ended_the_replica_twice_is_refused_after_its_restart(tmp_path: Path) -> None:
+    text, path = '{"regex": "(yes)+"}', tmp_path / "grammars"
+    grammars = make_grammars()
+    await kill_while_it_compiles(text, path)
+    Refusals(path).close()  # a restart in which nobody asked for it
+    await kill_while_it_compiles(text, path)
     crashed = Compilers(make_grammars(), judge := Fine(grammars.compiler), Refusals(path))
     with pytest.raises(InvalidGrammar, match="the engine ended"):
         await crashed.compile(text, "flow")
@@ -148,6 +235,10 @@ def test_refusals_end_and_survive_a_torn_file(tmp_path: Path) -> None:
     refusals.passed(b"b")
     refusals.attempt(b"c")
     refusals.close()
+    refusals = Refusals(tmp_path / "grammars", lambda: now[0])
+    assert refusals.problem(b"c") is None
+    refusals.attempt(b"c")
+    refusals.close()
     with (tmp_path / "grammars").open("ab") as file:
         file.write(b"\x00\x00\x00\x40torn")
     again = Refusals(tmp_path / "grammars", lambda: now[0])
@@ -156,11 +247,18 @@ def test_refusals_end_and_survive_a_torn_file(tmp_path: Path) -> None:
     assert "the engine ended" in (again.problem(b"c") or "")
     now[0] += 3601
     assert again.problem(b"a") is again.problem(b"c") is None
+    again.attempt(b"c")
+    again.close()
+    again = Refusals(tmp_path / "grammars", lambda: now[0])
+    assert again.problem(b"c") is None, "strikes of more than an hour ago do not count"
     again.close()
 
 
 def test_refusals_of_a_disk_that_was_full_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Part of a record is written, and that a grammar passed is not: it is not blamed for the replica's end later."""
+    refusals = Refusals(tmp_path / "grammars")
+    refusals.attempt(b"innocent")
+    refusals.close()
     refusals = Refusals(tmp_path / "grammars")
     refusals.attempt(b"innocent")
     write, write_bytes = os.write, Path.write_bytes
@@ -183,96 +281,7 @@ def test_refusals_of_a_disk_that_was_full_for_a_while(tmp_path: Path, monkeypatc
     again.close()
 
 
-# ------------------------------------------------------------ turns
-
-
-class Held:
-    """Turns that are taken and given back by hand."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.turns = Turns(lambda: self.now)
-        self.running: dict[str, asyncio.Event] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def ask(self, flow: str, name: str) -> asyncio.Task[None]:
-        async def hold() -> None:
-            async with self.turns.turn(flow):
-                end = self.running[name] = asyncio.Event()
-                await end.wait()
-                del self.running[name]
-
-        task = asyncio.create_task(hold())
-        self._tasks.append(task)
-        for _ in range(4):
-            await asyncio.sleep(0)
-        return task
-
-    async def end(self, name: str) -> None:
-        self.running[name].set()
-        for _ in range(6):
-            await asyncio.sleep(0)
-
-
-async def test_slow_grammars_hold_up_only_their_own_flow() -> None:
-    held = Held()
-    for flow in range(20):  # each of these is a tenant whose grammars are all slow
-        for number in range(5):
-            await held.ask(f"slow{flow}", f"slow{flow}.{number}")
-    assert len(held.running) == PLACES
-    for _ in range(10):  # all of them have shown by now that they are slow
-        held.now += 2.0
-        for name in list(held.running):
-            await held.end(name)
-    assert len(held.running) < PLACES
-    await held.ask("quick", "quick")
-    assert "quick" in held.running
-    await held.end("quick")
-    per_flow = [name.partition(".")[0] for name in held.running]
-    assert len(per_flow) == len(set(per_flow))
-
-
-async def test_a_flow_waits_in_a_bounded_queue_and_may_leave_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.compilers.MAX_WAITING", 3)
-    held = Held()
-    tasks = [await held.ask("one", str(number)) for number in range(5)]
-    assert set(held.running) == {"0", "1"}
-    with pytest.raises(TooManyWaiting):
-        await (await held.ask("one", "too many"))
-    tasks[3].cancel()
-    await asyncio.sleep(0)
-    tasks.append(await held.ask("one", "5"))
-    for name in ("0", "1", "2", "4", "5"):
-        await held.end(name)
-    assert [task.cancelled() for task in tasks] == [False, False, False, True, False, False]
-
-
-async def test_one_that_has_begun_keeps_its_place_when_its_client_leaves() -> None:
-    """Else whoever leaves at once could have any number of children under way."""
-    grammars = make_grammars()
-    gate = asyncio.Event()
-    running = most = 0
-
-    class Slow(Fine):
-        async def judge(self, text: str) -> Verdict:
-            nonlocal running, most
-            running += 1
-            most = max(most, running)
-            await gate.wait()
-            running -= 1
-            return await super().judge(text)
-
-    compilers = Compilers(grammars, Slow(grammars.compiler), Refusals())
-    for number in range(12):
-        task = asyncio.create_task(compilers.compile(json.dumps({"regex": f"a{{{number + 1}}}"}), "flow"))
-        await asyncio.sleep(0.001)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-    assert running == most == 2
-    gate.set()
-    assert await compilers.compile('{"regex": "a{1}"}', "flow")
-    await compilers.close()
+# ------------------------------------------------------------ what is remembered
 
 
 def test_a_grammar_counts_what_it_grew_to_and_a_worn_one_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
