@@ -197,6 +197,7 @@ class FairShare:
             flows = self.flows[lane]
             flow = flows.flows[request.flow]
             flow.blocks += 1
+            flows.settled_for -= 1
             if cost > 0.0:
                 request.charged += cost
                 flows.charge(flow, cost)
@@ -349,7 +350,9 @@ class FairShare:
 
     @property
     def claims_due(self) -> bool:
-        return self._clock >= self._slots.look_at
+        if self._clock < self._slots.look_at:
+            return False
+        return self._lane is None or self.flows[self._lane].settled_for <= 0
 
     def claims(self, capacity: Capacity) -> Iterable[Claim]:
         lane = self._turn()
