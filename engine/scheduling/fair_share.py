@@ -117,7 +117,8 @@ class FairShare:
         self._working = self._backlogged | self._prompting if self._prompting else self._backlogged
         self._was_short, self._is_short = self._is_short, False
         self._first_ends = False
-        self._clock += max(0.0, now - self._now) if self._now else 0.0
+        if 0.0 < self._now < now:
+            self._clock += now - self._now
         self._now = now
         self._use.look(now)
         before, self._lane = self._lane, self._turn()
