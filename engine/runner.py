@@ -119,7 +119,9 @@ class Runner:
         """
         began = time.perf_counter()
         if self.device.type == "cpu":
-            self.threads.begin(sum(work.count for work in works))
+            rows = sum(work.count for work in works)
+            # Decodes that are padded to as many rows take as long, and are compared; prompts differ in more than rows.
+            self.threads.begin(rows + self.tiling.padding(rows) if rows == len(works) else rows)
         with torch.inference_mode():
             outcomes = self._run(works)
         self.threads.ended(time.perf_counter() - began)

@@ -18,12 +18,12 @@ import torch
 
 FEW_ROWS = 32
 """Up to so many rows a step counts as small, unless it is told otherwise."""
-_SMALL_WORK = 1 << 28
-"""Rows times elements of all weights: what one thread multiplies in the milliseconds in which another wakes up and
-meets it after each operation."""
+_SMALL_WORK = 1 << 26
+"""Rows times elements of all weights: what one thread multiplies in one or two milliseconds. Below that, a second
+thread gains little even on an idle machine, and loses much on a busy one."""
 _FIRST, _LAST = 4, 512
 """How many steps of a size pass before a trial: twice as many each time, while what they say stays the same."""
-_HOPELESS = 2.0
+_HOPELESS = 1.25
 """A trial ends at its first step that takes so many times as long."""
 _STEPS = 3
 """How many steps of a size are compared with as many; the first of a trial wakes threads up and is left out."""

@@ -117,7 +117,8 @@ class FairShare:
         self._working = self._backlogged | self._prompting if self._prompting else self._backlogged
         self._was_short, self._is_short = self._is_short, False
         self._first_ends = False
-        self._clock += max(0.0, now - self._now) if self._now else 0.0
+        if 0.0 < self._now < now:
+            self._clock += now - self._now
         self._now = now
         self._use.look(now)
         before, self._lane = self._lane, self._turn()
@@ -197,6 +198,7 @@ class FairShare:
             flows = self.flows[lane]
             flow = flows.flows[request.flow]
             flow.blocks += 1
+            flows.settled_for -= 1
             if cost > 0.0:
                 request.charged += cost
                 flows.charge(flow, cost)
@@ -353,7 +355,9 @@ class FairShare:
 
     @property
     def claims_due(self) -> bool:
-        return self._clock >= self._slots.look_at
+        if self._clock < self._slots.look_at:
+            return False
+        return self._lane is None or self.flows[self._lane].settled_for <= 0
 
     def claims(self, capacity: Capacity) -> Iterable[Claim]:
         lane = self._turn()

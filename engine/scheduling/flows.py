@@ -118,6 +118,12 @@ class Flow:
         """The next request of the sub-flow whose turn it is."""
         return self._queues[self._turns[0]][0][2]
 
+    def has_sub_flows(self) -> bool:
+        """Whether its requests, of which some wait, are of several sub-flows."""
+        if len(self._turns) > 1:
+            return True
+        return any(request.sub_flow != self._turns[0] for request in self.running.values())
+
     def neediest(self) -> Request:
         """The next request of the sub-flow with the fewest running ones, and of equals of the next in turn."""
         running = Counter(request.sub_flow for request in self.running.values())
@@ -177,6 +183,9 @@ class FlowShares:
         self.flows: dict[str, Flow] = {}
         self.running: dict[str, Flow] = {}
         """The flows that have running requests."""
+        self.settled_for = 0
+        """How many blocks the flows may still get before anybody who waits can be short of its part of slots and
+        memory; unknown, and 0, after a request has come, left, or changed places."""
         self.queued = 0.0
         self._order: LazyHeap[tuple[float, int, Flow]] = LazyHeap(_is_last)
         """Backlogged flows by counter, among equals who was charged first. An entry counts while it is its flow's last;
@@ -209,6 +218,7 @@ class FlowShares:
 
     def push(self, request: Request, now: float = 0.0) -> None:
         """Queue a request. A flow that did not wait is lifted."""
+        self.settled_for = 0
         flow = self.flow(request.flow)
         flow.weight = request.weight
         if not flow.waiting:
@@ -268,6 +278,7 @@ class FlowShares:
 
     def take(self, request: Request, now: float | None = None) -> None:
         """Take a waiting request out: served at `now`, or gone."""
+        self.settled_for = 0
         flow = self.flows[request.flow]
         if now is not None and (least := self._least()) is not None:
             self._floor = max(self._floor, least.got())
@@ -281,6 +292,10 @@ class FlowShares:
         self.fresh -= not request.began
         self.queued = self.queued - request.estimate if self._waiting else 0.0
 
+    def backlogged(self) -> Iterator[Flow]:
+        """The flows that wait, in no order."""
+        return (entry[2] for entry in self._order.standing())
+
     def level(self) -> list[Flow]:
         """The first of the flows that wait and are within Q of the least, that one first."""
         least = self._least()
@@ -288,6 +303,7 @@ class FlowShares:
 
     def placed(self, request: Request) -> Flow:
         """A request got its blocks."""
+        self.settled_for = 0
         flow = self.flow(request.flow)
         flow.running[request.arrival] = request
         flow.blocks += len(request.table)
@@ -296,6 +312,7 @@ class FlowShares:
 
     def released(self, request: Request) -> Flow:
         """A running request is about to give its blocks back."""
+        self.settled_for = 0
         flow = self.flow(request.flow)
         del flow.running[request.arrival]
         flow.blocks -= len(request.table)

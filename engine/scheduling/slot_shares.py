@@ -14,10 +14,14 @@ Preempting costs copies, or tokens that are computed again, so that it is bounde
 `CLAIM_AFTER_S` before its first claim and between two: slots often become free by themselves. Who gives way has earned
 what its last preemption cost, and is the request that is resumed most cheaply. All claims together may cost `LOSS` of
 the engine time that the replica gives, and `BURST` at once.
+
+Where everybody who waits has its part, nobody can have a claim until a request comes, ends or changes places, or until
+flows have grown by so many blocks that memory counts for more than slots: so long nothing is looked for.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -56,6 +60,9 @@ class SlotShares:
         time that the replica gave in all."""
         self.look_at = now + LOOK_EVERY_S
         if self._cost > LOSS * given + BURST:
+            return
+        flows.settled_for = _settled_for(flows, capacity)
+        if flows.settled_for > 0:
             return
         level = flows.level()
         claimants = [flow for flow in level if now - flow.claimed_at >= CLAIM_AFTER_S[lane]]
@@ -108,6 +115,23 @@ class SlotShares:
                     yield victim
         if not claimed:
             yield from _of_sub_flows(flow, request, rotated)
+
+
+def _settled_for(flows: FlowShares, capacity: Capacity) -> int:
+    """How many blocks the flows may get, whichever of them, before one that waits can have a claim; at most 0 where one
+    may have it now, or have it by time alone."""
+    least = math.inf
+    for flow in flows.backlogged():
+        if not flow.running or flow.has_sub_flows():
+            return 0
+        # What it would hold with one request more, of a block or of many, for a claim to another one's.
+        least = min(least, _holding(flow, capacity, 1, 1) + _holding(flow, capacity) * SLACK)
+    room = math.inf
+    for flow in flows.running.values():
+        if _holding(flow, capacity, -1, -1) >= least:
+            return 0
+        room = min(room, least * flow.weight * capacity.blocks - flow.blocks + 1)
+    return int(room) if room < math.inf else 0
 
 
 def _of_sub_flows(flow: Flow, request: Request, rotated: float) -> Iterator[Request]:

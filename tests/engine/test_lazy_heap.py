@@ -16,6 +16,7 @@ def test_the_least_that_stands_is_first(changes: list[tuple[str, int]]):
     for number, (change, value) in enumerate(changes):
         least = min(standing, default=None)
         assert heap.first() == least
+        assert sorted(heap.standing()) == sorted(standing)
         match change:
             case "push":
                 standing.add((value, number))

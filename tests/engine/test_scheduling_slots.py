@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from engine.protocol.requests import Lane
 from engine.scheduling.fair_share import FairShare
 from engine.scheduling.lanes import LANES
+from engine.scheduling.policy import Capacity, Claim
 from engine.scheduling.request import Request
-from engine.scheduling.slot_shares import BURST, CLAIM_AFTER_S, LOOK_EVERY_S, LOSS, ROTATION_S
+from engine.scheduling.slot_shares import BURST, CLAIM_AFTER_S, LOOK_EVERY_S, LOSS, ROTATION_S, SlotShares
 from tests.engine.conftest import Bench, generate
 from tests.engine.scheduling import RATES, Replica, request
 from tests.fast import examples
@@ -139,6 +140,82 @@ def test_who_is_preempted_is_the_cheapest_to_resume():
         replica.step()
     assert short not in replica.scheduler.running
     assert last in replica.scheduler.running
+
+
+def test_nobody_looks_for_claims_while_everybody_has_its_part(monkeypatch: pytest.MonkeyPatch):
+    """Flows that hold as much as each other, with more waiting: that answers grow is no reason to look."""
+    looks: Counter[str] = Counter()
+    claims = FairShare.claims
+
+    def counted(self: FairShare, capacity: Capacity) -> Iterable[Claim]:
+        looks["claims"] += 1
+        return claims(self, capacity)
+
+    monkeypatch.setattr(FairShare, "claims", counted)
+    replica = flooded(*(each for flow in "abcd" for each in streams(6, 10 * ord(flow), flow=flow)), steps=200)
+    assert Counter(each.flow for each in replica.scheduler.running) == dict.fromkeys("abcd", SLOTS // 4)
+    looks.clear()
+    began = replica.now
+    for _ in range(1_000):
+        replica.step()
+    assert not replica.finished
+    assert replica.now - began > 20e6 * LOOK_EVERY_S
+    assert not looks["claims"]
+
+
+def test_who_grows_beyond_its_part_of_memory_gives_way():
+    """Nothing comes and nothing ends: answers alone grow, until two of the tenant's hold more than the other's two."""
+    replica = Replica(FairShare(), running=4, blocks=200)
+    replica.add(*streams(3, prompt=1920, output=3_000), *streams(1, 10, flow="b", output=3_000))
+    for _ in range(40):
+        replica.step()
+    replica.add(waiting := request(20, 64, 4, flow="b"))
+    for _ in range(200):
+        replica.step()
+    assert not waiting.began, "by slots each has its part"
+    while not waiting.began:
+        replica.step()
+        assert not replica.finished
+    assert replica.scheduler.preemptions == 1, "one gave way, and for no want of memory before"
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(data=st.data())
+def test_who_is_called_settled_has_no_claim(data: st.DataObject):
+    """Whatever comes, goes and grows, memory short or not: whenever claims are not looked for, there are none."""
+    slots = data.draw(st.sampled_from([2, 5, 8]))
+    replica = Replica(FairShare(), running=slots, blocks=data.draw(st.sampled_from([40, 100, 4096])))
+    policy = replica.policy
+    assert isinstance(policy, FairShare)
+
+    def look() -> None:
+        for lane, flows in policy.flows.items():
+            settled = flows.settled_for
+            if settled <= 0:
+                continue
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("engine.scheduling.slot_shares._settled_for", lambda *_: 0)
+                # By a clock at which all have waited and held their slots for long.
+                found = SlotShares().claims(lane, flows, replica.scheduler.capacity, 1e9, 0.0)
+                assert not [victim for _, victims in found for victim in victims]
+            flows.settled_for = settled
+
+    for number in range(data.draw(st.integers(2, 20))):
+        made = request(
+            number,
+            data.draw(st.sampled_from([1, 64, 300, 900])),
+            data.draw(st.sampled_from([4, 200, 900])),
+            flow=data.draw(st.sampled_from("abc")),
+            sub_flow=data.draw(st.sampled_from(["x", "x", "x", "y"])),
+            weight=1,
+        )
+        replica.add(made)
+        for _ in range(data.draw(st.sampled_from([0, 3, 100]))):
+            replica.step()
+            look()
+    while replica.scheduler.busy:
+        replica.step()
+        look()
 
 
 @settings(max_examples=examples(30), deadline=None)

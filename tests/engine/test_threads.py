@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine.threads import Choice, Threads
+from tests.engine.conftest import Bench, generate
 
 
 def drive(choice: Choice, steps: int, took: Callable[[int, int], float], rows: Callable[[int], int]) -> list[int]:
@@ -107,3 +108,16 @@ def test_each_size_of_step_learns_for_itself():
         assert threads.counts == (1,)
     finally:
         torch.set_num_threads(before)
+
+
+def test_decodes_that_are_padded_to_as_many_rows_are_compared(
+    benches: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+):
+    """Else nothing is learnt where requests come and go at every few steps."""
+    asked: list[int] = []
+    monkeypatch.setattr(Threads, "begin", lambda self, rows: asked.append(rows))
+    bench = benches(blocks=256, running=16)
+    for number in range(16):
+        bench.add(generate(str(number), [number + 2] * 9, 2 * number + 4))
+    bench.finish()
+    assert {rows for rows in asked if 8 < rows <= 16} == {16}
