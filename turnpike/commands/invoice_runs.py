@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from uuid import UUID
 
+import msgspec
+
 from billing.invoices.document import Document
 from billing.invoices.drafting import draft
 from billing.invoices.failures import InvoiceRefused, NoProfile
@@ -56,15 +58,20 @@ def finalize_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
         invoices = Invoices(office.database)
 
         async def one(tenant_id: UUID, used: bool) -> str:
-            if arguments.all and await invoices.draft(tenant_id, arguments.period) is None:
+            before = await invoices.draft(tenant_id, arguments.period)
+            if arguments.all and before is None:
                 if used:
                     raise InvoiceRefused("there is usage and no draft; `turnpike invoices draft` says why")
                 raise _Skipped("no draft")
             record = await finalize(
                 office.database, office.prices, tenant_id, arguments.period, issued, write=not arguments.dry_run
             )
-            free = "the number is whose turn comes first"
-            return record_line(record) + (f" ({NOTHING_WRITTEN}; {free})" if arguments.dry_run else "")
+            if not arguments.dry_run:
+                return record_line(record)
+            if before is not None and before.state != "draft":
+                return f"{record_line(record)} ({NOTHING_WRITTEN})"
+            unnumbered = msgspec.structs.replace(record, number=None)  # whose number it is, the real run decides
+            return f"{record_line(unnumbered)} ({NOTHING_WRITTEN}; its number is given at finalizing)"
 
         return await _for_each(office, arguments, one)
 
