@@ -91,6 +91,17 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     options: GatewayOptions = field(default_factory=GatewayOptions)
 
 
+class ManagementPatience:
+    """How long those who manage and look wait for the database, by what they ask for: a report that takes long keeps
+    nobody from an answer of another kind."""
+
+    def __init__(self, seconds: float, witness: Patience) -> None:
+        self.reports = Patience(seconds, witness)
+        self.exports = Patience(seconds, witness)
+        self.webhooks = Patience(seconds, witness)
+        self.prices = Patience(seconds, witness)
+
+
 class Gateway:
     """One running worker. `on_over` is called when its epoch turns out to be over although it lives: it has to stop."""
 
@@ -115,6 +126,7 @@ class Gateway:
         self.threads = FairThreads()
         self.bodies = BodyBudget()
         self.pings = Patience(services.options.database_patience)
+        self.patience = ManagementPatience(services.options.database_patience, self.pings)
         self.admission = Admission(
             epoch,
             models=services.models,

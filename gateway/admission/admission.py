@@ -197,8 +197,9 @@ class Admission:
             raise _unaffordable(error, prepared, _fits(error, prepared)) from error
 
     async def top_up(self, prepared: Prepared, hold: Hold, output: int) -> Hold:
-        """Let the hold of a request that runs cover so many output tokens of each choice. Raises as `Holds.top_up`."""
-        return await self._holds.top_up(hold, _bound(prepared, output))
+        """Let the hold of a request that runs cover so many output tokens of each choice. Raises as `Holds.top_up`; a
+        database that is silent is as good as away, and what was asked of it may come true later."""
+        return await self._for_holds.wait(self._holds.top_up(hold, _bound(prepared, output)))
 
     def _first_slice(self, max_output: int, min_tokens: int) -> int:
         return min(max_output, max(self.slice_tokens, min_tokens)) if self.slice_tokens else max_output
