@@ -112,6 +112,8 @@ class Gateway:
         epoch = services.spool.owner
         self.open_connections: Sized = ()
         """The connections of clients that the server has."""
+        self.lingering_connections: Sized = ()
+        """Those that are being closed while their client still sends or reads."""
         self.metrics = Metrics(services.name)
         self.disk = DiskWatch([services.spool.folder, *services.database.folders])
         self.metrics.watch(
@@ -120,6 +122,7 @@ class Gateway:
             settler=services.settler,
             disk=self.disk,
             connections=lambda: len(self.open_connections),
+            lingering=lambda: len(self.lingering_connections),
         )
         self.allowances = Allowances(services.holds, services.spool, epoch, busy=services.options.allowance_requests)
         self.recorder = Recorder(services.spool, self.allowances)
