@@ -56,7 +56,7 @@ class Waiting(msgspec.Struct, frozen=True):
         """The causes in words; none if the period may close."""
         lines = [f"{period} is not closed yet" for period in self.earlier]
         if self.open_holds:
-            lines.append(f"{self.open_holds} requests have not ended: their holds are open")
+            lines.append(f"requests that have not ended, with open holds: {self.open_holds}")
         for epoch in self.epochs:
             oldest, seen = (from_instant(at).isoformat(timespec="seconds") for at in (epoch.watermark, epoch.seen_at))
             lines.append(f"gateway epoch {epoch.epoch} may have usage from {oldest} on in its spool; last seen {seen}")

@@ -84,7 +84,7 @@ async def read_seller(session: AsyncSession, seller_id: str) -> Seller:
     """A legal entity, in this transaction. Raises NoProfile."""
     profile = await session.scalar(select(legal_entity.c.profile).where(legal_entity.c.id == seller_id))
     if profile is None:
-        raise NoProfile(f"there is no seller {seller_id}: turnpike invoices seller set {seller_id} …")
+        raise NoProfile(f"there is no seller {seller_id}: `turnpike invoices seller set {seller_id} …`")
     return msgspec.json.decode(profile, type=Seller)
 
 
@@ -93,7 +93,7 @@ async def read_buyer(session: AsyncSession, tenant_id: UUID) -> Buyer:
     query = select(billing_profile.c.profile).where(billing_profile.c.tenant_id == tenant_id)
     profile = await session.scalar(query)
     if profile is None:
-        raise NoProfile("there is no billing profile: turnpike invoices buyer set TENANT …")
+        raise NoProfile("there is no billing profile: `turnpike invoices buyer set TENANT …`")
     return msgspec.json.decode(profile, type=Buyer)
 
 

@@ -120,12 +120,12 @@ def test_from_an_empty_folder_to_a_paid_invoice(
     shown = turnpike.run("invoices", "buyer", "show", "client")
     assert "Client SAS" in shown
     assert "14" in shown
-    draft = "client, 2026-10: 1 lines, net 1.60 USD, VAT 0.32 USD, paid in advance 1.60 USD, to pay 0.32 USD"
+    draft = "client, 2026-10: 1 line, net 1.60 USD, VAT 0.32 USD, paid in advance 1.60 USD, to pay 0.32 USD"
     nothing = "idle, 2026-10: nothing to bill"
     assert turnpike.run("invoices", "draft", "--all", *month, "--dry-run") == (
         f"{draft} (dry run, nothing written)\n{nothing}\n"
     )
-    assert "2026-10: 1 tenants would be done, 1 with nothing to bill, 0 refused" in turnpike.said
+    assert "2026-10: 1 tenant would be done, 1 with nothing to bill, 0 refused" in turnpike.said
     last_month = (datetime.now(UTC).replace(day=1) - timedelta(days=1)).strftime("%Y-%m")
     turnpike.run("invoices", "draft", "--all", "--dry-run")
     assert f"{last_month}: 2 tenants" in turnpike.said
@@ -183,4 +183,4 @@ def test_from_an_empty_folder_to_a_paid_invoice(
     asyncio.run(_alter(f"sqlite:///{tmp_path}/turnpike.db"))
     said = turnpike.run("audit", "money", status=1)
     assert "a balance's overdraft is wrong" in said
-    assert "1 findings" in said
+    assert "1 finding" in said

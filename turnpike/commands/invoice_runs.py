@@ -18,6 +18,7 @@ from billing.invoices.parties import InvalidParty, vat_warnings
 from billing.invoices.party_store import Parties
 from billing.invoices.records import Invoices
 from billing.reports import usage_by_project_and_model
+from storage.plurals import counted
 from turnpike.commands.invoice_words import NOTHING_WRITTEN, parse_day, record_line, totals_line
 from turnpike.commands.running import with_office
 from turnpike.failures import CommandError
@@ -61,7 +62,10 @@ def finalize_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
             before = await invoices.draft(tenant_id, arguments.period)
             if arguments.all and before is None:
                 if used:
-                    raise InvoiceRefused("there is usage and no draft; `turnpike invoices draft` says why")
+                    raise InvoiceRefused(
+                        f"there is usage and no draft; `turnpike invoices draft --all --period {arguments.period}` "
+                        "says why"
+                    )
                 raise _Skipped("no draft")
             record = await finalize(
                 office.database, office.prices, tenant_id, arguments.period, issued, write=not arguments.dry_run
@@ -95,7 +99,7 @@ async def _for_each(office: Office, arguments: argparse.Namespace, one: Callable
         return 0
     used = {row.tenant_id for row in await usage_by_project_and_model(office.database, arguments.period)}
     concerned = used | set(await Parties(office.database).buyers())
-    print(f"{arguments.period}: {len(concerned)} tenants", file=sys.stderr)
+    print(f"{arguments.period}: {counted(len(concerned), 'tenant')}", file=sys.stderr)
     failed, skipped = 0, Counter[str]()
     for n, tenant_id in enumerate(sorted(concerned, key=lambda each: names.get(each, str(each))), 1):
         name = names.get(tenant_id, str(tenant_id))
@@ -114,7 +118,11 @@ async def _for_each(office: Office, arguments: argparse.Namespace, one: Callable
         print(f"{name}, {arguments.period}: {told}", flush=True)
     done = len(concerned) - failed - skipped.total()
     would = "would be " if arguments.dry_run else ""
-    counts = [f"{done} tenants {would}done", *(f"{n} with {why}" for why, n in skipped.items()), f"{failed} refused"]
+    counts = [
+        f"{counted(done, 'tenant')} {would}done",
+        *(f"{n} with {why}" for why, n in skipped.items()),
+        f"{failed} refused",
+    ]
     print(f"{arguments.period}: {', '.join(counts)}", file=sys.stderr)
     return 1 if failed else 0
 

@@ -47,7 +47,7 @@ def show_sellers(settings: Settings, arguments: argparse.Namespace) -> int:
         sellers = await Parties(office.database).sellers()
         chosen = [seller for seller in sellers if arguments.id in (None, seller.id)]
         if not chosen:
-            raise CommandError("there is no such seller: turnpike invoices seller set ID …")
+            raise CommandError("there is no such seller; make one: `turnpike invoices seller set ID …`")
         for seller in chosen:
             _show(seller.id, seller)
         return 0
@@ -66,7 +66,7 @@ def set_buyer(settings: Settings, arguments: argparse.Namespace) -> int:
         if before is None and "seller" not in given:
             sellers = await parties.sellers()
             if len(sellers) != 1:
-                raise CommandError("say who sells to it with --seller: turnpike invoices seller show")
+                raise CommandError("say who sells to it with --seller: `turnpike invoices seller show` names them")
             given["seller"] = sellers[0].id
         buyer = msgspec.structs.replace(before, **given) if before else _made(Buyer, given)
         await parties.set_buyer(tenant.id, buyer)
@@ -86,7 +86,7 @@ def show_buyers(settings: Settings, arguments: argparse.Namespace) -> int:
         buyers = await Parties(office.database).buyers()
         chosen = {tenant: buyer for tenant, buyer in buyers.items() if wanted in (None, tenant)}
         if not chosen:
-            raise NoProfile("there is no billing profile: turnpike invoices buyer set TENANT …")
+            raise NoProfile("there is no billing profile; make one: `turnpike invoices buyer set TENANT …`")
         for tenant in sorted(chosen, key=lambda tenant: names[tenant]):
             _show(names[tenant], chosen[tenant])
         return 0
