@@ -94,7 +94,7 @@ async def test_a_period_closes_after_its_end_when_nothing_is_open(database: Data
     at(database, DECEMBER)
     await periods.prepare()
     assert (await periods.get("2026-11")).state == "closing"
-    with pytest.raises(PeriodOpen, match="1 requests have not ended"):
+    with pytest.raises(PeriodOpen, match="1 open hold of requests that have not ended"):
         await periods.close("2026-11")
     assert await periods.close_due(0) == []
 
