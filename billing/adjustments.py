@@ -31,6 +31,7 @@ from billing.wallet import Cost, Wallet
 from storage.base import new_id
 from storage.database import Database
 from storage.free_text import REASON, check_text
+from storage.plurals import counted
 
 
 class UnknownEvent(LookupError):
@@ -159,4 +160,4 @@ async def _tried(database: Database, event_id: UUID, event: UsageEvent) -> Usage
 def _refuse_negative(left: Mapping[str, int]) -> None:
     for meter, units in left.items():
         if units < 0:
-            raise InvalidAdjustment(f"{meter}: {-units} units more are taken back than there were")
+            raise InvalidAdjustment(f"{meter}: {counted(-units, 'unit')} more than there were would be taken back")

@@ -30,6 +30,7 @@ from billing.tables.periods import CLOSING_LOCK, billing_period
 from billing.usage import check_period, period_of
 from storage.base import from_instant, to_instant
 from storage.database import Database
+from storage.plurals import counted
 
 State = Literal["open", "closing", "closed"]
 
@@ -56,7 +57,7 @@ class Waiting(msgspec.Struct, frozen=True):
         """The causes in words; none if the period may close."""
         lines = [f"{period} is not closed yet" for period in self.earlier]
         if self.open_holds:
-            lines.append(f"{self.open_holds} requests have not ended: their holds are open")
+            lines.append(f"{counted(self.open_holds, 'open hold')} of requests that have not ended")
         for epoch in self.epochs:
             oldest, seen = (from_instant(at).isoformat(timespec="seconds") for at in (epoch.watermark, epoch.seen_at))
             lines.append(f"gateway epoch {epoch.epoch} may have usage from {oldest} on in its spool; last seen {seen}")

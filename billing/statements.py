@@ -14,13 +14,16 @@ from storage.database import Database
 
 _OURS = ("prepaid", "promo", "restricted", "receivable", "invoiced")
 """The accounts that say what a tenant has or owes; a credit to one of them is for the tenant."""
+_INVOICED = "invoiced"
 _CARRY = "rounding_carry"
 
 
 class StatementLine(msgspec.Struct, frozen=True):
     """One transaction: what it put in (more than zero) or took out, and what the tenant had after it, if it owed less.
 
-    `carry_pico` is what invoices until then left for the next one to ask for; less than zero: to take off.
+    `invoiced_pico` is what invoices ask for beyond usage (VAT, fees, rounding) and is not paid yet. The balance has it
+    taken off; what a tenant can use (`Balance.available`) has not. `carry_pico` is what invoices until then left for
+    the next one to ask for; less than zero: to take off.
     `posted_at` is in microseconds since the Unix epoch; amounts are in pico-units.
     """
 
@@ -31,6 +34,7 @@ class StatementLine(msgspec.Struct, frozen=True):
     memo: str
     amount_pico: int
     balance_pico: int
+    invoiced_pico: int
     carry_pico: int
 
 
@@ -66,13 +70,16 @@ def _day(line: StatementLine) -> tuple[str, int]:
 
 def _lines(rows: Iterable[Any]) -> list[StatementLine]:
     lines: list[StatementLine] = []
-    balance = carry = 0
+    balance = invoiced = carry = 0
     for row in rows:
         change = int(row.amount_pico) * ((row.credit in _OURS) - (row.debit in _OURS))
         balance += change
+        invoiced += int(row.amount_pico) * ((row.debit == _INVOICED) - (row.credit == _INVOICED))
         carry += int(row.amount_pico) * ((row.debit == _CARRY) - (row.credit == _CARRY))
         amount = change
         if lines and lines[-1].id == row.id:
             amount += lines.pop().amount_pico
-        lines.append(StatementLine(row.id, row.posted_at, row.kind, row.period, row.memo, amount, balance, carry))
+        lines.append(
+            StatementLine(row.id, row.posted_at, row.kind, row.period, row.memo, amount, balance, invoiced, carry)
+        )
     return lines

@@ -44,7 +44,7 @@ class Authentication(ASGIMiddleware):
         except AuthenticationFailed as error:
             how = "Send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
             if operators:
-                how = "This needs an operator's: turnpike keys create --operator --name WHO."
+                how = "This needs an operator's: `turnpike keys create --operator --name WHO`."
             raise NotAuthenticated(f"Incorrect API key provided. {how}") from error
         except DatabaseUnavailable as error:
             raise Unavailable("The database is away, so keys cannot be checked; try again shortly.") from error
@@ -72,7 +72,7 @@ def admin_principal(scope: Scope) -> Principal:
     """The principal, which must be a tenant's administrator. Raises NotAllowed for a project's key."""
     principal = of(scope).known_principal
     if not principal.admin:
-        raise NotAllowed("This needs an admin key of the tenant: turnpike keys create --admin.")
+        raise NotAllowed("This needs an admin key of the tenant: `turnpike keys create --tenant NAME --admin`.")
     return principal
 
 

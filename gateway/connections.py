@@ -11,8 +11,12 @@ import resource
 from collections import Counter
 from typing import Protocol
 
+from gateway.lingering_transport import LingeringConnections
+
 _RESERVED_FILES = 256
 """Open files that are left to everything but connections."""
+MOST_LINGERING = 1024
+"""Connections that are being closed while their client still sends or reads; an eighth of the open files at most."""
 
 
 class Connection(Protocol):
@@ -26,7 +30,10 @@ class Connections:
     """The open connections of one worker. `most`: of all clients; `most_per_address`: of one address, 0 for any."""
 
     def __init__(self, most: int, most_per_address: int = 0) -> None:
-        self._most = min(most, max(1, _open_files_limit() - _RESERVED_FILES))
+        files = max(2, _open_files_limit() - _RESERVED_FILES)
+        self.lingering = LingeringConnections(min(MOST_LINGERING, max(1, files // 8)))
+        """Those that are being closed, whether they were admitted, taken out for a newer one, or refused."""
+        self._most = min(most, max(1, files - files // 8))
         self._most_per_address = most_per_address
         self._open: dict[Connection, str] = {}
         self._by_address: Counter[str] = Counter()

@@ -90,7 +90,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """A connection: its first head must come in time."""
-        self._line = LingeringTransport(transport, self.loop, self._everything_read)
+        self._line = LingeringTransport(transport, self.loop, self._everything_read, self._admitted.lingering)
         super().connection_made(cast(asyncio.Transport, self._line))
         if not self._admitted.admit(self, self.client[0] if self.client else ""):
             self._refuse(503, "Too many connections are open; try again shortly.", "retry-after: 1\r\n")

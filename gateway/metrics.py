@@ -107,6 +107,12 @@ class Metrics:
         self._tried_again = Counter(
             "turnpike_requests_tried_again", "Requests sent to a second replica", ["model"], registry=self.registry
         )
+        self._cut_off = Counter(
+            "turnpike_connections_cut_off",
+            "Connections ended before their client had the last answer: slow for too long, or one too many",
+            ["reason"],
+            registry=self.registry,
+        )
         self._ended = Counter("turnpike_generations", "Generations ended", ["model", "status"], registry=self.registry)
 
     def _up(self, name: str, text: str) -> Gauge:
@@ -123,6 +129,7 @@ class Metrics:
         disk: DiskWatch,
         connections: Callable[[], int] = lambda: 0,
         refused: Callable[[], int] = lambda: 0,
+        lingering: Callable[[], int] = lambda: 0,
     ) -> None:
         """Add figures that are asked for when scraped. `refused`: how many entries of journals made no sense."""
         self._own.register(_ReplicaFigures(fleet))
@@ -136,6 +143,12 @@ class Metrics:
                 lambda: settler.total.refused + refused(),
             ),
             ("turnpike_connections", "Open connections of clients", "sum", connections),
+            (
+                "turnpike_connections_lingering",
+                "Connections that are being closed while their client still sends or reads",
+                "sum",
+                lingering,
+            ),
             ("turnpike_spool_corrupt", "Damaged stretches found in spools", "sum", lambda: spool.corrupt),
             (
                 "turnpike_disk_free_bytes",
@@ -165,6 +178,10 @@ class Metrics:
     def tried_again(self, model: str) -> None:
         """A request whose replica was lost was sent to another one."""
         self._tried_again.labels(model).inc()
+
+    def cut_off(self, reason: str) -> None:
+        """A connection that lingered was ended before its client had all that was written."""
+        self._cut_off.labels(reason).inc()
 
     def between_tokens(self, model: str, seconds: float, tokens: int) -> None:
         """`tokens` tokens came, `seconds` after those before."""

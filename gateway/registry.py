@@ -50,5 +50,5 @@ class Registry:
                 await prices.current(model.name)
             except PriceMissing as error:
                 raise ModelWithoutPrice(
-                    f"the model {model.name!r} has no price; set one: turnpike prices set {model.name} …"
+                    f"the model {model.name!r} has no price; set one: `turnpike prices set {model.name} …`"
                 ) from error

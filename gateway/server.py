@@ -37,6 +37,8 @@ class GatewayServer(uvicorn.Server):
         options = self._gateway.services.options
         self.connections = Connections(options.connections, options.connections_per_address)
         self._gateway.open_connections = self.connections
+        self._gateway.lingering_connections = self.connections.lingering
+        self.connections.lingering.on_cut_off = self._gateway.metrics.cut_off
         super().__init__(
             uvicorn.Config(
                 app,

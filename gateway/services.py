@@ -92,6 +92,17 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     options: GatewayOptions = field(default_factory=GatewayOptions)
 
 
+class ManagementPatience:
+    """How long those who manage and look wait for the database, by what they ask for: a report that takes long keeps
+    nobody from an answer of another kind."""
+
+    def __init__(self, seconds: float, witness: Patience) -> None:
+        self.reports = Patience(seconds, witness)
+        self.exports = Patience(seconds, witness)
+        self.webhooks = Patience(seconds, witness)
+        self.prices = Patience(seconds, witness)
+
+
 class Gateway:
     """One running worker. `on_over` is called when its epoch turns out to be over although it lives: it has to stop."""
 
@@ -102,6 +113,8 @@ class Gateway:
         epoch = services.spool.owner
         self.open_connections: Sized = ()
         """The connections of clients that the server has."""
+        self.lingering_connections: Sized = ()
+        """Those that are being closed while their client still sends or reads."""
         self.metrics = Metrics(services.name)
         self.disk = DiskWatch([services.spool.folder, *services.database.folders])
         self.refused = RefusedEntries(services.database)
@@ -112,12 +125,14 @@ class Gateway:
             disk=self.disk,
             connections=lambda: len(self.open_connections),
             refused=lambda: self.refused.count,
+            lingering=lambda: len(self.lingering_connections),
         )
         self.allowances = Allowances(services.holds, services.spool, epoch, busy=services.options.allowance_requests)
         self.recorder = Recorder(services.spool, self.allowances)
         self.threads = FairThreads()
         self.bodies = BodyBudget()
         self.pings = Patience(services.options.database_patience)
+        self.patience = ManagementPatience(services.options.database_patience, self.pings)
         self.admission = Admission(
             epoch,
             models=services.models,

@@ -22,11 +22,13 @@ class Patience:
     """Waits at most `seconds` for each of several things of one kind.
 
     When the oldest has been waiting for longer, and nothing was answered since it was begun, nothing new is begun but
-    one every `seconds`: what would only wait does not pile up.
+    one every `seconds`: what would only wait does not pile up. What `witness` was answered counts too: where it asks
+    the same database all the time, one slow question keeps no other from being asked.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, witness: Patience | None = None) -> None:
         self.seconds = seconds
+        self._witness = witness
         self._waiting: dict[object, float] = {}
         """When each was begun, the oldest first."""
         self._answered = self._tried = -seconds
@@ -35,7 +37,8 @@ class Patience:
         """Raise DatabaseUnavailable if nothing new shall be begun now."""
         now = time.monotonic()
         oldest = next(iter(self._waiting.values()), now)
-        silent = oldest < now - self.seconds and self._answered < oldest
+        answered = self._answered if self._witness is None else max(self._answered, self._witness._answered)
+        silent = oldest < now - self.seconds and answered < oldest
         if silent and now - self._tried < self.seconds:
             raise _silent()
         self._tried = now
@@ -55,7 +58,11 @@ class Patience:
 
     async def wait_for(self, task: asyncio.Task[Result]) -> Result:
         """What a task that has begun returns or raises. Raises DatabaseUnavailable as `wait` does."""
-        done, _ = await asyncio.wait([task], timeout=self.seconds)
+        try:
+            done, _ = await asyncio.wait([task], timeout=self.seconds)
+        except asyncio.CancelledError:
+            task.add_done_callback(_forget)
+            raise
         if not done:
             task.add_done_callback(_forget)
             raise _silent()

@@ -67,7 +67,7 @@ def load(path: Path) -> Secrets:
         mode = path.stat().st_mode
         content = msgspec.json.decode(path.read_bytes(), type=Secrets)
     except FileNotFoundError as error:
-        raise SecretsError(f"secrets_file: there is no {path}: turnpike secrets create {path}") from error
+        raise SecretsError(f"secrets_file: there is no {path}: `turnpike secrets create {path}`") from error
     except OSError as error:
         raise SecretsError(f"secrets_file: cannot read {path}: {error.strerror}") from error
     except msgspec.MsgspecError as error:

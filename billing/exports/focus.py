@@ -27,6 +27,7 @@ from billing.rollups import HOUR
 from billing.tables.invoices import invoice, invoice_line
 from billing.tables.periods import billing_period
 from billing.usage import period_bounds
+from storage.plurals import counted
 
 _SERVICE = "LLM inference"
 _CATEGORY, _SUBCATEGORY = "AI and Machine Learning", "Generative AI"
@@ -347,7 +348,7 @@ async def _invoice_detail(reading: Reading, asked: Asked) -> AsyncIterator[Seque
                     "Voided" if document.state == "void" else "Issued",
                     asked.provider,
                     due,
-                    f"Net {days} days" if days else "Due on receipt",
+                    f"Net {counted(days, 'day')}" if days else "Due on receipt",
                     document.corrected or document.number,
                     sign * exact,
                 )

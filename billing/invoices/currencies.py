@@ -29,3 +29,9 @@ def format_minor(amount: int, currency: str) -> str:
     text = str(abs(amount)).rjust(digits + 1, "0")
     sign = "-" if amount < 0 else ""
     return sign + (f"{text[:-digits]}.{text[-digits:]}" if digits else text)
+
+
+def format_grouped(amount: int, currency: str) -> str:
+    """Minor units as people read them: 123456 USD → "1,234.56", with a true minus sign."""
+    whole, point, rest = format_minor(abs(amount), currency).partition(".")
+    return f"{'−' if amount < 0 else ''}{int(whole):,}{point}{rest}"

@@ -53,7 +53,9 @@ async def finalize(
         buyer = await lock_documents(database, session, tenant_id)
         record = await of_period(session, tenant_id, period)
         if record is None:
-            raise UnknownInvoice(f"there is no draft of {period}: turnpike invoices draft --period {period}")
+            raise UnknownInvoice(
+                f"there is no draft of {period}: `turnpike invoices draft --tenant NAME --period {period}`"
+            )
         if record.state != "draft":
             return record
         await _check_order(session, tenant_id, period)
@@ -122,7 +124,7 @@ async def _check_order(session: AsyncSession, tenant_id: UUID, period: str) -> N
     """A period is invoiced once it is closed, and after the tenant's earlier ones."""
     state = await session.scalar(select(billing_period.c.state).where(billing_period.c.period == period))
     if state != "closed":
-        raise PeriodNotClosed(f"{period} is not closed: turnpike periods list")
+        raise PeriodNotClosed(f"{period} is not closed: `turnpike periods list`")
     counting = (invoice.c.kind == "invoice") & invoice.c.state.not_in(("draft", "void"))
     invoiced = select(invoice.c.period).where(invoice.c.tenant_id == tenant_id, counting)
     units = or_(*(rollup_hour.c[meter] != 0 for meter in METERS))  # without any there is nothing to invoice

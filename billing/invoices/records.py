@@ -162,7 +162,7 @@ async def numbered(session: AsyncSession, number: str, seller: str | None = None
         sellers = ", ".join(sorted(row.seller for row in rows))
         raise UnknownInvoice(f"several sellers have a document {number}: say which with --seller ({sellers})")
     if not rows:
-        raise UnknownInvoice(f"there is no invoice {number}: turnpike invoices list")
+        raise UnknownInvoice(f"there is no invoice {number}: `turnpike invoices list`")
     return Record(*rows[0])
 
 

@@ -70,7 +70,7 @@ async def _receive(
         left = f"{format_minor(now.left, now.currency)} {now.currency}"
         raise AmountRefused(f"{format_minor(amount, now.currency)} for {now.name}, of which {left} is left")
     pico = amount * minor_unit(now.currency)
-    usage = min(pico, now.owed_pico - now.settled_pico)
+    usage = max(0, min(pico, now.owed_pico - now.settled_pico))
     row = {
         "id": identity,
         "invoice_id": now.id,

@@ -7,6 +7,8 @@ from uuid import UUID
 
 import msgspec
 
+from storage.plurals import counted
+
 Kind = Literal["usage", "storage", "discount", "minimum", "commitment", "credit", "adjustment", "carry"]
 """In the order of documents."""
 
@@ -41,6 +43,6 @@ class RatedLine(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.price_micro is None:
             if self.units:
-                raise InvalidLine(f"{self.description}: {self.units} units without a price")
+                raise InvalidLine(f"{self.description}: {counted(self.units, 'unit')} without a price")
         elif self.units * self.price_micro != self.exact_pico:
             raise InvalidLine(f"{self.description}: {self.units} × {self.price_micro} is not {self.exact_pico}")

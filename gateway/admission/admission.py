@@ -39,6 +39,7 @@ from gateway.tenancy.authenticator import Principal
 from prompt_cache.directives import CachePlan, plan, rules_for
 from storage.database import DatabaseUnavailable
 from storage.patience import Patience
+from storage.plurals import counted
 
 log = structlog.get_logger("gateway.admission")
 
@@ -197,8 +198,9 @@ class Admission:
             raise _unaffordable(error, prepared, _fits(error, prepared)) from error
 
     async def top_up(self, prepared: Prepared, hold: Hold, output: int) -> Hold:
-        """Let the hold of a request that runs cover so many output tokens of each choice. Raises as `Holds.top_up`."""
-        return await self._holds.top_up(hold, _bound(prepared, output))
+        """Let the hold of a request that runs cover so many output tokens of each choice. Raises as `Holds.top_up`; a
+        database that is silent is as good as away, and what was asked of it may come true later."""
+        return await self._for_holds.wait(self._holds.top_up(hold, _bound(prepared, output)))
 
     def _first_slice(self, max_output: int, min_tokens: int) -> int:
         return min(max_output, max(self.slice_tokens, min_tokens)) if self.slice_tokens else max_output
@@ -234,7 +236,7 @@ class Admission:
         messages = len(generation.turns)
         if messages > model.context_tokens:  # no template says a message in nothing; spare us rendering them
             raise InvalidRequest(
-                f"{messages} messages do not fit into this model's context of {model.context_tokens} tokens.",
+                f"This model's context is {model.context_tokens} tokens: too few for {counted(messages, 'message')}.",
                 path=generation.turns_path,
                 code="context_length_exceeded",
             )
@@ -304,7 +306,7 @@ def _unaffordable(error: InsufficientFunds, prepared: Prepared, fits: int) -> Un
     advice = (
         f"max_tokens of at most {fits} would fit."
         if fits
-        else f"{whose} does not cover the {prompt_tokens} tokens of the prompt."
+        else f"{whose} does not cover the prompt's {counted(prompt_tokens, 'token')}."
     )
     limit = "" if budget is None else f" under {budget}"
     until = f" It begins anew at {resets_at}." if resets_at else ""

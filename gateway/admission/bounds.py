@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from gateway.failures import InvalidRequest
 from gateway.generation import Generation
+from storage.plurals import counted
 
 GRAMMAR_TOKENS = 2048
 """Output tokens under a grammar when the client does not say how many."""
@@ -44,7 +45,7 @@ def output_bound(generation: Generation, prompt_tokens: int, context_tokens: int
     if asked > room:
         raise InvalidRequest(
             f"{field} is {asked}, but this model's context of {context_tokens} tokens has room for {room} "
-            f"after the {prompt_tokens} tokens of the {given}.",
+            f"after {counted(prompt_tokens, 'token')} of the {given}.",
             path=generation.max_tokens_path,
             code="context_length_exceeded",
         )

@@ -20,6 +20,7 @@ from gateway.dialects.openai_sampling import (
 )
 from gateway.failures import InvalidRequest
 from gateway.generation import Generation
+from storage.plurals import counted
 
 _MAX_TOKENS = 16
 """OpenAI's default."""
@@ -69,7 +70,8 @@ def parse(body: bytes) -> CompletionCall:
     prompts = _prompts(bytes(request.prompt))
     if len(prompts) * choices > MOST_CHOICES:
         raise InvalidRequest(
-            f"$.prompt: {len(prompts)} prompts with {choices} answers each are more than {MOST_CHOICES}.",
+            f"$.prompt: {counted(len(prompts), 'prompt')} with {counted(choices, 'answer')} each "
+            f"make more than {MOST_CHOICES}.",
             path="$.prompt",
             code="invalid_value",
         )

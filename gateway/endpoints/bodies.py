@@ -5,21 +5,48 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from litestar import Request
 from litestar.exceptions import InternalServerException
 
-from gateway.body_budget import BodyShare
 from gateway.dialects.large_bodies import LARGE_BYTES
-from gateway.failures import BodyTooSlow, ClientLeft, UnsupportedEncoding
+from gateway.failures import BodyTooLarge, BodyTooSlow, ClientLeft, UnsupportedEncoding
 from gateway.services import Gateway
 from gateway.tenancy.authenticator import Principal
 
 Call = TypeVar("Call")
 
 
-async def read_body(request: Request[Any, Any, Any], patience: float, share: BodyShare | None = None) -> bytes:
+MANAGEMENT_BYTES = 256 * 1024
+"""The longest body of a request that manages something: it is decoded where it is read."""
+
+
+async def read_management_body(request: Request[Any, Any, Any], patience: float) -> bytes:
+    """The body of a request that manages something. Raises what `read_body` raises, and BodyTooLarge."""
+    share = _Bounded(MANAGEMENT_BYTES)
+    return await read_body(request, patience, share)
+
+
+class _Bounded:
+    """The bytes that one body may have."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def take(self, size: int) -> None:
+        """So many more have come. Raises BodyTooLarge."""
+        self._left -= size
+        if self._left < 0:
+            raise BodyTooLarge(f"The request's body is longer than the {MANAGEMENT_BYTES} bytes that it may have here.")
+
+
+class _TakesBytes(Protocol):
+    def take(self, size: int) -> None:
+        """Count so many bytes more, or refuse them."""
+
+
+async def read_body(request: Request[Any, Any, Any], patience: float, share: _TakesBytes | None = None) -> bytes:
     """The body, which is not kept with the request. `share`: where its bytes are counted as they come.
 
     Raises UnsupportedEncoding, ClientLeft, RateLimited, BodyTooSlow after `patience` seconds.

@@ -59,6 +59,7 @@ class PriceList(Struct, frozen=True, kw_only=True):
 def list_prices(gateway: Gateway) -> HTTPRouteHandler:
     """The route, for one worker."""
     services = gateway.services
+    wait = gateway.patience.prices.wait
 
     @get("/v1/prices", opt={KEYLESS: services.options.public_prices})
     async def get_prices(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -68,10 +69,10 @@ def list_prices(gateway: Gateway) -> HTTPRouteHandler:
         given = request.query_params.getall("at", [])
         data = []
         try:
-            at = parse_instant(given[-1]) if given else await services.prices.now()
+            at = parse_instant(given[-1]) if given else await wait(services.prices.now())
             for model in services.models:
                 try:
-                    data.append(_model(await services.prices.current(model.name, at, tenant)))
+                    data.append(_model(await wait(services.prices.current(model.name, at, tenant))))
                 except PriceMissing:
                     continue
         except InvalidInstant as error:

@@ -26,6 +26,7 @@ Query = TypeVar("Query")
 def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     database, prices = gateway.services.database, gateway.services.prices
+    wait = gateway.patience.reports.wait
 
     @get("/v1/organization/usage/completions")
     async def get_completions_usage(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -33,19 +34,21 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         principal = of(request.scope).known_principal
         query = _query(request, openai_usage.parse_usage)
         with _refusing({}):
-            found = await usage_buckets(
-                database,
-                principal.tenant_id,
-                start_at=query.start_at,
-                end_at=query.end_at,
-                width=query.width,
-                project_ids=_visible(principal, query.project_ids),
-                key_ids=query.key_ids,
-                models=query.models,
-                group_by=query.group_by,
-                batch=query.batch,
-                limit=query.limit,
-                page=query.page,
+            found = await wait(
+                usage_buckets(
+                    database,
+                    principal.tenant_id,
+                    start_at=query.start_at,
+                    end_at=query.end_at,
+                    width=query.width,
+                    project_ids=_visible(principal, query.project_ids),
+                    key_ids=query.key_ids,
+                    models=query.models,
+                    group_by=query.group_by,
+                    batch=query.batch,
+                    limit=query.limit,
+                    page=query.page,
+                )
             )
         return _answer(openai_usage.usage_page(found))
 
@@ -55,18 +58,20 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         principal = of(request.scope).known_principal
         query = _query(request, openai_usage.parse_costs)
         with _refusing({}):
-            found = await cost_buckets(
-                database,
-                prices,
-                principal.tenant_id,
-                start_at=query.start_at,
-                end_at=query.end_at,
-                project_ids=_visible(principal, query.project_ids),
-                key_ids=query.key_ids,
-                line_items=query.line_items,
-                group_by=query.group_by,
-                limit=query.limit,
-                page=query.page,
+            found = await wait(
+                cost_buckets(
+                    database,
+                    prices,
+                    principal.tenant_id,
+                    start_at=query.start_at,
+                    end_at=query.end_at,
+                    project_ids=_visible(principal, query.project_ids),
+                    key_ids=query.key_ids,
+                    line_items=query.line_items,
+                    group_by=query.group_by,
+                    limit=query.limit,
+                    page=query.page,
+                )
             )
         return _answer(openai_usage.costs_page(found))
 
@@ -78,19 +83,21 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         if query.empty:
             return _answer(anthropic_usage.no_page())
         with _refusing(_ANTHROPIC_NAMES):
-            found = await usage_buckets(
-                database,
-                principal.tenant_id,
-                start_at=query.start_at,
-                end_at=query.end_at,
-                width=query.width,
-                project_ids=_visible(principal, query.project_ids),
-                key_ids=query.key_ids,
-                models=query.models,
-                lanes=query.lanes,
-                group_by=query.group_by,
-                limit=query.limit,
-                page=query.page,
+            found = await wait(
+                usage_buckets(
+                    database,
+                    principal.tenant_id,
+                    start_at=query.start_at,
+                    end_at=query.end_at,
+                    width=query.width,
+                    project_ids=_visible(principal, query.project_ids),
+                    key_ids=query.key_ids,
+                    models=query.models,
+                    lanes=query.lanes,
+                    group_by=query.group_by,
+                    limit=query.limit,
+                    page=query.page,
+                )
             )
         return _answer(anthropic_usage.usage_page(found))
 
@@ -102,17 +109,19 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         if query.empty:
             return _answer(anthropic_usage.no_page())
         with _refusing(_ANTHROPIC_NAMES):
-            found = await cost_buckets(
-                database,
-                prices,
-                principal.tenant_id,
-                start_at=query.start_at,
-                end_at=query.end_at,
-                project_ids=_visible(principal, None),
-                group_by=query.group_by,
-                limit=query.limit,
-                limits=anthropic_usage.COST_LIMITS,
-                page=query.page,
+            found = await wait(
+                cost_buckets(
+                    database,
+                    prices,
+                    principal.tenant_id,
+                    start_at=query.start_at,
+                    end_at=query.end_at,
+                    project_ids=_visible(principal, None),
+                    group_by=query.group_by,
+                    limit=query.limit,
+                    limits=anthropic_usage.COST_LIMITS,
+                    page=query.page,
+                )
             )
         return _answer(anthropic_usage.cost_page(found))
 

@@ -94,7 +94,7 @@ async def test_a_period_closes_after_its_end_when_nothing_is_open(database: Data
     at(database, DECEMBER)
     await periods.prepare()
     assert (await periods.get("2026-11")).state == "closing"
-    with pytest.raises(PeriodOpen, match="1 requests have not ended"):
+    with pytest.raises(PeriodOpen, match="1 open hold of requests that have not ended"):
         await periods.close("2026-11")
     assert await periods.close_due(0) == []
 
@@ -113,7 +113,7 @@ async def test_periods_close_in_their_order_and_none_is_forgotten(database: Data
     tenant, periods = await Tenant.rich(database, 10**12), Periods(database)
     hold = await _admit(database, tenant, DECEMBER - 1)  # and nothing runs until spring
     at(database, bounds("2027-03")[0])
-    with pytest.raises(PeriodOpen, match="1 requests"):
+    with pytest.raises(PeriodOpen, match="1 open hold"):
         await periods.close("2026-11")
     with pytest.raises(PeriodOpen, match="2026-11 is not closed yet"):
         await periods.close("2027-02", dry_run=True)

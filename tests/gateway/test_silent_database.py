@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import psutil
 import pytest
 
@@ -20,6 +21,7 @@ from gateway.services import GatewayOptions
 from storage import migrate
 from storage.database import DatabaseUnavailable
 from storage.patience import Patience
+from tests.gateway.fake_replica import Script
 from tests.gateway.stack import Stack, quick_lifetimes, running_stack
 from tests.servers import PostgresServer, postgres_server
 
@@ -171,3 +173,101 @@ async def test_patience_does_not_pile_up() -> None:
     gate.set()
     await asyncio.sleep(0.01)
     assert await patience.wait(ask()) > 0
+
+
+ENDPOINT = {"url": "https://hook.test/in", "topics": ["invoice.*"]}
+REPORTS = (
+    "/v1/organization/usage/completions?start_time=1700000000",
+    "/v1/organization/costs?start_time=1700000000",
+    "/v1/organizations/usage_report/messages?starting_at=2026-01-01T00:00:00Z",
+    "/v1/organizations/cost_report?starting_at=2026-01-01T00:00:00Z",
+)
+
+
+@pytest.mark.slow
+async def test_who_manages_is_not_kept_waiting(on_postgres: Stack, own_postgres: PostgresServer) -> None:
+    """Reports, exports, webhooks and price sheets: each is answered with 503 while the database is silent."""
+    stack = on_postgres
+    admin = {"authorization": f"Bearer {stack.admin_key}"}
+    operator = {"authorization": f"Bearer {(await stack.tenancy.create_operator_key('Ann')).key}"}
+
+    async def call(method: str, path: str, body: Any = None, headers: Any = admin) -> httpx.Response:
+        return await stack.http.request(method, path, json=body, headers=headers)
+
+    hook = (await call("POST", "/v1/webhooks", ENDPOINT)).json()["id"]
+    delivery = (await call("POST", f"/v1/webhooks/{hook}/test")).json()["id"]
+    wanted = {"dataset": "usage", "period": "2026-11"}
+    export = (await call("POST", "/v1/exports", wanted)).json()["id"]
+    assert (await call("GET", "/admin/v1/prices", headers=operator)).status_code == 200
+    asked: list[tuple[str, str, Any, Any]] = [
+        *(("GET", path, None, admin) for path in REPORTS),
+        ("POST", "/v1/exports", wanted, admin),
+        *(("GET", path, None, admin) for path in ("/v1/exports", f"/v1/exports/{export}")),
+        ("GET", f"/v1/exports/{export}/content", None, admin),
+        ("POST", "/v1/webhooks", ENDPOINT, admin),
+        ("GET", "/v1/webhooks", None, admin),
+        *((method, f"/v1/webhooks/{hook}", None, admin) for method in ("GET", "DELETE")),
+        *(("POST", f"/v1/webhooks/{hook}/{verb}", None, admin) for verb in ("rotate", "enable", "test")),
+        ("GET", "/v1/webhook_deliveries", None, admin),
+        ("GET", f"/v1/webhook_deliveries/{delivery}", None, admin),
+        ("POST", f"/v1/webhook_deliveries/{delivery}/resend", None, admin),
+        ("GET", "/admin/v1/prices", None, operator),
+        ("GET", "/admin/v1/prices/sheets", None, operator),
+        ("GET", "/admin/v1/prices/sheets/1", None, operator),
+        ("POST", "/admin/v1/prices/sheets/1/activate", None, operator),
+        ("POST", "/admin/v1/prices/sheets/1/withdraw", None, operator),
+    ]
+    with stopped(own_postgres):
+        async with asyncio.timeout(30):
+            answers = await asyncio.gather(*(call(*each) for each in asked))
+        wrong = [(each[:2], answer.status_code) for each, answer in zip(asked, answers, strict=True)]
+        assert [status for _, status in wrong] == [503] * len(asked), wrong
+        assert (await stack.http.get("/healthz")).status_code == 200
+    await whole(stack)
+    assert (await call("GET", REPORTS[0])).status_code == 200
+
+
+@pytest.mark.slow
+async def test_a_slice_that_is_not_heard_of_ends_the_answer(
+    own_postgres: PostgresServer, tmp_path: Path, model_folder: Path
+) -> None:
+    """The answer ends where its money does, and no hold is left when the database speaks again."""
+    url = own_postgres.database_url("postgres")
+    await migrate.upgrade(url)
+    options = msgspec.structs.replace(OPTIONS, hold_slice=8)
+    async with running_stack(url, tmp_path, model_folder, options=options, key_ttl=REMEMBERED_S) as stack:
+        stack.say("ok")
+        await answered(stack)
+        stack.forget()
+        tokens = stack.tokens("so long " * 100, end=False)[:200]
+        stack.replica.script = Script(tokens=tokens, prefill=1.0)
+        answer = asyncio.create_task(stack.post({**BODY, "max_tokens": 200, "stream": True}))
+        await stack.until(lambda: stack.replica.runs)
+        with stopped(own_postgres):
+            async with asyncio.timeout(40):
+                text = (await answer).text
+        assert '"limited_by":"budget"' in text
+        stack.say("ok")
+        await whole(stack)
+
+
+async def test_one_slow_question_keeps_no_other_from_being_asked() -> None:
+    """The pings are answered, so the database is not silent: only the slow question is given up."""
+    pings, gate = Patience(0.05), asyncio.Event()
+    patience = Patience(0.05, pings)
+    with pytest.raises(DatabaseUnavailable):
+        await patience.wait(_until(gate))
+    for _ in range(3):
+        await pings.wait(_at_once())
+        assert await patience.wait(_at_once()) == 1
+        with pytest.raises(DatabaseUnavailable):
+            await patience.wait(_until(gate))
+    gate.set()
+
+
+async def _until(gate: asyncio.Event) -> None:
+    await gate.wait()
+
+
+async def _at_once() -> int:
+    return 1

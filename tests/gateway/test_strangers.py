@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from gateway import connections as gateway_connections
 from gateway import http_protocol, lingering_transport
 from gateway.services import GatewayOptions
 from tests.fast import examples
@@ -302,6 +303,71 @@ async def test_connections_are_counted(stocked_sqlite_url: str, tmp_path: Path, 
         assert statuses(await exchange(stack, GET + HOST + CLOSE + b"\r\n")) == [200]
         for _, writer in first:
             writer.close()
+
+
+async def test_connections_that_linger_are_counted(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were refused or answered early, too: there are only so many, and the metrics say how many."""
+    monkeypatch.setattr(gateway_connections, "MOST_LINGERING", 5, raising=False)
+    monkeypatch.setattr(lingering_transport, "LINGER_S", 60.0)
+    options = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=2.0, connections_per_address=12)
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
+
+        async def figures() -> dict[str, float]:
+            text = (await stack.http.get("/metrics")).text
+            found = re.findall(r"^turnpike_connections_(lingering|cut_off)(?:_total\S*)? (\S+)$", text, re.MULTILINE)
+            return {name: float(value) for name, value in found}
+
+        assert await figures() == {"lingering": 0}
+        lines = []
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(stack))
+            lines.append(writer)
+            writer.write(b"POST /nowhere HTTP/1.1\r\n" + HOST + ENDLESS + b"\r\n")
+            async with asyncio.timeout(30):
+                assert (await reader.readline()).startswith((b"HTTP/1.1 404", b"HTTP/1.1 503"))
+        assert await figures() == {"lingering": 5, "cut_off": 15}
+        for writer in lines:
+            writer.transport.abort()
+        await stack.until(lambda: len(stack.server.connections.lingering) == 0)
+
+
+class Trickle:
+    """A transport whose client takes one byte of what was written between two looks at it."""
+
+    def __init__(self) -> None:
+        self.unsent = 10**9
+        self.aborted = asyncio.Event()
+
+    def get_write_buffer_size(self) -> int:
+        self.unsent -= 1
+        return self.unsent
+
+    def is_closing(self) -> bool:
+        return self.aborted.is_set()
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+    def close(self) -> None:
+        """It ends when all is sent."""
+
+
+async def test_nobody_lingers_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lingering_transport, "LINGER_S", 0.01)
+    monkeypatch.setattr(lingering_transport, "LINGER_LONGEST_S", 0.2, raising=False)
+    lingering, cut_off = lingering_transport.LingeringConnections(10), list[str]()
+    lingering.on_cut_off = cut_off.append
+    transport: Any = Trickle()
+    loop = asyncio.get_running_loop()
+    line = lingering_transport.LingeringTransport(transport, loop, lambda: True, lingering)
+    line.close()
+    assert len(lingering) == 1
+    async with asyncio.timeout(30):
+        await transport.aborted.wait()
+    assert len(lingering) == 0
+    assert cut_off == ["slow"]
 
 
 async def test_ended_connections_leave_no_garbage(stack: Stack) -> None:

@@ -13,7 +13,10 @@ import pytest
 from sqlalchemy import select, update
 
 from billing.balances import Balances
+from billing.invoices.canonical import canonical
+from billing.invoices.party_store import Parties
 from billing.periods import Periods
+from billing.tables.invoices import billing_profile
 from billing.tables.money import balance
 from billing.usage import Usage
 from gateway.tenancy.tables import Project
@@ -59,6 +62,17 @@ async def _use(url: str) -> None:
     await database.close()
 
 
+async def _set_vat_id(url: str, vat_id: str) -> None:
+    """Give every buyer a VAT id that no check has seen."""
+    database = await Database.open(url)
+    for tenant_id, buyer in (await Parties(database).buyers()).items():
+        profile = canonical(msgspec.structs.replace(buyer, vat_id=vat_id))
+        async with database.transaction() as session:
+            here = billing_profile.c.tenant_id == tenant_id
+            await session.execute(update(billing_profile).where(here).values(profile=profile))
+    await database.close()
+
+
 async def _alter(url: str) -> None:
     """Change what no program of ours would."""
     database = await Database.open(url)
@@ -84,6 +98,12 @@ def test_from_an_empty_folder_to_a_paid_invoice(
     assert "there is no rate for IT" in turnpike.run(
         "invoices", "seller", "set", "acme", "--remove-rate", "IT", status=2
     )
+    both = turnpike.run("invoices", "seller", "set", "acme", "--rate", "AT=21", "--remove-rate", "AT", status=2)
+    assert "--rate" in both
+    assert "--remove-rate" in both
+    twice = turnpike.run("invoices", "seller", "set", "acme", "--rate", "AT=21", "--rate", "AT=22", status=2)
+    assert "--rate gives AT 2 times" in twice
+    assert "AT 20 %" in turnpike.run("invoices", "seller", "show", "acme")
     assert "AT 20 %" not in turnpike.run("invoices", "seller", "set", "acme", "--remove-rate", "AT")
     for vat_id in ("FRHELLO", "XX9999"):
         said = turnpike.run("invoices", "buyer", "set", "client", *BUYER, "--vat-id", vat_id, status=2)
@@ -93,15 +113,19 @@ def test_from_an_empty_folder_to_a_paid_invoice(
     turnpike.run("tenants", "create", "idle")
     turnpike.run("invoices", "buyer", "set", "idle", *BUYER)
     turnpike.run("invoices", "buyer", "set", "client", "--payment-days", "14")
+    asyncio.run(_set_vat_id(f"sqlite:///{tmp_path}/turnpike.db", "FRHELLO"))
+    turnpike.run("invoices", "buyer", "set", "client", "--purchase-order", "PO-1")
+    assert "FRHELLO has not the form" in turnpike.said
+    asyncio.run(_set_vat_id(f"sqlite:///{tmp_path}/turnpike.db", ""))
     shown = turnpike.run("invoices", "buyer", "show", "client")
     assert "Client SAS" in shown
     assert "14" in shown
-    draft = "client, 2026-10: 1 lines, net 1.60 USD, VAT 0.32 USD, paid in advance 1.60 USD, to pay 0.32 USD"
+    draft = "client, 2026-10: 1 line, net 1.60 USD, VAT 0.32 USD, paid in advance 1.60 USD, to pay 0.32 USD"
     nothing = "idle, 2026-10: nothing to bill"
     assert turnpike.run("invoices", "draft", "--all", *month, "--dry-run") == (
         f"{draft} (dry run, nothing written)\n{nothing}\n"
     )
-    assert "2026-10: 1 tenants would be done, 1 with nothing to bill, 0 refused" in turnpike.said
+    assert "2026-10: 1 tenant would be done, 1 with nothing to bill, 0 refused" in turnpike.said
     last_month = (datetime.now(UTC).replace(day=1) - timedelta(days=1)).strftime("%Y-%m")
     turnpike.run("invoices", "draft", "--all", "--dry-run")
     assert f"{last_month}: 2 tenants" in turnpike.said
@@ -111,7 +135,10 @@ def test_from_an_empty_folder_to_a_paid_invoice(
     assert "2026-10: 0 tenants would be done, 1 with no draft, 1 refused" in turnpike.said
     assert turnpike.run("invoices", "draft", "--tenant", "client", *month) == f"{draft}\n"
     final = ("invoices", "finalize", "--all", *month, "--issued", "2026-11-02")
-    assert "nothing written" in turnpike.run(*final, "--dry-run")
+    dry = turnpike.run(*final, "--dry-run")
+    assert "client, 2026-10: the draft of 2026-10: finalized, total 1.92 USD, left to pay 0.32 USD (dry run" in dry
+    assert "its number is given at finalizing" in dry
+    assert "INV-" not in dry  # which tenant gets which, the real run decides
     for _ in range(2):
         assert turnpike.run(*final).splitlines() == [
             f"client, 2026-10: {one}: finalized, total 1.92 USD, left to pay 0.32 USD",
@@ -121,6 +148,12 @@ def test_from_an_empty_folder_to_a_paid_invoice(
         turnpike.run("invoices", "draft", "--all", *month)
         == f"client, 2026-10: {one}: finalized, total 1.92 USD, left to pay 0.32 USD\n{nothing}\n"
     )
+    assert one in turnpike.run(*final, "--dry-run")  # finalized before: it has its number
+    (*_, last) = json.loads(turnpike.run("tenants", "statement", "client", "--format", "json"))
+    assert (last["balance"], last["invoiced"]) == ("0.080000000000", "0.320000000000")
+    statement = turnpike.run("tenants", "statement", "client")
+    assert "0.320000000000 that invoices ask for beyond usage" in statement
+    assert turnpike.run("tenants", "list").splitlines()[1].split()[1] == "0.400000000000"
     assert "by a credit note" in turnpike.run("invoices", "draft", "--tenant", "client", *month, status=2)
     assert json.loads(turnpike.run("invoices", "show", one, "--format", "json"))["due"] == "2026-11-16"
     line = ("invoices", "show", one, "--line", "1")
@@ -150,4 +183,4 @@ def test_from_an_empty_folder_to_a_paid_invoice(
     asyncio.run(_alter(f"sqlite:///{tmp_path}/turnpike.db"))
     said = turnpike.run("audit", "money", status=1)
     assert "a balance's overdraft is wrong" in said
-    assert "1 findings" in said
+    assert "1 finding" in said

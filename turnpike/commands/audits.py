@@ -9,6 +9,7 @@ import msgspec
 
 from billing.audit import checks as audit
 from billing.usage import COUNTS
+from storage.plurals import counted
 from turnpike.commands.running import table, with_office
 from turnpike.office import Office
 from turnpike.probe import probe_replicas
@@ -22,7 +23,7 @@ def audit_money(settings: Settings, arguments: argparse.Namespace) -> int:
         findings = await audit.check(office.database, arguments.period, _tell if sys.stderr.isatty() else None)
         for finding in findings:
             print(msgspec.json.encode(finding).decode())
-        print("the books are right" if not findings else f"{len(findings)} findings", file=sys.stderr)
+        print("the books are right" if not findings else counted(len(findings), "finding"), file=sys.stderr)
         return 1 if findings else 0
 
     return with_office(settings, work)

@@ -9,6 +9,7 @@ from billing.budgets.setting import InvalidBudget
 from billing.budgets.windows import Scope, resets
 from billing.money import format_pico, parse_amount
 from gateway.tenancy.repositories import NotFound
+from storage.plurals import counted
 from turnpike.commands.running import currency_of, table, with_office
 from turnpike.failures import CommandError
 from turnpike.office import Office
@@ -73,10 +74,12 @@ def remove_budget(settings: Settings, arguments: argparse.Namespace) -> int:
         try:
             identity = UUID(arguments.budget)
         except ValueError as error:
-            raise CommandError(f"{arguments.budget!r} is no budget's id: see `turnpike budgets list`") from error
+            raise CommandError(
+                f"{arguments.budget!r} is no budget's id: see `turnpike budgets list {tenant.name}`"
+            ) from error
         if arguments.dry_run:
             found = [window for window in await office.budgets.list(tenant.id) if window.budget_id == identity]
-            print(f"would remove {len(found)} budgets")
+            print(f"would remove {counted(len(found), 'budget')}")
             return 0
         await office.budgets.remove(tenant.id, identity)
         print(f"removed {identity}")

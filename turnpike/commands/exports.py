@@ -10,6 +10,7 @@ from pathlib import Path
 from billing.exports.datasets import Asked
 from billing.exports.files import Order, dataset_of, export, format_of, manifest_path
 from billing.exports.journal import parse_account_codes
+from storage.plurals import counted
 from turnpike.commands.running import with_office
 from turnpike.exporting import names
 from turnpike.failures import CommandError
@@ -43,7 +44,7 @@ def export_data(settings: Settings, arguments: argparse.Namespace) -> int:
             for column, by_currency in manifest.sums.items()
             for currency, amount in by_currency.items()
         )
-        print(f"{path}: {manifest.rows} rows{f', {sums}' if sums else ''}")
+        print(f"{path}: {counted(manifest.rows, 'row')}{f', {sums}' if sums else ''}")
         print(f"{manifest_path(path)}: SHA-256 {manifest.sha256}")
         return 0
 
@@ -58,7 +59,7 @@ def _path(output: str | None, usual: str) -> Path:
 async def _shown(rows: int) -> None:
     """Progress, where somebody watches."""
     if sys.stderr.isatty():
-        print(f"\r{rows} rows", end="", file=sys.stderr, flush=True)
+        print(f"\r{counted(rows, 'row')}", end="", file=sys.stderr, flush=True)
 
 
 def _clear() -> None:

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from uuid import UUID
 
+import msgspec
+
 from billing.invoices.document import Document
 from billing.invoices.drafting import draft
 from billing.invoices.failures import InvoiceRefused, NoProfile
@@ -16,6 +18,7 @@ from billing.invoices.parties import InvalidParty, vat_warnings
 from billing.invoices.party_store import Parties
 from billing.invoices.records import Invoices
 from billing.reports import usage_by_project_and_model
+from storage.plurals import counted
 from turnpike.commands.invoice_words import NOTHING_WRITTEN, parse_day, record_line, totals_line
 from turnpike.commands.running import with_office
 from turnpike.failures import CommandError
@@ -56,15 +59,23 @@ def finalize_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
         invoices = Invoices(office.database)
 
         async def one(tenant_id: UUID, used: bool) -> str:
-            if arguments.all and await invoices.draft(tenant_id, arguments.period) is None:
+            before = await invoices.draft(tenant_id, arguments.period)
+            if arguments.all and before is None:
                 if used:
-                    raise InvoiceRefused("there is usage and no draft; `turnpike invoices draft` says why")
+                    raise InvoiceRefused(
+                        f"there is usage and no draft; `turnpike invoices draft --all --period {arguments.period}` "
+                        "says why"
+                    )
                 raise _Skipped("no draft")
             record = await finalize(
                 office.database, office.prices, tenant_id, arguments.period, issued, write=not arguments.dry_run
             )
-            free = "the number is whose turn comes first"
-            return record_line(record) + (f" ({NOTHING_WRITTEN}; {free})" if arguments.dry_run else "")
+            if not arguments.dry_run:
+                return record_line(record)
+            if before is not None and before.state != "draft":
+                return f"{record_line(record)} ({NOTHING_WRITTEN})"
+            unnumbered = msgspec.structs.replace(record, number=None)  # whose number it is, the real run decides
+            return f"{record_line(unnumbered)} ({NOTHING_WRITTEN}; its number is given at finalizing)"
 
         return await _for_each(office, arguments, one)
 
@@ -88,7 +99,7 @@ async def _for_each(office: Office, arguments: argparse.Namespace, one: Callable
         return 0
     used = {row.tenant_id for row in await usage_by_project_and_model(office.database, arguments.period)}
     concerned = used | set(await Parties(office.database).buyers())
-    print(f"{arguments.period}: {len(concerned)} tenants", file=sys.stderr)
+    print(f"{arguments.period}: {counted(len(concerned), 'tenant')}", file=sys.stderr)
     failed, skipped = 0, Counter[str]()
     for n, tenant_id in enumerate(sorted(concerned, key=lambda each: names.get(each, str(each))), 1):
         name = names.get(tenant_id, str(tenant_id))
@@ -107,7 +118,11 @@ async def _for_each(office: Office, arguments: argparse.Namespace, one: Callable
         print(f"{name}, {arguments.period}: {told}", flush=True)
     done = len(concerned) - failed - skipped.total()
     would = "would be " if arguments.dry_run else ""
-    counts = [f"{done} tenants {would}done", *(f"{n} with {why}" for why, n in skipped.items()), f"{failed} refused"]
+    counts = [
+        f"{counted(done, 'tenant')} {would}done",
+        *(f"{n} with {why}" for why, n in skipped.items()),
+        f"{failed} refused",
+    ]
     print(f"{arguments.period}: {', '.join(counts)}", file=sys.stderr)
     return 1 if failed else 0
 

@@ -23,6 +23,7 @@ from billing.invoices.records import Invoices, Record
 from billing.invoices.settling import give_up, pay, void
 from billing.money import format_pico
 from storage.base import from_instant, new_id, to_instant
+from storage.plurals import counted
 from turnpike.commands.invoice_words import NOTHING_WRITTEN, parse_day, record_line, totals_line
 from turnpike.commands.running import table, with_office
 from turnpike.failures import CommandError
@@ -73,7 +74,7 @@ def _sums(found: Sequence[Record]) -> list[dict[str, str]]:
             sign = -1 if record.kind == "credit_note" else 1
             sums.update({name: sign * amount for name, amount in record.counted.items()})
         empty = dict.fromkeys(("number", "kind", "state", "tenant", "period", "issued", "due"), "")
-        named = empty | {"number": "total", "kind": f"{len(counting)} documents", "currency": currency}
+        named = empty | {"number": "total", "kind": counted(len(counting), "document"), "currency": currency}
         names = ("net", "tax", "gross", "prepaid", "paid", "credited", "left")
         rows.append(named | {name: format_minor(sums[name], currency) for name in names})
     return rows
@@ -217,7 +218,10 @@ async def _chosen(office: Office, arguments: argparse.Namespace) -> Record:
     tenant = await office.tenancy.tenant(arguments.tenant)
     record = await invoices.draft(tenant.id, arguments.period)
     if record is None:
-        raise CommandError(f"{tenant.name} has no invoice of {arguments.period}: turnpike invoices draft")
+        raise CommandError(
+            f"{tenant.name} has no invoice of {arguments.period}: "
+            f"`turnpike invoices draft --tenant {tenant.name} --period {arguments.period}`"
+        )
     return record
 
 
@@ -254,7 +258,10 @@ async def _drill_down(office: Office, record: Record, document: Document, argume
     if not 1 <= arguments.line <= len(document.lines):
         raise CommandError(f"--line: {record.name} has the lines 1 to {len(document.lines)}")
     line = document.lines[arguments.line - 1]
-    print(f"{record.name}, line {arguments.line}: {line.text}, {line.units} units, {format_pico(int(line.exact))}")
+    print(
+        f"{record.name}, line {arguments.line}: {line.text}, {counted(int(line.units), 'unit')}, "
+        f"{format_pico(int(line.exact))}"
+    )
     if line.kind not in drill_down.OPENED or line.of:
         raise CommandError(f"--line: line {arguments.line} is no usage, so it has no days")
     heading = ("units", f"exact {document.currency}")

@@ -10,6 +10,7 @@ from billing.lost_journals import KnownJournal, declare_lost, known_journals
 from billing.money import format_pico
 from gateway.fleet.link import unnamed_journal
 from storage.base import from_instant
+from storage.plurals import counted
 from turnpike.commands.running import table, with_office
 from turnpike.office import Office, system_user
 from turnpike.probe import probe_replicas
@@ -61,10 +62,10 @@ def declare_journal_lost(settings: Settings, arguments: argparse.Namespace) -> i
         at = from_instant(loss.at).isoformat(timespec="seconds")
         print(
             f"journal {loss.journal} of {loss.replica} is declared lost since {at} by {loss.author}: {loss.reason}\n"
-            f"{loss.events} of its requests are recorded; {loss.missing} of its numbers have no event, and nobody will "
-            f"know what they counted\n"
-            f"{loss.holds} open holds of {format_pico(loss.held_pico)} waited for it: a gateway gives back those "
-            f"that no other journal knows"
+            f"requests of it that are recorded: {loss.events}; numbers without an event, whose counts nobody "
+            f"will know: {loss.missing}\n"
+            f"{counted(loss.holds, 'open hold')}, {format_pico(loss.held_pico)} in all, waited for it: "
+            f"a gateway gives back those that no other journal knows"
         )
         return 0
 

@@ -75,7 +75,7 @@ async def _keep_two_operators(office: Office, public_id: str) -> None:
     if len(left) < 2 and any(key.public_id == public_id for key in keys):
         raise CommandError(
             "approvals take two operators, and fewer would have a key: make another's key first "
-            "(turnpike keys create --operator --name WHO), or turn approvals off"
+            "(`turnpike keys create --operator --name WHO`), or turn approvals off"
         )
 
 

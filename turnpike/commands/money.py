@@ -18,6 +18,7 @@ from turnpike.failures import CommandError
 from turnpike.office import Office
 from turnpike.settings import Settings
 
+_AMOUNTS = ("amount_pico", "balance_pico", "invoiced_pico", "carry_pico")
 _ANSWERED = re.compile(r"^[a-z]+-([0-9a-f]{32})$")
 """A request's id as its answer has it, such as chatcmpl-…"""
 
@@ -115,28 +116,30 @@ def show_statement(settings: Settings, arguments: argparse.Namespace) -> int:
         lines = lines if arguments.every else by_day(lines)
         if arguments.format == "json":
             rows = [
-                msgspec.structs.asdict(line)
-                | {name: format_pico(getattr(line, name)) for name in ("amount_pico", "balance_pico", "carry_pico")}
+                msgspec.structs.asdict(line) | {name: format_pico(getattr(line, name)) for name in _AMOUNTS}
                 for line in lines
             ]
             named = [{name.removesuffix("_pico"): value for name, value in row.items()} for row in rows]
             print(msgspec.json.format(msgspec.json.encode(named)).decode())
             return 0
         table(
-            ("posted", "what", "period", "amount", "balance", "carried", "memo"),
+            ("posted", "what", "period", "amount", "balance", "invoiced", "carried", "memo"),
             [
                 (
                     from_instant(line.posted_at).strftime("%Y-%m-%d %H:%M:%S"),
                     line.kind,
                     line.period,
-                    format_pico(line.amount_pico),
-                    format_pico(line.balance_pico),
-                    format_pico(line.carry_pico),
+                    *(format_pico(getattr(line, name)) for name in _AMOUNTS),
                     line.memo,
                 )
                 for line in lines
             ],
         )
+        if lines and (invoiced := lines[-1].invoiced_pico):
+            print(
+                f"The balance is less {format_pico(invoiced)} that invoices ask for beyond usage (VAT, fees, "
+                "rounding); `turnpike tenants list` does not take that off."
+            )
         return 0
 
     return with_office(settings, work)

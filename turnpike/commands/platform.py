@@ -36,7 +36,7 @@ def set_platform(settings: Settings, arguments: argparse.Namespace) -> int:
             operators = {key.name.casefold() for key in await office.tenancy.list_operator_keys() if not key.revoked_at}
             if len(operators) < 2:
                 raise CommandError(
-                    "approvals take two operators, each with a key: turnpike keys create --operator --name WHO"
+                    "approvals take two operators, each with a key: `turnpike keys create --operator --name WHO`"
                 )
         who = await two_operators(office, settings, arguments)
         via = f"operator keys, {system_user()}"

@@ -37,7 +37,7 @@ async def author(office: Office, settings: Settings, arguments: argparse.Namespa
         return Author(name, PriceSheets(office.database, via=f"{BY_KEY}, {system_user()}"))
     if await office.platform.value(APPROVALS) == "on":
         raise CommandError(
-            f"changing prices takes two operators (turnpike platform show): present your key, {FLAG} FILE"
+            f"changing prices takes two operators (`turnpike platform show`): present your key, {FLAG} FILE"
         )
     return Author(system_user() if arguments.by is None else str(arguments.by), office.sheets)
 
@@ -63,7 +63,7 @@ async def _operator(office: Office, path: Path, flag: str = FLAG) -> str:
     try:
         return (await office.authenticator.authenticate_operator(_key_in(path, flag))).name
     except AuthenticationFailed as error:
-        make = "turnpike keys create --operator --name WHO"
+        make = "`turnpike keys create --operator --name WHO`"
         raise CommandError(f"{flag}: {path} holds no operator's key that is valid: {make}") from error
 
 

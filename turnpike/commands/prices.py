@@ -97,7 +97,7 @@ def list_prices(settings: Settings, arguments: argparse.Namespace) -> int:
                 print(f"{each.model}: version {each.id}, from {format_instant(each.effective_at)}")
                 price_table(each.rows, each.currency)
             if not found:
-                print("no prices; set some: turnpike prices set NAME --uncached … --read … --output …")
+                print("no prices; set some: `turnpike prices set NAME --uncached … --read … --output …`")
         return 0
 
     return with_office(settings, work)
@@ -327,7 +327,7 @@ async def _book(office: Office, arguments: argparse.Namespace, *, writing: bool)
         if not own and writing:
             raise CommandError(
                 f"{tenant.name} has no price book of its own; make one: "
-                f"turnpike prices book BOOK --tenant {tenant.name}"
+                f"`turnpike prices book BOOK --tenant {tenant.name}`"
             )
         return own[0] if own else books.get(BASE)
     name = arguments.book or BASE
@@ -350,7 +350,7 @@ def _tell(sheet: Sheet) -> None:
     print(f"{sheet.model}{book}: price sheet {sheet.id}, {sheet.state}, {when}{until}")
     if sheet.state == "draft":
         print(
-            f"somebody else brings it into force: turnpike prices approve {sheet.id} --operator-key-file FILE "
+            f"somebody else brings it into force: `turnpike prices approve {sheet.id} --operator-key-file FILE` "
             f"(or --by NAME, while approvals are off)"
         )
 

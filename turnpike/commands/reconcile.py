@@ -97,15 +97,15 @@ def _print(report: Report) -> None:
         for first, last in each.missing:
             print(f"replica {each.replica}, epoch {each.epoch}: no event for journal sequences {first} to {last}")
         if each.repeated:
-            print(f"replica {each.replica}, epoch {each.epoch}: {each.repeated} journal sequences have several events")
+            print(f"replica {each.replica}, epoch {each.epoch}: journal sequences with several events: {each.repeated}")
     for journal in report.journals:
         if journal.state == "answers" and journal.requests != journal.events:
             print(
-                f"replica {journal.replica}: its journal has {journal.requests} requests, {journal.events} have "
-                f"events, {journal.unacknowledged} are unacknowledged"
+                f"replica {journal.replica}: requests in its journal {journal.requests}, with events "
+                f"{journal.events}, unacknowledged {journal.unacknowledged}"
             )
         elif journal.state != "answers":
             print(
                 f"replica {journal.replica}: journal {journal.journal} {_STATES[journal.state]}; "
-                f"{journal.events} of its requests have events"
+                f"requests of it with events: {journal.events}"
             )

@@ -16,7 +16,10 @@ def create_tenant(settings: Settings, arguments: argparse.Namespace) -> int:
     async def work(office: Office) -> int:
         tenant = await office.tenancy.create_tenant(arguments.tenant)
         await office.tenancy.create_project(tenant.id, DEFAULT_PROJECT)
-        print(f"made tenant {tenant.name} with project {DEFAULT_PROJECT}; it has no money yet: turnpike tenants credit")
+        print(
+            f"made tenant {tenant.name} with project {DEFAULT_PROJECT}; it has no money yet: "
+            f"`turnpike tenants credit {tenant.name} AMOUNT`"
+        )
         return 0
 
     return with_office(settings, work)

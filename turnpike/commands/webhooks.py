@@ -33,7 +33,10 @@ def _id(text: str) -> UUID:
     try:
         return UUID(text)
     except ValueError as error:
-        raise CommandError(f"{text!r} is not an id; see turnpike webhooks list or deliveries") from error
+        raise CommandError(
+            f"{text!r} is not an id; see `turnpike webhooks list --tenant NAME` "
+            "or `turnpike webhooks deliveries --tenant NAME`"
+        ) from error
 
 
 def add(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -94,7 +97,10 @@ def test(settings: Settings, arguments: argparse.Namespace) -> int:
 
     async def work(endpoints: Endpoints, tenant_id: UUID) -> None:
         delivery = await endpoints.test(tenant_id, _id(arguments.endpoint))
-        print(f"delivery {delivery} is queued; a worker sends it. See: turnpike webhooks deliveries")
+        print(
+            f"delivery {delivery} is queued; a worker sends it. "
+            f"See: `turnpike webhooks deliveries --tenant {arguments.tenant}`"
+        )
 
     return _run(settings, arguments, work)
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from billing.adjustments import adjust
@@ -71,6 +71,18 @@ contracts = st.fixed_dictionaries(
     optional={"minimum": st.just({"amount": "3.1"}), "commitment": st.just(commitment)},
 )
 plans = st.builds(Plan, contracts, st.lists(months, min_size=3, max_size=3), st.booleans())
+
+
+MORE_GIVEN_BACK_THAN_OWED = Plan(
+    {"discounts": [{"basis_points": 450}], "minimum": {"amount": "3.1"}},
+    [
+        Month([], [2_555_018, 4896], wrong=True, voids=True, refunds=False),
+        Month([Put(3_116_241_284, "paid", restricted=False, expires=None)], [10_910], False, False, False),
+        Month([], [1], wrong=False, voids=False, refunds=False),
+    ],
+    pays=True,
+)
+"""The second month's usage is less than what the correction takes off it: the minimum alone is paid then."""
 
 
 class _Story:
@@ -171,6 +183,7 @@ async def _run(url: str, plan: Plan) -> None:
 @pytest.mark.slow
 def test_what_was_put_in_is_left_billed_or_carried(empty_again: Callable[[], str]) -> None:
     @settings(max_examples=examples(25), deadline=None)
+    @example(plan=MORE_GIVEN_BACK_THAN_OWED)
     @given(plan=plans)
     def conserve(plan: Plan) -> None:
         asyncio.run(_run(empty_again(), plan))
