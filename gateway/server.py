@@ -11,8 +11,8 @@ import uvicorn
 from litestar import Litestar
 
 from gateway.app import create_internal_app, gateway_of
-from gateway.connections import Connections
-from gateway.http_protocol import HttpProtocol
+from gateway.http.connections import Connections
+from gateway.http.http_protocol import HttpProtocol
 
 _AFTER_DRAIN_S = 20
 KEEP_ALIVE_S = 75

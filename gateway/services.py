@@ -7,33 +7,33 @@ from collections.abc import Callable, Sized
 
 from msgspec import Struct, field
 
-from billing.epochs import EpochKeeper
 from billing.exports.jobs import ExportJobs
-from billing.holds.allowances import BUSY, Allowances
-from billing.holds.reserving import Holds
-from billing.prices import PriceBook
-from billing.settler import Settler
-from billing.spool import Spool
-from billing.webhooks.endpoints import Endpoints
+from billing.prices import PriceCatalog
+from billing.reservation.allowances import BUSY, Allowances
+from billing.reservation.hold_service import HoldService
+from billing.settlement.settler import Settler
+from billing.spool.gateway_epochs import EpochKeeper
+from billing.spool.spool import Spool
 from gateway.admission.admission import Admission
-from gateway.admission.lifetimes import Lifetimes
-from gateway.body_budget import BodyBudget
-from gateway.domains import CacheDomains
-from gateway.fair_threads import FairThreads
+from gateway.admission.fair_threads import FairThreads
+from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.fleet.fleet import Fleet
-from gateway.leftovers import Leftovers
-from gateway.lost_attempts import LostAttempts
-from gateway.metrics import Metrics
-from gateway.recording import Recorder
-from gateway.recovery import Recovery
-from gateway.refused_entries import RefusedEntries
-from gateway.registry import Registry
-from gateway.request import Surroundings
-from gateway.requests import Requests
-from gateway.tenancy.authenticator import Authenticator
-from storage.database import Database, DatabaseUnavailable
+from gateway.generation.generation_task import GenerationDependencies
+from gateway.generation.running_tasks import RunningTasks
+from gateway.http.body_budget import BodyBudget
+from gateway.metering.usage_recorder import UsageRecorder
+from gateway.metrics.gateway_metrics import GatewayMetrics
+from gateway.recovery.journal_recovery import JournalRecovery
+from gateway.recovery.lost_attempts import LostAttempts
+from gateway.recovery.orphaned_holds import OrphanedHolds
+from gateway.recovery.refused_entries import RefusedEntries
+from gateway.served_models.registry import ModelRegistry
+from prompt_cache.promise.cache_domains import CacheDomains
+from storage.database.circuit_breaker import Patience
+from storage.database.database import Database, DatabaseUnavailable
 from storage.disk_space import DiskWatch
-from storage.patience import Patience
+from tenancy.authenticator import Authenticator
+from webhooks.endpoints import WebhookEndpoints
 
 _SETTLE_S = 10
 _LOOK_S = 5.0
@@ -65,7 +65,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     connections_per_address: int = 0
     public_metrics: bool = True
     database_patience: float = 5.0
-    lifetimes: Lifetimes = field(default_factory=Lifetimes)
+    lifetimes: RequestTimeouts = field(default_factory=RequestTimeouts)
 
 
 class GatewayServices(Struct, frozen=True, kw_only=True):
@@ -78,15 +78,15 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     name: str
     database: Database
     authenticator: Authenticator
-    holds: Holds
-    prices: PriceBook
+    holds: HoldService
+    prices: PriceCatalog
     spool: Spool
     settler: Settler
-    models: Registry
+    models: ModelRegistry
     fleet: Fleet
     domains: CacheDomains
     exports: ExportJobs
-    webhooks: Endpoints
+    webhooks: WebhookEndpoints
     epoch: EpochKeeper | None = None
     """Where the caller took the name already; the worker stops it."""
     options: GatewayOptions = field(default_factory=GatewayOptions)
@@ -115,7 +115,7 @@ class Gateway:
         """The connections of clients that the server has."""
         self.lingering_connections: Sized = ()
         """Those that are being closed while their client still sends or reads."""
-        self.metrics = Metrics(services.name)
+        self.metrics = GatewayMetrics(services.name)
         self.disk = DiskWatch([services.spool.folder, *services.database.folders])
         self.refused = RefusedEntries(services.database)
         self.metrics.watch(
@@ -128,7 +128,7 @@ class Gateway:
             lingering=lambda: len(self.lingering_connections),
         )
         self.allowances = Allowances(services.holds, services.spool, epoch, busy=services.options.allowance_requests)
-        self.recorder = Recorder(services.spool, self.allowances)
+        self.recorder = UsageRecorder(services.spool, self.allowances)
         self.threads = FairThreads()
         self.bodies = BodyBudget()
         self.pings = Patience(services.options.database_patience)
@@ -153,8 +153,8 @@ class Gateway:
             refused=self.refused,
             patience=services.options.lifetimes.replay,
         )
-        self.requests = Requests(
-            Surroundings(
+        self.requests = RunningTasks(
+            GenerationDependencies(
                 self.admission,
                 services.fleet,
                 services.domains,
@@ -165,8 +165,8 @@ class Gateway:
                 self.disk,
             )
         )
-        self.leftovers = Leftovers(epoch, database=services.database, holds=services.holds, fleet=services.fleet)
-        self.recovery = Recovery(
+        self.leftovers = OrphanedHolds(epoch, database=services.database, holds=services.holds, fleet=services.fleet)
+        self.recovery = JournalRecovery(
             epoch,
             database=services.database,
             holds=services.holds,

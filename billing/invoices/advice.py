@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from billing.invoices.currencies import format_grouped, format_minor, minor_unit
 from billing.invoices.document import ClassSavings, ModelSavings, Savings
-from billing.invoices.rounding import rounded
+from billing.invoices.minor_units import format_grouped, format_minor, minor_unit, rounded
 
 MOST = 6
 """Pieces of advice on a statement, those that are worth most."""

@@ -8,11 +8,11 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.invoices.canonical import canonical
-from billing.invoices.failures import NoProfile
+from billing.invoices.document import canonical
+from billing.invoices.errors import NoProfile
 from billing.invoices.parties import Buyer, Seller, check_countries, check_vat_id
 from billing.tables.invoices import billing_profile, legal_entity
-from storage.database import Database
+from storage.database.database import Database
 
 
 class Parties:

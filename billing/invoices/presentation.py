@@ -11,14 +11,13 @@ import msgspec
 
 from billing.invoices.advice import length, saved_pico
 from billing.invoices.countries import name_of
-from billing.invoices.currencies import format_grouped, format_minor, minor_unit
-from billing.invoices.document import ClassSavings, Document, Line, ModelSavings, Savings
+from billing.invoices.document import ClassSavings, Document, InvoiceLine, ModelSavings, Savings
+from billing.invoices.minor_units import format_grouped, format_minor, minor_unit, rounded
 from billing.invoices.parties import Party, format_rate, vat_warnings
 from billing.invoices.records import NOTHING_SETTLED, Settlements
-from billing.invoices.rounding import rounded
 from billing.invoices.tax import TaxTotal
 from billing.usage import METERS
-from storage.base import from_instant
+from storage.database.base import from_instant
 
 _MICRO = 10**6
 _TITLES = {"invoice": "Invoice", "credit_note": "Credit note"}
@@ -165,7 +164,7 @@ def _settled(document: Document, settled: Settlements, left: int) -> list[list[s
     return [*shown_rows, ["Left to pay", format_grouped(left, document.currency), "strong"]]
 
 
-def _grouped(lines: list[Line]) -> list[tuple[str, list[tuple[int, Line]]]]:
+def _grouped(lines: list[InvoiceLine]) -> list[tuple[str, list[tuple[int, InvoiceLine]]]]:
     """Neighbouring lines of one project and model, and of one month, each with its number on the document.
 
     What belongs to no model has a heading where it would else stand under another's; rounding alone explains itself.
@@ -176,15 +175,15 @@ def _grouped(lines: list[Line]) -> list[tuple[str, list[tuple[int, Line]]]]:
     return [(heading or (_BESIDE if found[0][0] and _beside(of) else ""), of) for heading, of in found]
 
 
-def _beside(lines: list[tuple[int, Line]]) -> bool:
+def _beside(lines: list[tuple[int, InvoiceLine]]) -> bool:
     return any(line.kind != "carry" for _, line in lines)
 
 
-def _correction(line: Line) -> str:
+def _correction(line: InvoiceLine) -> str:
     return f"correction of {date.fromisoformat(line.corrects + '-01'):%B %Y}" if line.corrects else ""
 
 
-def _group(document: Document, heading: str, lines: list[tuple[int, Line]]) -> dict[str, Any]:
+def _group(document: Document, heading: str, lines: list[tuple[int, InvoiceLine]]) -> dict[str, Any]:
     total = sum(line.net for _, line in lines)
     return {
         "heading": heading,
@@ -193,7 +192,7 @@ def _group(document: Document, heading: str, lines: list[tuple[int, Line]]) -> d
     }
 
 
-def _line(document: Document, n: int, line: Line) -> dict[str, Any]:
+def _line(document: Document, n: int, line: InvoiceLine) -> dict[str, Any]:
     other = [
         f"{line.lane} lane" if line.lane not in ("", "standard") else "",
         f"context from {line.context_from:,} tokens" if line.context_from else "",

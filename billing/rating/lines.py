@@ -7,9 +7,9 @@ from uuid import UUID
 
 import msgspec
 
-from storage.plurals import counted
+from storage.free_text import counted
 
-Kind = Literal["usage", "storage", "discount", "minimum", "commitment", "credit", "adjustment", "carry"]
+LineKind = Literal["usage", "storage", "discount", "minimum", "commitment", "credit", "adjustment", "carry"]
 """In the order of documents."""
 
 
@@ -25,7 +25,7 @@ class RatedLine(msgspec.Struct, frozen=True, kw_only=True):
     `corrects_period` is the closed period that a late or corrected usage belongs to; None for the line's own.
     """
 
-    kind: Kind
+    kind: LineKind
     description: str
     project_id: UUID | None = None
     model: str | None = None

@@ -19,10 +19,17 @@ import llguidance
 import numpy as np
 from msgspec import Struct
 
-from engine.grammar.closing import MOST_TOKENS, run
-from engine.grammar.compilation import GrammarCompiler, first_line
+from engine.grammar.closing_search import MOST_TOKENS, run
+from engine.grammar.compiler import GrammarCompiler, first_line
 from engine.grammar.guide import InvalidGrammar
-from engine.grammar.guiding import FIRST_S, TOKEN_S, TOO_SLOW, LlguidanceGuide, LlguidancePlace, Shared
+from engine.grammar.llguidance_guide import (
+    FIRST_S,
+    TOKEN_S,
+    TOO_SLOW,
+    LlguidanceGuide,
+    LlguidancePosition,
+    SharedGrammarState,
+)
 
 STACK_BYTES = 8 << 20
 """The stack of a thread in which the replica compiles or uses grammars; a trial has half of it."""
@@ -89,8 +96,8 @@ def _judge(compiler: GrammarCompiler, text: str) -> Verdict:
         prepared = compiler.prepared(text)
         matcher = compiler.matcher(prepared)
         _, closer = compiler.vocabulary_of_model()
-        ending = run(closer.search(LlguidancePlace(matcher), MOST_TOKENS), _SEARCH_S)
-        shared = Shared(closer, compiler.ends, ending, -(-compiler.vocabulary // 32))
+        ending = run(closer.search(LlguidancePosition(matcher), MOST_TOKENS), _SEARCH_S)
+        shared = SharedGrammarState(closer, compiler.ends, ending, -(-compiler.vocabulary // 32))
         problem = _draw_samples(matcher, shared)
     except InvalidGrammar as error:
         return Verdict(str(error))
@@ -103,7 +110,7 @@ def _judge(compiler: GrammarCompiler, text: str) -> Verdict:
     return Verdict("", prepared, ending, size, time.process_time())
 
 
-def _draw_samples(matcher: llguidance.LLMatcher, shared: Shared) -> str:
+def _draw_samples(matcher: llguidance.LLMatcher, shared: SharedGrammarState) -> str:
     """Draw outputs evenly from what is allowed; what is wrong with the grammar then, empty if nothing."""
     began, problems = time.thread_time(), []
     for sample in range(_SAMPLES):

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from engine.grammar.compilation import GrammarCompiler
+from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.guide import InvalidGrammar
 from engine.grammar.trial import Verdict, end_process, ended_by, limit_process, try_grammar
 
@@ -39,7 +39,7 @@ class Trial(Struct, frozen=True, array_like=True):
     text: str | None
 
 
-class Judged(Struct, frozen=True, array_like=True):
+class TrialResult(Struct, frozen=True, array_like=True):
     """The verdict on the trial with this id."""
 
     id: int
@@ -131,7 +131,7 @@ class TrialServer:
             verdict = msgspec.msgpack.decode(child.said, type=Verdict)
         else:
             verdict = Verdict("it could not be tried", final=False)
-        _write(1, msgspec.msgpack.encode(Judged(child.id, verdict)), framed=True)
+        _write(1, msgspec.msgpack.encode(TrialResult(child.id, verdict)), framed=True)
 
     def _watch_time(self) -> None:
         for child in self._children.values():

@@ -16,16 +16,16 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.grammar.step_allowance import SEARCHES_S, StepAllowance
 from engine.sampling.counter_random import signed, uniform
-from engine.sampling.row import SamplingRow
-from engine.sampling.shaping import shape
+from engine.sampling.grammar_allowance import SEARCHES_S, StepAllowance
+from engine.sampling.logit_shaping import shape
+from engine.sampling.request_state import SamplingState
 
 _NUCLEUS_TRY = 128
 """Most nuclei have fewer tokens than this: only where one has more is a row sorted in full."""
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], allowance: StepAllowance | None = None) -> list[int]:
+def sample(logits: torch.Tensor, rows: Sequence[SamplingState], allowance: StepAllowance | None = None) -> list[int]:
     """Token ids for the first `len(rows)` rows of fp32 logits [rows, padded vocabulary].
 
     `allowance`: the time for grammars; the tokens of rows that it puts off mean nothing.
@@ -54,7 +54,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], allowance: StepAll
     return tokens
 
 
-def _settle(tokens: list[int], rows: Sequence[SamplingRow], allowance: StepAllowance) -> None:
+def _settle(tokens: list[int], rows: Sequence[SamplingState], allowance: StepAllowance) -> None:
     """Put other tokens, where a grammar has to, in the place of those after which an output could not be completed."""
     guided = allowance.begin(rows)
     allowance.allow(SEARCHES_S)
@@ -74,7 +74,7 @@ def _likeliest(values: torch.Tensor) -> list[int]:
     return tokens
 
 
-def _draw(above: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+def _draw(above: torch.Tensor, rows: Sequence[SamplingState]) -> list[int]:
     """Token ids by logits that are 0 at each row's maximum, float64 [rows, vocabulary], which are overwritten."""
     device = above.device
 

@@ -28,7 +28,7 @@ Claim: TypeAlias = tuple[Request, Iterable[Request]]
 class Policy(Protocol):
     """The order of the queue. A preempted request is pushed again and keeps its place by its arrival."""
 
-    keeps_awaited: bool
+    protects_awaited_blocks: bool
     """Whether cached blocks that those who wait will look for are evicted after all others."""
 
     def at(self, now: float) -> bool:
@@ -100,7 +100,7 @@ class Policy(Protocol):
 class FirstComeFirstServed:
     """By arrival; the youngest gives way first, and before all others one that is out of credit anyway."""
 
-    keeps_awaited = False
+    protects_awaited_blocks = False
 
     def __init__(self) -> None:
         self._waiting: dict[int, Request] = {}

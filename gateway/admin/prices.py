@@ -16,11 +16,10 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from msgspec import Struct
 
-from billing.instants import InvalidInstant, format_instant, parse_instant
+from billing.calendar import InvalidInstant, format_instant, parse_instant
 from billing.money import InvalidMoney, InvalidPrice
 from billing.prices import EVERY_LANE, PriceMissing
 from billing.prices.approval import BY_KEY, PriceSheets
-from billing.prices.books import BASE, PriceBooks
 from billing.prices.errors import (
     NotADraft,
     OverlappingPrices,
@@ -33,14 +32,15 @@ from billing.prices.errors import (
     WrongCurrency,
 )
 from billing.prices.grid import amount, difference, in_order, parse_rows
-from billing.prices.sheets import Kind, Proposal, Sheet
+from billing.prices.price_books import BASE, PriceBooks
+from billing.prices.sheets import PriceProposal, PriceSheet, SheetKind
 from billing.prices.version import Rows
-from gateway.authentication import OPERATORS, operator
 from gateway.dialects.json_paths import decode
 from gateway.dialects.query_parameters import Parameters
-from gateway.endpoints.bodies import read_management_body
 from gateway.endpoints.prices import ModelPrices, Price
-from gateway.failures import Conflict, InvalidRequest, NotAllowed, NotFound
+from gateway.endpoints.request_body import read_management_body
+from gateway.errors import Conflict, InvalidRequest, NotAllowed, NotFound
+from gateway.http.authentication import OPERATORS, operator
 from gateway.services import Gateway
 from storage.free_text import InvalidText
 
@@ -70,7 +70,7 @@ class NewSheet(Struct, frozen=True, forbid_unknown_fields=True):
     model: str
     prices: tuple[Cell, ...]
     book: str = BASE
-    kind: Kind = "whole"
+    kind: SheetKind = "whole"
     currency: str | None = None
     effective_at: str | None = None
     effective_until: str | None = None
@@ -232,7 +232,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         """Keep a proposal for another operator to activate; or say what it would change."""
         who, asked = operator(request.scope), decode(_NEW, await read_management_body(request, patience))
         with _refusing(proposed=True):
-            proposal = Proposal(
+            proposal = PriceProposal(
                 model=asked.model,
                 rows=_rows(asked.prices),
                 book=asked.book,
@@ -317,7 +317,7 @@ def _differences(before: Rows, after: Rows) -> list[Difference]:
     return [Difference(*cell, said(old), said(new)) for cell, old, new in difference(before, after)]
 
 
-def _sheet(sheet: Sheet, shape: type[Shape], **more: Any) -> Shape:
+def _sheet(sheet: PriceSheet, shape: type[Shape], **more: Any) -> Shape:
     def instant(at: int | None) -> str | None:
         return None if at is None else format_instant(at)
 

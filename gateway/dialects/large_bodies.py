@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import Raw, Struct
 
-from engine.protocol.requests import MOST_CHOICES
 from gateway.dialects.json_paths import ABSENT, decode
-from gateway.failures import InvalidRequest
+from gateway.errors import InvalidRequest
+from protocol.requests import MOST_CHOICES
 
 LARGE_BYTES = 64 * 1024
 """A smaller body is decoded at once, where it is read."""

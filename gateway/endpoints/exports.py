@@ -13,13 +13,13 @@ from litestar.response import File
 from msgspec import Struct
 
 from billing.exports.datasets import InvalidExport
-from billing.exports.jobs import ExportNotFound, Job, TooManyExports
+from billing.exports.jobs import ExportJob, ExportNotFound, TooManyExports
 from billing.exports.writers import MEDIA_TYPES
-from gateway.authentication import admin_principal
 from gateway.dialects.json_paths import decode
 from gateway.dialects.query_parameters import Parameters
-from gateway.endpoints.bodies import read_management_body
-from gateway.failures import Conflict, InvalidRequest, NotFound, RateLimited, Unavailable
+from gateway.endpoints.request_body import read_management_body
+from gateway.errors import Conflict, InvalidRequest, NotFound, RateLimited, Unavailable
+from gateway.http.authentication import admin_principal
 from gateway.services import Gateway
 
 _MOST = 100
@@ -65,7 +65,7 @@ def export_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     jobs, patience = gateway.services.exports, gateway.services.options.patience
     wait = gateway.patience.exports.wait
 
-    async def found(request: Request[Any, Any, Any], name: str) -> Job:
+    async def found(request: Request[Any, Any, Any], name: str) -> ExportJob:
         try:
             return await wait(jobs.get(admin_principal(request.scope).tenant_id, _id(name)))
         except ExportNotFound as error:
@@ -127,7 +127,7 @@ def _id(name: str) -> UUID:
         raise NotFound(f"There is no export {name[:80]!r}.") from error
 
 
-def _object(job: Job) -> ExportObject:
+def _object(job: ExportJob) -> ExportObject:
     return ExportObject(
         id=f"export_{job.id.hex}",
         dataset=job.dataset,

@@ -14,16 +14,16 @@ from litestar import MediaType, Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 
-from billing.instants import InvalidInstant, format_instant, parse_instant
+from billing.calendar import InvalidInstant, format_instant, parse_instant
 from billing.money import MICRO
 from billing.prices import EVERY_LANE, LANES, PriceMissing, PriceVersion
 from billing.prices.grid import amount, in_order
 from billing.prices.version import STORAGE
-from gateway.authentication import KEYLESS
-from gateway.failures import InvalidRequest, Unavailable
-from gateway.request_scope import of
+from gateway.errors import InvalidRequest, Unavailable
+from gateway.http.authentication import KEYLESS
+from gateway.request_context import of
 from gateway.services import Gateway
-from storage.database import DatabaseUnavailable
+from storage.database.database import DatabaseUnavailable
 
 
 class Price(Struct, frozen=True):

@@ -13,14 +13,21 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from msgspec import UNSET, Struct, UnsetType
 
-from billing.webhooks.dispatch import event_name
-from billing.webhooks.endpoints import OVERLAP_S, Attempt, Delivery, Endpoint, InvalidWebhook, WebhookNotFound
-from gateway.authentication import admin_principal
 from gateway.dialects.json_paths import decode
 from gateway.dialects.query_parameters import Parameters
-from gateway.endpoints.bodies import read_management_body
-from gateway.failures import InvalidRequest, NotFound
+from gateway.endpoints.request_body import read_management_body
+from gateway.errors import InvalidRequest, NotFound
+from gateway.http.authentication import admin_principal
 from gateway.services import Gateway
+from webhooks.dispatch import event_name
+from webhooks.endpoints import (
+    OVERLAP_S,
+    DeliveryAttempt,
+    InvalidWebhook,
+    WebhookDelivery,
+    WebhookEndpoint,
+    WebhookNotFound,
+)
 
 _MOST = 100
 _LONGEST_OVERLAP_S = 30 * 86_400
@@ -224,7 +231,7 @@ def _id(name: str) -> UUID:
         raise NotFound(f"There is no {name[:80]!r}.") from error
 
 
-def _endpoint(endpoint: Endpoint, secret: str | UnsetType = UNSET) -> EndpointObject:
+def _endpoint(endpoint: WebhookEndpoint, secret: str | UnsetType = UNSET) -> EndpointObject:
     return EndpointObject(
         id=str(endpoint.id),
         url=endpoint.url,
@@ -238,7 +245,7 @@ def _endpoint(endpoint: Endpoint, secret: str | UnsetType = UNSET) -> EndpointOb
     )
 
 
-def _delivery(delivery: Delivery, attempts: list[Attempt] | None = None) -> DeliveryObject:
+def _delivery(delivery: WebhookDelivery, attempts: list[DeliveryAttempt] | None = None) -> DeliveryObject:
     return DeliveryObject(
         id=str(delivery.id),
         endpoint_id=str(delivery.endpoint_id),
@@ -256,7 +263,7 @@ def _delivery(delivery: Delivery, attempts: list[Attempt] | None = None) -> Deli
     )
 
 
-def _attempt(attempt: Attempt) -> AttemptObject:
+def _attempt(attempt: DeliveryAttempt) -> AttemptObject:
     return AttemptObject(
         number=attempt.number,
         at=_seconds(attempt.at),

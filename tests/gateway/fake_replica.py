@@ -9,11 +9,10 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from engine.protocol.frames import ToGateway, encode, read_from_gateway
-from engine.protocol.greeting import OLDEST_VERSION, VERSION, link_proof
-from engine.protocol.replicas import Beat, Capacity, Dial, Elsewhere, Fence, Fenced, Hello, Layout, Scope, ServedModel
-from engine.protocol.requests import ATTEMPTS, Abort, Ack, Began, Counts, Credit, Done, Generate, Tokens
-from engine.scheduling.fair_share import FairShare
+from engine.scheduling.fairness.fair_share import FairShare
+from protocol.frames import OLDEST_VERSION, VERSION, ToGateway, encode, link_proof, read_from_gateway
+from protocol.replicas import Beat, Capacity, Dial, Elsewhere, Fence, Fenced, Hello, Layout, Scope, ServedModel
+from protocol.requests import ATTEMPTS, Abort, Ack, Began, Counts, Credit, Done, Generate, Tokens
 
 LINK_KEY = b"k" * 32
 

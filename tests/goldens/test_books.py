@@ -11,16 +11,15 @@ import pytest
 from sqlalchemy import Uuid, text
 from sqlalchemy.types import LargeBinary
 
-from billing import chain
-from billing.event_columns import EventColumns
-from billing.event_rows import EventRows
+from billing.events.columns import EventColumns, event_dimensions
+from billing.events.rows import EventRows
 from billing.exports.files import DATASETS, MANIFEST_VERSION
 from billing.exports.writers import FORMATS
-from billing.seals import FORMS, digest_of, key_of, seal_of
-from billing.traits import all_traits
+from billing.integrity import hash_chain
+from billing.integrity.row_seals import FORMS, digest_of, key_of, seal_of
 from billing.usage import METERS, TRAITS, Counts, SignedUsage, Usage, UsageEvent
-from storage.base import Id
-from storage.database import Database
+from storage.database.base import Id
+from storage.database.database import Database
 from tests.billing.golden import month
 from tests.goldens import golden
 
@@ -144,11 +143,16 @@ def _row(event: UsageEvent) -> dict[str, Any]:
 
 def test_leaves_and_heads() -> None:
     """The chain from events that are written, and again from rows that are read."""
-    kinds = all_traits(EVENTS)
-    made = chain.batches(EventRows(EventColumns(EVENTS), {kind: n for n, kind in enumerate(dict.fromkeys(kinds), 7)}))
-    leaves = {str(id): leaf.hex() for batch in made for id, leaf in chain.entries_of(batch.entries)}
-    assert leaves == {str(event.id): chain.leaf_of(_row(event)).hex() for event in EVENTS}  # type: ignore[arg-type]
-    heads = {batch.tenant_id: chain.following(chain.start(batch.tenant_id, batch.period), batch.root) for batch in made}
+    kinds = event_dimensions(EVENTS)
+    made = hash_chain.batches(
+        EventRows(EventColumns(EVENTS), {kind: n for n, kind in enumerate(dict.fromkeys(kinds), 7)})
+    )
+    leaves = {str(id): leaf.hex() for batch in made for id, leaf in hash_chain.entries_of(batch.entries)}
+    assert leaves == {str(event.id): hash_chain.leaf_of(_row(event)).hex() for event in EVENTS}  # type: ignore[arg-type]
+    heads = {
+        batch.tenant_id: hash_chain.following(hash_chain.start(batch.tenant_id, batch.period), batch.root)
+        for batch in made
+    }
     golden.check(
         "chain",
         {
@@ -157,10 +161,10 @@ def test_leaves_and_heads() -> None:
                 [str(batch.tenant_id), batch.period, batch.events, batch.entries.hex(), batch.root.hex()]
                 for batch in made
             ],
-            "start": chain.start(_id(101), "2026-11").hex(),
+            "start": hash_chain.start(_id(101), "2026-11").hex(),
             "heads": {str(tenant): head.hex() for tenant, head in heads.items()},
-            "root": chain.root_of(heads).hex(),
-            "columns": list(chain.COLUMNS),
+            "root": hash_chain.root_of(heads).hex(),
+            "columns": list(hash_chain.COLUMNS),
             "traits": list(TRAITS),
             "meters": list(METERS),
         },

@@ -9,42 +9,43 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import pytest
 
-from billing.adjustments import InvalidAdjustment, UnknownEvent
-from billing.balances import CurrencyMismatch, InvalidGrant, RefundRefused
-from billing.budgets.setting import InvalidBudget, UnknownBudget
-from billing.epochs import EpochAlive, GatewayNameTaken, UnknownEpoch
+from billing.accounts.adjustments import InvalidAdjustment, UnknownEvent
+from billing.accounts.balances import CurrencyMismatch, InvalidGrant, RefundRefused
+from billing.accounts.budgets import InvalidBudget, UnknownBudget
+from billing.accounts.idempotency import IdempotencyConflict
 from billing.exports.datasets import InvalidExport
-from billing.identities import IdReused
-from billing.invoices.failures import InvoiceRefused
+from billing.invoices.errors import InvoiceRefused
 from billing.invoices.parties import InvalidParty
 from billing.invoices.pdf import NotPrintable
-from billing.lost_journals import JournalAnswers, UnknownJournal
 from billing.money import InvalidMoney, InvalidPrice
-from billing.periods import PeriodOpen
+from billing.periods.periods import PeriodOpen
 from billing.platform_settings import InvalidPlatformSetting
 from billing.prices import PriceMissing
 from billing.prices.errors import PriceRefused, UnknownBook, UnknownSheet
 from billing.rating.terms import InvalidTerms
 from billing.rating.usage_lines import CostMismatch
+from billing.replica_journals.lost_journals import JournalAnswers, UnknownJournal
+from billing.spool.gateway_epochs import EpochAlive, GatewayNameTaken, UnknownEpoch
 from billing.usage import InvalidPeriod, InvalidUsage
-from billing.webhooks.endpoints import InvalidWebhook, WebhookNotFound
 from engine.errors import DiskFull, EngineError, EngineFailed, StartError
-from engine.protocol.addresses import AddressError
-from gateway.conversation.served_model import ModelFolderError
-from gateway.registry import ModelWithoutPrice
-from gateway.tenancy.repositories import NameTaken, NotFound
+from gateway.served_models.registry import ModelWithoutPrice
+from gateway.served_models.served_model import ModelFolderError
+from protocol.addresses import AddressError
 from storage.bus import InvalidRedisUrl
-from storage.database import DatabaseUnavailable, InvalidDatabaseUrl
+from storage.database.database import DatabaseUnavailable, InvalidDatabaseUrl
+from storage.database.migrate import SchemaMismatch
 from storage.free_text import InvalidText
-from storage.migrate import SchemaMismatch
+from tenancy.repositories import NameTaken, NoSuchRecord
 from tests.goldens import golden
-from turnpike import logs, settings
-from turnpike.children import ChildFailed
+from turnpike import logs
 from turnpike.cli import build_parser, main
-from turnpike.data_folder import DataFolderError, DataFolderFull, NoData
 from turnpike.failures import CommandError
-from turnpike.secrets import SecretsError
-from turnpike.settings import SettingError, Settings
+from turnpike.processes.children import ChildFailed
+from turnpike.settings import settings
+from turnpike.settings.data_folder import DataFolderError, DataFolderFull, NoData
+from turnpike.settings.secrets import SecretsError
+from turnpike.settings.settings import SettingError, Settings
+from webhooks.endpoints import InvalidWebhook, WebhookNotFound
 
 FAILURES: dict[str, type[BaseException]] = {
     "address of a replica is invalid": AddressError,
@@ -70,7 +71,7 @@ FAILURES: dict[str, type[BaseException]] = {
     "export is invalid": InvalidExport,
     "gateway name is taken": GatewayNameTaken,
     "grant is invalid": InvalidGrant,
-    "idempotency key was used for something else": IdReused,
+    "idempotency key was used for something else": IdempotencyConflict,
     "invoice is refused": InvoiceRefused,
     "invoice is not printable": NotPrintable,
     "journal answers": JournalAnswers,
@@ -93,7 +94,7 @@ FAILURES: dict[str, type[BaseException]] = {
     "schema does not match": SchemaMismatch,
     "secrets are unusable": SecretsError,
     "setting is invalid": SettingError,
-    "tenant, project or key is unknown": NotFound,
+    "tenant, project or key is unknown": NoSuchRecord,
     "contract terms are invalid": InvalidTerms,
     "text is invalid": InvalidText,
     "usage is invalid": InvalidUsage,

@@ -9,15 +9,15 @@ from uuid import UUID
 
 import msgspec
 
-from billing.epochs import SUFFIX as EPOCH_SUFFIX
 from billing.holds.records import Hold, HoldRequest, grants_in, join, split
-from billing.segments import HEADER
-from billing.spool import SUFFIX as SPOOL_SUFFIX
-from billing.spool import Spool
+from billing.spool.gateway_epochs import SUFFIX as EPOCH_SUFFIX
+from billing.spool.segments import HEADER
+from billing.spool.spool import SUFFIX as SPOOL_SUFFIX
+from billing.spool.spool import Spool
 from billing.usage import Counts as BilledCounts
 from billing.usage import Release, Settlement, Usage, UsageEvent
-from engine.journal import Journal
-from engine.journal_records import (
+from engine.server.journal import Journal
+from engine.server.journal_records import (
     Acked,
     AnyRecord,
     Begun,
@@ -30,12 +30,12 @@ from engine.journal_records import (
     frame,
     read_records,
 )
-from engine.protocol.requests import Counts, Done, Refusal
-from gateway.metering import Terms, pack, unpack
+from gateway.metering.billable_usage import MeteringTerms, pack, unpack
+from protocol.requests import Counts, Done, Refusal
 from tests.goldens import golden
 from tests.goldens.test_wire import fields, plain
-from turnpike import secrets
-from turnpike.secrets import Secrets
+from turnpike.settings import secrets
+from turnpike.settings.secrets import Secrets
 
 COUNTS = Counts(
     prompt=60, computed=10, read_hbm=20, read_dram=14, read_nvme=16, output=7, recomputed=3, drafted=5, accepted=4
@@ -193,7 +193,7 @@ async def test_a_spool_is_adopted(tmp_path: Path) -> None:
 
 def test_what_a_hold_keeps() -> None:
     """Bytes in rows of the database and in journals: holds that are open live through an upgrade."""
-    terms = Terms("openai", 64, 60)
+    terms = MeteringTerms("openai", 64, 60)
     asked = HoldRequest(
         request_id=IDS[0],
         tenant_id=IDS[1],

@@ -12,15 +12,15 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.protocol.metric_help import HELP
 from gateway.app import create_app, create_internal_app
-from gateway.dialects import anthropic_errors, errors
-from gateway.failures import (
+from gateway.dialects.anthropic import errors as anthropic_errors
+from gateway.dialects.openai import errors
+from gateway.errors import (
     BodyTooLarge,
     BodyTooSlow,
     ClientLeft,
     Conflict,
-    Failure,
+    GatewayError,
     Interrupted,
     InvalidRequest,
     ModelNotFound,
@@ -34,17 +34,18 @@ from gateway.failures import (
     Unavailable,
     UnsupportedEncoding,
 )
+from protocol.metric_help import HELP
 from scripts.count_code import product_modules
 from tests.billing.money import Tenant
 from tests.billing.recorded import DAY, record
+from tests.gateway.admin.test_prices import GRID
+from tests.gateway.dialects.test_bad_input import BAD, BAD_COMPLETIONS
 from tests.gateway.stack import Stack
-from tests.gateway.test_admin_prices import GRID
-from tests.gateway.test_bad_input import BAD, BAD_COMPLETIONS
 from tests.goldens import golden
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORTAGE = Shortage("project", "month", "2.00", "1.00", "USD", 7, "2026-12-01T00:00:00Z", "0.50")
-FAILURES: dict[str, Failure] = {
+FAILURES: dict[str, GatewayError] = {
     "the body is too large": BodyTooLarge("m"),
     "the body is too slow": BodyTooSlow("m"),
     "the client left": ClientLeft("m"),
@@ -61,7 +62,7 @@ FAILURES: dict[str, Failure] = {
     "unaffordable": Unaffordable("m"),
     "unaffordable, and by how much": Unaffordable("m", SHORTAGE),
     "unavailable": Unavailable("m"),
-    "another failure": Failure("m"),
+    "another failure": GatewayError("m"),
     "an encoding that we do not undo": UnsupportedEncoding("m"),
 }
 """What a request may fail with. What they are called here stays when a class is renamed."""

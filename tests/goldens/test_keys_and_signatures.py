@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from billing.webhooks import signing
-from billing.webhooks.topics import TOPICS
-from gateway.domains import CacheDomains
-from gateway.tenancy.keys import Peppers, parse
-from prompt_cache.keys import block_key, model_root, prefix_key, scope_root
+from prompt_cache.kv.block_keys import block_key, model_root, prefix_key, scope_root
 from prompt_cache.model_digest import model_digest, text_digest
+from prompt_cache.promise.cache_domains import CacheDomains
+from tenancy.keys import Peppers, parse
 from tests.goldens import golden
+from webhooks import signing
+from webhooks.endpoints import TOPICS
 
 KEPT_KEY = "tp_live_z4aguXQy0iVU_KOy253poVVLtPwbpIi58rLNJSA9alzGtFJqhdEj8JA2_4LxcNS"
 """A key as a customer has it."""
@@ -46,9 +46,9 @@ def test_webhooks() -> None:
             "headers": signing.headers("msg_1", 1_795_000_000, b'{"a":1}', [b"s" * 32, b"t" * 32]),
         },
     )
-    sealed = signing.Sealer(b"m" * 32).seal(b"s" * 32, ENDPOINT)
-    assert signing.Sealer(b"m" * 32).open(sealed, ENDPOINT) == b"s" * 32
-    assert signing.Sealer(b"m" * 32).open(bytes.fromhex(KEPT_SECRET), ENDPOINT) == b"s" * 32
+    sealed = signing.SecretCipher(b"m" * 32).seal(b"s" * 32, ENDPOINT)
+    assert signing.SecretCipher(b"m" * 32).open(sealed, ENDPOINT) == b"s" * 32
+    assert signing.SecretCipher(b"m" * 32).open(bytes.fromhex(KEPT_SECRET), ENDPOINT) == b"s" * 32
 
 
 def test_cache_keys(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.protocol.metric_help import HELP
+from protocol.metric_help import HELP
 from tests.engine.client import Client, ReplicaProcess
 from tests.engine.conftest import write_model
 from tests.engine.tiny_tokenizer import write_tokenizer

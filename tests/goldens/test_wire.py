@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from engine.protocol import greeting
-from engine.protocol.frames import MAX_FRAME_BYTES, ToGateway, ToReplica, encode, read_from_gateway, read_from_replica
-from engine.protocol.replicas import (
+from protocol import frames
+from protocol.frames import MAX_FRAME_BYTES, ToGateway, ToReplica, encode, read_from_gateway, read_from_replica
+from protocol.replicas import (
     Beat,
     Capacity,
     Dial,
@@ -28,7 +28,7 @@ from engine.protocol.replicas import (
     TierLimit,
     TierLoad,
 )
-from engine.protocol.requests import (
+from protocol.requests import (
     Abort,
     Ack,
     Began,
@@ -228,9 +228,9 @@ def test_how_a_link_opens() -> None:
     golden.check(
         "wire_greeting",
         {
-            "version": greeting.VERSION,
-            "oldest": greeting.OLDEST_VERSION,
+            "version": frames.VERSION,
+            "oldest": frames.OLDEST_VERSION,
             "largest frame": MAX_FRAME_BYTES,
-            "proof": greeting.link_proof(b"k" * 32, b"c" * 16, "gateway").hex(),
+            "proof": frames.link_proof(b"k" * 32, b"c" * 16, "gateway").hex(),
         },
     )

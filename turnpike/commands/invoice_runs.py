@@ -12,33 +12,33 @@ import msgspec
 
 from billing.invoices.document import Document
 from billing.invoices.drafting import draft
-from billing.invoices.failures import InvoiceRefused, NoProfile
+from billing.invoices.errors import InvoiceRefused, NoProfile
 from billing.invoices.finalizing import finalize
 from billing.invoices.parties import InvalidParty, vat_warnings
 from billing.invoices.party_store import Parties
 from billing.invoices.records import Invoices
-from billing.reports import usage_by_project_and_model
-from storage.plurals import counted
+from billing.reports.usage_report import usage_by_project_and_model
+from storage.free_text import counted
+from turnpike.admin_services import AdminServices
 from turnpike.commands.invoice_words import NOTHING_WRITTEN, parse_day, record_line, totals_line
-from turnpike.commands.running import with_office
+from turnpike.commands.running import with_admin_services
 from turnpike.failures import CommandError
-from turnpike.office import Office
-from turnpike.settings import Settings
+from turnpike.settings.settings import Settings
 
 
 def draft_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike invoices draft`: 1 if one of the tenants could not be drafted."""
 
-    async def work(office: Office) -> int:
-        names = await _project_names(office)
-        invoices = Invoices(office.database)
+    async def work(admin: AdminServices) -> int:
+        names = await _project_names(admin)
+        invoices = Invoices(admin.database)
 
         async def one(tenant_id: UUID, _used: bool) -> str:
             there = await invoices.draft(tenant_id, arguments.period) if arguments.all else None
             if there is not None and there.state != "draft":
                 return record_line(there)
             record, document = await draft(
-                office.database, office.prices, tenant_id, arguments.period, names, write=not arguments.dry_run
+                admin.database, admin.prices, tenant_id, arguments.period, names, write=not arguments.dry_run
             )
             if document is None:
                 raise _Skipped("nothing to bill")
@@ -46,17 +46,17 @@ def draft_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
                 _warn(document, warning)
             return totals_line(document) + ("" if record else f" ({NOTHING_WRITTEN})")
 
-        return await _for_each(office, arguments, one)
+        return await _for_each(admin, arguments, one)
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def finalize_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike invoices finalize`: 1 if one of the drafts could not be finalized."""
     issued = parse_day(arguments.issued, "--issued") if arguments.issued else None
 
-    async def work(office: Office) -> int:
-        invoices = Invoices(office.database)
+    async def work(admin: AdminServices) -> int:
+        invoices = Invoices(admin.database)
 
         async def one(tenant_id: UUID, used: bool) -> str:
             before = await invoices.draft(tenant_id, arguments.period)
@@ -68,7 +68,7 @@ def finalize_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
                     )
                 raise _Skipped("no draft")
             record = await finalize(
-                office.database, office.prices, tenant_id, arguments.period, issued, write=not arguments.dry_run
+                admin.database, admin.prices, tenant_id, arguments.period, issued, write=not arguments.dry_run
             )
             if not arguments.dry_run:
                 return record_line(record)
@@ -77,19 +77,21 @@ def finalize_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
             unnumbered = msgspec.structs.replace(record, number=None)  # whose number it is, the real run decides
             return f"{record_line(unnumbered)} ({NOTHING_WRITTEN}; its number is given at finalizing)"
 
-        return await _for_each(office, arguments, one)
+        return await _for_each(admin, arguments, one)
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
-async def _for_each(office: Office, arguments: argparse.Namespace, one: Callable[[UUID, bool], Awaitable[str]]) -> int:
+async def _for_each(
+    admin: AdminServices, arguments: argparse.Namespace, one: Callable[[UUID, bool], Awaitable[str]]
+) -> int:
     """Do it for one tenant or for all that are concerned; who fails is said, and keeps nobody else from being done.
 
     `one` is told the tenant, and whether it used anything in the period.
     """
-    names = {tenant.id: tenant.name for tenant in await office.tenancy.list_tenants()}
+    names = {tenant.id: tenant.name for tenant in await admin.tenancy.list_tenants()}
     if arguments.tenant:
-        tenant = await office.tenancy.tenant(arguments.tenant)
+        tenant = await admin.tenancy.tenant(arguments.tenant)
         try:
             print(f"{tenant.name}, {arguments.period}: {await one(tenant.id, True)}")
         except _Skipped as error:
@@ -97,8 +99,8 @@ async def _for_each(office: Office, arguments: argparse.Namespace, one: Callable
         except NoProfile as error:
             raise CommandError(f"{tenant.name}: {error}") from error
         return 0
-    used = {row.tenant_id for row in await usage_by_project_and_model(office.database, arguments.period)}
-    concerned = used | set(await Parties(office.database).buyers())
+    used = {row.tenant_id for row in await usage_by_project_and_model(admin.database, arguments.period)}
+    concerned = used | set(await Parties(admin.database).buyers())
     print(f"{arguments.period}: {counted(len(concerned), 'tenant')}", file=sys.stderr)
     failed, skipped = 0, Counter[str]()
     for n, tenant_id in enumerate(sorted(concerned, key=lambda each: names.get(each, str(each))), 1):
@@ -141,6 +143,6 @@ def _progress(text: str) -> None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-async def _project_names(office: Office) -> dict[UUID, str]:
-    tenants = await office.tenancy.list_tenants()
-    return {project.id: project.name for each in tenants for project in await office.tenancy.list_projects(each.id)}
+async def _project_names(admin: AdminServices) -> dict[UUID, str]:
+    tenants = await admin.tenancy.list_tenants()
+    return {project.id: project.name for each in tenants for project in await admin.tenancy.list_projects(each.id)}

@@ -6,11 +6,11 @@ from datetime import date
 
 import msgspec
 
-from billing.invoices.currencies import format_minor
 from billing.invoices.document import Document
-from billing.invoices.records import Record
+from billing.invoices.minor_units import format_minor
+from billing.invoices.records import InvoiceRecord
 from billing.money import format_pico
-from storage.plurals import counted
+from storage.free_text import counted
 from turnpike.failures import CommandError
 
 NOTHING_WRITTEN = "dry run, nothing written"
@@ -33,7 +33,7 @@ def totals_line(document: Document) -> str:
     return ", ".join([*parts, f"{asked} {money(document.payable)}"])
 
 
-def record_line(record: Record) -> str:
+def record_line(record: InvoiceRecord) -> str:
     """How an invoice or credit note stands."""
 
     def money(amount: int) -> str:

@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 
-from billing.invoices.failures import NoProfile
+from billing.invoices.errors import NoProfile
 from billing.invoices.parties import Buyer, InvalidParty, Party, Role, Seller, format_rate, parse_rate, vat_warning
 from billing.invoices.party_store import Parties
 from billing.invoices.vat_ids import compact
-from turnpike.commands.running import with_office
+from turnpike.admin_services import AdminServices
+from turnpike.commands.running import with_admin_services
 from turnpike.failures import CommandError
-from turnpike.office import Office
-from turnpike.settings import Settings
+from turnpike.settings.settings import Settings
 
 _NEEDED = ("name", "address", "city", "country")
 
@@ -25,8 +25,8 @@ _NEEDED = ("name", "address", "city", "country")
 def set_seller(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike invoices seller set ID`."""
 
-    async def work(office: Office) -> int:
-        parties = Parties(office.database)
+    async def work(admin: AdminServices) -> int:
+        parties = Parties(admin.database)
         given = _given(Seller, arguments)
         before = next((seller for seller in await parties.sellers() if seller.id == arguments.id), None)
         if arguments.rate or arguments.remove_rate:
@@ -37,14 +37,14 @@ def set_seller(settings: Settings, arguments: argparse.Namespace) -> int:
         _warn("seller", seller)
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def show_sellers(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike invoices seller show`."""
 
-    async def work(office: Office) -> int:
-        sellers = await Parties(office.database).sellers()
+    async def work(admin: AdminServices) -> int:
+        sellers = await Parties(admin.database).sellers()
         chosen = [seller for seller in sellers if arguments.id in (None, seller.id)]
         if not chosen:
             raise CommandError("there is no such seller; make one: `turnpike invoices seller set ID …`")
@@ -52,15 +52,15 @@ def show_sellers(settings: Settings, arguments: argparse.Namespace) -> int:
             _show(seller.id, seller)
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def set_buyer(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike invoices buyer set TENANT`."""
 
-    async def work(office: Office) -> int:
-        parties = Parties(office.database)
-        tenant = await office.tenancy.tenant(arguments.tenant)
+    async def work(admin: AdminServices) -> int:
+        parties = Parties(admin.database)
+        tenant = await admin.tenancy.tenant(arguments.tenant)
         given = _given(Buyer, arguments)
         before = (await parties.buyers()).get(tenant.id)
         if before is None and "seller" not in given:
@@ -74,16 +74,16 @@ def set_buyer(settings: Settings, arguments: argparse.Namespace) -> int:
         _warn("buyer", buyer)
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def show_buyers(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike invoices buyer show`."""
 
-    async def work(office: Office) -> int:
-        names = {tenant.id: tenant.name for tenant in await office.tenancy.list_tenants()}
-        wanted = (await office.tenancy.tenant(arguments.tenant)).id if arguments.tenant else None
-        buyers = await Parties(office.database).buyers()
+    async def work(admin: AdminServices) -> int:
+        names = {tenant.id: tenant.name for tenant in await admin.tenancy.list_tenants()}
+        wanted = (await admin.tenancy.tenant(arguments.tenant)).id if arguments.tenant else None
+        buyers = await Parties(admin.database).buyers()
         chosen = {tenant: buyer for tenant, buyer in buyers.items() if wanted in (None, tenant)}
         if not chosen:
             raise NoProfile("there is no billing profile; make one: `turnpike invoices buyer set TENANT …`")
@@ -91,7 +91,7 @@ def show_buyers(settings: Settings, arguments: argparse.Namespace) -> int:
             _show(names[tenant], chosen[tenant])
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def _given(kind: type[Party], arguments: argparse.Namespace) -> dict[str, Any]:

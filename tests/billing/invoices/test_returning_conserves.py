@@ -13,17 +13,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from billing.adjustments import adjust
-from billing.audit.checks import check
-from billing.balances import Balances, RefundRefused
-from billing.invoices.records import Record
-from billing.invoices.settling import pay, void
-from billing.prices import PriceBook
+from billing.accounts.adjustments import adjust
+from billing.accounts.balances import Balances, RefundRefused
+from billing.invoices.collection import pay, void
+from billing.invoices.records import InvoiceRecord
+from billing.prices import PriceCatalog
 from billing.rating.term_store import Contracts
 from billing.rating.terms import parse_terms
 from billing.usage import Usage
-from storage.base import new_id, to_instant
-from storage.database import Database
+from billing.verification.checks import check
+from storage.database.base import new_id, to_instant
+from storage.database.database import Database
 from tests.billing.invoices.books import Customer, set_clock
 from tests.billing.invoices.documents import BUYER
 from tests.fast import examples
@@ -92,7 +92,7 @@ class _Story:
         self.customer = customer
         self.database = customer.database
         self.balances = Balances(customer.database)
-        self.invoices: list[Record] = []
+        self.invoices: list[InvoiceRecord] = []
         self.paid = 0
         self.given = 0
 
@@ -131,7 +131,9 @@ class _Story:
         self.invoices.append(record)
         if month.wrong and period != MONTHS[-1]:
             units = {"output": -events[0].usage.output}
-            await adjust(self.database, PriceBook(self.database), self.customer.id, events[0].id, units, reason="wrong")
+            await adjust(
+                self.database, PriceCatalog(self.database), self.customer.id, events[0].id, units, reason="wrong"
+            )
         if month.refunds:
             await self.refund()
 
@@ -170,7 +172,9 @@ async def _run(url: str, plan: Plan) -> None:
     database = await Database.open(url)
     try:
         customer = await Customer.make(database, buyer=US)
-        await Contracts(database, PriceBook(database)).put(customer.id, parse_terms(plan.contract), MONTHS[0], by="ann")
+        await Contracts(database, PriceCatalog(database)).put(
+            customer.id, parse_terms(plan.contract), MONTHS[0], by="ann"
+        )
         story = _Story(customer)
         for period, month in zip(MONTHS, plan.months, strict=True):
             await story.month(period, month, pays=plan.pays)

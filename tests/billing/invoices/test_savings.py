@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.invoices.advice import advice, summary
-from billing.invoices.canonical import canonical
-from billing.invoices.document import ClassSavings, ModelSavings, Savings
+from billing.invoices.document import ClassSavings, ModelSavings, Savings, canonical
 from billing.invoices.presentation import shown
-from billing.invoices.savings import savings
+from billing.invoices.savings import CacheHour, savings
 from billing.prices import PriceVersion, everywhere
-from billing.rating.cache_use import CacheHour
 from billing.usage import CLASSES
 from tests.billing.invoices.documents import document
 

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from sqlalchemy import update
 
-from billing.invoices.canonical import canonical
+from billing.invoices.document import canonical
 from billing.invoices.parties import Buyer, InvalidParty, vat_warnings
 from billing.invoices.party_store import Parties
 from billing.invoices.tax import tax_for
 from billing.tables.invoices import billing_profile, legal_entity
 from billing.usage import Usage
-from storage.database import Database
+from storage.database.database import Database
 from tests.billing.invoices.books import USD, Customer
 from tests.billing.invoices.documents import BUYER
 
