@@ -20,7 +20,7 @@ from billing.events import partitions
 from billing.events.columns import EventColumns, as_bytes
 from billing.events.rollups import roll_up
 from billing.events.rows import EventRows
-from billing.integrity.hash_chain import batches
+from billing.integrity.hash_chain import chain_batches
 from billing.ledger.entries import Transaction
 from billing.ledger.wallet import ModelCost, Wallet
 from billing.periods.periods import book_late
@@ -102,7 +102,7 @@ async def adjust(
         columns = await book_late(books, EventColumns([event]))
         (event,) = columns.events
         rows = EventRows(columns, numbers)
-        rolled, chained = await books.write_events(rows, lambda: (roll_up(columns), batches(rows)))
+        rolled, chained = await books.write_events(rows, lambda: (roll_up(columns), chain_batches(rows)))
         await books.roll_up(rolled)
         await books.chain(chained)
         found = (await books.lock([tenant_id]))[tenant_id]

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.events import partitions
 from billing.events.columns import EventColumns
-from billing.integrity.hash_chain import root_of
+from billing.integrity.hash_chain import period_root
 from billing.integrity.row_seals import seal_rows
 from billing.spool.gateway_epochs import Epoch, epochs_before
 from billing.tables.chain import usage_chain
@@ -166,7 +166,8 @@ class Periods:
             row = {"period": period, "starts_at": found.starts_at, "ends_at": found.ends_at, "state": "closing"}
             await session.execute(self._database.insert(billing_period).values(row).on_conflict_do_nothing())
             heads = select(usage_chain.c.tenant_id, usage_chain.c.head).where(usage_chain.c.period == period)
-            root = root_of({row.tenant_id: row.head for row in await session.execute(heads)})  # all tenants: as above
+            # all tenants: as above
+            root = period_root({row.tenant_id: row.head for row in await session.execute(heads)})
             values = {"state": "closed", "closed_at": self._database.clock, "root": root}
             unclosed = (billing_period.c.period == period) & (billing_period.c.state != "closed")
             closing = update(billing_period).where(unclosed).values(values).returning(billing_period.c.period)

@@ -17,7 +17,7 @@ from billing.events.columns import EventColumns, EventDimensions
 from billing.events.rollups import RollupDelta, roll_up
 from billing.events.rows import EventRows
 from billing.holds.store import EndedHolds, release_holds
-from billing.integrity.hash_chain import batches
+from billing.integrity.hash_chain import chain_batches
 from billing.ledger.entries import Balance, Transaction
 from billing.ledger.wallet import ModelCost, OpenGrant, Wallet
 from billing.money import format_pico
@@ -160,7 +160,7 @@ async def _settle(
         columns = EventColumns(event for place, event in enumerate(columns.events) if place not in causes)
     columns = await book_late(books, columns)
     rows = EventRows(columns, numbers)
-    rolled, chained = await books.write_events(rows, lambda: (roll_up(columns), batches(rows)))
+    rolled, chained = await books.write_events(rows, lambda: (roll_up(columns), chain_batches(rows)))
     used = {event.id: event.hold_batch for event in columns.events if event.allowance is None}
     settled = await books.holds.end(used, "settled")
     in_vain = {event.id: event.hold_batch for event, _ in refused if event.corrects is None} if refused else {}

@@ -15,8 +15,8 @@ from billing.budgets.store_sqlite import SqliteBudgetStore
 from billing.events.rollups import KEYS, SUMS, RollupDelta
 from billing.events.rows import EventRows
 from billing.holds.store_sqlite import SqliteHoldStore
-from billing.integrity.hash_chain import ChainBatch, following, start
-from billing.integrity.row_seals import digest_of_transaction, seal_of, seal_rows
+from billing.integrity.hash_chain import ChainBatch, first_head, next_head
+from billing.integrity.row_seals import CURRENT, digest_of_transaction, seal_of, seal_row, seal_rows
 from billing.ledger.entries import Balance, Transaction
 from billing.ledger.wallet import OpenGrant
 from billing.tables import money as tables
@@ -96,7 +96,7 @@ class SqliteMoneyTransaction:
             before = (await self._session.execute(select(usage_chain).where(here))).one_or_none()
             link = {
                 "root": batch.root,
-                "head": following(before.head if before else start(batch.tenant_id, batch.period), batch.root),
+                "head": next_head(before.head if before else first_head(batch.tenant_id, batch.period), batch.root),
             }
             end = {
                 "links": before.links + 1 if before else 1,
@@ -189,11 +189,9 @@ class SqliteMoneyTransaction:
                 for seq, entry in enumerate(t.entries, 1)
             ]
             await self._session.execute(insert(ledger_entry), entries)
-            sealed = [
-                {"kind": "ledger_txn", "id": str(t.id), "sha256": seal_of(digest_of_transaction(t), now)}
-                for t in transactions
-            ]
-            await self._session.execute(insert(seal), sealed)
+            form = CURRENT["ledger_txn"]
+            seals = [seal_row(form, str(t.id), seal_of(digest_of_transaction(t), now)) for t in transactions]
+            await self._session.execute(insert(seal), seals)
         if notices:
             told = [msgspec.structs.asdict(notice) | {"created_at": now} for notice in notices]
             await self._session.execute(insert(outbox), told)
