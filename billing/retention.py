@@ -16,7 +16,7 @@ from sqlalchemy import bindparam, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.events.partitions import least_id, made_at
-from billing.holds.records import split
+from billing.holds.sources import HoldSources
 from billing.tables.budgets import budget_charge, budget_window
 from billing.tables.money import balance, ended_hold, usage_fact
 from billing.tables.periods import billing_period
@@ -70,7 +70,7 @@ async def forget_charges(database: Database, keep_s: int) -> int:
             return 0
         spent: dict[UUID, int] = defaultdict(int)
         for row in rows:
-            for window in split(row.budgets):
+            for window in HoldSources.decode(row.budgets).windows:
                 spent[window] += int(row.cost_pico)
         ids = [row.request_id for row in rows]
         await session.execute(delete(budget_charge).where(one_of(database, of.request_id, ids)))

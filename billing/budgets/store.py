@@ -31,11 +31,11 @@ class BudgetStore(Protocol):
     async def save(self, windows: Sequence[BudgetWindow]) -> None:
         """Write windows as they are now. The database refuses what is not covered."""
 
-    async def charged(self, request: UUID) -> str:
-        """In which windows (`billing.holds.records.join`) a settled request was counted."""
+    async def charged(self, request: UUID) -> tuple[UUID, ...]:
+        """The windows in which a settled request was counted."""
 
-    async def charge(self, tenants: Mapping[UUID, tuple[UUID, str]]) -> None:
-        """Record in which windows (`billing.holds.records.join`) settled requests were counted, and whose they are."""
+    async def record_charges(self, charges: Mapping[UUID, tuple[UUID, tuple[UUID, ...]]]) -> None:
+        """Record settled requests' tenants, and the windows in which each was counted."""
 
 
 def fresh(wanted: Sequence[tuple[BudgetLimit, int]]) -> list[BudgetWindow]:

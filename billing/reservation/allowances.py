@@ -66,7 +66,6 @@ class Allowance:
         self._low = held.amount_pico // 2
         self._taken: dict[UUID, int] = {}
         self._admitted_at = held.admitted_at
-        self._period = held.period
         self._heard_ns = heard_ns
         month_ns = (period_bounds(held.period)[1] - held.admitted_at) * 1000
         self._until_ns = heard_ns + min(_OPEN_NS, month_ns)
@@ -93,11 +92,7 @@ class Allowance:
         self.free -= amount
         self._taken[request.request_id] = amount
         admitted_at = self._admitted_at + (now_ns - self._heard_ns) // 1000
-        return Hold(
-            request.request_id, request.tenant_id, request.project_id, request.key_id, request.model, request.lane,
-            request.price_version, amount, request.gateway, request.terms, admitted_at, self._period,
-            admitted_at + request.lifetime_s * 1_000_000, allowance=self.id,
-        )  # fmt: skip
+        return Hold.of(request, admitted_at, allowance=self.id)
 
     def end(self, request_id: UUID, cost: int) -> None:
         """The request has ended, and its cost is recorded; 0 if nothing was done for it."""

@@ -17,6 +17,7 @@ import msgspec
 from billing.accounts.balances import CurrencyMismatch
 from billing.budgets.windows import BudgetLimit, BudgetWindow, describe, resets
 from billing.holds.records import Hold, HoldRequest, TopUp
+from billing.holds.sources import HoldSources
 from billing.ledger.entries import Balance
 from billing.ledger.wallet import OpenGrant
 from billing.money import format_pico
@@ -133,7 +134,7 @@ class HoldDecider:
         if isinstance(taken, InsufficientFunds):
             return taken
         windows = tuple(self._windows[key].id for key in keys)
-        hold = Hold.of(request, self._now, budgets=windows, grants=taken)
+        hold = Hold.of(request, self._now, sources=HoldSources(windows, taken))
         self.made.append((request, hold))
         return hold
 

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from billing.budgets.windows import BudgetLimit, BudgetWindow
 from billing.holds.batches import open_ids
 from billing.holds.records import Hold, HoldRequest, TopUp, unpack
-from billing.holds.store import EndedHolds, Places, open_hold, release_holds
+from billing.holds.store import BatchHints, EndedHolds, open_hold, release_holds
 from billing.holds.store_postgresql import take_at_once
 from billing.ledger.entries import Balance
 from billing.ledger.wallet import OpenGrant, Wallet
@@ -192,8 +192,8 @@ class HoldService:
     async def _raise(self, asked: list[TopUp]) -> list[Hold | Exception]:
         """All in one transaction. Whoever ends one of the holds at the same time does so before it, or after it."""
         async with money_transaction(self._database) as books:
-            places = {one.request_id: one.batch for one in asked}
-            known = {found.request_id: found for found in await books.holds.locked(places)}
+            hints = {one.request_id: one.batch for one in asked}
+            known = {found.request_id: found for found in await books.holds.lock(hints)}
             if not known:
                 return [HoldEnded(one.request_id) for one in asked]
             owners = await books.lock({found.tenant_id for found in known.values()})
@@ -246,15 +246,15 @@ class HoldService:
         async with money_transaction(self._database) as books:
             return await self._end(books, await books.holds.overdue(now, _SWEEP), "expired")
 
-    async def _end(self, books: MoneyTransaction, places: Places, state: str) -> int:
+    async def _end(self, books: MoneyTransaction, hints: BatchHints, state: str) -> int:
         """End holds without usage, and let what they were reserved from be available; how many were open."""
-        ended = await books.holds.end(places, state)
+        ended = await books.holds.end(hints, state)
         found = await books.lock({some.tenant_id for some in ended})
         by_tenant: dict[UUID, list[EndedHolds]] = defaultdict(list)
         for some in ended:
             if some.tenant_id in found:
                 by_tenant[some.tenant_id].append(some)
-        grants = await books.grants({some.tenant_id for some in ended if some.counts_on_grants})
+        grants = await books.grants({some.tenant_id for some in ended if some.sources.grants})
         balances: list[Balance] = []
         freed: list[OpenGrant] = []
         for tenant, some_ended in by_tenant.items():

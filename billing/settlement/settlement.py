@@ -268,7 +268,7 @@ async def _post(
     counted_on: set[UUID] = set()
     for some in holds:
         ended[some.tenant_id].append(some)
-        if some.counts_on_grants:
+        if some.sources.grants:
             counted_on.update(some.ids)
     used: dict[UUID, dict[str, dict[tuple[UUID, str], int]]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(int))
@@ -280,7 +280,7 @@ async def _post(
     notices: list[OutboxMessage] = []
     owners = await books.lock(sorted(ended.keys() | used.keys()))
     grants: dict[UUID, list[OpenGrant]] = defaultdict(list)
-    with_grants = used.keys() | {some.tenant_id for some in holds if some.counts_on_grants}
+    with_grants = used.keys() | {some.tenant_id for some in holds if some.sources.grants}
     for grant in await books.grants(with_grants & owners.keys()):
         grants[grant.tenant_id].append(grant)
     events = {event.id: event for event in new if event.id in counted_on} if counted_on else {}
@@ -297,16 +297,18 @@ async def _post(
         changed += wallet.changed.values()
         if after.overdraft and not before.overdraft:
             notices.append(OutboxMessage(new_id(), tenant, OVERDRAWN, _overdraft(after)))
-    late = await _late(books, owners, new) if unheld else {}
+    late = await _windows_of_late(books, owners, new) if unheld else {}
     notices += await charge_budgets(books, BudgetCharges(holds, new, late, currencies))
     await books.save(balances, transactions, notices, changed)
 
 
-async def _late(books: MoneyTransaction, owners: Mapping[UUID, Balance], new: Sequence[UsageEvent]) -> dict[UUID, str]:
-    """The budgets of those of these events that come after their hold has ended."""
+async def _windows_of_late(
+    books: MoneyTransaction, owners: Mapping[UUID, Balance], new: Sequence[UsageEvent]
+) -> dict[UUID, tuple[UUID, ...]]:
+    """The windows of budgets of those of these events that come after their hold has ended."""
     limited = {tenant for tenant, owner in owners.items() if owner.budgets}
     ids = [event.id for event in new if event.tenant_id in limited] if limited else []
-    return await books.holds.budgets_of_ended(ids) if ids else {}
+    return await books.holds.windows_of_ended(ids) if ids else {}
 
 
 def _overdraft(balance: Balance) -> str:

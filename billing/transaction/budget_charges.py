@@ -9,7 +9,6 @@ from uuid import UUID
 import msgspec
 
 from billing.budgets.windows import BudgetWindow, describe, resets
-from billing.holds.records import join, split
 from billing.holds.store import EndedHolds
 from billing.money import format_pico
 from billing.transaction.money_transaction import MoneyTransaction, OutboxMessage
@@ -21,40 +20,41 @@ THRESHOLD = "budget.threshold"
 
 
 class BudgetCharges(msgspec.Struct, frozen=True):
-    """Holds that ended and usage that is new; `late` are the budgets of usage that came after its hold had ended, or
-    that corrects other usage."""
+    """What to charge: holds that `ended`, and new usage that was `spent`. `late` has the windows of events that came
+    after their hold had ended, or that correct other usage."""
 
     ended: Sequence[EndedHolds]
     spent: Sequence[UsageEvent] = ()
-    late: Mapping[UUID, str] = {}
+    late: Mapping[UUID, tuple[UUID, ...]] = {}
     currencies: Mapping[UUID, str] = {}
 
 
-async def charge_budgets(books: MoneyTransaction, use: BudgetCharges) -> list[OutboxMessage]:
-    """Settle budgets; return who is to be told what. The balances of all tenants are locked."""
+async def charge_budgets(money: MoneyTransaction, charges: BudgetCharges) -> list[OutboxMessage]:
+    """Charge the windows of budgets; return the notices of thresholds that were reached. The balances of all tenants
+    are locked."""
     held: dict[UUID, int] = defaultdict(int)
-    budgets: dict[UUID, str] = {event: join(windows) for event, of in use.late.items() if (windows := split(of))}
-    for some in use.ended:
-        if windows := split(some.budgets):
-            budgets |= dict.fromkeys(some.ids, join(windows))
-        for window in windows:
-            held[window] += some.amount_pico
-    if not budgets:
+    windows: dict[UUID, tuple[UUID, ...]] = {event: late for event, late in charges.late.items() if late}
+    for group in charges.ended:
+        if group.sources.windows:
+            windows |= dict.fromkeys(group.ids, group.sources.windows)
+        for window in group.sources.windows:
+            held[window] += group.amount_pico
+    if not windows:
         return []
     costs: dict[UUID, int] = defaultdict(int)
-    charged = {event.id: (event.tenant_id, budgets[event.id]) for event in use.spent if event.id in budgets}
-    for event in use.spent:
-        for window in split(budgets.get(event.id, "")):
+    counted = {event.id: (event.tenant_id, windows[event.id]) for event in charges.spent if event.id in windows}
+    for event in charges.spent:
+        for window in windows.get(event.id, ()):
             costs[window] += event.cost_pico
     notices: list[OutboxMessage] = []
     after: list[BudgetWindow] = []
-    for found in await books.budgets.windows(held.keys() | costs.keys()):
-        changed, reached = found.holding(-held[found.id]).spending(costs[found.id])
+    for before in await money.budgets.windows(held.keys() | costs.keys()):
+        changed, reached = before.holding(-held[before.id]).spending(costs[before.id])
         after.append(changed)
         if reached:
-            notices.append(_notice(changed, reached, use.currencies.get(found.tenant_id, "")))
-    await books.budgets.save(after)
-    await books.budgets.charge(charged)
+            notices.append(_notice(changed, reached, charges.currencies.get(before.tenant_id, "")))
+    await money.budgets.save(after)
+    await money.budgets.record_charges(counted)
     return notices
 
 

@@ -13,8 +13,9 @@ from sqlalchemy import func, select
 
 from billing.events.rollups import LIMB
 from billing.holds.batches import HoldBatch
-from billing.holds.records import grants_in, split, unpack, unpack_all
-from billing.holds.store import COLUMNS
+from billing.holds.records import unpack, unpack_all
+from billing.holds.sources import HoldSources
+from billing.holds.store import BATCH_COLUMNS
 from billing.tables.money import (
     balance,
     ended_hold,
@@ -149,7 +150,7 @@ async def _held(scope: AuditContext) -> tuple[dict[UUID, int], dict[UUID, int]]:
     of = hold_batch.c  # all tenants: an audit is of the whole house
     query = select(of.tenant_id, of.amount_pico, of.sources, of.open)
     async for tenant, amount, sources, holds in await scope.session.stream(query):
-        counted_on = grants_in(sources)
+        counted_on = HoldSources.decode(sources).grants
         balances[tenant] += amount - holds * sum(counted_on.values())
         for one, pico in counted_on.items():
             grants[one] += holds * pico
@@ -160,7 +161,7 @@ def _is_as_asked(row: Any) -> bool:
     """Whether a hold's columns are what its request says; its amount may have been raised since."""
     try:
         asked = unpack(row.request)
-        split(row.budgets), grants_in(row.budgets)
+        HoldSources.decode(row.budgets)
     except (msgspec.MsgspecError, ValueError):
         return False
     same = (row.request_id, row.tenant_id, row.gateway) == (asked.request_id, asked.tenant_id, asked.gateway)
@@ -171,7 +172,7 @@ def _is_as_asked(row: Any) -> bool:
 def _are_as_asked(batch: HoldBatch) -> bool:
     """Whether a row of open holds is what their requests and their amounts say; these may have been raised since."""
     try:
-        split(batch.sources), grants_in(batch.sources)
+        HoldSources.decode(batch.sources)
         amounts, ever = batch.amounts(), {one.request_id: one for one in unpack_all(batch.requests)}
         asked = {request: ever[UUID(bytes=request)] for request in amounts}
     except (msgspec.MsgspecError, struct.error, ValueError, KeyError):
@@ -195,7 +196,7 @@ async def check_holds(scope: AuditContext) -> None:
             scope.found("a hold was altered", row.request_id, "it is not what was asked for")
     found: dict[UUID, int] = defaultdict(int)
     some: list[UUID] = []
-    async for row in await scope.session.stream(select(*COLUMNS)):
+    async for row in await scope.session.stream(select(*BATCH_COLUMNS)):
         batch = HoldBatch(*row)
         found[batch.tenant_id] += batch.open
         if _are_as_asked(batch):

@@ -9,7 +9,7 @@ from sqlalchemy import func, or_, select
 
 from billing.budgets.store import WINDOW
 from billing.budgets.windows import BudgetWindow
-from billing.holds.records import split
+from billing.holds.sources import HoldSources
 from billing.tables.budgets import budget, budget_charge, budget_window
 from billing.tables.money import balance, hold_batch, usage_fact
 from billing.verification.findings import AuditContext
@@ -22,7 +22,7 @@ async def check_budgets(scope: AuditContext) -> None:
     some = hold_batch.c
     open_holds = select(some.tenant_id, some.sources, func.sum(some.amount_pico)).where(some.sources != "")
     for _, sources, amount in await scope.session.execute(open_holds.group_by(some.tenant_id, some.sources)):
-        for identity in split(sources):
+        for identity in HoldSources.decode(sources).windows:
             held[identity] += int(amount)
     spent: dict[UUID, int] = defaultdict(int)
     counted = budget_charge.outerjoin(usage_fact, usage_fact.c.id == budget_charge.c.request_id)
@@ -32,7 +32,7 @@ async def check_budgets(scope: AuditContext) -> None:
         if owner != whose:
             detail = "it has no event" if cost is None else f"it is of tenant {whose}, not {owner}"
             scope.found("a budget counted a request without usage", request, detail)
-        for identity in split(budgets):
+        for identity in HoldSources.decode(budgets).windows:
             spent[identity] += cost or 0
     await _check_terms(scope)
     columns = [budget_window.c[name] for name in WINDOW]
