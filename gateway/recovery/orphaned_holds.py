@@ -97,7 +97,7 @@ class OrphanedHolds:
         hello = link.hello
         while hello is not None and link.hello is hello:
             try:
-                await epoch_journals.meet(self._database, self._epoch, journal, hello.replica, hello.since)
+                await epoch_journals.register_journal(self._database, self._epoch, journal, hello.replica, hello.since)
             except DatabaseUnavailable:
                 await asyncio.sleep(_PAUSE_S)
             except epoch_journals.EpochOver:
@@ -123,7 +123,7 @@ class OrphanedHolds:
     async def _clear(self, epoch: str, names: Iterable[str]) -> None:
         try:
             for known_as in names:
-                await epoch_journals.clear(self._database, epoch, known_as)
+                await epoch_journals.mark_cleared(self._database, epoch, known_as)
         except DatabaseUnavailable:
             return  # it is asked again
 
@@ -132,7 +132,7 @@ class OrphanedHolds:
     async def _run(self) -> None:
         while True:
             try:
-                for found in await epoch_journals.over(self._database):
+                for found in await epoch_journals.ended_epochs(self._database):
                     await self._end(found)
             except DatabaseUnavailable:
                 pass
@@ -158,7 +158,7 @@ class OrphanedHolds:
                 return
             if left and (given_back := await self._holds.give_back(epoch)):
                 log.warning("gave back the holds of requests that no replica ever began", epoch=epoch, holds=given_back)
-        await epoch_journals.finish(self._database, epoch)
+        await epoch_journals.mark_holds_ended(self._database, epoch)
         for key in [key for key in self._known if key[0] == epoch]:
             del self._known[key]
 
