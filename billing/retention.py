@@ -61,7 +61,7 @@ async def forget_charges(database: Database, keep_s: int) -> int:
     """
     async with database.transaction() as session:
         before = await _before(database, session, keep_s)
-        of = budget_charge.c
+        of = budget_charge.c  # all tenants, here and below: time passes for everyone
         counted = budget_charge.join(usage_fact, usage_fact.c.id == of.request_id)
         old = select(of.request_id, of.budgets, usage_fact.c.cost_pico).select_from(counted)
         oldest = old.where(of.request_id < least_id(before)).order_by(of.request_id).limit(BATCH)

@@ -35,17 +35,16 @@ is used over and over; what is larger the operating system gives and takes page 
 
 
 class EventRows:
-    """New events as rows of `usage_fact`, with the numbers of their dimensions.
+    """New events as rows of `usage_fact`, with the ids of their dimensions.
 
     On PostgreSQL they are written by binary COPY. Every value has a fixed size, so that a row is one numpy record of
     all columns; that of an event which corrects another is of another shape. What is copied leaves out the columns in
     which none of the events has anything: each would cost the database as much as the others.
     """
 
-    def __init__(self, columns: EventColumns, traits: Mapping[EventDimensions, int]) -> None:
+    def __init__(self, columns: EventColumns, dimension_ids: Mapping[EventDimensions, int]) -> None:
         self.columns = columns
-        self.traits = traits
-        self.numbers: Numbers = np.array([traits[kind] for kind in columns.kinds], np.int64)[columns.kind]
+        self.dimension_ids: Numbers = np.array([dimension_ids[kind] for kind in columns.kinds], np.int64)[columns.kind]
 
     def fields(self, names: tuple[str, ...]) -> Iterator[tuple[Numbers, list[Bytes]]]:
         """These columns of all rows as binary COPY has them, each with its size before it.
@@ -86,7 +85,7 @@ class EventRows:
             | {"traits": number}
             | {f"count_{name}": tokens for name, tokens in msgspec.structs.asdict(event.counts).items()}
             | event.usage.meters()
-            for event, number in zip(self.columns.events, self.numbers.tolist(), strict=True)
+            for event, number in zip(self.columns.events, self.dimension_ids.tolist(), strict=True)
         ]
 
     @cached_property
@@ -106,7 +105,7 @@ class EventRows:
         rows = np.frombuffer(bytearray(_EMPTY[correcting] * len(places)), shape)
         for name, numbers in of.numbers.items():
             rows[name] = numbers[places]
-        rows["traits"] = self.numbers[places]
+        rows["traits"] = self.dimension_ids[places]
         rows["id"] = of.ids[places].view("V16")[:, 0]
         owners = self._owners[of.owner[places]]
         for name in _OWNER.names or ():

@@ -86,6 +86,10 @@ _KEEP = """
     SELECT t.*, $9, {clock} FROM unnest($1::text::uuid[], $2::text::uuid[], $3::text::bigint[], $4::text::text[],
         $5::text::bigint[], $6::text::bigint[], $7::text::text[], $8::bytea[]) AS t
 """
+_KEPT = {
+    **dict.fromkeys(("request_id", "tenant_id"), "uuid"),
+    **{"amount_pico": "bigint", "gateway": "text", "admitted_at": "bigint", "expires_at": "bigint"},
+}
 _SOURCES_OF_ENDED = """
     SELECT request_id, budgets FROM unnest($1::text::uuid[]) AS t (id) JOIN ended_hold ON request_id = t.id
     WHERE budgets <> ''
@@ -183,12 +187,7 @@ class PostgresHoldStore(HoldStore):
         holds = [unused.hold for unused in ended]
         await self._connection.execute(
             _KEEP.format(clock=self._clock),
-            _ids([hold.request_id for hold in holds]),
-            _ids([hold.tenant_id for hold in holds]),
-            array_literal("bigint", [hold.amount_pico for hold in holds]),
-            array_literal("text", [hold.gateway for hold in holds]),
-            array_literal("bigint", [hold.admitted_at for hold in holds]),
-            array_literal("bigint", [hold.expires_at for hold in holds]),
+            *(array_literal(kind, [getattr(hold, name) for hold in holds]) for name, kind in _KEPT.items()),
             array_literal("text", [hold.sources.encode() for hold in holds]),
             [pack(unused.request) for unused in ended],
             state,

@@ -70,7 +70,7 @@ class SqliteHoldStore(HoldStore):
         return [HoldBatch(*row) for row in rows]
 
     async def _write(self, new: Sequence[NewBatch], admitted_at: int) -> None:
-        rows = []
+        rows = []  # each names its tenant
         for batch in new:
             row = msgspec.structs.asdict(batch)
             ids, lifetime_s = row.pop("ids"), row.pop("lifetime_s")
@@ -79,6 +79,7 @@ class SqliteHoldStore(HoldStore):
         await self._session.execute(insert(hold_batch), rows)
 
     async def _change(self, changed: Sequence[HoldBatch], gone: Sequence[UUID]) -> None:
+        # all tenants: these rows were locked by their ids
         if gone:
             await self._session.execute(delete(hold_batch).where(one_of(self._database, hold_batch.c.id, gone)))
         if changed:

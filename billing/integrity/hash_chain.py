@@ -23,7 +23,7 @@ import numpy as np
 from billing.events.columns import Bytes, groups
 from billing.events.rows import EventRows
 from billing.integrity.leaf_forms import CURRENT, FORMS, LEAF_SIZE, LeafForm
-from billing.usage import TRAITS
+from billing.usage import DIMENSIONS
 
 ENTRY_SIZE = 16 + LEAF_SIZE
 """Bytes of an event in its batch: id and leaf."""
@@ -80,7 +80,7 @@ def chain_batches(rows: EventRows, form: LeafForm = FORMS[CURRENT]) -> list[Chai
 def _leaves(rows: EventRows, form: LeafForm) -> Bytes:
     """The leaves of all events (n × LEAF_SIZE)."""
     columns = rows.columns
-    texts = [form.start(dict(zip(TRAITS, kind, strict=True))) for kind in columns.kinds]
+    texts = [form.start(dict(zip(DIMENSIONS, kind, strict=True))) for kind in columns.kinds]
     widest = max(map(len, texts))
     padded = np.stack([np.frombuffer(text.rjust(widest, b"\0"), np.uint8) for text in texts])
     padding = np.array([widest - len(text) for text in texts], np.int64)

@@ -70,24 +70,24 @@ class HoldService:
         Raises DatabaseUnavailable, or the caller is cancelled: then it may exist; release it or let it expire.
         """
         tenant = request.tenant_id
-        async with money_transaction(self._database) as books:
-            owner = (await books.lock({tenant})).get(tenant)
+        async with money_transaction(self._database) as money:
+            owner = (await money.lock({tenant})).get(tenant)
             if owner is None or owner.currency != currency or owner.budgets or owner.restricted:
                 return None
             amount = min(request.amount_pico, owner.available // _ALLOWANCE_PART)
             if amount < least_pico:
                 return None
             asked = msgspec.structs.replace(request, amount_pico=amount)
-            hold = Hold.of(asked, await books.now())
-            await books.holds.take([(asked, hold)], {tenant: amount})
+            hold = Hold.of(asked, await money.now())
+            await money.holds.take([(asked, hold)], {tenant: amount})
         return hold
 
     async def return_allowance(self, tenant: UUID, allowance: UUID, pico: int) -> None:
         """Let so much of an allowance be available again. Raises DatabaseUnavailable; then it may be so, or not."""
-        async with money_transaction(self._database) as books:
-            freed = await books.holds.spend({(tenant, allowance): pico})
-            owners = await books.lock({some.tenant_id for some in freed})
-            await books.save([owners[some.tenant_id].holding(-some.amount_pico) for some in freed])
+        async with money_transaction(self._database) as money:
+            freed = await money.holds.spend({(tenant, allowance): pico})
+            owners = await money.lock({some.tenant_id for some in freed})
+            await money.save([owners[some.tenant_id].holding(-some.amount_pico) for some in freed])
 
     async def currency(self, version: int) -> str:
         """The currency of a price version. Raises UnknownPriceVersion, DatabaseUnavailable."""
@@ -133,8 +133,8 @@ class HoldService:
         left = list((await self.open_of(epoch)).items())
         given_back = 0
         for at in range(0, len(left), _SWEEP):
-            async with money_transaction(self._database) as books:
-                given_back += await self._end(books, dict(left[at : at + _SWEEP]), "released")
+            async with money_transaction(self._database) as money:
+                given_back += await self._end(money, dict(left[at : at + _SWEEP]), "released")
         return given_back
 
     async def ping(self) -> None:
@@ -174,15 +174,15 @@ class HoldService:
         return [Hold.of(request, now, batch=batches[request.request_id]) for request in requests]
 
     async def _one_by_one(self, requests: list[HoldRequest]) -> list[Hold | Exception]:
-        async with money_transaction(self._database) as books:
-            owners = await books.lock({request.tenant_id for request in requests})
-            decisions = await self._decisions(books, owners, requests)
+        async with money_transaction(self._database) as money:
+            owners = await money.lock({request.tenant_id for request in requests})
+            decisions = await self._decisions(money, owners, requests)
             answers = [decisions.decide(request) for request in requests]
             batches: dict[UUID, UUID] = {}
             if decisions.made:
-                batches = await books.holds.take(decisions.made, decisions.held)
-                await books.budgets.save(decisions.windows)
-                await books.save((), grants=decisions.grants)
+                batches = await money.holds.take(decisions.made, decisions.held)
+                await money.budgets.save(decisions.windows)
+                await money.save((), grants=decisions.grants)
         self._careful = (self._careful - owners.keys()) | decisions.short | _with_conditions(owners)
         return [
             msgspec.structs.replace(answer, batch=batches[answer.request_id]) if isinstance(answer, Hold) else answer
@@ -191,16 +191,16 @@ class HoldService:
 
     async def _raise(self, asked: list[TopUp]) -> list[Hold | Exception]:
         """All in one transaction. Whoever ends one of the holds at the same time does so before it, or after it."""
-        async with money_transaction(self._database) as books:
+        async with money_transaction(self._database) as money:
             hints = {one.request_id: one.batch for one in asked}
-            known = {found.request_id: found for found in await books.holds.lock(hints)}
+            known = {found.request_id: found for found in await money.holds.lock(hints)}
             if not known:
                 return [HoldEnded(one.request_id) for one in asked]
-            owners = await books.lock({found.tenant_id for found in known.values()})
+            owners = await money.lock({found.tenant_id for found in known.values()})
             windows = {window for found in known.values() for window in found.budgets}
-            budgets = await books.budgets.windows(windows) if windows else []
-            grants = await _restricted(books, owners)
-            now = await books.now() if grants else 0
+            budgets = await money.budgets.windows(windows) if windows else []
+            grants = await _restricted(money, owners)
+            now = await money.now() if grants else 0
             decisions = HoldDecider(now, owners, (), budgets, self.currencies, grants=grants)
             answers: list[Hold | Exception] = []
             for one in asked:
@@ -210,10 +210,10 @@ class HoldService:
                 answers.append(answer)
             raised: dict[UUID, Hold] = {}
             if decisions.raised:
-                raised = {one.request_id: one for one in await books.holds.amend(decisions.raised.values())}
-                await books.budgets.save(decisions.windows)
+                raised = {one.request_id: one for one in await money.holds.amend(decisions.raised.values())}
+                await money.budgets.save(decisions.windows)
                 balances = [owners[tenant].holding(more) for tenant, more in decisions.held.items()]
-                await books.save(balances, grants=decisions.grants)
+                await money.save(balances, grants=decisions.grants)
         return [
             msgspec.structs.replace(answer, batch=raised[answer.request_id].batch)
             if isinstance(answer, Hold) and answer.request_id in raised
@@ -222,17 +222,17 @@ class HoldService:
         ]
 
     async def _decisions(
-        self, books: MoneyTransaction, owners: Mapping[UUID, Balance], requests: Sequence[HoldRequest]
+        self, money: MoneyTransaction, owners: Mapping[UUID, Balance], requests: Sequence[HoldRequest]
     ) -> HoldDecider:
         """The database's clock and what there is, budgets and grants included, of tenants that are locked."""
-        now = await books.now()
+        now = await money.now()
         terms: list[BudgetLimit] = []
         windows: list[BudgetWindow] = []
         if tenants := _with_budgets(owners):
-            terms = [one for one in await books.budgets.in_force(tenants) if any(map(one.is_for, requests))]
+            terms = [one for one in await money.budgets.in_force(tenants) if any(map(one.is_for, requests))]
             if terms:
-                windows = await books.budgets.opened([(one, one.starts_at(now)) for one in terms])
-        return HoldDecider(now, owners, terms, windows, self.currencies, grants=await _restricted(books, owners))
+                windows = await money.budgets.opened([(one, one.starts_at(now)) for one in terms])
+        return HoldDecider(now, owners, terms, windows, self.currencies, grants=await _restricted(money, owners))
 
     async def _learn_currencies(self, versions: set[int]) -> None:
         unknown = versions - self.currencies.keys()
@@ -243,18 +243,18 @@ class HoldService:
             self.currencies |= {row.id: row.currency for row in rows}
 
     async def _sweep_some(self, now: int) -> int:
-        async with money_transaction(self._database) as books:
-            return await self._end(books, await books.holds.overdue(now, _SWEEP), "expired")
+        async with money_transaction(self._database) as money:
+            return await self._end(money, await money.holds.overdue(now, _SWEEP), "expired")
 
-    async def _end(self, books: MoneyTransaction, hints: BatchHints, state: str) -> int:
+    async def _end(self, money: MoneyTransaction, hints: BatchHints, state: str) -> int:
         """End holds without usage, and let what they were reserved from be available; how many were open."""
-        ended = await books.holds.end(hints, state)
-        found = await books.lock({some.tenant_id for some in ended})
+        ended = await money.holds.end(hints, state)
+        found = await money.lock({some.tenant_id for some in ended})
         by_tenant: dict[UUID, list[EndedHolds]] = defaultdict(list)
         for some in ended:
             if some.tenant_id in found:
                 by_tenant[some.tenant_id].append(some)
-        grants = await books.grants({some.tenant_id for some in ended if some.sources.grants})
+        grants = await money.grants({some.tenant_id for some in ended if some.sources.grants})
         balances: list[Balance] = []
         freed: list[OpenGrant] = []
         for tenant, some_ended in by_tenant.items():
@@ -262,8 +262,8 @@ class HoldService:
             release_holds(wallet, some_ended)
             balances.append(wallet.balance)
             freed += wallet.changed.values()
-        await charge_budgets(books, BudgetCharges(ended))
-        await books.save(balances, grants=freed)
+        await charge_budgets(money, BudgetCharges(ended))
+        await money.save(balances, grants=freed)
         return sum(some.requests for some in ended)
 
 
@@ -276,7 +276,7 @@ def _with_conditions(owners: Mapping[UUID, Balance]) -> set[UUID]:
     return {tenant for tenant, owner in owners.items() if owner.budgets or owner.restricted}
 
 
-async def _restricted(books: MoneyTransaction, owners: Mapping[UUID, Balance]) -> list[OpenGrant]:
+async def _restricted(money: MoneyTransaction, owners: Mapping[UUID, Balance]) -> list[OpenGrant]:
     """What tenants that are locked have for one model or project only."""
     tenants = {tenant for tenant, owner in owners.items() if owner.restricted}
-    return [one for one in await books.grants(tenants) if one.restricted] if tenants else []
+    return [one for one in await money.grants(tenants) if one.restricted] if tenants else []

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from billing.events.columns import EventColumns
 from billing.events.partitions import are_ordered_by_time, is_ordered_by_time
 from billing.prices import PriceMissing, PriceVersion
-from billing.usage import TRAITS, UsageEvent
+from billing.usage import DIMENSIONS, UsageEvent
 
 _MOST = 2**63 - 1
-_LANE = TRAITS.index("lane")
+_LANE = DIMENSIONS.index("lane")
 
 
 def find_invalid_events(

@@ -4,6 +4,7 @@ transaction a batch."""
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from uuid import UUID
@@ -11,9 +12,8 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import select
 
-from billing.events import columns as dimensions
 from billing.events import partitions
-from billing.events.columns import EventColumns, EventDimensions
+from billing.events.columns import EventColumns, EventDimensions, dimension_ids
 from billing.events.rollups import RollupDelta, roll_up
 from billing.events.rows import EventRows
 from billing.holds.store import EndedHolds, release_holds
@@ -51,11 +51,7 @@ class Settled(msgspec.Struct, frozen=True):
     refused: int = 0
 
     def __add__(self, other: Settled) -> Settled:
-        return Settled(*(a + b for a, b in zip(_numbers(self), _numbers(other), strict=True)))
-
-
-def _numbers(settled: Settled) -> tuple[int, ...]:
-    return msgspec.structs.astuple(settled)
+        return Settled(*map(operator.add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
 
 async def settle(database: Database, book: PriceCatalog, records: Sequence[Settlement]) -> Settled:
@@ -73,21 +69,21 @@ async def settle(database: Database, book: PriceCatalog, records: Sequence[Settl
     columns = EventColumns(_once_a_request(given))
     versions = await _versions(book, set(columns.numbers["price_version"].tolist()))
     await partitions.ensure_partitions(database, columns.ids)
-    numbers = await dimensions.numbers(database, columns.kinds)
+    ids = await dimension_ids(database, columns.kinds)
     while True:
         try:
-            async with money_transaction(database) as books:
-                kept, in_vain = await _once_an_attempt(books, columns.events)
+            async with money_transaction(database) as money:
+                kept, in_vain = await _once_an_attempt(money, columns.events)
                 if len(kept) < len(columns):
                     columns = EventColumns(kept)
                     releases |= {event.id: event.hold_batch for event in in_vain}
-                done = await _settle(books, versions, numbers, columns, releases)
+                done = await _settle(money, versions, ids, columns, releases)
         except EventsAlreadyWritten:
-            async with money_transaction(database) as books:
-                there = await books.existing_attempts([event.id for event in columns.events])
+            async with money_transaction(database) as money:
+                there = await money.existing_attempts([event.id for event in columns.events])
             columns = EventColumns(_not_there(columns.events, there))
             if columns.events:
-                numbers = await dimensions.numbers(database, columns.kinds)
+                ids = await dimension_ids(database, columns.kinds)
         else:
             return done + Settled(repeated=len(given) - len(columns))
 
@@ -108,7 +104,7 @@ def _once_a_request(events: list[UsageEvent]) -> list[UsageEvent]:
 
 
 async def _once_an_attempt(
-    books: MoneyTransaction, events: Sequence[UsageEvent]
+    money: MoneyTransaction, events: Sequence[UsageEvent]
 ) -> tuple[Sequence[UsageEvent], Sequence[UsageEvent]]:
     """Without those that say again what one attempt did: as a lost attempt, which who tried the request again
     recorded, and as the request's end, for which who was told of it by the journal took it. The latter of these apart:
@@ -121,8 +117,8 @@ async def _once_an_attempt(
     }
     if not others:
         return events, []
-    await books.lock_attempts()
-    there = await books.existing_attempts(set(others.values()))
+    await money.lock_attempts()
+    there = await money.existing_attempts(set(others.values()))
     again: dict[UUID, UsageEvent] = {}
     for event in events:
         if event.id in others and there.get(others[event.id]) == event.attempt:
@@ -146,34 +142,34 @@ def _not_there(events: Iterable[UsageEvent], there: Mapping[UUID, int]) -> Itera
 
 
 async def _settle(
-    books: MoneyTransaction,
+    money: MoneyTransaction,
     versions: dict[int, PriceVersion],
-    numbers: Mapping[EventDimensions, int],
+    ids: Mapping[EventDimensions, int],
     columns: EventColumns,
     releases: Mapping[UUID, UUID | None],
 ) -> Settled:
     """Settle events that are not there yet. Raises EventsAlreadyWritten if one is."""
-    currencies = await books.currencies([UUID(int=tenant) for tenant in {tenant for tenant, *_ in columns.owners}])
+    currencies = await money.currencies([UUID(int=tenant) for tenant in {tenant for tenant, *_ in columns.owners}])
     causes = find_invalid_events(columns, versions, currencies)
     refused = [(columns.events[place], cause) for place, cause in causes.items()]
     if causes:
         columns = EventColumns(event for place, event in enumerate(columns.events) if place not in causes)
-    columns = await book_late(books, columns)
-    rows = EventRows(columns, numbers)
-    rolled, chained = await books.write_events(rows, lambda: (roll_up(columns), chain_batches(rows)))
+    columns = await book_late(money, columns)
+    rows = EventRows(columns, ids)
+    rolled, chained = await money.write_events(rows, lambda: (roll_up(columns), chain_batches(rows)))
     used = {event.id: event.hold_batch for event in columns.events if event.allowance is None}
-    settled = await books.holds.end(used, "settled")
+    settled = await money.holds.end(used, "settled")
     in_vain = {event.id: event.hold_batch for event, _ in refused if event.corrects is None} if refused else {}
     unused = {request: batch for request, batch in {**in_vain, **releases}.items() if request not in used}
     drawn = _Drawn(columns.events if len(used) < len(columns) else ())
-    spent = await books.holds.spend(drawn.costs) if drawn.costs else []
-    released = await books.holds.end(unused, "released")
-    await books.roll_up(rolled)
-    await books.chain(chained)
+    spent = await money.holds.spend(drawn.costs) if drawn.costs else []
+    released = await money.holds.end(unused, "released")
+    await money.roll_up(rolled)
+    await money.chain(chained)
     unheld = len(used) > sum(some.requests for some in settled)
     ended = [*settled, *spent, *released]
-    await _post(books, rolled, ended, columns.events, currencies, drawn=drawn.requests, unheld=unheld)
-    await refuse(books, refused)
+    await _post(money, rolled, ended, columns.events, currencies, drawn=drawn.requests, unheld=unheld)
+    await refuse(money, refused)
     return Settled(written=len(columns), released=sum(some.requests for some in released), refused=len(refused))
 
 
@@ -198,9 +194,9 @@ class _Drawn:
                 self.requests[event.tenant_id] += 1
 
 
-async def refuse(books: MoneyTransaction, records: Iterable[tuple[Settlement, str]]) -> None:
+async def refuse(money: MoneyTransaction, records: Iterable[tuple[Settlement, str]]) -> None:
     """Keep records that cannot be settled, whole, with the cause of each."""
-    await books.refuse(
+    await money.refuse(
         [
             RefusedSettlement(
                 new_id(),
@@ -243,14 +239,14 @@ async def refuse_entry(
     """Keep a journal's entry that nothing can be billed from, whole and once, and give back these holds (the batch of
     each, where that is known): the journal may forget it after that. Raises DatabaseUnavailable."""
     cause = f"{entry.replica}'s journal, entry {entry.sequence} of request {entry.request[:64]!r}: {cause}"
-    async with money_transaction(database) as books:
-        released = await books.holds.end(holds, "released")
-        await _post(books, [], released, [], {}, drawn={}, unheld=False)
-        await books.refuse([RefusedSettlement(entry.id, entry.request_id, cause, msgspec.msgpack.encode(entry))])
+    async with money_transaction(database) as money:
+        released = await money.holds.end(holds, "released")
+        await _post(money, [], released, [], {}, drawn={}, unheld=False)
+        await money.refuse([RefusedSettlement(entry.id, entry.request_id, cause, msgspec.msgpack.encode(entry))])
 
 
 async def _post(
-    books: MoneyTransaction,
+    money: MoneyTransaction,
     rolled: Sequence[RollupDelta],
     holds: Sequence[EndedHolds],
     new: Sequence[UsageEvent],
@@ -278,10 +274,10 @@ async def _post(
     balances: list[Balance] = []
     transactions: list[Transaction] = []
     notices: list[OutboxMessage] = []
-    owners = await books.lock(sorted(ended.keys() | used.keys()))
+    owners = await money.lock(sorted(ended.keys() | used.keys()))
     grants: dict[UUID, list[OpenGrant]] = defaultdict(list)
     with_grants = used.keys() | {some.tenant_id for some in holds if some.sources.grants}
-    for grant in await books.grants(with_grants & owners.keys()):
+    for grant in await money.grants(with_grants & owners.keys()):
         grants[grant.tenant_id].append(grant)
     events = {event.id: event for event in new if event.id in counted_on} if counted_on else {}
     changed: list[OpenGrant] = []
@@ -297,18 +293,18 @@ async def _post(
         changed += wallet.changed.values()
         if after.overdraft and not before.overdraft:
             notices.append(OutboxMessage(new_id(), tenant, OVERDRAWN, _overdraft(after)))
-    late = await _windows_of_late(books, owners, new) if unheld else {}
-    notices += await charge_budgets(books, BudgetCharges(holds, new, late, currencies))
-    await books.save(balances, transactions, notices, changed)
+    late = await _windows_of_late(money, owners, new) if unheld else {}
+    notices += await charge_budgets(money, BudgetCharges(holds, new, late, currencies))
+    await money.save(balances, transactions, notices, changed)
 
 
 async def _windows_of_late(
-    books: MoneyTransaction, owners: Mapping[UUID, Balance], new: Sequence[UsageEvent]
+    money: MoneyTransaction, owners: Mapping[UUID, Balance], new: Sequence[UsageEvent]
 ) -> dict[UUID, tuple[UUID, ...]]:
     """The windows of budgets of those of these events that come after their hold has ended."""
     limited = {tenant for tenant, owner in owners.items() if owner.budgets}
     ids = [event.id for event in new if event.tenant_id in limited] if limited else []
-    return await books.holds.windows_of_ended(ids) if ids else {}
+    return await money.holds.windows_of_ended(ids) if ids else {}
 
 
 def _overdraft(balance: Balance) -> str:

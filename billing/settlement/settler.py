@@ -148,8 +148,8 @@ class Settler:
             except Exception as error:
                 log.exception("a record cannot be settled and is kept aside")
                 try:
-                    async with money_transaction(self._database) as books:
-                        await refuse(books, [(record, f"{type(error).__name__}: {error}")])
+                    async with money_transaction(self._database) as money:
+                        await refuse(money, [(record, f"{type(error).__name__}: {error}")])
                 except DatabaseUnavailable as away:
                     await self._wait(away)
                     return False

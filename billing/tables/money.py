@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from billing.tables.prices import price, price_version
-from billing.usage import COUNTS, METERS, TRAITS
+from billing.usage import COUNTS, DIMENSIONS, METERS
 from storage.database.base import STRICT, Base, Count, Id, Pico
 
 __all__ = ["price", "price_version"]  # beside what is defined here: imported so that the metadata has them
@@ -154,8 +154,8 @@ usage_traits = Table(
     "usage_traits",
     Base.metadata,
     Column("id", Integer, primary_key=True, autoincrement=True),
-    *(Column(name, Text, nullable=False) for name in TRAITS),
-    UniqueConstraint(*TRAITS, name="uq_usage_traits"),
+    *(Column(name, Text, nullable=False) for name in DIMENSIONS),
+    UniqueConstraint(*DIMENSIONS, name="uq_usage_traits"),
     **STRICT,
 )
 """What many events have in common, once for each combination that occurs (`billing.events.columns`)."""
@@ -216,7 +216,7 @@ usage_event = Table(
     MetaData(),
     Column("id", Id, primary_key=True),
     *_facts(),
-    *(Column(name, Text, nullable=False) for name in TRAITS),
+    *(Column(name, Text, nullable=False) for name in DIMENSIONS),
 )
 """The view of usage events with all that they say. PostgreSQL joins the traits only where a query names one."""
 

@@ -1,4 +1,4 @@
-"""The books on PostgreSQL: each statement takes arrays, so that a batch is one round trip however large.
+"""Money transactions on PostgreSQL: each statement takes arrays, so that a batch is one round trip however large.
 
 An array arrives as text and is joined with: compared with, it would be read again for each row. Events go by COPY,
 which costs half of an INSERT; since it knows no ON CONFLICT, a batch with events that were there begins again without
@@ -43,7 +43,7 @@ def _type(table: Table, name: str) -> str:
 
 @cache
 def _roll_up(sums: tuple[str, ...]) -> str:
-    """Add rows of whose sums only these are not 0 everywhere."""
+    """The statement that adds rows of which only these sums are not 0. Its keys name the tenant."""
     arrays = ", ".join(f"${n}::text::{kind}[]" for n, kind in enumerate((*_KEY_KINDS, *["bigint"] * len(sums)), 1))
     values = ", ".join(name if name in sums else "0" for name in SUMS)
     added = ", ".join(f"{name} = r.{name} + excluded.{name}" for name in sums)
@@ -143,7 +143,7 @@ _OPEN_GRANTS = """
 """
 _UNITS_LEFT = (
     f"SELECT {', '.join(f'coalesce(sum({meter}), 0)' for meter in METERS)} "  # noqa: S608  # names of columns
-    "FROM usage_fact WHERE id = $1 OR corrects = $1"
+    "FROM usage_fact WHERE (id = $1 OR corrects = $1) AND tenant_id = $2"
 )
 _REFUSE = """
     INSERT INTO refused_settlement (id, request_id, cause, body, refused_at)
@@ -163,7 +163,7 @@ def _ids(values: Collection[UUID]) -> str:
 
 
 class PostgresMoneyTransaction:
-    """Books in a transaction of the driver's connection. `clock` is the database's clock as SQL."""
+    """Runs in a transaction of the driver's connection. `clock` is the database's clock as SQL."""
 
     def __init__(self, connection: Connection, clock: str) -> None:
         self._connection = connection
@@ -200,9 +200,8 @@ class PostgresMoneyTransaction:
         query = "SELECT id, attempt FROM usage_fact WHERE id = ANY ($1::text::uuid[])"
         return {row[0]: row[1] for row in await self._connection.fetch(query, _ids(ids))}
 
-    async def units_left(self, event: UUID) -> dict[str, int]:
-        # all tenants: who asks has found the event as the tenant's
-        row = await self._connection.fetchrow(_UNITS_LEFT, event)
+    async def units_left(self, tenant: UUID, event: UUID) -> dict[str, int]:
+        row = await self._connection.fetchrow(_UNITS_LEFT, event, tenant)
         return dict(zip(METERS, row, strict=True))
 
     async def write_events(self, rows: EventRows, meanwhile: Callable[[], Made]) -> Made:
@@ -247,7 +246,8 @@ class PostgresMoneyTransaction:
             return []
         return [OpenGrant(*row) for row in await self._connection.fetch(_OPEN_GRANTS, _ids(tenants), spent)]
 
-    async def posted(self, transaction: UUID) -> bool:
+    async def is_posted(self, transaction: UUID) -> bool:
+        # all tenants: an id is one for all of them
         found = await self._connection.fetchval("SELECT true FROM ledger_txn WHERE id = $1", transaction)
         return found is not None
 

@@ -1,4 +1,4 @@
-"""The books on SQLite, whose one writer holds every lock there is."""
+"""Money transactions on SQLite, whose one writer holds every lock there is."""
 
 from __future__ import annotations
 
@@ -50,24 +50,20 @@ _SAVE = (
     .values({name: bindparam(f"new_{name}", type_=Pico()) for name in _MONEY})
 )
 
+_GRANT_SUMS = ("remaining", "used", "gone", "held")
 _OPEN_GRANTS = select(
     *(tables.grant.c[name] for name in ("id", "tenant_id", "kind", "priority", "expires_at", "model", "project_id")),
-    *(grant_balance.c[name] for name in ("remaining", "used", "gone", "held")),
+    *(grant_balance.c[name] for name in _GRANT_SUMS),
 ).join(grant_balance, grant_balance.c.grant_id == tables.grant.c.id)
 _SAVE_GRANTS = (
     update(grant_balance)
-    .where(grant_balance.c.grant_id == bindparam("one"))
-    .values(
-        {
-            name: bindparam(new, type_=Pico())
-            for name, new in (("remaining", "left"), ("used", "spent"), ("gone", "lost"), ("held", "kept"))
-        }
-    )
+    .where(grant_balance.c.grant_id == bindparam("grant"))
+    .values({name: bindparam(f"new_{name}", type_=Pico()) for name in _GRANT_SUMS})
 )
 
 
 class SqliteMoneyTransaction:
-    """Books in a session's transaction."""
+    """Runs in a session's transaction."""
 
     def __init__(self, database: Database, session: AsyncSession) -> None:
         self._database = database
@@ -115,15 +111,15 @@ class SqliteMoneyTransaction:
         query = select(usage_fact.c.id, usage_fact.c.attempt).where(one_of(self._database, usage_fact.c.id, ids))
         return {row.id: row.attempt for row in await self._session.execute(query)}
 
-    async def units_left(self, event: UUID) -> dict[str, int]:
-        # all tenants: who asks has found the event as the tenant's
-        of = usage_fact.c
-        query = select(*(func.coalesce(func.sum(of[meter]), 0) for meter in METERS))
-        row = (await self._session.execute(query.where((of.id == event) | (of.corrects == event)))).one()
+    async def units_left(self, tenant: UUID, event: UUID) -> dict[str, int]:
+        fact = usage_fact.c
+        query = select(*(func.coalesce(func.sum(fact[meter]), 0) for meter in METERS)).where(fact.tenant_id == tenant)
+        row = (await self._session.execute(query.where((fact.id == event) | (fact.corrects == event)))).one()
         return dict(zip(METERS, row, strict=True))
 
     async def write_events(self, rows: EventRows, meanwhile: Callable[[], Made]) -> Made:
         if rows.columns.events:
+            # all tenants: each row names its own
             if await self.existing_attempts({event.id for event in rows.columns.events}):
                 raise EventsAlreadyWritten
             await self._session.execute(insert(usage_fact), rows.mappings())
@@ -152,7 +148,8 @@ class SqliteMoneyTransaction:
         rows = await self._session.execute(query if spent else query.where(grant_balance.c.remaining > 0))
         return [OpenGrant(*row) for row in rows]
 
-    async def posted(self, transaction: UUID) -> bool:
+    async def is_posted(self, transaction: UUID) -> bool:
+        # all tenants: an id is one for all of them
         return await self._session.scalar(select(ledger_txn.c.id).where(ledger_txn.c.id == transaction)) is not None
 
     async def save(
@@ -167,20 +164,11 @@ class SqliteMoneyTransaction:
             rows = [{"tenant": b.tenant_id, **{f"new_{name}": getattr(b, name) for name in _MONEY}} for b in balances]
             await self._session.execute(_SAVE, rows)
         if grants:
-            left = [{"one": g.id, "left": g.remaining, "spent": g.used, "lost": g.gone, "kept": g.held} for g in grants]
-            await self._session.execute(_SAVE_GRANTS, left)
+            rows = [{"grant": g.id, **{f"new_{name}": getattr(g, name) for name in _GRANT_SUMS}} for g in grants]
+            await self._session.execute(_SAVE_GRANTS, rows)
         if transactions:
-            heads = [
-                {
-                    "id": t.id,
-                    "tenant_id": t.tenant_id,
-                    "kind": t.kind,
-                    "period": t.period,
-                    "posted_at": now,
-                    "memo": t.memo,
-                }
-                for t in transactions
-            ]
+            names = ("id", "tenant_id", "kind", "period", "memo")
+            heads = [{"posted_at": now, **{name: getattr(t, name) for name in names}} for t in transactions]
             await self._session.execute(insert(ledger_txn), heads)
             entries = [
                 {"txn_id": t.id, "seq": seq, "tenant_id": t.tenant_id, "currency": t.currency}

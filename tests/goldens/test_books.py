@@ -18,7 +18,7 @@ from billing.exports.writers import FORMATS
 from billing.integrity import hash_chain
 from billing.integrity.leaf_forms import FORMS
 from billing.integrity.row_seals import CURRENT, digest_of, key_of, seal_of
-from billing.usage import METERS, TRAITS, Counts, SignedUsage, Usage, UsageEvent
+from billing.usage import DIMENSIONS, METERS, Counts, SignedUsage, Usage, UsageEvent
 from storage.database.base import Id
 from storage.database.database import Database
 from tests.billing.golden import month
@@ -166,7 +166,7 @@ def test_leaves_and_heads() -> None:
             "heads": {str(tenant): head.hex() for tenant, head in heads.items()},
             "root": hash_chain.period_root(heads).hex(),
             "columns": [*FORMS[1].names, *FORMS[1].texts],
-            "traits": list(TRAITS),
+            "traits": list(DIMENSIONS),
             "meters": list(METERS),
         },
     )

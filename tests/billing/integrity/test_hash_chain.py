@@ -11,8 +11,7 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, Text, literal, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.events import columns as traits
-from billing.events.columns import EventColumns
+from billing.events.columns import EventColumns, dimension_ids
 from billing.events.rows import NAMES, EventRows
 from billing.integrity import hash_chain, leaf_forms
 from billing.integrity.leaf_forms import CURRENT, FORMS, LeafForm
@@ -23,7 +22,7 @@ from billing.settlement import settlement
 from billing.settlement.settlement import settle
 from billing.tables.chain import usage_batch, usage_chain
 from billing.tables.money import usage_event, usage_fact
-from billing.usage import TRAITS, Usage, UsageEvent
+from billing.usage import DIMENSIONS, Usage, UsageEvent
 from billing.verification import chain
 from billing.verification.checks import check
 from storage.database.base import Count, Id, new_id
@@ -87,13 +86,13 @@ def test_a_leaf_says_all_that_an_event_says() -> None:
     """A column that is added to events needs a further form."""
     form = FORMS[CURRENT]
     assert {*form.names} == {*NAMES} - {"traits"}
-    assert {*form.texts} == {*TRAITS}
+    assert {*form.texts} == {*DIMENSIONS}
     assert {*form.names, *form.texts} == {column.name for column in usage_event.columns}
 
 
 def test_forms_are_numbered_and_begin_differently() -> None:
     assert [form.number for form in FORMS.values()] == list(range(1, len(FORMS) + 1))
-    texts = dict.fromkeys(TRAITS, "")
+    texts = dict.fromkeys(DIMENSIONS, "")
     marks = {LeafForm(number, FORMS[1].columns, FORMS[1].texts).start(texts) for number in range(1, 40)}
     assert len(marks) == 39
 
@@ -111,7 +110,7 @@ async def test_leaves_of_a_large_batch_in_any_order(database: Database) -> None:
     again = [replace(event, sequence=9999) for event in events[::300]]
     await store(database, *events, *again)
     columns = EventColumns([*events, *again])
-    (batch,) = hash_chain.chain_batches(EventRows(columns, await traits.numbers(database, columns.kinds)))
+    (batch,) = hash_chain.chain_batches(EventRows(columns, await dimension_ids(database, columns.kinds)))
     async with database.reading() as session:
         rows = (await session.execute(select(usage_event))).mappings().all()
     assert {row["id"]: row["sequence"] for row in rows} == {event.id: event.sequence for event in events}
@@ -164,7 +163,7 @@ async def test_a_chain_whose_later_batches_are_of_another_form(
 
     def batches_of_form_2(rows: EventRows) -> list[hash_chain.ChainBatch]:
         (batch,) = hash_chain.chain_batches(rows)
-        said = {row["id"]: {**row, **dict(zip(TRAITS, rows.columns.kinds[0], strict=True)), "energy": 3}
+        said = {row["id"]: {**row, **dict(zip(DIMENSIONS, rows.columns.kinds[0], strict=True)), "energy": 3}
                 for row in rows.mappings()}  # fmt: skip
         leaves = [(id, form_2.leaf(said[id])) for id, _ in hash_chain.split_entries(batch.entries)]
         return [msgspec.structs.replace(batch, form=2, entries=b"".join(id.bytes + leaf for id, leaf in leaves))]
@@ -196,10 +195,10 @@ def _other(column: str) -> object:
 
 def _change(column: str) -> list[str]:
     """Statements that give one event another value, and no other."""
-    if column not in TRAITS:
+    if column not in DIMENSIONS:
         return [f"UPDATE usage_fact SET {column} = :value WHERE id = :victim"]
-    traits = ", ".join(TRAITS)
-    values = ", ".join(":value" if name == column else name for name in TRAITS)
+    traits = ", ".join(DIMENSIONS)
+    values = ", ".join(":value" if name == column else name for name in DIMENSIONS)
     same = "id = (SELECT traits FROM usage_fact WHERE id = :victim)"
     return [
         f"INSERT INTO usage_traits ({traits}) SELECT {values} FROM usage_traits WHERE {same}",
