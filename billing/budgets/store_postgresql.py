@@ -70,7 +70,7 @@ class PostgresBudgetStore:
 
     async def opened(self, wanted: Sequence[tuple[BudgetLimit, int]]) -> list[BudgetWindow]:
         await self._connection.execute(_OPEN, *_arrays(WINDOW, [_all(window) for window in fresh(wanted)]))
-        keys = _arrays(("budget_id", "starts_at"), [(terms.budget_id, starts_at) for terms, starts_at in wanted])
+        keys = _arrays(("budget_id", "starts_at"), [(limit.budget_id, starts_at) for limit, starts_at in wanted])
         return [BudgetWindow(*row) for row in await self._connection.fetch(_OPENED, *keys)]
 
     async def windows(self, ids: Collection[UUID]) -> list[BudgetWindow]:

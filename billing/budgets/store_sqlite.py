@@ -41,7 +41,7 @@ class SqliteBudgetStore:
     async def opened(self, wanted: Sequence[tuple[BudgetLimit, int]]) -> list[BudgetWindow]:
         rows = [msgspec.structs.asdict(window) for window in fresh(wanted)]
         await self._session.execute(sqlite.insert(budget_window).on_conflict_do_nothing(), rows)
-        keys = [(terms.budget_id, starts_at) for terms, starts_at in wanted]
+        keys = [(limit.budget_id, starts_at) for limit, starts_at in wanted]
         there = tuple_(budget_window.c.budget_id, budget_window.c.starts_at).in_(keys)  # of tenants that are locked
         return [BudgetWindow(*row) for row in await self._session.execute(_WINDOWS.where(there))]
 

@@ -58,10 +58,7 @@ class UnusedHold(msgspec.Struct, frozen=True):
 
 
 def release_holds(
-    wallet: Wallet,
-    ended: Iterable[EndedHolds],
-    events: Mapping[UUID, UsageEvent] = {},
-    costs: Costs | None = None,
+    wallet: Wallet, ended: Iterable[EndedHolds], events: Mapping[UUID, UsageEvent] = {}, costs: Costs | None = None
 ) -> Paid:
     """End a tenant's holds. `events` are those with usage that counted on grants; what these pay for is taken off
     `costs`, and returned, for `Wallet.use` to book."""

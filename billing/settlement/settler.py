@@ -1,4 +1,4 @@
-"""The task that carries the spool into the database, for ever: in order, once, through any outage of the database."""
+"""The settler: a task that settles the records of a spool, in order, each once, through any outage of the database."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Settler:
 
     def __init__(self, database: Database, spool: Spool, book: PriceCatalog | None = None) -> None:
         self.total = Settled()
-        """What became of all records so far."""
+        """The sum over all batches so far."""
         self.failing = False
         """Whether the last attempt found no database."""
         self._database = database

@@ -1,4 +1,4 @@
-"""Counting what was spent in the budgets that its holds were reserved from, and giving back what they held, once."""
+"""Charging budgets: usage counts in the windows that its hold was reserved from, which hold nothing for it any more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from billing.usage import UsageEvent
 from storage.database.base import new_id
 
 THRESHOLD = "budget.threshold"
-"""The outbox topic of a budget of which a threshold was reached: once for each threshold and window."""
+"""The outbox topic of a budget's threshold that was reached: once for each threshold and window."""
 
 
 class BudgetCharges(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ async def charge_budgets(money: MoneyTransaction, charges: BudgetCharges) -> lis
 
 def _notice(window: BudgetWindow, percent: int, currency: str) -> OutboxMessage:
     end = resets(window)
-    told = {
+    payload = {
         "budget": str(window.budget_id),
         "what": describe(window.scope, window.span, window.subject),
         "scope": window.scope,
@@ -73,11 +73,11 @@ def _notice(window: BudgetWindow, percent: int, currency: str) -> OutboxMessage:
         "currency": currency,
         "resets_at": None if end is None else end.isoformat(),
     }
-    return OutboxMessage(new_id(), window.tenant_id, THRESHOLD, msgspec.json.encode(told).decode())
+    return OutboxMessage(new_id(), window.tenant_id, THRESHOLD, msgspec.json.encode(payload).decode())
 
 
 def named(payload: str, name: str) -> str:
-    """A notice that says what people call the subject of its budget, beside its id."""
-    told = msgspec.json.decode(payload)
-    told |= {"subject_name": name, "what": describe(told["scope"], told["window"], name)}
-    return msgspec.json.encode(told).decode()
+    """The payload of a notice with the name that people gave the subject of its budget, beside its id."""
+    notice = msgspec.json.decode(payload)
+    notice |= {"subject_name": name, "what": describe(notice["scope"], notice["window"], name)}
+    return msgspec.json.encode(notice).decode()
