@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 
 from billing.money import MAX_PICO
+from storage.reported_error import ReportedError
 
 CLASSES = ("5m", "30m", "1h", "12h", "24h")
 """How long a lease lives."""
@@ -30,11 +31,11 @@ RecordedBy = Literal["gateway", "journal", "adjustment"]
 _PERIOD = re.compile(r"\d{4}-(0[1-9]|1[0-2])", re.ASCII)
 
 
-class InvalidUsage(ValueError):
+class InvalidUsage(ReportedError, ValueError):
     """Usage or counts that cannot be true: negative, of an unknown meter, or breaking an identity."""
 
 
-class InvalidPeriod(ValueError):
+class InvalidPeriod(ReportedError, ValueError):
     """A billing period that is not YYYY-MM."""
 
     def __init__(self, period: str) -> None:

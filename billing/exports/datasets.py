@@ -14,6 +14,7 @@ from billing.exports.columns import Column
 from billing.exports.writers import Row
 from billing.prices import PriceCatalog
 from storage.database.database import Database
+from storage.reported_error import ReportedError
 
 PORTION = 2000
 """Rows that are read and written at a time."""
@@ -23,7 +24,7 @@ PROVIDER = "Turnpike"
 """Who provides, where nothing else was set."""
 
 
-class InvalidExport(ValueError):
+class InvalidExport(ReportedError, ValueError):
     """An export cannot be asked for like this; `field` says which part of the question is wrong."""
 
     def __init__(self, field: str, problem: str) -> None:

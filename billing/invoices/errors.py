@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from storage.reported_error import ReportedError
 
-class InvoiceRefused(ValueError):
+
+class InvoiceRefused(ReportedError, ValueError):
     """What was asked for cannot be done to this invoice. The others say why."""
 
 

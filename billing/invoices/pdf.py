@@ -14,9 +14,10 @@ import typst
 from billing.invoices.document import Document
 from billing.invoices.presentation import shown
 from billing.invoices.records import NOTHING_SETTLED, Settlements
+from storage.reported_error import ReportedError
 
 
-class NotPrintable(ValueError):
+class NotPrintable(ReportedError, ValueError):
     """The document cannot be laid out; the message says why."""
 
 

@@ -30,6 +30,7 @@ from billing.usage import check_period, period_of
 from storage.database.base import from_instant, to_instant
 from storage.database.database import Database, transaction
 from storage.free_text import counted
+from storage.reported_error import ReportedError
 
 PeriodState = Literal["open", "closing", "closed"]
 
@@ -63,7 +64,7 @@ class Waiting(msgspec.Struct, frozen=True):
         return lines
 
 
-class PeriodOpen(ValueError):
+class PeriodOpen(ReportedError, ValueError):
     """The period cannot be closed now; `reasons` says why, a line each."""
 
     def __init__(self, period: str, reasons: Sequence[str]) -> None:

@@ -20,13 +20,14 @@ from billing.tables.money import rollup_hour, usage_fact
 from billing.usage import METERS, check_period, period_bounds, period_of
 from storage.database.base import Count
 from storage.database.database import Database
+from storage.reported_error import ReportedError
 
 SumSource = Literal["rollups", "events"]
 
 GROUPS = ("project_id", "model", "lane", "context_from", "price_version")
 
 
-class CostMismatch(ValueError):
+class CostMismatch(ReportedError, ValueError):
     """Usage whose recorded cost is not its units at their prices: `turnpike audit money` says which request."""
 
 

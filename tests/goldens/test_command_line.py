@@ -39,7 +39,7 @@ from tenancy.repositories import NameTaken, NoSuchRecord
 from tests.goldens import golden
 from turnpike import logs
 from turnpike.cli import build_parser, main
-from turnpike.failures import CommandError
+from turnpike.command_line import CommandError
 from turnpike.processes.children import ChildFailed
 from turnpike.settings import settings
 from turnpike.settings.data_folder import DataFolderError, DataFolderFull, NoData

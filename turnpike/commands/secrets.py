@@ -1,28 +1,22 @@
-"""`turnpike migrate` and `turnpike secrets …`: the schema, and the server's secrets."""
+"""`turnpike secrets`: make the server's secrets file, or rotate a secret in it."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 from pathlib import Path
 
-from storage.database import migrate as migrations
-from turnpike.failures import CommandError
+from turnpike.command_line import CommandError, CommandParser
 from turnpike.settings import secrets
-from turnpike.settings.data_folder import prepare_data_folder
 from turnpike.settings.settings import Settings
 
 
-def migrate(settings: Settings, arguments: argparse.Namespace) -> int:
-    """`turnpike migrate`."""
-    if settings.database.startswith("sqlite"):
-        prepare_data_folder(settings)
-    asyncio.run(migrations.upgrade(settings.database))
-    print(f"the database is at {migrations.head()}")
-    return 0
+def add_arguments(parser: CommandParser) -> None:
+    """Declare `turnpike secrets …`."""
+    parser.add_action("create", "make a secrets file", create_secrets).add_argument("file", metavar="FILE")
+    parser.add_action("rotate-pepper", "add a pepper for API keys; new keys use it", rotate_pepper)
 
 
-def create_secrets(settings: Settings, arguments: argparse.Namespace) -> int:
+def create_secrets(_settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike secrets create FILE`."""
     path = Path(arguments.file)
     if path.exists():
@@ -32,7 +26,7 @@ def create_secrets(settings: Settings, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def rotate_pepper(settings: Settings, arguments: argparse.Namespace) -> int:
+def rotate_pepper(settings: Settings, _arguments: argparse.Namespace) -> int:
     """`turnpike secrets rotate-pepper`."""
     rotated = secrets.with_new_pepper(secrets.load(settings.secrets))
     secrets.save(rotated, settings.secrets)
