@@ -13,10 +13,11 @@ def known() -> tuple[type[Exception], ...]:
     from billing.accounts.balances import CurrencyMismatch, InvalidGrant, RefundRefused  # noqa: PLC0415
     from billing.accounts.budgets import InvalidBudget, UnknownBudget  # noqa: PLC0415
     from billing.accounts.idempotency import IdempotencyConflict  # noqa: PLC0415
+    from billing.calendar import InvalidPeriod  # noqa: PLC0415
     from billing.exports.datasets import InvalidExport  # noqa: PLC0415
     from billing.invoices.errors import InvoiceRefused  # noqa: PLC0415
-    from billing.invoices.parties import InvalidParty  # noqa: PLC0415
-    from billing.invoices.pdf import NotPrintable  # noqa: PLC0415
+    from billing.invoices.parties.parties import InvalidParty  # noqa: PLC0415
+    from billing.invoices.rendering.pdf import NotPrintable  # noqa: PLC0415
     from billing.money import InvalidMoney, InvalidPrice  # noqa: PLC0415
     from billing.periods.periods import PeriodOpen  # noqa: PLC0415
     from billing.platform_settings import InvalidPlatformSetting  # noqa: PLC0415
@@ -26,7 +27,7 @@ def known() -> tuple[type[Exception], ...]:
     from billing.rating.usage_lines import CostMismatch  # noqa: PLC0415
     from billing.replica_journals.lost_journals import JournalAnswers, UnknownJournal  # noqa: PLC0415
     from billing.spool.gateway_epochs import EpochAlive, GatewayNameTaken, UnknownEpoch  # noqa: PLC0415
-    from billing.usage import InvalidPeriod, InvalidUsage  # noqa: PLC0415
+    from billing.usage import InvalidUsage  # noqa: PLC0415
     from engine.errors import EngineError  # noqa: PLC0415
     from gateway.served_models.registry import ModelWithoutPrice  # noqa: PLC0415
     from gateway.served_models.served_model import ModelFolderError  # noqa: PLC0415

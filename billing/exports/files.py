@@ -14,21 +14,26 @@ from uuid import UUID
 
 import msgspec
 
+from billing.calendar import check_period
 from billing.exports.costs import COSTS
-from billing.exports.datasets import Dataset, ExportQuery, ExportSnapshot, InvalidExport
-from billing.exports.focus import FOCUS
+from billing.exports.datasets import Dataset, ExportQuery, ExportSnapshot, InvalidExport, Row
+from billing.exports.focus.cost_and_usage import COST_AND_USAGE
+from billing.exports.focus.invoice_detail import BILLING_PERIOD, INVOICE_DETAIL
+from billing.exports.formats.writers import FORMATS, Format, Writer, open_writer
 from billing.exports.invoices import INVOICES
 from billing.exports.journal import JOURNAL
 from billing.exports.usage import USAGE
-from billing.exports.writers import FORMATS, Format, Row, Writer, open_writer
 from billing.money import format_pico
 from billing.periods.periods import Periods
 from billing.prices import PriceCatalog
-from billing.usage import check_period
 from storage.database.database import Database
 
 MANIFEST_VERSION = 1
-DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in (USAGE, COSTS, INVOICES, JOURNAL, *FOCUS)}
+DATASETS: dict[str, Dataset] = {
+    dataset.name: dataset
+    for dataset in (USAGE, COSTS, INVOICES, JOURNAL, COST_AND_USAGE, INVOICE_DETAIL, BILLING_PERIOD)
+}
+"""Every dataset by name. A new export is a Dataset in a module of its own, named here."""
 
 Progress: TypeAlias = Callable[[int], Awaitable[None]]
 """Told how many rows are written."""
@@ -39,7 +44,7 @@ class ExportOrder(msgspec.Struct, frozen=True):
 
     dataset: Dataset
     form: Format
-    asked: ExportQuery
+    query: ExportQuery
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,18 +96,18 @@ async def export(
     Everything is read from one snapshot. Raises InvalidPeriod, InvalidExport, CostMismatch, DatabaseUnavailable,
     OSError.
     """
-    dataset, asked = order.dataset, order.asked
-    check_period(asked.period)
-    closed = (await Periods(database).get(asked.period)).state == "closed"
+    dataset, wanted = order.dataset, order.query
+    check_period(wanted.period)
+    closed = (await Periods(database).get(wanted.period)).state == "closed"
     partial = path.with_name(f".{path.name}.partial")
     try:
         rows, sums = await _write(database, prices, order, partial, progress)
         size, digest = await asyncio.to_thread(_digest, partial)
         manifest = Manifest(
             dataset=dataset.name,
-            period=asked.period,
+            period=wanted.period,
             closed=closed,
-            tenant_id=asked.tenant_id,
+            tenant_id=wanted.tenant_id,
             format=order.form,
             file=path.name,
             rows=rows,
@@ -121,13 +126,13 @@ async def export(
 async def _write(
     database: Database, prices: PriceCatalog, order: ExportOrder, path: Path, progress: Progress | None
 ) -> tuple[int, dict[str, dict[str, str]]]:
-    dataset, asked = order.dataset, order.asked
+    dataset, wanted = order.dataset, order.query
     count = 0
     totals = _Totals(dataset)
-    writer = open_writer(order.form, path, dataset.columns, title=dataset.title, period=asked.period)
+    writer = open_writer(order.form, path, dataset.columns, title=dataset.title, period=wanted.period)
     try:
         async with database.reading() as session:
-            async for portion in dataset.rows(ExportSnapshot(database, session, prices), asked):
+            async for portion in dataset.rows(ExportSnapshot(database, session, prices), wanted):
                 await asyncio.to_thread(_add, writer, totals, portion)  # a gateway may run in this process too
                 count += len(portion)
                 if progress is not None:

@@ -18,11 +18,11 @@ import msgspec
 import structlog
 from sqlalchemy import func, insert, or_, select, update
 
+from billing.calendar import InvalidPeriod, check_period
 from billing.exports.datasets import PROVIDER, DisplayNames, ExportQuery, InvalidExport
 from billing.exports.files import ExportOrder, dataset_of, export, format_of, manifest_path
 from billing.prices import PriceCatalog
 from billing.tables.exports import export_job
-from billing.usage import InvalidPeriod, check_period
 from storage.database.base import new_id
 from storage.database.database import Database, DatabaseUnavailable
 
@@ -150,14 +150,14 @@ class ExportJobs:
         renewing = asyncio.create_task(self._renew(job))
         try:
             await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True, mode=0o700)
-            asked = ExportQuery(
+            wanted = ExportQuery(
                 period=job.period,
                 tenant_id=job.tenant_id,
                 names=await names(),
                 account_codes=account_codes or {},
                 provider=provider,
             )
-            order = ExportOrder(dataset_of(job.dataset), format_of(job.format), asked)
+            order = ExportOrder(dataset_of(job.dataset), format_of(job.format), wanted)
             manifest = await export(self._database, self._prices, order, self.path(job), self._told(job))
             stated = msgspec.structs.replace(manifest, file=job.file_name)
             await self._finish(job, "done", rows=manifest.rows, manifest=msgspec.json.encode(stated).decode())

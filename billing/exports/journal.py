@@ -10,11 +10,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from sqlalchemy import and_, or_, select
 
-from billing.exports.columns import Column
-from billing.exports.datasets import Dataset, ExportQuery, ExportSnapshot, InvalidExport
-from billing.exports.writers import Row
+from billing.calendar import period_bounds
+from billing.exports.datasets import Column, Dataset, ExportQuery, ExportSnapshot, InvalidExport, Row
 from billing.tables.money import ledger_entry, ledger_txn
-from billing.usage import period_bounds
 
 ACCOUNT_CODES: dict[str, str] = {
     "clearing": "1010",
@@ -48,8 +46,8 @@ def parse_account_codes(text: str) -> dict[str, str]:
     return codes
 
 
-async def _rows(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Sequence[Row]]:
-    first, after = period_bounds(asked.period)
+async def _rows(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[Sequence[Row]]:
+    first, after = period_bounds(wanted.period)
     txn, entry = ledger_txn.c, ledger_entry.c
     query = (
         select(
@@ -59,21 +57,21 @@ async def _rows(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Se
         .join(ledger_entry, entry.txn_id == txn.id)
         .where(
             or_(
-                txn.period == asked.period,
+                txn.period == wanted.period,
                 and_(txn.period == "", txn.posted_at >= first, txn.posted_at < after),
             )
         )
         .order_by(txn.tenant_id, txn.posted_at, txn.id, entry.seq)
     )  # fmt: skip
-    if asked.tenant_id is not None:  # else all tenants: the books of the whole installation
-        query = query.where(txn.tenant_id == asked.tenant_id)
-    codes = ACCOUNT_CODES | dict(asked.account_codes)
-    async for portion in reading.portions(query):
+    if wanted.tenant_id is not None:  # else all tenants: the books of the whole installation
+        query = query.where(txn.tenant_id == wanted.tenant_id)
+    codes = ACCOUNT_CODES | dict(wanted.account_codes)
+    async for portion in snapshot.portions(query):
         rows: list[Row] = []
         for row in portion:
             # Posted a moment after its month ended, it still belongs to that month.
             date = min(max(row.posted_at, first), after - _MICROSECOND)
-            tenant = asked.names.tenants.get(row.tenant_id)
+            tenant = wanted.names.tenants.get(row.tenant_id)
             for account, debit, credit in (
                 (row.debit, row.amount_pico, None),
                 (row.credit, None, row.amount_pico),

@@ -36,20 +36,20 @@ _ENDS = ((usage_fact.c.id, "it has usage"), (ended_hold.c.request_id, "it was re
 LEFT = tuple(grant_balance.c[name] for name in ("remaining", "used", "gone", "held"))
 
 
-async def check_balances(scope: AuditContext) -> None:
+async def check_balances(audit: AuditContext) -> None:
     """Each balance is the sum of its grants, its events and its open holds, and none is below zero; overdraft is what
     is missing."""
     cost = usage_event.c.cost_pico
     high, low = func.sum(cost.op("/")(LIMB)), func.sum(cost.op("%")(LIMB))
     debits = {
         tenant: int(quotients) * LIMB + int(rest)
-        for tenant, quotients, rest in await scope.session.execute(
+        for tenant, quotients, rest in await audit.session.execute(
             select(usage_event.c.tenant_id, high, low).group_by(usage_event.c.tenant_id)
         )
     }
-    held, counted_on = await _held(scope)
-    credits_ = await _check_grants(scope, counted_on)
-    rows = {row.tenant_id: row for row in await scope.session.execute(select(balance))}
+    held, counted_on = await _held(audit)
+    credits_ = await _check_grants(audit, counted_on)
+    rows = {row.tenant_id: row for row in await audit.session.execute(select(balance))}
     for tenant in sorted(rows.keys() | credits_.keys() | debits.keys() | held.keys()):
         row = rows.get(tenant)
         sides = (("credit", "grants", credits_), ("debit", "usage events", debits), ("held", "open holds", held))
@@ -57,63 +57,63 @@ async def check_balances(scope: AuditContext) -> None:
             found = 0 if row is None else getattr(row, side)
             if found != sums.get(tenant, 0):
                 detail = f"{side} is {found}, the {name} add up to {sums.get(tenant, 0)}"
-                scope.found("a balance is not the sum of its entries", tenant, detail)
+                audit.report("a balance is not the sum of its entries", tenant, detail)
         if row is not None and row.overdraft != max(0, row.debit + row.held - row.credit - row.credit_line):
-            scope.found("a balance's overdraft is wrong", tenant, f"it is {row.overdraft}")
+            audit.report("a balance's overdraft is wrong", tenant, f"it is {row.overdraft}")
         elif row is not None and row.overdraft:
             detail = f"{row.debit} used and {row.held} held of {row.credit}, credit line {row.credit_line}"
-            scope.found("a balance is below zero", tenant, f"by {row.overdraft}: {detail}")
+            audit.report("a balance is below zero", tenant, f"by {row.overdraft}: {detail}")
 
 
-async def _check_grants(scope: AuditContext, counted_on: Mapping[UUID, int]) -> dict[UUID, int]:
+async def _check_grants(audit: AuditContext, counted_on: Mapping[UUID, int]) -> dict[UUID, int]:
     """What became of each grant is its amount, and what the ledger's entries say; holds count on what it says that they
     do; and it paid only for what it is for. Returns what counts for `credit`: grants, and what periods gave back."""
     entry = ledger_entry.c
     moved: dict[UUID, int] = defaultdict(int)
     begun = set()
     query = select(entry.grant_id, entry.debit, entry.credit, entry.amount_pico).where(entry.grant_id.is_not(None))
-    async for one, debit, credit, amount in await scope.session.stream(query):
+    async for one, debit, credit, amount in await audit.session.stream(query):
         moved[one] += amount if credit in HELD_IN else -amount
         if debit in ("clearing", "goodwill"):
             begun.add(one)
-    credits_ = await _returned(scope)
+    credits_ = await _returned(audit)
     left: dict[tuple[UUID, str], int] = defaultdict(int)
     restricted: dict[UUID, int] = defaultdict(int)
     of = grant.c
     owner = grant_balance.c.tenant_id.label("owner")
     rows = select(of.id, of.tenant_id, owner, of.amount_pico, of.kind, of.model, of.project_id, *LEFT)
     joined = rows.outerjoin_from(grant, grant_balance, grant_balance.c.grant_id == of.id)
-    for row in await scope.session.execute(joined):
+    for row in await audit.session.execute(joined):
         if row.remaining is None or row.remaining + row.used + row.gone != row.amount_pico:
-            scope.found("what became of a grant is not its amount", row.id, f"{row.amount_pico} were put in")
+            audit.report("what became of a grant is not its amount", row.id, f"{row.amount_pico} were put in")
             continue
         if row.owner != row.tenant_id:
-            scope.found("what became of a grant is not its amount", row.id, f"it says that tenant {row.owner} has it")
+            audit.report("what became of a grant is not its amount", row.id, f"it says that tenant {row.owner} has it")
         if row.id in begun and moved[row.id] != row.remaining:
             detail = f"{row.remaining} are left, the entries say {moved[row.id]}"
-            scope.found("what is left of a grant is not what its entries say", row.id, detail)
+            audit.report("what is left of a grant is not what its entries say", row.id, detail)
         if row.held != counted_on.get(row.id, 0):
             detail = f"{row.held} of it are held, open holds count on {counted_on.get(row.id, 0)}"
-            scope.found("a grant is not what holds count on", row.id, detail)
+            audit.report("a grant is not what holds count on", row.id, detail)
         if row.model is not None or row.project_id is not None:
             credits_[row.tenant_id] += row.used
             restricted[row.tenant_id] += row.remaining
-            await _check_purpose(scope, row)
+            await _check_purpose(audit, row)
         else:
             credits_[row.tenant_id] += row.amount_pico - row.gone
             left[row.tenant_id, row.kind] += row.remaining
-    for row in await scope.session.execute(select(balance)):
+    for row in await audit.session.execute(select(balance)):
         promo = left[row.tenant_id, "promo"]
         paid = sum(pico for (tenant, kind), pico in left.items() if tenant == row.tenant_id and kind != "promo")
         if (promo, paid) != (row.promo, row.credit - row.debit - row.promo + row.receivable):
-            scope.found("a balance is not what is left of its grants", row.tenant_id, f"{promo} given, {paid} paid")
+            audit.report("a balance is not what is left of its grants", row.tenant_id, f"{promo} given, {paid} paid")
         if row.restricted != restricted[row.tenant_id]:
             detail = f"{restricted[row.tenant_id]} are for one model or project, it says {row.restricted}"
-            scope.found("a balance is not what is left of its grants", row.tenant_id, detail)
+            audit.report("a balance is not what is left of its grants", row.tenant_id, detail)
     return credits_
 
 
-async def _returned(scope: AuditContext) -> dict[UUID, int]:
+async def _returned(audit: AuditContext) -> dict[UUID, int]:
     """What periods gave back to each tenant, less what corrections took off that again."""
     entry = ledger_entry.c
     kind = ledger_txn.c.kind
@@ -121,12 +121,12 @@ async def _returned(scope: AuditContext) -> dict[UUID, int]:
     query = select(entry.tenant_id, kind, func.sum(entry.amount_pico)).join(ledger_txn, ledger_txn.c.id == entry.txn_id)
     returned: dict[UUID, int] = defaultdict(int)
     query = query.where((kind == "return") | again).group_by(entry.tenant_id, kind)
-    for tenant, of, amount in await scope.session.execute(query):
+    for tenant, of, amount in await audit.session.execute(query):
         returned[tenant] += int(amount) if of == "return" else -int(amount)
     return returned
 
 
-async def _check_purpose(scope: AuditContext, row: Any) -> None:
+async def _check_purpose(audit: AuditContext, row: Any) -> None:
     """A grant cannot have paid for more than was used of its model and project."""
     if not row.used:
         return
@@ -135,20 +135,20 @@ async def _check_purpose(scope: AuditContext, row: Any) -> None:
     mine += [of.model == row.model] if row.model is not None else []
     mine += [of.project_id == row.project_id] if row.project_id is not None else []
     high, low = func.sum(of.cost_pico.op("/")(LIMB)), func.sum(of.cost_pico.op("%")(LIMB))
-    quotients, rest = (await scope.session.execute(select(high, low).where(*mine))).one()
+    quotients, rest = (await audit.session.execute(select(high, low).where(*mine))).one()
     cost = int(quotients or 0) * LIMB + int(rest or 0)
     if row.used > cost:
-        scope.found("a grant paid for what it is not for", row.id, f"{row.used} of it were used, for usage of {cost}")
+        audit.report("a grant paid for what it is not for", row.id, f"{row.used} of it were used, for usage of {cost}")
 
 
-async def _held(scope: AuditContext) -> tuple[dict[UUID, int], dict[UUID, int]]:
+async def _held(audit: AuditContext) -> tuple[dict[UUID, int], dict[UUID, int]]:
     """What open holds are reserved from: balances by tenant, and grants. Summed here: on SQLite a sum of them may be
     more than it can count."""
     balances: dict[UUID, int] = defaultdict(int)
     grants: dict[UUID, int] = defaultdict(int)
     of = hold_batch.c  # all tenants: an audit is of the whole house
     query = select(of.tenant_id, of.amount_pico, of.sources, of.open)
-    async for tenant, amount, sources, holds in await scope.session.stream(query):
+    async for tenant, amount, sources, holds in await audit.session.stream(query):
         counted_on = grants_in(sources)
         balances[tenant] += amount - holds * sum(counted_on.values())
         for one, pico in counted_on.items():
@@ -188,39 +188,39 @@ def _are_as_asked(batch: HoldBatch) -> bool:
     )
 
 
-async def check_holds(scope: AuditContext) -> None:
+async def check_holds(audit: AuditContext) -> None:
     """Each hold there ever was is open, or ended once: by usage, released or expired. All tenants."""
-    async for row in await scope.session.stream(select(ended_hold)):
+    async for row in await audit.session.stream(select(ended_hold)):
         if not _is_as_asked(row):
-            scope.found("a hold was altered", row.request_id, "it is not what was asked for")
+            audit.report("a hold was altered", row.request_id, "it is not what was asked for")
     found: dict[UUID, int] = defaultdict(int)
     some: list[UUID] = []
-    async for row in await scope.session.stream(select(*COLUMNS)):
+    async for row in await audit.session.stream(select(*COLUMNS)):
         batch = HoldBatch(*row)
         found[batch.tenant_id] += batch.open
         if _are_as_asked(batch):
             some += [UUID(bytes=request) for request in batch.ids()]
         else:
-            scope.found("a hold was altered", batch.id, "these holds are not what was asked for")
+            audit.report("a hold was altered", batch.id, "these holds are not what was asked for")
         if len(some) >= _AT_ONCE:
-            await _check_open(scope, some)
+            await _check_open(audit, some)
             some = []
-    await _check_open(scope, some)
+    await _check_open(audit, some)
     late = select(ended_hold.c.request_id).where(ended_hold.c.request_id == usage_event.c.id)
     for tenant in (ended_hold.c.tenant_id, usage_event.c.tenant_id):
         counts = select(tenant, func.count()).group_by(tenant)
         if tenant is usage_event.c.tenant_id:
             counts = counts.where(~late.exists(), usage_event.c.corrects.is_(None))
-        for owner, count in await scope.session.execute(counts):
+        for owner, count in await audit.session.execute(counts):
             found[owner] += count
-    for tenant, holds in await scope.session.execute(select(balance.c.tenant_id, balance.c.holds)):
+    for tenant, holds in await audit.session.execute(select(balance.c.tenant_id, balance.c.holds)):
         if found[tenant] != holds:
             detail = f"{holds} were taken; {found[tenant]} are open, were settled, released or expired"
-            scope.found("a tenant's holds did not each end once", tenant, detail)
+            audit.report("a tenant's holds did not each end once", tenant, detail)
 
 
-async def _check_open(scope: AuditContext, requests: list[UUID]) -> None:
+async def _check_open(audit: AuditContext, requests: list[UUID]) -> None:
     """None of these requests, whose holds are open, has usage, or a hold that ended."""
     for end, detail in _ENDS:
-        for request in await scope.session.scalars(select(end).where(one_of(scope.database, end, requests))):
-            scope.found("a hold that ended is still open", request, detail)
+        for request in await audit.session.scalars(select(end).where(one_of(audit.database, end, requests))):
+            audit.report("a hold that ended is still open", request, detail)

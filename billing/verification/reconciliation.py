@@ -13,9 +13,10 @@ import msgspec
 from sqlalchemy import Select, and_, func, insert, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from billing.calendar import period_bounds
 from billing.events.rollups import LIMB
 from billing.ledger.entries import OF_EVENTS
-from billing.periods.periods import PeriodState, bounds
+from billing.periods.periods import PeriodState
 from billing.replica_journals.comparison import JournalComparison, JournalReport, compare, sort_out
 from billing.replica_journals.sequences import Sequences, sequences_of
 from billing.tables.invoices import invoice
@@ -42,7 +43,7 @@ class Drift(msgspec.Struct, frozen=True):
     def pico(self) -> int:
         """By how much the books differ from the events, all added up."""
         books = [self.rollups, self.ledger, *([] if self.invoiced is None else [self.invoiced])]
-        return sum(abs(book - self.events) for book in books)
+        return sum(abs(prices - self.events) for prices in books)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +95,7 @@ async def reconcile(database: Database, period: str, journals: Iterable[JournalR
 
     `journals`: what the replicas that answer say of theirs. Raises InvalidPeriod, DatabaseUnavailable.
     """
-    bounds(period)
+    period_bounds(period)
     async with database.reading() as session:
         report = await _report(session, database, period, journals)
     kept = {name: getattr(report, name) for name in _KEPT}
@@ -115,7 +116,7 @@ async def latest(database: Database, period: str) -> Report | None:
 
 async def _report(session: AsyncSession, database: Database, period: str, journals: Iterable[JournalReport]) -> Report:
     of = usage_event.c  # all tenants: a period is everybody's
-    starts_at = bounds(period)[0]
+    starts_at = period_bounds(period)[0]
     state = (
         await session.execute(select(billing_period.c.state).where(billing_period.c.period == period))
     ).scalar_one_or_none()

@@ -13,8 +13,8 @@ from litestar.response import File
 from msgspec import Struct
 
 from billing.exports.datasets import InvalidExport
+from billing.exports.formats.writers import MEDIA_TYPES
 from billing.exports.jobs import ExportJob, ExportNotFound, TooManyExports
-from billing.exports.writers import MEDIA_TYPES
 from gateway.dialects.json_paths import decode
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body

@@ -8,7 +8,7 @@ import sys
 import msgspec
 
 from billing.usage import COUNTS
-from billing.verification import checks as audit
+from billing.verification import audit
 from storage.free_text import counted
 from turnpike.admin_services import AdminServices
 from turnpike.commands.running import table, with_admin_services
@@ -20,7 +20,7 @@ def audit_money(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike audit money`: 1 on any finding."""
 
     async def work(admin: AdminServices) -> int:
-        findings = await audit.check(admin.database, arguments.period, _tell if sys.stderr.isatty() else None)
+        findings = await audit.audit_money(admin.database, arguments.period, _tell if sys.stderr.isatty() else None)
         for finding in findings:
             print(msgspec.json.encode(finding).decode())
         print("the books are right" if not findings else counted(len(findings), "finding"), file=sys.stderr)

@@ -14,9 +14,9 @@ from billing.invoices.document import Document
 from billing.invoices.drafting import draft
 from billing.invoices.errors import InvoiceRefused, NoProfile
 from billing.invoices.finalizing import finalize
-from billing.invoices.parties import InvalidParty, vat_warnings
-from billing.invoices.party_store import Parties
-from billing.invoices.records import Invoices
+from billing.invoices.parties.parties import InvalidParty, vat_warnings
+from billing.invoices.parties.store import Parties
+from billing.invoices.store import Invoices
 from billing.reports.usage_report import usage_by_project_and_model
 from storage.free_text import counted
 from turnpike.admin_services import AdminServices
@@ -34,7 +34,7 @@ def draft_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
         invoices = Invoices(admin.database)
 
         async def one(tenant_id: UUID, _used: bool) -> str:
-            there = await invoices.draft(tenant_id, arguments.period) if arguments.all else None
+            there = await invoices.of_period(tenant_id, arguments.period) if arguments.all else None
             if there is not None and there.state != "draft":
                 return record_line(there)
             record, document = await draft(
@@ -59,7 +59,7 @@ def finalize_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
         invoices = Invoices(admin.database)
 
         async def one(tenant_id: UUID, used: bool) -> str:
-            before = await invoices.draft(tenant_id, arguments.period)
+            before = await invoices.of_period(tenant_id, arguments.period)
             if arguments.all and before is None:
                 if used:
                     raise InvoiceRefused(

@@ -7,9 +7,8 @@ from datetime import date
 import msgspec
 
 from billing.invoices.document import Document
-from billing.invoices.minor_units import format_minor
-from billing.invoices.records import InvoiceRecord
-from billing.money import format_pico
+from billing.invoices.store import InvoiceRecord
+from billing.money import format_minor, format_pico
 from storage.free_text import counted
 from turnpike.failures import CommandError
 

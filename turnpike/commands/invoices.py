@@ -12,16 +12,15 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from billing.invoices import drill_down
-from billing.invoices.advice import summary
-from billing.invoices.collection import give_up, pay, void
+from billing.invoices.collection import mark_uncollectible, pay, void
 from billing.invoices.credit_notes import credit
 from billing.invoices.document import Document
-from billing.invoices.minor_units import format_minor, minor_digits
-from billing.invoices.parties import vat_warnings
-from billing.invoices.pdf import to_pdf
-from billing.invoices.presentation import carried_on
-from billing.invoices.records import InvoiceRecord, Invoices
-from billing.money import format_pico
+from billing.invoices.parties.parties import vat_warnings
+from billing.invoices.rendering.pdf import to_pdf
+from billing.invoices.rendering.presentation import carried_on
+from billing.invoices.savings import savings_summary
+from billing.invoices.store import InvoiceRecord, Invoices
+from billing.money import format_minor, format_pico, minor_digits
 from storage.database.base import from_instant, new_id, to_instant
 from storage.free_text import counted
 from turnpike.admin_services import AdminServices
@@ -37,7 +36,7 @@ def list_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
     async def work(admin: AdminServices) -> int:
         names = {tenant.id: tenant.name for tenant in await admin.tenancy.list_tenants()}
         tenant = (await admin.tenancy.tenant(arguments.tenant)).id if arguments.tenant else None
-        found = await Invoices(admin.database).found(tenant, arguments.period, arguments.state)
+        found = await Invoices(admin.database).list(tenant, arguments.period, arguments.state)
         rows = [
             {
                 "number": record.number or "",
@@ -85,19 +84,20 @@ def show_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
 
     async def work(admin: AdminServices) -> int:
         record = await _chosen(admin, arguments)
-        document = await Invoices(admin.database).document(record.id)
+        document = await Invoices(admin.database).document(record)
         if arguments.line is not None:
             await _drill_down(admin, record, document, arguments)
         elif arguments.format == "json":
-            from billing.invoices.document import canonical  # noqa: PLC0415  # for this form alone
+            from billing.integrity.canonical_json import canonical  # noqa: PLC0415  # for this form alone
 
             print(canonical(document))
         else:
             _show(record, document)
-            for payment in await Invoices(admin.database).payments(record.id):
+            settled = await Invoices(admin.database).settlements(record)
+            for payment in settled.payments:
                 paid = f"{format_minor(payment.amount, record.currency)} {record.currency}"
                 print(f"paid {paid} on {from_instant(payment.at).date()}: {payment.reference}")
-            for note in await Invoices(admin.database).credit_notes(record.id):
+            for note in settled.credit_notes:
                 print(f"credited {format_minor(note.gross, note.currency)} {note.currency} by {note.number}")
         return 0
 
@@ -113,11 +113,11 @@ def print_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
         if arguments.all:
             if not arguments.period:
                 raise CommandError("--all needs --period: which month's invoices?")
-            records = await invoices.found(None, arguments.period)
+            records = await invoices.list(None, arguments.period)
         else:
             records = [await _chosen(admin, arguments)]
         for record in records:
-            document = await invoices.document(record.id)
+            document = await invoices.document(record)
             name = record.number or f"draft-{record.period}-{str(record.tenant_id)[-12:]}"
             usual = f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.pdf"
             output = Path(arguments.output or usual)
@@ -127,7 +127,7 @@ def print_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
                     folder / usual if folder else output,
                     usual,
                     to_pdf(
-                        document, record.state, record.sha256 or "", await invoices.settlements(record.id), fonts=fonts
+                        document, record.state, record.sha256 or "", await invoices.settlements(record), fonts=fonts
                     ),
                 )
             )
@@ -153,7 +153,9 @@ def void_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
 
 def uncollectible_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike invoices uncollectible NUMBER`."""
-    return _change(settings, arguments, lambda admin, it: give_up(admin.database, it, write=not arguments.dry_run))
+    return _change(
+        settings, arguments, lambda admin, it: mark_uncollectible(admin.database, it, write=not arguments.dry_run)
+    )
 
 
 def credit_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -176,7 +178,7 @@ def credit_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
             print(f"a credit note of {totals_line(document)} ({NOTHING_WRITTEN})")
         else:
             print(record_line(note))
-            print(record_line(await Invoices(admin.database).numbered(record.name, record.seller)))
+            print(record_line(await Invoices(admin.database).by_number(record.name, record.seller)))
         return 0
 
     return with_admin_services(settings, work)
@@ -214,11 +216,11 @@ async def _chosen(admin: AdminServices, arguments: argparse.Namespace) -> Invoic
     """The invoice that the command line names, by number, or by tenant and period."""
     invoices = Invoices(admin.database)
     if arguments.number:
-        return await invoices.numbered(arguments.number, arguments.seller)
+        return await invoices.by_number(arguments.number, arguments.seller)
     if not (getattr(arguments, "tenant", None) and getattr(arguments, "period", None)):
         raise CommandError("say which: its NUMBER, or --tenant and --period")
     tenant = await admin.tenancy.tenant(arguments.tenant)
-    record = await invoices.draft(tenant.id, arguments.period)
+    record = await invoices.of_period(tenant.id, arguments.period)
     if record is None:
         raise CommandError(
             f"{tenant.name} has no invoice of {arguments.period}: "
@@ -246,7 +248,7 @@ def _show(record: InvoiceRecord, document: Document) -> None:
         for warning in vat_warnings(document.seller, document.buyer):
             print(warning)
     if document.savings != "":
-        for line in summary(document.savings, document.currency):
+        for line in savings_summary(document.savings, document.currency):
             print(line)
     if record.sha256:
         print(f"SHA-256 {record.sha256}")

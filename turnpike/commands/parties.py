@@ -11,9 +11,18 @@ from typing import Any
 import msgspec
 
 from billing.invoices.errors import NoProfile
-from billing.invoices.parties import Buyer, InvalidParty, Party, Role, Seller, format_rate, parse_rate, vat_warning
-from billing.invoices.party_store import Parties
-from billing.invoices.vat_ids import compact
+from billing.invoices.parties.parties import (
+    Buyer,
+    InvalidParty,
+    Party,
+    Role,
+    Seller,
+    format_rate,
+    parse_rate,
+    vat_warning,
+)
+from billing.invoices.parties.store import Parties
+from billing.invoices.parties.vat_ids import compact
 from turnpike.admin_services import AdminServices
 from turnpike.commands.running import with_admin_services
 from turnpike.failures import CommandError

@@ -8,12 +8,12 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol
 
 import msgspec
 
-from billing.exports.columns import Column, as_text, safe_cell
-from billing.usage import period_bounds
+from billing.calendar import period_bounds
+from billing.exports.datasets import Column, Row, as_text, safe_cell
 
 Format = Literal["csv", "jsonl", "parquet", "xlsx"]
 FORMATS: tuple[Format, ...] = ("csv", "jsonl", "parquet", "xlsx")
@@ -25,9 +25,6 @@ MEDIA_TYPES: dict[str, str] = {
 }
 
 _ENCODER = msgspec.json.Encoder()
-
-Row: TypeAlias = Sequence[Any]
-"""One value for each column, as its kind says."""
 
 
 class Writer(Protocol):
@@ -91,9 +88,9 @@ def open_writer(form: Format, path: Path, columns: Sequence[Column], *, title: s
         return JsonlWriter(path, columns)
     # Imported when they are needed: both take longer to load than all of billing.
     if form == "parquet":
-        from billing.exports.parquet import ParquetWriter  # noqa: PLC0415
+        from billing.exports.formats.parquet import ParquetWriter  # noqa: PLC0415
 
         return ParquetWriter(path, columns)
-    from billing.exports.workbook import WorkbookWriter  # noqa: PLC0415
+    from billing.exports.formats.workbook import WorkbookWriter  # noqa: PLC0415
 
     return WorkbookWriter(path, columns, title=title, created_at=period_bounds(period)[0])

@@ -11,9 +11,10 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import and_, func, or_, select
 
+from billing.calendar import check_period
 from billing.prices import PriceCatalog
 from billing.tables.money import usage_event
-from billing.usage import COUNTS, check_period
+from billing.usage import COUNTS
 from billing.verification.balances import check_balances, check_holds
 from billing.verification.budgets import check_budgets
 from billing.verification.chain import check_chain
@@ -48,22 +49,22 @@ OF_ALL: tuple[Check, ...] = (
     check_invoices,
 )
 
-__all__ = ["OF_ALL", "OF_A_PERIOD", "Finding", "ReplicaCounts", "check", "counts_by_replica"]
+__all__ = ["OF_ALL", "OF_A_PERIOD", "Finding", "ReplicaCounts", "audit_money", "counts_by_replica"]
 
 
-async def check(database: Database, period: str | None = None, progress: Progress | None = None) -> list[Finding]:
+async def audit_money(database: Database, period: str | None = None, progress: Progress | None = None) -> list[Finding]:
     """Everything that is wrong, or that is wrong in one billing period. Running requests are not. Raises
     DatabaseUnavailable, InvalidPeriod."""
     async with database.reading() as session:
-        scope = AuditContext(database, session, PriceCatalog(database), period and check_period(period))
+        context = AuditContext(database, session, PriceCatalog(database), period and check_period(period))
         if progress is not None:
-            scope.progress = progress
-        for one in OF_ALL if period is None else OF_A_PERIOD:
+            context.progress = progress
+        for check in OF_ALL if period is None else OF_A_PERIOD:
             try:
-                await one(scope)
+                await check(context)
             except (ValueError, LookupError, ArithmeticError, msgspec.MsgspecError) as error:
-                scope.found("the books cannot be read", UUID(int=0), f"{one.__name__}: {error}")
-    return scope.findings
+                context.report("the books cannot be read", UUID(int=0), f"{check.__name__}: {error}")
+    return context.findings
 
 
 class ReplicaCounts(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from typing import Any
 
 import xlsxwriter  # type: ignore[import-untyped]
 
-from billing.exports.columns import Column, as_text
+from billing.exports.datasets import Column, as_text
 from storage.database.base import from_instant
 
 SHEET_ROWS = 1_048_576

@@ -15,11 +15,11 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import and_, func, or_, select
 
+from billing.calendar import period_bounds
 from billing.exports.datasets import ExportQuery, ExportSnapshot
-from billing.exports.invoices import in_pico
+from billing.money import minor_to_pico
 from billing.tables.invoices import invoice, invoice_payment
 from billing.tables.money import ledger_entry, ledger_txn
-from billing.usage import period_bounds
 
 
 class CreditMoved(msgspec.Struct, frozen=True):
@@ -39,13 +39,13 @@ RETURNED = "Returned to the balance"
 _TEXTS = {"grant": "Credit bought", "refund": "Unused credit refunded", "expiry": "Unused credit expired"}
 
 
-async def credit_moved(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Sequence[CreditMoved]]:
+async def credit_moved(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[Sequence[CreditMoved]]:
     """What was bought, refunded and lost in the month, in the order of tenant and time.
 
     Payments of invoices are none of it: the invoice has billed what they pay for.
     """
     txn, entry = ledger_txn.c, ledger_entry.c
-    first, after = period_bounds(asked.period)
+    first, after = period_bounds(wanted.period)
     moved = or_(
         and_(txn.kind == "grant", entry.debit == "clearing"),
         and_(txn.kind == "refund", entry.credit == "clearing"),
@@ -60,9 +60,9 @@ async def credit_moved(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIter
         .group_by(*columns)
         .order_by(txn.tenant_id, txn.posted_at, txn.id)
     )
-    if asked.tenant_id is not None:  # else all tenants: an export of the whole installation
-        query = query.where(txn.tenant_id == asked.tenant_id)
-    async for portion in reading.portions(query):
+    if wanted.tenant_id is not None:  # else all tenants: an export of the whole installation
+        query = query.where(txn.tenant_id == wanted.tenant_id)
+    async for portion in snapshot.portions(query):
         yield [_moved(row) for row in portion]
 
 
@@ -95,7 +95,7 @@ def covered(document: Any, lines: Sequence[Any]) -> dict[int, int]:
 def cover_of(line: Any, paid: int, currency: str) -> int:
     """What of a line's exact sum was paid in advance, if so many minor units were: all of it, if they all were."""
     exact = max(int(line.exact_pico), 0)
-    return exact if paid and paid == line.net else min(in_pico(paid, currency), exact)
+    return exact if paid and paid == line.net else min(minor_to_pico(paid, currency), exact)
 
 
 class Cover:
@@ -132,7 +132,7 @@ class Cover:
         return pico - paid
 
 
-async def returned(reading: ExportSnapshot, note: Any) -> int:
+async def returned(snapshot: ExportSnapshot, note: Any) -> int:
     """What of a credit note became credit of the balance, in minor units: all that lowered nothing still to be paid."""
     corrected = select(invoice.c.payable).where(invoice.c.tenant_id == note.tenant_id, invoice.c.id == note.corrects)
     earlier = select(func.coalesce(func.sum(invoice.c.gross), 0)).where(
@@ -145,6 +145,6 @@ async def returned(reading: ExportSnapshot, note: Any) -> int:
         of.tenant_id == note.tenant_id, of.invoice_id == note.corrects, of.at <= note.finalized_at
     )
     payable, credited, received = [
-        int(await reading.session.scalar(query) or 0) for query in (corrected, earlier, paid)
+        int(await snapshot.session.scalar(query) or 0) for query in (corrected, earlier, paid)
     ]
     return int(note.gross) - min(int(note.gross), max(0, payable - credited - received))

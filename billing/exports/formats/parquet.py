@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from billing.exports.columns import MONEY_PLACES, PRICE_PLACES, Column, ColumnKind, as_text
+from billing.exports.datasets import MONEY_PLACES, PRICE_PLACES, Column, ColumnKind, as_text
 from storage.database.base import from_instant
 
 ROW_GROUP = 50_000
