@@ -24,10 +24,11 @@ _OF = rollup_hour.c
 async def rated_groups(
     snapshot: ExportSnapshot, wanted: ExportQuery, width: int, before: int | None = None
 ) -> AsyncIterator[list[tuple[Any, str, RatedLine]]]:
-    """Each group of rollups with its currency and lines: a span of `width` microseconds of a key's use of a model; of
-    hours `before` an instant alone, if one is given.
+    """Yields portions of (group, currency, line): the lines of each group of rollups, at their prices.
 
-    In the order of tenant, time, project, key, model, lane, tier and version. Raises CostMismatch.
+    A group is a key's use of a model in a span of `width` microseconds, at one lane, tier and price version. With
+    `before`, only hours before that instant count. Groups are ordered by tenant, time, project, key, model, lane, tier
+    and version. Raises CostMismatch.
     """
     start = (_OF.hour - _OF.hour % width).label("start")
     groups = [
@@ -71,11 +72,14 @@ async def rated_groups(
 
 
 async def taken_back(snapshot: ExportSnapshot, wanted: ExportQuery, tenant_id: UUID) -> int:
-    """What the period takes back of the tenant's earlier usage, in pico-units: 0 or less. Raises CostMismatch."""
+    """What the period's corrections take off the tenant's earlier usage, in pico-units: 0 or less.
+
+    Raises CostMismatch.
+    """
     first, _ = period_bounds(wanted.period)
-    mine = msgspec.structs.replace(wanted, tenant_id=tenant_id)
+    of_tenant = msgspec.structs.replace(wanted, tenant_id=tenant_id)
     back = 0
-    async for rated in rated_groups(snapshot, mine, HOUR, before=first):
+    async for rated in rated_groups(snapshot, of_tenant, HOUR, before=first):
         back += sum(min(0, line.exact_pico) for _, _, line in rated)
     return back
 

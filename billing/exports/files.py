@@ -1,6 +1,6 @@
-"""Making an export: its file, and beside it a manifest with the number of rows, the sums and the SHA-256.
+"""Writing an export: its file, and beside it a manifest with the number of rows, the sums and the SHA-256.
 
-Neither holds anything of when or where it was made, so that a closed period gives the same bytes for ever.
+Neither contains when or where it was made, so a closed period always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ DATASETS: dict[str, Dataset] = {
 """Every dataset by name. A new export is a Dataset in a module of its own, named here."""
 
 Progress: TypeAlias = Callable[[int], Awaitable[None]]
-"""Told how many rows are written."""
+"""Called with the number of rows written so far."""
 
 
 class ExportOrder(msgspec.Struct, frozen=True):
-    """What is to be exported, and in which format."""
+    """A dataset, its format and its query."""
 
     dataset: Dataset
     form: Format
@@ -48,9 +48,9 @@ class ExportOrder(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file holds. `sums` are decimal strings by column and currency; `tenant_id` is None for all tenants.
+    """What a file contains. `sums` are decimal strings by column and currency; `tenant_id` is None for all tenants.
 
-    `closed` says that the period was closed, so that the same file can be made again for ever.
+    `closed`: the period was closed, so the same file can always be made again.
     """
 
     version: int = MANIFEST_VERSION
@@ -68,7 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def dataset_of(name: str) -> Dataset:
-    """The dataset of this name. Raises InvalidExport."""
+    """The dataset with this name. Raises InvalidExport."""
     try:
         return DATASETS[name]
     except KeyError:
@@ -76,7 +76,7 @@ def dataset_of(name: str) -> Dataset:
 
 
 def format_of(name: str) -> Format:
-    """The format of this name. Raises InvalidExport."""
+    """The format with this name. Raises InvalidExport."""
     for form in FORMATS:
         if form == name:
             return form
@@ -84,16 +84,16 @@ def format_of(name: str) -> Format:
 
 
 def manifest_path(path: Path) -> Path:
-    """Where the manifest of a file lies."""
+    """The path of a file's manifest."""
     return path.with_name(f"{path.name}.manifest.json")
 
 
 async def export(
     database: Database, prices: PriceCatalog, order: ExportOrder, path: Path, progress: Progress | None = None
 ) -> Manifest:
-    """Write the file and its manifest; both are there whole or not at all.
+    """Write the file and its manifest, and return the manifest. Nothing is written if it fails.
 
-    Everything is read from one snapshot. Raises InvalidPeriod, InvalidExport, CostMismatch, DatabaseUnavailable,
+    All rows are read from one snapshot. Raises InvalidPeriod, InvalidExport, CostMismatch, DatabaseUnavailable,
     OSError.
     """
     dataset, wanted = order.dataset, order.query

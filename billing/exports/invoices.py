@@ -1,7 +1,7 @@
 """The invoices export: one row for each line of a period's invoices, and of the credit notes issued in its month.
 
-Drafts are left out. A credit note is of the month in which it was issued, whatever it corrects: a month that was
-reported does not change by it.
+Drafts are left out. A credit note belongs to the month in which it was issued, so that a month that was reported does
+not change.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ _CORRECTED = invoice.alias("corrected_invoice")
 
 
 def documents(wanted: ExportQuery) -> Select[Any]:
-    """The period's documents that have a number, in the order of tenant and id; `corrected` is the number of the
-    invoice that a credit note corrects."""
+    """The period's issued documents, ordered by tenant and id.
+
+    The column `corrected` is the number of the invoice that a credit note corrects.
+    """
     invoices = (_OF.kind == "invoice") & (_OF.period == wanted.period)
     notes = (_OF.kind == "credit_note") & (_OF.issued >= f"{wanted.period}-01") & (_OF.issued <= f"{wanted.period}-31")
     query = select(invoice, _CORRECTED.c.number.label("corrected")).where(invoices | notes, _OF.state != "draft")
     query = query.outerjoin(_CORRECTED, _CORRECTED.c.id == _OF.corrects).order_by(_OF.tenant_id, _OF.id)
-    # Without a tenant, all tenants: an export of the whole installation.
+    # all tenants: without a tenant this exports the whole installation
     return query if wanted.tenant_id is None else query.where(_OF.tenant_id == wanted.tenant_id)
 
 
 def midnight(day: str | None) -> int | None:
-    """The first instant of an ISO date."""
+    """The first instant of an ISO date in UTC; None of None."""
     return None if day is None else to_instant(datetime.fromisoformat(day).replace(tzinfo=UTC))
 
 

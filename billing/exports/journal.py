@@ -1,7 +1,7 @@
-"""The journal export: the ledger as double entries, one row for each side, for any accounting program.
+"""The journal export: the ledger's double entries, one row for each debit and each credit, for accounting software.
 
-Usage, adjustments and invoices belong to their billing period; all else, such as payments and credit notes, to the
-month in which it was posted. The debits of a file are equal to its credits, and both to the ledger's entries.
+Usage, adjustments and invoices belong to their billing period. Everything else, such as payments and credit notes,
+belongs to the month in which it was posted. The debits of a file equal its credits, and both the ledger's entries.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ ACCOUNT_CODES: dict[str, str] = {
     "credited": "4900",
     "goodwill": "6300",
 }
-"""The code of each account where nothing else was set."""
+"""Account → its code, unless another is set."""
 _MICROSECOND = 1
 
 
 def parse_account_codes(text: str) -> dict[str, str]:
-    """Codes by account from `clearing=1010,revenue=4400`; the others keep theirs. Raises InvalidExport."""
+    """Codes by account from a text such as `clearing=1010,revenue=4400`; the other accounts keep theirs.
+
+    Raises InvalidExport.
+    """
     codes = dict(ACCOUNT_CODES)
     for part in filter(None, (part.strip() for part in text.split(","))):
         account, _, code = (piece.strip() for piece in part.partition("="))
@@ -69,7 +72,7 @@ async def _rows(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[
     async for portion in snapshot.portions(query):
         rows: list[Row] = []
         for row in portion:
-            # Posted a moment after its month ended, it still belongs to that month.
+            # A transaction of a period may be posted a moment after its month ended.
             date = min(max(row.posted_at, first), after - _MICROSECOND)
             tenant = wanted.names.tenants.get(row.tenant_id)
             for account, debit, credit in (

@@ -54,7 +54,7 @@ async def _rows(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[
 
 
 async def _tenants(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[Any]:
-    """Whose events there are, in order; then those of each are read by their index, without sorting a month."""
+    """The tenants that have events, in order. Events of one tenant are then read by an index, without sorting."""
     if wanted.tenant_id is not None:
         yield wanted.tenant_id
         return

@@ -1,4 +1,4 @@
-"""Checking the balances and the holds: what tenants have, and what is reserved of it."""
+"""Checks of balances, grants and holds: what tenants have, and what is reserved of it."""
 
 from __future__ import annotations
 
@@ -29,16 +29,15 @@ from billing.tables.money import (
 from billing.verification.findings import AuditContext
 from storage.database.sql_arrays import one_of
 
-HELD_IN = ("prepaid", "promo", "restricted")
-"""Where what is left of grants stands."""
+GRANT_ACCOUNTS = ("prepaid", "promo", "restricted")
+"""Ledger accounts that hold what is left of grants."""
 _AT_ONCE = 1000
 _ENDS = ((usage_fact.c.id, "it has usage"), (ended_hold.c.request_id, "it was released or expired"))
 LEFT = tuple(grant_balance.c[name] for name in ("remaining", "used", "gone", "held"))
 
 
 async def check_balances(audit: AuditContext) -> None:
-    """Each balance is the sum of its grants, its events and its open holds, and none is below zero; overdraft is what
-    is missing."""
+    """Each balance is the sum of its grants, events and open holds, and none is below zero (overdraft)."""
     cost = usage_event.c.cost_pico
     high, low = func.sum(cost.op("/")(LIMB)), func.sum(cost.op("%")(LIMB))
     debits = {
@@ -66,16 +65,18 @@ async def check_balances(audit: AuditContext) -> None:
 
 
 async def _check_grants(audit: AuditContext, counted_on: Mapping[UUID, int]) -> dict[UUID, int]:
-    """What became of each grant is its amount, and what the ledger's entries say; holds count on what it says that they
-    do; and it paid only for what it is for. Returns what counts for `credit`: grants, and what periods gave back."""
+    """Each grant adds up, agrees with the ledger and with open holds, and paid only for its model and project.
+
+    Returns the `credit` that each tenant's balance must have: from grants and from balance returns, in pico-units.
+    """
     entry = ledger_entry.c
     moved: dict[UUID, int] = defaultdict(int)
     begun = set()
     query = select(entry.grant_id, entry.debit, entry.credit, entry.amount_pico).where(entry.grant_id.is_not(None))
-    async for one, debit, credit, amount in await audit.session.stream(query):
-        moved[one] += amount if credit in HELD_IN else -amount
+    async for grant_id, debit, credit, amount in await audit.session.stream(query):
+        moved[grant_id] += amount if credit in GRANT_ACCOUNTS else -amount
         if debit in ("clearing", "goodwill"):
-            begun.add(one)
+            begun.add(grant_id)
     credits_ = await _returned(audit)
     left: dict[tuple[UUID, str], int] = defaultdict(int)
     restricted: dict[UUID, int] = defaultdict(int)
@@ -114,7 +115,7 @@ async def _check_grants(audit: AuditContext, counted_on: Mapping[UUID, int]) -> 
 
 
 async def _returned(audit: AuditContext) -> dict[UUID, int]:
-    """What periods gave back to each tenant, less what corrections took off that again."""
+    """Balance returns of each tenant, less what corrections deducted from them, in pico-units."""
     entry = ledger_entry.c
     kind = ledger_txn.c.kind
     again = (entry.debit == "revenue") & (entry.credit == "charges")
@@ -127,85 +128,89 @@ async def _returned(audit: AuditContext) -> dict[UUID, int]:
 
 
 async def _check_purpose(audit: AuditContext, row: Any) -> None:
-    """A grant cannot have paid for more than was used of its model and project."""
+    """A restricted grant cannot have paid for more than its model's and project's usage."""
     if not row.used:
         return
-    of = usage_event.c
-    mine = [of.tenant_id == row.tenant_id]
-    mine += [of.model == row.model] if row.model is not None else []
-    mine += [of.project_id == row.project_id] if row.project_id is not None else []
-    high, low = func.sum(of.cost_pico.op("/")(LIMB)), func.sum(of.cost_pico.op("%")(LIMB))
-    quotients, rest = (await audit.session.execute(select(high, low).where(*mine))).one()
+    event = usage_event.c
+    allowed = [event.tenant_id == row.tenant_id]
+    allowed += [event.model == row.model] if row.model is not None else []
+    allowed += [event.project_id == row.project_id] if row.project_id is not None else []
+    high, low = func.sum(event.cost_pico.op("/")(LIMB)), func.sum(event.cost_pico.op("%")(LIMB))
+    quotients, rest = (await audit.session.execute(select(high, low).where(*allowed))).one()
     cost = int(quotients or 0) * LIMB + int(rest or 0)
     if row.used > cost:
         audit.report("a grant paid for what it is not for", row.id, f"{row.used} of it were used, for usage of {cost}")
 
 
 async def _held(audit: AuditContext) -> tuple[dict[UUID, int], dict[UUID, int]]:
-    """What open holds are reserved from: balances by tenant, and grants. Summed here: on SQLite a sum of them may be
-    more than it can count."""
+    """What open holds reserve, in pico-units: of each tenant's balance, and of each grant.
+
+    Summed in Python, since SQLite's 64-bit sums could overflow.
+    """
     balances: dict[UUID, int] = defaultdict(int)
     grants: dict[UUID, int] = defaultdict(int)
-    of = hold_batch.c  # all tenants: an audit is of the whole house
+    of = hold_batch.c  # all tenants: an audit checks the whole installation
     query = select(of.tenant_id, of.amount_pico, of.sources, of.open)
     async for tenant, amount, sources, holds in await audit.session.stream(query):
         counted_on = grants_in(sources)
         balances[tenant] += amount - holds * sum(counted_on.values())
-        for one, pico in counted_on.items():
-            grants[one] += holds * pico
+        for grant_id, pico in counted_on.items():
+            grants[grant_id] += holds * pico
     return balances, grants
 
 
-def _is_as_asked(row: Any) -> bool:
-    """Whether a hold's columns are what its request says; its amount may have been raised since."""
+def _is_unaltered(row: Any) -> bool:
+    """Whether an ended hold's columns are those of its request. Its amount may have been raised since."""
     try:
-        asked = unpack(row.request)
+        request = unpack(row.request)
         split(row.budgets), grants_in(row.budgets)
     except (msgspec.MsgspecError, ValueError):
         return False
-    same = (row.request_id, row.tenant_id, row.gateway) == (asked.request_id, asked.tenant_id, asked.gateway)
-    lasts = row.expires_at - row.admitted_at == asked.lifetime_s * 1_000_000
-    return same and lasts and (row.amount_pico >= asked.amount_pico or asked.is_allowance)
+    same = (row.request_id, row.tenant_id, row.gateway) == (request.request_id, request.tenant_id, request.gateway)
+    same_lifetime = row.expires_at - row.admitted_at == request.lifetime_s * 1_000_000
+    return same and same_lifetime and (row.amount_pico >= request.amount_pico or request.is_allowance)
 
 
-def _are_as_asked(batch: HoldBatch) -> bool:
-    """Whether a row of open holds is what their requests and their amounts say; these may have been raised since."""
+def _is_batch_unaltered(batch: HoldBatch) -> bool:
+    """Whether a batch of open holds is what their requests say. Their amounts may have been raised since."""
     try:
         split(batch.sources), grants_in(batch.sources)
-        amounts, ever = batch.amounts(), {one.request_id: one for one in unpack_all(batch.requests)}
-        asked = {request: ever[UUID(bytes=request)] for request in amounts}
+        amounts, requests = batch.amounts(), {request.request_id: request for request in unpack_all(batch.requests)}
+        still_open = {request: requests[UUID(bytes=request)] for request in amounts}
     except (msgspec.MsgspecError, struct.error, ValueError, KeyError):
         return False
-    lifetimes = {one.lifetime_s * 1_000_000 for one in ever.values()}
-    lasts = batch.expires_at - batch.admitted_at
+    owners = {(request.tenant_id, request.gateway) for request in requests.values()}
+    lifetimes = {request.lifetime_s * 1_000_000 for request in requests.values()}
+    lifetime = batch.expires_at - batch.admitted_at
     return (
-        (batch.first, batch.last) == (min(ever), max(ever))
-        and {(batch.tenant_id, batch.gateway)} == {(one.tenant_id, one.gateway) for one in ever.values()}
+        (batch.first, batch.last) == (min(requests), max(requests))
+        and {(batch.tenant_id, batch.gateway)} == owners
         and (batch.open, batch.amount_pico) == (len(amounts), sum(amounts.values()))
-        and all(amounts[request] >= one.amount_pico or one.is_allowance for request, one in asked.items())
-        and lasts in lifetimes
-        and all(lasts <= one.lifetime_s * 1_000_000 for one in asked.values())
+        and all(amounts[id_] >= request.amount_pico or request.is_allowance for id_, request in still_open.items())
+        and lifetime in lifetimes
+        and all(lifetime <= request.lifetime_s * 1_000_000 for request in still_open.values())
     )
 
 
 async def check_holds(audit: AuditContext) -> None:
-    """Each hold there ever was is open, or ended once: by usage, released or expired. All tenants."""
+    """Each hold is open, or ended once: by usage, by release or by expiry."""
+    # all tenants: an audit checks the whole installation
     async for row in await audit.session.stream(select(ended_hold)):
-        if not _is_as_asked(row):
+        if not _is_unaltered(row):
             audit.report("a hold was altered", row.request_id, "it is not what was asked for")
     found: dict[UUID, int] = defaultdict(int)
-    some: list[UUID] = []
+    open_requests: list[UUID] = []
     async for row in await audit.session.stream(select(*COLUMNS)):
         batch = HoldBatch(*row)
         found[batch.tenant_id] += batch.open
-        if _are_as_asked(batch):
-            some += [UUID(bytes=request) for request in batch.ids()]
+        if _is_batch_unaltered(batch):
+            open_requests += [UUID(bytes=request) for request in batch.ids()]
         else:
             audit.report("a hold was altered", batch.id, "these holds are not what was asked for")
-        if len(some) >= _AT_ONCE:
-            await _check_open(audit, some)
-            some = []
-    await _check_open(audit, some)
+        if len(open_requests) >= _AT_ONCE:
+            await _check_open(audit, open_requests)
+            open_requests = []
+    await _check_open(audit, open_requests)
     late = select(ended_hold.c.request_id).where(ended_hold.c.request_id == usage_event.c.id)
     for tenant in (ended_hold.c.tenant_id, usage_event.c.tenant_id):
         counts = select(tenant, func.count()).group_by(tenant)
@@ -220,7 +225,7 @@ async def check_holds(audit: AuditContext) -> None:
 
 
 async def _check_open(audit: AuditContext, requests: list[UUID]) -> None:
-    """None of these requests, whose holds are open, has usage, or a hold that ended."""
+    """No request whose hold is open has usage or an ended hold."""
     for end, detail in _ENDS:
         for request in await audit.session.scalars(select(end).where(one_of(audit.database, end, requests))):
             audit.report("a hold that ended is still open", request, detail)

@@ -1,4 +1,4 @@
-"""Checking budgets against what they are made of: open holds, and the usage that was counted in them."""
+"""Checks of budgets against the open holds and the usage that they count."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from billing.verification.findings import AuditContext
 
 
 async def check_budgets(audit: AuditContext) -> None:
-    """What each window holds and has spent must be what open holds and counted events add up to (with what is
-    forgotten of those), for every tenant."""
+    """Each window's held and spent sums are those of open holds and counted events, forgotten charges included."""
     held: dict[UUID, int] = defaultdict(int)
-    some = hold_batch.c
-    open_holds = select(some.tenant_id, some.sources, func.sum(some.amount_pico)).where(some.sources != "")
-    for _, sources, amount in await audit.session.execute(open_holds.group_by(some.tenant_id, some.sources)):
+    batch = hold_batch.c
+    open_holds = select(batch.tenant_id, batch.sources, func.sum(batch.amount_pico)).where(batch.sources != "")
+    for _, sources, amount in await audit.session.execute(open_holds.group_by(batch.tenant_id, batch.sources)):
         for identity in split(sources):
             held[identity] += int(amount)
     spent: dict[UUID, int] = defaultdict(int)
@@ -49,7 +48,7 @@ _SAME = ("tenant_id", "scope", "subject", "span", "limit_pico", "action", "thres
 
 
 async def _check_terms(audit: AuditContext) -> None:
-    """Each window is one of a budget that says the same; and balances know how many budgets are in force."""
+    """Each window agrees with its budget, and balances state how many budgets are in force."""
     set_, window = budget.c, budget_window.c
     joined = budget_window.outerjoin(budget, set_.budget_id == window.budget_id)
     differs = or_(set_.budget_id.is_(None), *(set_[name] != window[name] for name in _SAME))

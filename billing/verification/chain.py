@@ -24,10 +24,10 @@ Chain: TypeAlias = tuple[UUID, str]
 
 
 async def check_chain(audit: AuditContext) -> None:
-    """The links of each chain follow each other to its head, and the events say what their leaves were made of."""
+    """The links of each chain lead to its head, and each event still has the hash of its leaf."""
     walk = _Walk(audit, await _events_by_chain(audit))
     links = select(usage_batch).where(audit.within(usage_batch.c.period)).order_by("tenant_id", "period", "link")
-    # all tenants: an audit is of the whole house
+    # all tenants: an audit checks the whole installation
     async for link in await audit.session.stream(links.execution_options(yield_per=_LINKS)):
         await walk.follow(link)
     await walk.compare()
@@ -45,20 +45,20 @@ async def _events_by_chain(audit: AuditContext) -> dict[Chain, int]:
 
 
 class _Walk:
-    """The way along all chains, link by link. `ends`: how far each came: links, events, head, and the last root."""
+    """Follows all chains link by link. `ends`: where each chain is: links, events, head, and the last root."""
 
     def __init__(self, audit: AuditContext, events: dict[Chain, int]) -> None:
         self.events = events
         self.ends: dict[Chain, tuple[int, int, bytes, bytes]] = {}
         self.to_search: set[Chain] = set()
-        """Chains beside which there may be events that are in none of their batches."""
+        """Chains whose period may have events that are in none of their batches."""
         self._scope = audit
         self._total = sum(events.values())
         self._done = 0
         self._expected: dict[UUID, tuple[Chain, bytes]] = {}
 
     async def follow(self, link: Any) -> None:
-        """The next link."""
+        """Check the next link of its chain."""
         chain = (link.tenant_id, link.period)
         links, events, head, _ = self.ends.get(chain, (0, 0, start(*chain), b""))
         root = sha256(link.entries).digest()
@@ -73,7 +73,7 @@ class _Walk:
             await self.compare()
 
     async def compare(self) -> None:
-        """Compare the events of the links followed so far with their leaves."""
+        """Compare the events of the links since the last comparison with their leaves."""
         expected, self._expected = self._expected, {}
         here = one_of(self._scope.database, usage_event.c.id, expected)
         for row in (await self._scope.session.execute(select(usage_event).where(here))).mappings():
@@ -107,7 +107,7 @@ async def _check_ends(audit: AuditContext, walk: _Walk) -> None:
 
 
 async def _name_unchained(audit: AuditContext, chain: Chain) -> None:
-    """Name the events of a tenant's period that are in no batch."""
+    """Report the events of a tenant's period that are in no batch."""
     tenant, period = chain
     of = usage_batch.c
     known: set[UUID] = set()
@@ -120,7 +120,7 @@ async def _name_unchained(audit: AuditContext, chain: Chain) -> None:
 
 
 async def _check_closed(audit: AuditContext, walk: _Walk) -> None:
-    """What a period held when it closed is what its chains end with now."""
+    """The root that a closed period was sealed with is the root of its chains now."""
     heads: dict[str, dict[UUID, bytes]] = defaultdict(dict)
     for (tenant, period), (_, _, head, _) in walk.ends.items():
         heads[period][tenant] = head

@@ -1,4 +1,4 @@
-"""Checking the events one by one: each must cost what its usage and its price version say."""
+"""Checks of single usage events: cost, context tier and journal sequence."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _OF_EVENT = ("id", "lane", "price_version", "context_from", "cost_pico", "correc
 
 
 async def check_refused(audit: AuditContext) -> None:
-    """No record was refused."""
+    """No settlement was refused."""
     rows = await audit.session.execute(select(refused_settlement.c.request_id, refused_settlement.c.cause))
     for request, cause in rows:
         audit.report("a record was refused", request, cause)
 
 
 async def check_costs(audit: AuditContext) -> None:
-    """Each event's cost and context tier recompute."""
-    within = audit.within(usage_event.c.period)  # all tenants: an audit is of the whole house
+    """Each event's cost and context tier follow from its usage and its price version."""
+    within = audit.within(usage_event.c.period)  # all tenants: an audit checks the whole installation
     count = await audit.session.scalar(select(func.count()).select_from(usage_event).where(within)) or 0
     columns = [usage_event.c[name] for name in (*_OF_EVENT, *METERS)]
     rows = await audit.session.stream(select(*columns).where(within).execution_options(yield_per=_CHUNK))
@@ -51,7 +51,7 @@ async def check_costs(audit: AuditContext) -> None:
 
 
 def _rated(row: Any, version: PriceVersion) -> tuple[int, int]:
-    """The tier and cost of an event; an adjustment is priced in the tier of what it corrects."""
+    """The context tier and the cost of an event. An adjustment is priced in the tier of the event that it corrects."""
     units = dict(zip(METERS, row[len(_OF_EVENT) :], strict=True))
     if row.corrects is None:
         return version.rate(Usage.from_meters(units), row.lane)
@@ -67,7 +67,7 @@ async def _version(audit: AuditContext, version: int) -> PriceVersion | None:
 
 
 async def check_sequences(audit: AuditContext) -> None:
-    """A journal's sequence belongs to one request, over all tenants: one that comes twice was counted twice."""
+    """A journal's sequence number belongs to one request, over all tenants: otherwise usage was counted twice."""
     event = usage_event.c
     query = (
         select(event.replica, event.sequence, func.count())

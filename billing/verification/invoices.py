@@ -1,4 +1,4 @@
-"""Checking invoices: every byte sealed, every number there, every line the sum of its events, the ledger agreeing."""
+"""Checks of invoices: hashes, numbers, lines against their events, settlements and the ledger."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _POSTED = "the ledger is not what the invoices say"
 
 
 async def check_invoices(audit: AuditContext) -> None:
-    """All documents of all sellers: seals, numbers, what was paid and credited, and what they posted."""
-    # all tenants: a series has documents of many
+    """All documents of all sellers: hashes, numbers, payments and credit notes, and ledger entries."""
+    # all tenants: a seller's series has documents of many
     rows = (await audit.session.execute(select(invoice).order_by(*(invoice.c[n] for n in _ORDER)))).all()
     sealed = [row for row in rows if row.state != "draft"]
     for row in sealed:
@@ -46,7 +46,7 @@ _ORDER = ("seller", "series", "year", "n")
 
 
 async def _document(audit: AuditContext, row: Any) -> None:
-    """The content has its hash, and rows and lines say what the content says."""
+    """The content has its hash, and the row and its lines agree with the content."""
     if sha256(row.content) != row.sha256:
         audit.report(_ALTERED, row.id, f"{row.number}: its content has another hash")
     try:
@@ -68,7 +68,7 @@ async def _document(audit: AuditContext, row: Any) -> None:
 
 
 async def _series(audit: AuditContext, sealed: Sequence[Any]) -> None:
-    """Numbers 1 to n in each year, each document holding the hash of the one before; and no more and no fewer."""
+    """Each year of a series has the numbers 1 to n without a gap, and each document the hash of the one before."""
     heads: dict[tuple[str, str], tuple[int, int, str]] = {}
     dates: dict[tuple[str, str], str] = {}
     for row in sealed:
@@ -100,11 +100,11 @@ def _field(content: str, name: str) -> str:
 
 
 async def check_invoiced(audit: AuditContext) -> None:
-    """Lines = events of the period, together and one by one; lines + carry = events to the pico-unit."""
+    """An invoice's usage is its period's events, in sum and for each line; its net and carry are its lines, exactly."""
     used = invoice_usage.c
     costs = await costs_by_period(audit)
     standing = (invoice.c.kind == "invoice") & invoice.c.state.not_in(("draft", "void"))
-    # all tenants: everybody's invoices are checked
+    # all tenants: an audit checks the whole installation
     invoices = (await audit.session.execute(select(invoice).where(standing, audit.within(invoice.c.period)))).all()
     for row in invoices:
         cost = costs.get((row.tenant_id, row.period), 0)
@@ -127,7 +127,8 @@ async def check_invoiced(audit: AuditContext) -> None:
 
 
 async def _settlements(audit: AuditContext, sealed: Sequence[Any]) -> None:
-    """What was paid is the payments, each with its grant; what was credited is the credit notes, each with its own."""
+    """The amounts paid and credited are the sums of payments and credit notes, each with its grant to the balance."""
+    # all tenants: an audit checks the whole installation
     paid: dict[UUID, int] = defaultdict(int)
     credited: dict[UUID, int] = defaultdict(int)
     by_payments: dict[UUID, int] = defaultdict(int)
@@ -146,7 +147,7 @@ async def _settlements(audit: AuditContext, sealed: Sequence[Any]) -> None:
         if row.kind == "invoice" and not 0 <= row.settled_pico - by_payments[row.id] <= by_notes[row.id]:
             detail = f"{row.number}: {row.settled_pico} of its usage is settled, {by_payments[row.id]} by payments"
             audit.report(_SETTLED, row.id, detail)
-        if not _may_be(row):
+        if not _is_possible_state(row):
             audit.report(
                 _SETTLED, row.id, f"{row.number} is {row.state}, with {row.paid} paid, {row.credited} credited"
             )
@@ -157,21 +158,21 @@ async def _settlements(audit: AuditContext, sealed: Sequence[Any]) -> None:
     granted = {identity: amount async for identity, amount in await audit.session.stream(ids) if identity in due}
     for identity, (amount, name) in due.items():
         if granted.get(identity, 0) != amount:
-            detail = f"{name}: {amount} pico-units were to go to the balance; tell it again to mend that"
+            detail = f"{name}: {amount} pico-units were to go to the balance; repeat the command to mend that"
             audit.report(_SETTLED, identity, detail)
 
 
-def _may_be(row: Any) -> bool:
-    """Whether a document's state is one that follows from what was paid and credited."""
+def _is_possible_state(row: Any) -> bool:
+    """Whether a document's state follows from what was paid and credited."""
     if row.kind == "credit_note":
         return bool(row.state == "finalized")
-    left, something = row.payable - row.paid - row.credited, bool(row.paid or row.credited)
-    possible = {"void", "finalized"} if not something else {"partially_paid"}
+    left, settled = row.payable - row.paid - row.credited, bool(row.paid or row.credited)
+    possible = {"partially_paid"} if settled else {"void", "finalized"}
     return row.state in ({"paid"} if left <= 0 else {"uncollectible", *possible})
 
 
 async def _returns(audit: AuditContext, sealed: Sequence[Any]) -> None:
-    """What a period gave back to the balance is what its invoice says, and nothing went back without an invoice."""
+    """A period's balance return is the one on its invoice, and there is none without an invoice."""
     entry, txn = ledger_entry.c, ledger_txn.c
     query = (
         select(entry.tenant_id, txn.period, txn.kind, func.sum(entry.amount_pico))
@@ -198,7 +199,7 @@ async def _returns(audit: AuditContext, sealed: Sequence[Any]) -> None:
 
 
 async def _ledger(audit: AuditContext, sealed: Sequence[Any]) -> None:
-    """The accounts of documents are what the documents say: tax, charges, and what rounding carries on."""
+    """The ledger accounts of documents (tax, charges, credited, rounding_carry) are the sums of the documents."""
     wanted: dict[tuple[UUID, str], int] = defaultdict(int)
     for row in sealed:
         record = InvoiceRecord(*(getattr(row, name) for name in InvoiceRecord.__struct_fields__))

@@ -1,4 +1,4 @@
-"""Checking the books against the events: rollups, ledger and balances must say what the events add up to."""
+"""Checks of rollups, ledger and balances against the sums of the events."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from billing.verification.findings import AuditContext
 
 
 async def check_rollups(audit: AuditContext) -> None:
-    """Each row of the rollups is the sum of its events."""
-    event = usage_event.c
+    """Each rollup row is the sum of its events."""
+    event = usage_event.c  # all tenants: an audit checks the whole installation
     sums = event_sums()
     hour = event.admitted_at - event.admitted_at % HOUR
     keys = [hour if name == "hour" else event[name] for name in KEYS]
@@ -35,7 +35,7 @@ async def check_rollups(audit: AuditContext) -> None:
 
 
 async def costs_by_period(audit: AuditContext) -> dict[tuple[UUID, str], int]:
-    """What the events of each tenant and period cost together."""
+    """The cost of all events of each tenant and period, in pico-units."""
     of = usage_event.c
     high, low = (func.sum(of.cost_pico.op(operator)(LIMB)) for operator in ("/", "%"))
     query = select(of.tenant_id, of.period, high, low).where(audit.within(of.period))
@@ -44,7 +44,7 @@ async def costs_by_period(audit: AuditContext) -> dict[tuple[UUID, str], int]:
 
 
 async def check_ledger(audit: AuditContext) -> None:
-    """The ledger's revenue is what the events cost, by tenant and period; its accounts are what the balances say."""
+    """The ledger's revenue is the cost of the events, by tenant and period; its accounts agree with the balances."""
     costs = await costs_by_period(audit)
     entry, txn = ledger_entry.c, ledger_txn.c
     accounts: dict[tuple[UUID, str], int] = defaultdict(int)
@@ -72,7 +72,7 @@ async def check_ledger(audit: AuditContext) -> None:
 
 
 def _credited(kind: str, debit: str, credit: str) -> int:
-    """1 where an entry adds to a balance's `credit`, -1 where it takes from it, else 0."""
+    """1 if an entry adds to a balance's `credit`, -1 if it takes from it, else 0."""
     if kind == "grant":
         return int(credit != "restricted")
     if kind in ("refund", "expiry"):
@@ -85,9 +85,9 @@ def _credited(kind: str, debit: str, credit: str) -> int:
 
 
 async def _check_currencies(audit: AuditContext) -> None:
-    """A tenant's books have one currency."""
-    other = select(balance.c.tenant_id, balance.c.currency, ledger_entry.c.currency.label("posted"))
-    joined = other.join(ledger_entry, ledger_entry.c.tenant_id == balance.c.tenant_id)
+    """A tenant's ledger entries have the currency of its balance."""
+    currencies = select(balance.c.tenant_id, balance.c.currency, ledger_entry.c.currency.label("posted"))
+    joined = currencies.join(ledger_entry, ledger_entry.c.tenant_id == balance.c.tenant_id)
     wrong = joined.where(ledger_entry.c.currency != balance.c.currency).distinct()
     for tenant, says, posted in await audit.session.execute(wrong):
         audit.report("the ledger is not the balance", tenant, f"the balance is in {says}, entries are in {posted}")

@@ -1,4 +1,4 @@
-"""Checking cache storage: each hour must cost what its token-seconds and its price version say, and be billed whole."""
+"""Checks of cache storage: each hour's cost, and the storage lines of invoices."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _CHUNK = 5000
 
 
 async def check_storage(audit: AuditContext) -> None:
-    """Each hour of storage recomputes, and the storage lines of a period's invoice are its hours."""
+    """Each hour's cost follows from its token-seconds and price version; a period's invoice bills all its hours."""
     of = storage_event.c
-    query = select(storage_event).where(audit.within(of.period))  # all tenants: an audit is of the whole house
+    query = select(storage_event).where(audit.within(of.period))  # all tenants: an audit checks the whole installation
     async for row in await audit.session.stream(query.execution_options(yield_per=_CHUNK)):
         cost = await _cost(audit, row)
         if row.hour % HOUR or row.period < period_of(row.hour) or row.cost_pico != cost:

@@ -15,7 +15,7 @@ from billing.exports.datasets import MONEY_PLACES, PRICE_PLACES, Column, ColumnK
 from storage.database.base import from_instant
 
 ROW_GROUP = 50_000
-"""Rows of a group: fixed, so that the file does not depend on how the rows came."""
+"""Rows of a row group. Fixed, so that the file does not depend on the portions in which rows are added."""
 
 _TYPES: dict[ColumnKind, pa.DataType] = {
     "text": pa.string(),

@@ -1,6 +1,7 @@
-"""Files of rows in the four formats: the same rows give the same bytes, whenever and in whatever portions they come.
+"""Writers of export files: CSV and JSON Lines here, and the choice among all formats.
 
-No writer keeps more rows than one portion of the file that it cannot write yet.
+The same rows give the same bytes, whatever the portions in which they are added. No writer holds more than a portion in
+memory.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Writer(Protocol):
 
 
 class CsvWriter:
-    """RFC 4180 in UTF-8: a header, CRLF, quotes where needed; empty for what is not known."""
+    """CSV by RFC 4180 in UTF-8: a header, CRLF, quotes where needed; None is empty."""
 
     def __init__(self, path: Path, columns: Sequence[Column]) -> None:
         self._columns = columns
@@ -47,7 +48,7 @@ class CsvWriter:
         self._csv.writerow([column.name for column in columns])
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Add rows; text that looks like a formula is made harmless."""
+        """Add rows; text that a spreadsheet would evaluate is escaped."""
         for row in rows:
             self._csv.writerow([self._cell(column, value) for column, value in zip(self._columns, row, strict=True)])
 
@@ -61,7 +62,7 @@ class CsvWriter:
 
 
 class JsonlWriter:
-    """One JSON object a line, in the order of the columns; integers as numbers, money and prices as strings."""
+    """JSON Lines: an object for each row, in the order of the columns; money and prices are strings."""
 
     def __init__(self, path: Path, columns: Sequence[Column]) -> None:
         self._columns = columns
@@ -81,12 +82,12 @@ class JsonlWriter:
 
 
 def open_writer(form: Format, path: Path, columns: Sequence[Column], *, title: str, period: str) -> Writer:
-    """A writer of this format; `title` and the first day of `period` are what a workbook says of itself."""
+    """A writer of this format. `title` and the first instant of `period` become properties of a workbook."""
     if form == "csv":
         return CsvWriter(path, columns)
     if form == "jsonl":
         return JsonlWriter(path, columns)
-    # Imported when they are needed: both take longer to load than all of billing.
+    # Imported when needed: both take longer to load than all of billing.
     if form == "parquet":
         from billing.exports.formats.parquet import ParquetWriter  # noqa: PLC0415
 
