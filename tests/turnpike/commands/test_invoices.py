@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import select, update
 
 from billing.accounts.balances import Balances
-from billing.invoices.document import canonical
-from billing.invoices.party_store import Parties
+from billing.integrity.canonical_json import canonical
+from billing.invoices.parties.store import Parties
 from billing.periods.periods import Periods
 from billing.tables.invoices import billing_profile
 from billing.tables.money import balance
