@@ -13,8 +13,8 @@ from uuid import UUID
 
 import msgspec
 
+from billing.calendar import period_bounds, period_of
 from billing.holds.records import HoldRequest
-from billing.usage import period_bounds, period_of
 from storage.database.base import from_instant, to_instant
 
 BudgetScope = Literal["tenant", "project", "key", "tag"]
@@ -91,7 +91,7 @@ class BudgetWindow(msgspec.Struct, frozen=True):
         return to_instant(from_instant(self.starts_at) + timedelta(days=1))
 
     def holding(self, pico: int) -> BudgetWindow:
-        """With this much more held (less, if negative). More never raises `over`: the database refuses what passes it."""
+        """With this much more held (less, if negative). More never raises `over`: the database refuses it."""
         after = msgspec.structs.replace(self, held=self.held + pico)
         return after if pico > 0 else after._covered()
 

@@ -10,7 +10,7 @@ from billing.integrity import row_seals
 from billing.platform_settings import PlatformSettings
 from billing.tables.platform import platform_setting
 from billing.tables.seals import seal
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from storage.database.database import Database
 from tests.billing.verification.test_alterations import unguarded
 
@@ -32,9 +32,9 @@ async def test_rows_sealed_in_an_earlier_form_verify_in_that_form(
         first, second = await session.scalars(select(platform_setting.c.id).order_by(platform_setting.c.id))
         forms = {row.id: row.form for row in await session.execute(select(seal))}
     assert forms == {str(first): 1, str(second): 2}
-    assert await check(database) == []
+    assert await audit_money(database) == []
     async with unguarded(database) as session:
         await session.execute(text("UPDATE platform_setting SET reason = 'another'"))
-    (finding,) = await check(database)
+    (finding,) = await audit_money(database)
     assert finding.what == "a row of the books was altered"
     assert f"platform_setting {second} " in finding.detail
