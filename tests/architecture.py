@@ -17,7 +17,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
     ),
     "gateway": frozenset({"webhooks", "billing", "tenancy", "prompt_cache", "protocol", "storage"}),
     "engine": frozenset({"protocol", "prompt_cache.kv", "prompt_cache.model_digest", "storage.disk_space"}),
-    "webhooks": frozenset({"billing", "storage"}),
+    "webhooks": frozenset({"storage"}),
     "billing": frozenset({"storage"}),
     "tenancy": frozenset({"storage"}),
     "prompt_cache": frozenset({"protocol", "storage"}),

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Literal
 from uuid import UUID
 
@@ -15,12 +16,15 @@ import msgspec
 from billing.accounts.balances import Balances
 from billing.accounts.budgets import BudgetSettings
 from billing.exports.datasets import DisplayNames
+from billing.invoices import notices
 from billing.platform_settings import PlatformSettings
 from billing.prices import PriceCatalog
 from billing.prices.approval import PriceSheets
 from billing.prices.price_books import PriceBooks
 from billing.rating.term_store import Contracts
 from billing.reservation.hold_service import HoldService
+from billing.settlement.settlement import OVERDRAWN
+from billing.transaction.budget_charges import THRESHOLD, name_budget_subjects
 from storage.bus import Bus, LocalBus, RedisBus
 from storage.database import migrate
 from storage.database.database import Database
@@ -38,11 +42,13 @@ from webhooks.sending import WebhookSender
 from webhooks.signing import SecretCipher
 
 _DAY_S = 86_400
+WEBHOOK_TOPICS = (OVERDRAWN, THRESHOLD, *notices.TOPICS)
+"""The topics of all messages that go to the outbox: webhooks may subscribe to these."""
 
 
 def endpoints(settings: Settings, database: Database, known: Secrets) -> WebhookEndpoints:
     """What tenants change. Raises UrlRefused for networks that are none."""
-    return WebhookEndpoints(database, SecretCipher(known.master_key), _policy(settings))
+    return WebhookEndpoints(database, SecretCipher(known.master_key), _policy(settings), WEBHOOK_TOPICS)
 
 
 def dispatcher(settings: Settings, tenancy: Tenancy, database: Database, known: Secrets) -> Dispatcher:
@@ -53,7 +59,8 @@ def dispatcher(settings: Settings, tenancy: Tenancy, database: Database, known: 
         projects = {str(project.id): project.name for project in await tenancy.list_projects(tenant_id)}
         return projects | {str(key.id): key.public_id for key in await tenancy.list_keys(tenant_id)}
 
-    return Dispatcher(database, SecretCipher(known.master_key), WebhookSender(_policy(settings)), give_up_s, names)
+    cipher, payloads = SecretCipher(known.master_key), partial(name_budget_subjects, names_of=names)
+    return Dispatcher(database, cipher, WebhookSender(_policy(settings)), give_up_s, payloads)
 
 
 def _policy(settings: Settings) -> AddressPolicy:

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.database.base import to_instant
+from storage.database.base import least_id, to_instant
 from storage.database.database import Database
 
 FIRST_YEAR, LAST_YEAR = 2020, 2199
@@ -60,11 +60,6 @@ def following(month: Month) -> Month:
     """The month after this one."""
     year, number = month
     return (year + 1, 1) if number == 12 else (year, number + 1)
-
-
-def least_id(instant: int) -> UUID:
-    """What is not above any UUIDv7 made at this instant (microseconds since the Unix epoch) or later."""
-    return UUID(int=instant // 1000 << _MILLISECONDS)
 
 
 def made_at(identity: UUID) -> int:

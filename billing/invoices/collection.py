@@ -14,13 +14,14 @@ from billing.invoices.errors import AmountRefused, WrongState
 from billing.invoices.minor_units import format_minor, minor_unit
 from billing.invoices.notices import notice, topic_of
 from billing.invoices.party_store import lock_documents
-from billing.invoices.posting import entries_of, moves, post, reversed_entries, step_id, write_to_outbox
+from billing.invoices.posting import entries_of, moves, post, reversed_entries, step_id
 from billing.invoices.records import InvoiceRecord, locked
 from billing.invoices.states import InvoiceState, after_settling, follow
 from billing.ledger.entries import Entry
 from billing.tables.invoices import invoice, invoice_payment
 from billing.transaction.money_transaction import Grant
 from storage.database.database import Database, transaction
+from storage.database.outbox import write_to_outbox
 from storage.free_text import check_text
 
 MOST_TEXT = 200

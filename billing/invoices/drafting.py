@@ -20,7 +20,6 @@ from billing.invoices.funding import standing
 from billing.invoices.notices import DRAFTED, notice
 from billing.invoices.parties import Buyer
 from billing.invoices.party_store import lock_documents, read_buyer, read_seller
-from billing.invoices.posting import write_to_outbox
 from billing.invoices.records import InvoiceRecord, of_period, write_draft
 from billing.invoices.savings import CacheHour, cache_use, savings
 from billing.prices import PriceCatalog, PriceVersion
@@ -30,6 +29,7 @@ from billing.tables.invoices import invoice, invoice_line
 from billing.usage import check_period, period_bounds
 from storage.database.base import new_id
 from storage.database.database import Database
+from storage.database.outbox import write_to_outbox
 
 
 class Rated(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from billing.invoices.errors import DraftOutdated, NumberRefused, PeriodNotClose
 from billing.invoices.notices import CREDITED, notice, topic_of
 from billing.invoices.parties import Seller
 from billing.invoices.party_store import lock_documents
-from billing.invoices.posting import entries_of, post, write_to_outbox
+from billing.invoices.posting import entries_of, post
 from billing.invoices.records import InvoiceRecord, columns_of, locked, of_period, read_document
 from billing.invoices.states import InvoiceState
 from billing.prices import PriceCatalog
@@ -29,6 +29,7 @@ from billing.tables.rating import storage_event
 from billing.usage import METERS
 from storage.database.base import from_instant
 from storage.database.database import Database, transaction
+from storage.database.outbox import write_to_outbox
 
 
 class NextNumber(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ PAID = "invoice.paid"
 VOIDED = "invoice.voided"
 UNCOLLECTIBLE = "invoice.uncollectible"
 CREDITED = "credit_note.finalized"
+TOPICS = (DRAFTED, FINALIZED, PARTIALLY_PAID, PAID, VOIDED, UNCOLLECTIBLE, CREDITED)
 
 _OF_STATE = {
     "finalized": FINALIZED,

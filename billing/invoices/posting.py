@@ -19,8 +19,7 @@ from billing.integrity.row_seals import seal_rows
 from billing.invoices.minor_units import minor_unit
 from billing.invoices.records import InvoiceRecord
 from billing.ledger.entries import Account, Entry
-from billing.tables.money import ledger_entry, ledger_txn, outbox
-from storage.database.base import new_id
+from billing.tables.money import ledger_entry, ledger_txn
 from storage.database.database import Database
 
 
@@ -84,9 +83,3 @@ async def post(
     ]
     await session.execute(insert(ledger_entry), rows)
     await seal_rows(session, ledger_txn, ledger_txn.c.id == identity)
-
-
-async def write_to_outbox(database: Database, session: AsyncSession, topic: str, tenant_id: UUID, payload: str) -> None:
-    """Put a notice into the outbox, with what it tells of."""
-    row = {"id": new_id(), "tenant_id": tenant_id, "topic": topic, "payload": payload, "created_at": database.clock}
-    await session.execute(insert(outbox).values(row))

@@ -124,7 +124,7 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     @get("/v1/webhooks")
     async def list_endpoints(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tenant's endpoints."""
-        return _answer(Listing(data=[_endpoint(each) for each in await wait(endpoints.known(tenant(request)))]))
+        return _answer(Listing(data=[_endpoint(each) for each in await wait(endpoints.list_all(tenant(request)))]))
 
     @get("/v1/webhooks/{name:str}")
     async def retrieve_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
@@ -165,7 +165,7 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         """Queue a test message."""
         mine = tenant(request)
         with _refusing():
-            queued = await wait(endpoints.test(mine, _id(name)))
+            queued = await wait(endpoints.send_test(mine, _id(name)))
             delivery, attempts = await wait(endpoints.delivery(mine, queued))
         return _answer(_delivery(delivery, attempts), 202)
 

@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.billing.hooks import Names, receiver, status
+from tests.webhooks.receiver import Names, receiver, status
 from webhooks.addresses import AddressPolicy, UrlRefused, is_public, parse_networks, system_resolve
 from webhooks.sending import MAX_ANSWER, WebhookSender
 

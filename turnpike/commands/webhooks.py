@@ -60,7 +60,7 @@ def list_endpoints(settings: Settings, arguments: argparse.Namespace) -> int:
         rows = [
             {"id": str(e.id), "url": e.url, "topics": ",".join(e.topics), "state": e.state, "reason": e.reason,
              "description": e.description}
-            for e in await endpoints.known(tenant_id)
+            for e in await endpoints.list_all(tenant_id)
         ]  # fmt: skip
         _show(rows, arguments.format)
 
@@ -98,7 +98,7 @@ def test(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike webhooks test`."""
 
     async def work(endpoints: WebhookEndpoints, tenant_id: UUID) -> None:
-        delivery = await endpoints.test(tenant_id, _id(arguments.endpoint))
+        delivery = await endpoints.send_test(tenant_id, _id(arguments.endpoint))
         print(
             f"delivery {delivery} is queued; a worker sends it. "
             f"See: `turnpike webhooks deliveries --tenant {arguments.tenant}`"

@@ -21,7 +21,7 @@ from turnpike import admin_services as webhooks
 from turnpike.admin_services import AdminServices
 from turnpike.settings.data_folder import read_secrets
 from turnpike.settings.settings import Settings
-from webhooks.dispatch import FORGOTTEN
+from webhooks.dispatch import REMOVAL_BATCH
 
 _DAY_S = 86_400
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
@@ -128,7 +128,7 @@ def jobs(admin: AdminServices, settings: Settings) -> list[Job]:
         windows = await forget_windows(admin.database, settings.budget_keep_days * _DAY_S)
         if removed or holds or charges or windows:
             logger.info("old rows are forgotten", webhooks=removed, holds=holds, charges=charges, windows=windows)
-        return removed >= FORGOTTEN or max(holds, charges, windows) >= BATCH
+        return removed >= REMOVAL_BATCH or max(holds, charges, windows) >= BATCH
 
     return [
         Job("sweep", 30.0, sweep),
