@@ -242,7 +242,7 @@ async def test_secrets_are_encrypted_and_destroyed_with_the_endpoint(database: D
         assert CIPHER.decrypt(row.secret, endpoint.id) == plain
         for sealer, identity in ((SecretCipher(b"n" * 32), endpoint.id), (CIPHER, new_id())):
             with pytest.raises(Exception):  # noqa: B017, PT011  # cryptography's InvalidTag has no message
-                sealer.open(row.secret, identity)
+                sealer.decrypt(row.secret, identity)
         await _happen(database, tenant, "invoice.paid")
         stranger = Dispatcher(database, SecretCipher(b"n" * 32), WebhookSender(POLICY))
         await stranger.run()

@@ -439,7 +439,7 @@ async def test_without_a_database(stack: Stack, monkeypatch: pytest.MonkeyPatch)
     assert answer.headers["x-request-id"] in answer.json()["error"]["message"]
     ready = await stack.http.get("/readyz")
     assert ready.status_code == 503
-    assert ready.json()["problems"] == ["the database is away"]
+    assert ready.json()["problems"] == ["the database is unavailable"]
     monkeypatch.undo()
     await stack.settled(1)
 
