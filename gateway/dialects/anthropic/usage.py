@@ -17,7 +17,7 @@ from billing.money import format_pico
 from billing.reports.cost_report import CostGroup, CostLine, CostPage
 from billing.reports.usage_report import Group, Result, UsagePage
 from gateway.dialects.query_parameters import Parameters
-from gateway.dialects.usage_reports import Cost, CostQuery, UsageQuery, costs_by_currency, id_text
+from gateway.dialects.usage_reports import Cost, CostQuery, UsageQuery, Width, costs_by_currency, id_text
 from gateway.errors import InvalidRequest
 from storage.database.base import from_instant
 
@@ -113,7 +113,7 @@ def parse_usage(parameters: Parameters) -> UsageQuery | None:
     for name in _NOT_RECORDED:
         parameters.reject(name, "usage is not recorded by this")
     tiers = parameters.choices("service_tiers", list(_SERVICE_TIERS.values()))
-    width = parameters.choice("bucket_width", list(_SECONDS)) or "1d"
+    width: Width = parameters.choice("bucket_width", list(_SECONDS)) or "1d"
     query = UsageQuery(
         **_time_range(parameters, width),
         width=width,
