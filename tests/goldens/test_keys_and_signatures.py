@@ -9,7 +9,7 @@ from uuid import UUID
 from prompt_cache.kv.block_keys import block_key, model_root, prefix_key, scope_root
 from prompt_cache.model_digest import model_digest, text_digest
 from prompt_cache.promise.cache_domains import CacheDomains
-from tenancy.keys import Peppers, parse
+from tenancy.keys import Peppers, parse_key
 from tests.goldens import golden
 from turnpike.admin_services import WEBHOOK_TOPICS
 from webhooks import signing
@@ -31,8 +31,8 @@ def test_api_keys() -> None:
 
 def test_kept_api_keys_are_read() -> None:
     """Keys that customers have: each part stands where it stood."""
-    assert parse(KEPT_KEY[:-1]) is None
-    presented = parse(KEPT_KEY)
+    assert parse_key(KEPT_KEY[:-1]) is None
+    presented = parse_key(KEPT_KEY)
     assert presented is not None
     golden.check("api_key_parts", [presented.public_id, presented.secret])
 

@@ -256,7 +256,7 @@ async def test_secrets_are_encrypted_and_destroyed_with_the_endpoint(database: D
         async with database.reading() as session:
             assert (await session.execute(select(webhook_endpoint))).one().secret == b""
         assert await endpoints.list_all(tenant) == []
-        for call in (endpoints.remove, endpoints.rotate, endpoints.test, endpoints.get, endpoints.enable):
+        for call in (endpoints.remove, endpoints.rotate, endpoints.send_test, endpoints.get, endpoints.enable):
             with pytest.raises(WebhookNotFound):
                 await call(tenant, endpoint.id)
         assert right.received == []
