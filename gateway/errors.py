@@ -33,6 +33,15 @@ class InvalidRequest(GatewayError):
     status = 400
 
 
+class InvalidField(InvalidRequest):
+    """A field or query parameter is wrong. The message is its path and the problem."""
+
+    code = "invalid_value"
+
+    def __init__(self, path: str, problem: str, *, code: str | None = None) -> None:
+        super().__init__(f"{path}: {problem}.", path=path, code=code)
+
+
 class NotAuthenticated(GatewayError):
     """There is no key, or not a valid one."""
 

@@ -38,7 +38,7 @@ from billing.prices.version import Rows
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.prices import ModelPrices, Price
 from gateway.endpoints.request_body import read_management_body
-from gateway.errors import Conflict, InvalidRequest, NotAllowed, NotFound
+from gateway.errors import Conflict, InvalidField, InvalidRequest, NotAllowed, NotFound
 from gateway.http.authentication import OPERATORS, authenticated_operator
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -279,8 +279,7 @@ def _price_errors(*, in_proposal: bool = False) -> Iterator[None]:
         raise NotFound(f"There is no price sheet {error.sheet}.") from error
     except UnknownBook as error:
         book = "$.book" if in_proposal else "book"
-        text = f"{book}: there is no price book {error.name[:80]!r}."
-        raise InvalidRequest(text, path=book, code="unknown_book") from error
+        raise InvalidField(book, f"there is no price book {error.name[:80]!r}", code="unknown_book") from error
     except InvalidText as error:
         raise InvalidRequest(f"$.{error}.", path=f"$.{error.field}", code="invalid_value") from error
     except (InvalidPrice, InvalidMoney, PriceRefused) as error:
@@ -294,9 +293,7 @@ def _price_errors(*, in_proposal: bool = False) -> Iterator[None]:
 def _rows(cells: tuple[Cell, ...]) -> dict[tuple[str, str, int], int]:
     texts = {(cell.meter, cell.lane, cell.context_from): cell.price for cell in cells}
     if len(texts) < len(cells):
-        raise InvalidRequest(
-            "$.prices: two prices have the same meter, lane and context_from.", path="$.prices", code="invalid_value"
-        )
+        raise InvalidField("$.prices", "two prices have the same meter, lane and context_from")
     return parse_rows(texts)
 
 
@@ -304,7 +301,7 @@ def _instant(name: str, text: str | None) -> int | None:
     try:
         return None if text is None else parse_instant(text)
     except InvalidInstant as error:
-        raise InvalidRequest(f"$.{name}: {error}.", path=f"$.{name}", code="invalid_value") from error
+        raise InvalidField(f"$.{name}", str(error)) from error
 
 
 def _cells(rows: Rows) -> list[Price]:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidField, InvalidRequest
 
 Body = TypeVar("Body")
 
@@ -37,5 +37,5 @@ def _invalid_at_path(text: str, at: str) -> InvalidRequest:
     missing = _MISSING.match(problem)
     if missing:
         path = f"{path}.{missing['name']}"
-        return InvalidRequest(f"{path} is missing.", path=path, code="missing_required_parameter")
-    return InvalidRequest(f"{path}: {problem}.", path=path, code="invalid_value")
+        return InvalidField(path, "it is missing", code="missing_required_parameter")
+    return InvalidField(path, problem)

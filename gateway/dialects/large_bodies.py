@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from gateway.dialects.json_paths import ABSENT, decode
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidField, InvalidRequest
 from protocol.requests import MOST_CHOICES
 
 LARGE_BYTES = 64 * 1024
@@ -149,11 +149,11 @@ def check_large_body(body: bytes) -> None:
     try:
         shape = decode(_body, body)
     except _TooMany as error:
-        raise _too_long("$.messages", f"has more than {MOST_PARTS} messages and message parts") from error
+        raise InvalidField("$.messages", f"it has more than {MOST_PARTS} messages and message parts") from error
     _check_repeated(decode(_containers, body))
     for name, most in _FIELDS.items():
         if len(getattr(shape, name)) > most:
-            raise _too_long(f"$.{name}", f"is longer than {most} bytes")
+            raise InvalidField(f"$.{name}", f"it is longer than {most} bytes")
     _check_prompt(shape.prompt)
 
 
@@ -163,9 +163,7 @@ def _check_fields(body: bytes) -> None:
         _fields.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if _counted.left < 0:
-            raise InvalidRequest(
-                f"The body has more than {MOST_FIELDS} fields.", path="$", code="invalid_value"
-            ) from error
+            raise InvalidField("$", f"the body has more than {MOST_FIELDS} fields") from error
 
 
 def _check_repeated(body: _ContainersOfBody) -> None:
@@ -183,12 +181,8 @@ def _check_prompt(raw: Any) -> None:
         try:
             _prompts.decode(raw)
         except msgspec.ValidationError as error:
-            raise _too_long("$.prompt", f"has more than {MOST_CHOICES} prompts") from error
+            raise InvalidField("$.prompt", f"it has more than {MOST_CHOICES} prompts") from error
         if start[1:].lstrip()[:1] == b'"':
             return
     if bytes(raw).count(b",") >= MOST_TOKEN_IDS:
-        raise _too_long("$.prompt", f"has more than {MOST_TOKEN_IDS} token ids")
-
-
-def _too_long(path: str, problem: str) -> InvalidRequest:
-    return InvalidRequest(f"{path} {problem}.", path=path, code="invalid_value")
+        raise InvalidField("$.prompt", f"it has more than {MOST_TOKEN_IDS} token ids")

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from litestar import Request
 
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidField
 from storage.database.base import to_instant
 
 _MOST_INTEGER = 2**40
@@ -44,7 +44,7 @@ class Parameters:
         """The value, which must be there."""
         value = self.text(name)
         if value is None:
-            raise InvalidRequest(f"{name} is missing.", path=name, code="missing_required_parameter")
+            raise InvalidField(name, "it is missing", code="missing_required_parameter")
         return value
 
     def texts(self, name: str) -> list[str] | None:
@@ -57,7 +57,7 @@ class Parameters:
         try:
             return [UUID(text) for text in self.texts(name) or ()] or None
         except ValueError as error:
-            raise _invalid(name, "not an id") from error
+            raise InvalidField(name, "not an id") from error
 
     def integer(self, name: str) -> int | None:
         """A whole number from 0 to 2**40 - 1."""
@@ -65,14 +65,14 @@ class Parameters:
         if text is None:
             return None
         if not (text.isascii() and text.isdigit() and int(text[:20]) < _MOST_INTEGER):
-            raise _invalid(name, f"{text[:_SHOWN]!r} is not a whole number from 0 to {_MOST_INTEGER - 1}")
+            raise InvalidField(name, f"{text[:_SHOWN]!r} is not a whole number from 0 to {_MOST_INTEGER - 1}")
         return int(text)
 
     def page_size(self, default: int = 20, least: int = 1, most: int = 100) -> int:
         """The parameter `limit`: how many objects to list. 0, where it is allowed, means the default."""
         limit = self.integer("limit")
         if limit is not None and not least <= limit <= most:
-            raise _invalid("limit", f"it must be from {least} to {most}")
+            raise InvalidField("limit", f"it must be from {least} to {most}")
         return limit or default
 
     def instant(self, name: str) -> int | None:
@@ -84,7 +84,7 @@ class Parameters:
             # A "+" that was not percent-encoded arrives as a space.
             return to_instant(datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text))
         except ValueError as error:
-            raise _invalid(name, f"{text[:_SHOWN]!r} is not a timestamp such as 2026-11-01T00:00:00Z") from error
+            raise InvalidField(name, f"{text[:_SHOWN]!r} is not a timestamp such as 2026-11-01T00:00:00Z") from error
 
     def choice(self, name: str, choices: Sequence[str]) -> Any:
         """One of the choices."""
@@ -108,19 +108,15 @@ class Parameters:
     def reject(self, name: str, why: str) -> None:
         """Refuse a filter that is not supported: the result without it would answer another question."""
         if self.texts(name):
-            raise _invalid(name, why)
+            raise InvalidField(name, why)
 
     def reject_unknown(self) -> None:
         """Refuse parameters that were not read: a misspelt filter would silently have no effect."""
         for name in sorted(self._values.keys() - self._known):
-            raise InvalidRequest(f"{name[:80]}: there is no such parameter.", path=name[:80], code="unknown_parameter")
+            raise InvalidField(name[:80], "there is no such parameter", code="unknown_parameter")
 
 
 def _check_choice(name: str, text: str, choices: Sequence[str]) -> str:
     if text not in choices:
-        raise _invalid(name, f"{text[:_SHOWN]!r} is not one of {', '.join(choices)}")
+        raise InvalidField(name, f"{text[:_SHOWN]!r} is not one of {', '.join(choices)}")
     return text
-
-
-def _invalid(name: str, problem: str) -> InvalidRequest:
-    return InvalidRequest(f"{name}: {problem}.", path=name, code="invalid_value")

@@ -13,11 +13,11 @@ from litestar.response import File
 from msgspec import Struct
 
 from billing.exports.datasets import InvalidExport
+from billing.exports.formats.writers import MEDIA_TYPES
 from billing.exports.jobs import ExportJob, ExportNotFound, TooManyExports
-from billing.exports.writers import MEDIA_TYPES
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
-from gateway.errors import Conflict, InvalidRequest, NotFound, RateLimited, Unavailable
+from gateway.errors import Conflict, InvalidField, NotFound, RateLimited, Unavailable
 from gateway.http.authentication import admin_principal
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -76,11 +76,9 @@ def export_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         principal = admin_principal(request.scope)
         body = await read_management_body(request, patience, _DECODER)
         try:
-            job = await wait(jobs.ask(principal.tenant_id, principal.key_id, body.dataset, body.period, body.format))
+            job = await wait(jobs.queue(principal.tenant_id, principal.key_id, body.dataset, body.period, body.format))
         except InvalidExport as error:
-            raise InvalidRequest(
-                f"$.{error.field}: {error.problem}.", path=f"$.{error.field}", code="invalid_value"
-            ) from error
+            raise InvalidField(f"$.{error.field}", error.problem) from error
         except TooManyExports as error:
             raise RateLimited(f"{error}; wait until some are.", retry_after=_WAIT_S) from error
         return json_response(_object(job), 202)
@@ -92,7 +90,7 @@ def export_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         parameters = Parameters.of(request)
         limit, after = parameters.page_size(), parameters.text("after")
         parameters.reject_unknown()
-        found = await wait(jobs.known(principal.tenant_id, limit + 1, None if after is None else _id(after)))
+        found = await wait(jobs.list(principal.tenant_id, limit + 1, None if after is None else _id(after)))
         return json_response(ExportList(data=[_object(job) for job in found[:limit]], has_more=len(found) > limit))
 
     @get("/v1/exports/{name:str}")

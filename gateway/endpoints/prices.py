@@ -18,7 +18,7 @@ from billing.money import MICRO
 from billing.prices import EVERY_LANE, LANES, PriceMissing, PriceVersion
 from billing.prices.grid import amount, in_order
 from billing.prices.version import STORAGE
-from gateway.errors import InvalidRequest, Unavailable
+from gateway.errors import InvalidField, Unavailable
 from gateway.http.authentication import KEYLESS
 from gateway.http.responses import json_response
 from gateway.request_context import request_context
@@ -76,7 +76,7 @@ def list_prices(gateway: Gateway) -> HTTPRouteHandler:
                 except PriceMissing:
                     continue
         except InvalidInstant as error:
-            raise InvalidRequest(f"at: {error}.", path="at", code="invalid_value") from error
+            raise InvalidField("at", str(error)) from error
         except DatabaseUnavailable as error:
             raise Unavailable("The database is unavailable; try again shortly.", retry_after=2.0) from error
         return json_response(PriceList(at=format_instant(at), data=data))

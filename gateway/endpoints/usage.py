@@ -17,7 +17,7 @@ from gateway.dialects.anthropic import usage as anthropic_usage
 from gateway.dialects.openai import usage as openai_usage
 from gateway.dialects.query_parameters import Parameters
 from gateway.dialects.usage_reports import CostQuery, UsageQuery
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidField
 from gateway.http.responses import SURFACE, json_response
 from gateway.request_context import request_context
 from gateway.services import Gateway
@@ -95,8 +95,7 @@ def _invalid_report_as_request(names: dict[str, str]) -> Iterator[None]:
     try:
         yield
     except InvalidReport as error:
-        path = names.get(error.parameter, error.parameter)
-        raise InvalidRequest(f"{path}: {error.problem}.", path=path, code="invalid_value") from error
+        raise InvalidField(names.get(error.parameter, error.parameter), error.problem) from error
 
 
 def _visible(principal: Principal, requested: list[UUID] | None) -> list[UUID] | None:

@@ -15,7 +15,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
-from gateway.errors import InvalidRequest, NotFound
+from gateway.errors import InvalidField, NotFound
 from gateway.http.authentication import admin_principal
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -148,8 +148,7 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         tenant = tenant_of(request)
         rotation = await read_management_body(request, patience, _ROTATION, default=b"{}")
         if not 0 <= rotation.overlap_s <= _LONGEST_OVERLAP_S:
-            problem = f"$.overlap_s must be from 0 to {_LONGEST_OVERLAP_S}."
-            raise InvalidRequest(problem, path="$.overlap_s", code="invalid_value")
+            raise InvalidField("$.overlap_s", f"it must be from 0 to {_LONGEST_OVERLAP_S}")
         with _webhook_errors():
             secret = await wait(endpoints.rotate(tenant, _id(name), rotation.overlap_s))
             return json_response(_endpoint(await wait(endpoints.get(tenant, _id(name))), secret))
@@ -224,8 +223,7 @@ def _webhook_errors() -> Iterator[None]:
     try:
         yield
     except InvalidWebhook as error:
-        path = f"$.{error.field}"
-        raise InvalidRequest(f"{path}: {error.problem}.", path=path, code="invalid_value") from error
+        raise InvalidField(f"$.{error.field}", error.problem) from error
     except WebhookNotFound as error:
         raise NotFound(f"{str(error).capitalize()}.") from error
 

@@ -12,13 +12,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from billing.invoices.minor_units import minor_digits
-from billing.money import format_pico
+from billing.money import format_pico, minor_digits
 from billing.reports.cost_report import CostGroup, CostLine, CostPage
 from billing.reports.usage_report import Group, Result, UsagePage
 from gateway.dialects.query_parameters import Parameters
 from gateway.dialects.usage_reports import Cost, CostQuery, UsageQuery, Width, costs_by_currency, id_text
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidField
 from storage.database.base import from_instant
 
 _COST_LIMITS = (7, 31)
@@ -145,9 +144,9 @@ def _time_range(parameters: Parameters, width: str) -> dict[str, Any]:
     size = _SECONDS[width] * 1_000_000
     start, end = parameters.instant("starting_at"), parameters.instant("ending_at")
     if start is None or start < 0:
-        raise InvalidRequest("starting_at must not be before 1970.", path="starting_at", code="invalid_value")
+        raise InvalidField("starting_at", "it must not be before 1970")
     if end is not None and end <= start:
-        raise InvalidRequest("ending_at must be after starting_at.", path="ending_at", code="invalid_value")
+        raise InvalidField("ending_at", "it must be after starting_at")
     return {
         "start_at": start - start % size,
         "end_at": None if end is None else end - end % size,

@@ -20,7 +20,7 @@ from gateway.dialects.openai.common_request import (
     parse_common,
     parse_streaming,
 )
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidField
 from gateway.generation_request import GenerationRequest, Text, Turn
 
 
@@ -105,7 +105,7 @@ def parse(body: bytes) -> ChatCall:
     request = decode(_decoder, body)
     stream, include_usage = parse_streaming(request)
     if request.top_logprobs and not request.logprobs:
-        raise InvalidRequest("$.top_logprobs needs $.logprobs to be true.", path="$.top_logprobs", code="invalid_value")
+        raise InvalidField("$.top_logprobs", "it needs $.logprobs to be true")
     limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     generation = GenerationRequest(
         surface="openai",
@@ -121,8 +121,8 @@ def parse(body: bytes) -> ChatCall:
     return ChatCall(generation, stream, include_usage)
 
 
-def _unsupported(path: str, feature: str) -> InvalidRequest:
-    return InvalidRequest(f"{path}: {feature} are not supported.", path=path, code="unsupported_parameter")
+def _unsupported(path: str, feature: str) -> InvalidField:
+    return InvalidField(path, f"{feature} are not supported", code="unsupported_parameter")
 
 
 def _turn(message: Message, path: str) -> Turn:
@@ -147,14 +147,14 @@ def _assistant(message: AssistantMessage, path: str) -> tuple[Text, ...]:
         return _texts(message.content, f"{path}.content")
     if message.refusal is not None:
         return (Text(message.refusal, f"{path}.refusal"),)
-    raise InvalidRequest(f"{path}.content is missing.", path=f"{path}.content", code="missing_required_parameter")
+    raise InvalidField(f"{path}.content", "it is missing", code="missing_required_parameter")
 
 
 def _texts(content: Content, path: str) -> tuple[Text, ...]:
     if isinstance(content, str):
         return (Text(content, path),)
     if not content:
-        raise InvalidRequest(f"{path} is an empty list; it needs at least one part.", path=path, code="invalid_value")
+        raise InvalidField(path, "the list of parts is empty")
     texts = []
     for index, part in enumerate(content):
         if isinstance(part, TextPart):

@@ -21,7 +21,7 @@ from gateway.dialects.openai.structured_outputs import (
     parse_grammar,
 )
 from gateway.dialects.openai.unsupported_fields import UnsupportedFields, reject_unsupported
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidField
 from protocol.requests import MOST_CHOICES, Lane
 
 TIER_OF: Mapping[str, str] = {"interactive": "priority", "standard": "default", "batch": "flex"}
@@ -41,11 +41,7 @@ def lane_of(tier: str | None) -> Lane:
         return "standard"
     lane = _LANES.get(tier)
     if lane is None:
-        raise InvalidRequest(
-            f"$.service_tier: there is no tier {tier[:40]!r}; use one of {', '.join(_LANES)}.",
-            path="$.service_tier",
-            code="invalid_value",
-        )
+        raise InvalidField("$.service_tier", f"there is no tier {tier[:40]!r}; use one of {', '.join(_LANES)}")
     return lane
 
 
@@ -107,8 +103,7 @@ def parse_streaming(request: CompletionFields) -> tuple[bool, bool]:
     if request.stream_options is None:
         return bool(request.stream), False
     if not request.stream:
-        path = "$.stream_options"
-        raise InvalidRequest(f"{path} needs $.stream to be true.", path=path, code="invalid_value")
+        raise InvalidField("$.stream_options", "it needs $.stream to be true")
     return True, bool(request.stream_options.include_usage)
 
 
@@ -118,11 +113,7 @@ def parse_common(request: CompletionFields) -> dict[str, Any]:
     stop, grammar = request.stop, parse_grammar(request)
     if grammar is not None and (request.stop_token_ids or stop):
         path = "$.stop" if stop else "$.stop_token_ids"
-        raise InvalidRequest(
-            f"{path} cannot be combined with {grammar.path}, which alone decides where the output ends.",
-            path=path,
-            code="invalid_value",
-        )
+        raise InvalidField(path, f"it cannot be combined with {grammar.path}, which decides where the output ends")
     return {
         "lane": lane_of(request.service_tier),
         "tag": (request.metadata or {}).get(TAG, ""),
@@ -147,10 +138,6 @@ def _logit_bias(fields: dict[str, float]) -> dict[int, float]:
     biases = {}
     for text, bias in fields.items():
         if not (text.isascii() and text.isdecimal() and len(text) < 11):
-            raise InvalidRequest(
-                f"$.logit_bias: {text[:20]!r} is not a token id (a whole number).",
-                path="$.logit_bias",
-                code="invalid_value",
-            )
+            raise InvalidField("$.logit_bias", f"{text[:20]!r} is not a token id (a whole number)")
         biases[int(text)] = bias
     return biases

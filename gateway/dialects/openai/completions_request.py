@@ -20,7 +20,7 @@ from gateway.dialects.openai.common_request import (
     parse_common,
     parse_streaming,
 )
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidField
 from gateway.generation_request import GenerationRequest
 from protocol.requests import MOST_CHOICES
 from storage.free_text import counted
@@ -63,21 +63,14 @@ def parse(body: bytes) -> CompletionCall:
     request = decode(_decoder, body)
     (stream, include_usage), choices = parse_streaming(request), request.n or 1
     if request.best_of is not None and request.best_of != choices:
-        raise InvalidRequest(
-            f"$.best_of is {request.best_of} and $.n is {choices}; they must be equal, because answers are not ranked.",
-            path="$.best_of",
-            code="unsupported_value",
-        )
+        problem = f"it must be equal to $.n, which is {choices}, because answers are not ranked"
+        raise InvalidField("$.best_of", problem, code="unsupported_value")
     if request.suffix:
-        raise InvalidRequest("$.suffix is not supported.", path="$.suffix", code="unsupported_parameter")
+        raise InvalidField("$.suffix", "it is not supported", code="unsupported_parameter")
     prompts = _prompts(bytes(request.prompt))
     if len(prompts) * choices > MOST_CHOICES:
-        raise InvalidRequest(
-            f"$.prompt: {counted(len(prompts), 'prompt')} with {counted(choices, 'choice')} each exceed the limit of "
-            f"{MOST_CHOICES} choices.",
-            path="$.prompt",
-            code="invalid_value",
-        )
+        total = f"{counted(len(prompts), 'prompt')} with {counted(choices, 'choice')} each"
+        raise InvalidField("$.prompt", f"{total} exceed the limit of {MOST_CHOICES} choices")
     several = len(prompts) > 1
     generations = tuple(
         GenerationRequest(

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from gateway.dialects.json_paths import ABSENT
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidField
 from gateway.generation_request import Grammar
 from protocol.grammar_limits import MAX_GRAMMAR_CHARS, MAX_SCHEMA_BYTES, GrammarTooLarge, check_depth, check_grammar
 
@@ -71,10 +71,7 @@ def parse_grammar(request: GrammarFields) -> Grammar | None:
     """The grammar of a request, if it has one. Raises InvalidRequest if it has two, or an invalid one."""
     grammars = _grammars(request)
     if len(grammars) > 1:
-        first, second = grammars[0].path, grammars[1].path
-        raise InvalidRequest(
-            f"{second} cannot be combined with {first}; give one of them.", path=second, code="invalid_value"
-        )
+        raise InvalidField(grammars[1].path, f"it cannot be combined with {grammars[0].path}; give one of them")
     return grammars[0] if grammars else None
 
 
@@ -117,18 +114,18 @@ def _grammars(request: GrammarFields) -> list[Grammar]:
 def _schema(raw: Raw, path: str) -> dict[str, Any]:
     """A JSON schema. vLLM's clients may also send it as a string of JSON."""
     if len(raw) > MAX_SCHEMA_BYTES:
-        raise InvalidRequest(f"{path} has more than {MAX_SCHEMA_BYTES} bytes.", path=path, code="invalid_value")
+        raise InvalidField(path, f"it has more than {MAX_SCHEMA_BYTES} bytes")
     try:
         schema = msgspec.json.decode(raw)
         if isinstance(schema, str):
             schema = msgspec.json.decode(schema)
         check_depth(schema)
     except GrammarTooLarge as error:
-        raise InvalidRequest(f"{path}: {error}.", path=path, code="invalid_value") from error
+        raise InvalidField(path, str(error)) from error
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{path} is not JSON: {error}.", path=path, code="invalid_value") from error
+        raise InvalidField(path, f"it is not JSON: {error}") from error
     if not isinstance(schema, dict):
-        raise InvalidRequest(f"{path}: Expected `object`.", path=path, code="invalid_type")
+        raise InvalidField(path, "Expected `object`", code="invalid_type")
     return schema
 
 
@@ -136,5 +133,5 @@ def _grammar(kind: str, body: object, path: str) -> Grammar:
     try:
         check_grammar(kind, body)
     except GrammarTooLarge as error:
-        raise InvalidRequest(f"{path}: {error}.", path=path, code="invalid_value") from error
+        raise InvalidField(path, str(error)) from error
     return Grammar(json.dumps({kind: body}, ensure_ascii=False), path)

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from gateway.dialects.json_paths import ABSENT
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidField
 
 
 class UnsupportedFields(Struct, frozen=True, kw_only=True):
@@ -59,5 +59,4 @@ def reject_unsupported(request: UnsupportedFields) -> None:
             continue
         value = raw if len(raw) > _LONGEST else msgspec.json.encode(msgspec.json.decode(raw))
         if value not in _DEFAULTS.get(name, _NO_EFFECT):
-            path = f"$.{name}"
-            raise InvalidRequest(f"{path} is not supported.", path=path, code="unsupported_parameter")
+            raise InvalidField(f"$.{name}", "it is not supported", code="unsupported_parameter")

@@ -20,7 +20,7 @@ from billing.usage import METERS, Usage
 from gateway.dialects.openai.common_request import TIER_OF
 from gateway.dialects.query_parameters import Parameters
 from gateway.dialects.usage_reports import Cost, CostQuery, UsageQuery, costs_by_currency, id_text
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidField
 
 _MICRO = 1_000_000
 _GROUPS: dict[str, tuple[Group, ...]] = {
@@ -260,9 +260,7 @@ def _line_item(name: str) -> LineItem:
     lane = next((lane for lane, tier in TIER_OF.items() if tier == last and lane != "standard"), None)
     model, _, item = head.rpartition(", ") if lane else (head, "", last)
     if not model or item not in _METERS:
-        raise InvalidRequest(
-            f"line_items: there is no line item {name[:80]!r}.", path="line_items", code="invalid_value"
-        )
+        raise InvalidField("line_items", f"there is no line item {name[:80]!r}")
     return model, lane or "standard", _METERS[item]
 
 
