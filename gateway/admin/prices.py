@@ -309,10 +309,10 @@ def _cells(rows: Rows) -> list[Price]:
 
 
 def _differences(before: Rows, after: Rows) -> list[Difference]:
-    def text(micro: int | None) -> str | None:
+    def price_text(micro: int | None) -> str | None:
         return None if micro is None else amount(micro)
 
-    return [Difference(*cell, text(old), text(new)) for cell, old, new in difference(before, after)]
+    return [Difference(*cell, price_text(old), price_text(new)) for cell, old, new in difference(before, after)]
 
 
 def _sheet(sheet: PriceSheet, shape: type[Shape], **more: Any) -> Shape:
