@@ -241,8 +241,8 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
             if body.dry_run:
                 before, after, currency = await wait(sheets.check(proposal, body.force))
                 return json_response(Check(currency=currency, difference=_differences(before, after)))
-            made = await wait(sheets.draft(proposal, author.name, body.reason, body.force))
-            return json_response(await wait(sheet_object(made.id)), 201)
+            draft = await wait(sheets.draft(proposal, author.name, body.reason, body.force))
+            return json_response(await wait(sheet_object(draft.id)), 201)
 
     @post("/admin/v1/prices/sheets/{number:int}/activate", status_code=200, opt=operators_only)
     async def activate(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:

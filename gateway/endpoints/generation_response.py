@@ -57,7 +57,7 @@ async def respond(
 
     watch = ClientWatch(request.receive, client_gone)
     try:
-        tasks.extend(gateway.requests.start(part, streamed=stream) for part in prepared)
+        tasks.extend(gateway.requests.start(request_part, streamed=stream) for request_part in prepared)
         reader = DeliverySequence([task.delivery for task in tasks], prepared[0].generation.choices)
         if not stream:
             response = await _whole(reader, writer, len(prepared) * prepared[0].generation.choices, tasks)

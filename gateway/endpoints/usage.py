@@ -68,14 +68,14 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @get("/v1/organizations/usage_report/messages", opt={SURFACE: "anthropic"})
     async def get_messages_usage(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Anthropic's usage report: tokens by time."""
-        found = await usage(request, anthropic_usage.parse_usage, _ANTHROPIC_NAMES)
-        return json_response(anthropic_usage.usage_page(found))
+        report = await usage(request, anthropic_usage.parse_usage, _ANTHROPIC_NAMES)
+        return json_response(anthropic_usage.usage_page(report))
 
     @get("/v1/organizations/cost_report", opt={SURFACE: "anthropic"})
     async def get_cost_report(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Anthropic's cost report: exact costs by day."""
-        found = await costs(request, anthropic_usage.parse_cost, _ANTHROPIC_NAMES)
-        return json_response(anthropic_usage.cost_page(found))
+        report = await costs(request, anthropic_usage.parse_cost, _ANTHROPIC_NAMES)
+        return json_response(anthropic_usage.cost_page(report))
 
     return [get_completions_usage, get_costs, get_messages_usage, get_cost_report]
 

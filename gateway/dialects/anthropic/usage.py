@@ -155,19 +155,19 @@ def _time_range(parameters: Parameters, width: str) -> dict[str, Any]:
     }
 
 
-def usage_page(found: UsagePage) -> bytes:
+def usage_page(report: UsagePage) -> bytes:
     """A page of the usage report as JSON."""
-    return _page([(b.start_at, b.end_at, [_usage(result) for result in b.results]) for b in found.buckets], found)
+    return _page([(b.start_at, b.end_at, [_usage(result) for result in b.results]) for b in report.buckets], report)
 
 
-def cost_page(found: CostPage) -> bytes:
+def cost_page(report: CostPage) -> bytes:
     """A page of the cost report as JSON."""
-    return _page([(b.start_at, b.end_at, [_cost(line) for line in b.costs]) for b in found.buckets], found)
+    return _page([(b.start_at, b.end_at, [_cost(line) for line in b.costs]) for b in report.buckets], report)
 
 
-def _page(buckets: list[tuple[int, int, Any]], found: UsagePage | CostPage) -> bytes:
+def _page(buckets: list[tuple[int, int, Any]], report: UsagePage | CostPage) -> bytes:
     data = [Bucket(_timestamp(start), _timestamp(end), results) for start, end, results in buckets]
-    return msgspec.json.encode(BucketPage(data, found.next_page is not None, found.next_page))
+    return msgspec.json.encode(BucketPage(data, report.next_page is not None, report.next_page))
 
 
 def _usage(result: Result) -> UsageResult:

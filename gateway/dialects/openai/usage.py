@@ -146,9 +146,9 @@ def parse_usage(parameters: Parameters) -> UsageQuery:
     )
 
 
-def usage_page(found: UsagePage) -> bytes:
+def usage_page(report: UsagePage) -> bytes:
     """A page of the usage report as JSON."""
-    return _page([(b.start_at, b.end_at, [_usage(result) for result in b.results]) for b in found.buckets], found)
+    return _page([(b.start_at, b.end_at, [_usage(result) for result in b.results]) for b in report.buckets], report)
 
 
 def _usage(result: Result) -> UsageResult:
@@ -216,9 +216,9 @@ def parse_costs(parameters: Parameters) -> CostQuery:
     )
 
 
-def costs_page(found: CostPage) -> bytes:
+def costs_page(report: CostPage) -> bytes:
     """A page of the cost report as JSON."""
-    return _page([(b.start_at, b.end_at, [_cost(line) for line in b.costs]) for b in found.buckets], found)
+    return _page([(b.start_at, b.end_at, [_cost(line) for line in b.costs]) for b in report.buckets], report)
 
 
 def _cost(line: CostLine) -> CostResult:
@@ -269,11 +269,11 @@ def _line_item(name: str) -> LineItem:
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
-def _page(buckets: list[tuple[int, int, Any]], found: UsagePage | CostPage) -> bytes:
+def _page(buckets: list[tuple[int, int, Any]], report: UsagePage | CostPage) -> bytes:
     data = [
         Bucket(start_time=start // _MICRO, end_time=end // _MICRO, results=results) for start, end, results in buckets
     ]
-    return _ENCODER.encode(BucketPage(data=data, has_more=found.next_page is not None, next_page=found.next_page))
+    return _ENCODER.encode(BucketPage(data=data, has_more=report.next_page is not None, next_page=report.next_page))
 
 
 def _start(parameters: Parameters) -> int:
