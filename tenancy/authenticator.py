@@ -114,8 +114,7 @@ class Authenticator:
             await asyncio.wait(running)
 
     async def authenticate(self, presented: str) -> Principal:
-        """The principal of a tenant's key. Raises AuthenticationFailed; DatabaseUnavailable if the key is not
-        cached."""
+        """The principal of a tenant's key. Raises AuthenticationFailed; DatabaseUnavailable if it is not cached."""
         holder = await self._authenticate(presented)
         if not isinstance(holder, Principal):
             raise AuthenticationFailed

@@ -147,8 +147,7 @@ def _effective(address: Address) -> Address:
 
 
 def _literal(host: str) -> Address | None:
-    """The address that a host is without resolving: localhost (RFC 6761), a literal, or what inet_aton reads
-    (127.1)."""
+    """The address of a host that needs no resolver: localhost (RFC 6761), a literal, or 127.1 as inet_aton reads it."""
     name = host.rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return IPv4Address("127.0.0.1")

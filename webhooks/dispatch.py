@@ -109,8 +109,7 @@ class Dispatcher:
         return self._database.locked(select(key).where(condition).order_by(key).limit(REMOVAL_BATCH), skip=True)
 
     async def _fan_out(self) -> int:
-        """Make a delivery of each unsent message for each endpoint that subscribes to it. Returns the number of
-        messages."""
+        """Make deliveries of unsent messages, for each endpoint that subscribes. Returns how many messages."""
         async with self._database.transaction() as session:  # all tenants: the worker serves each
             unsent = select(outbox).where(_OUTBOX.sent_at.is_(None)).order_by(_OUTBOX.id).limit(_FAN_OUT_BATCH)
             events = (await session.execute(self._database.locked(unsent, skip=True))).all()

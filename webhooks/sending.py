@@ -52,8 +52,7 @@ class WebhookSender:
         self._timeout_s = timeout_s
 
     async def send(self, url: str, event: str, body: bytes, keys: Sequence[bytes]) -> SendResult:
-        """Attempt one delivery. Failures of the endpoint, the network or the resolver are in the result, never
-        raised."""
+        """Attempt one delivery. Failures of endpoint, network or resolver are returned, never raised."""
         began = time.monotonic_ns()
         status, error, retry_after = None, "", 0
         try:

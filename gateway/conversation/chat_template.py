@@ -80,8 +80,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path, special_texts: frozenset[str]) -> ChatTemplate:
-        """The template of a model folder: `chat_template.jinja`, else that of `tokenizer_config.json`. Raises
-        TemplateError."""
+        """Load `chat_template.jinja` of a model folder, else that of `tokenizer_config.json`. Raises TemplateError."""
         config_path, path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
         try:
             config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}

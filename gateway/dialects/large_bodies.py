@@ -1,8 +1,8 @@
 """Limits on large bodies, checked before they are decoded: the cost of decoding depends on the parts, not the bytes.
 
 A body of 8 MB may be one text, which takes 3 ms to decode, or 200,000 message parts, which take 200 times as long and
-block the event loop. So a large body is first decoded into structs without fields, which only count; decoding stops at
-the first part over the limit.
+block the event loop. So a large body is first decoded into structs that keep nothing and only count; decoding stops
+at the first part over the limit.
 
 - A field that occurs twice would be counted once and decoded twice, so each field may occur only once.
 - msgspec compares an unknown field with all known ones, so the number of fields is limited first.
@@ -33,8 +33,7 @@ _FIELD_BYTES = 64 * 1024
 _GRAMMAR_BYTES = 1024 * 1024
 
 _counted = threading.local()
-"""Counts of the body that this thread decodes. `left`: parts that it may still have; `containers`: values with parts
-so far."""
+"""Of the body that a thread decodes. `left`: parts that it may still have; `containers`: arrays and objects so far."""
 
 
 class _TooMany(Exception):
@@ -48,8 +47,7 @@ def _count() -> None:
 
 
 class _AnyField(Enum):
-    """A field name of any spelling. Decoding looks each name up here, which counts it, and stops at the first too
-    many."""
+    """Any field name. Decoding looks each name up here, which counts it, and stops at the first too many."""
 
     ANY = "\0"
 

@@ -1,5 +1,4 @@
-"""Reads the query parameters of a request, each with its type. A list comes as `name` or `name[]`, once for each
-item."""
+"""Reads and checks query parameters. A list comes as `name` or `name[]`, once for each item."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The request fields that OpenAI's two completion endpoints share: sampling, streaming, service tier, structured
-outputs.
+"""The request fields that OpenAI's two completion endpoints share, for sampling, streaming, tiers and grammars.
 
 Beside OpenAI's fields these are vLLM's, which its users send in `extra_body`
 (https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html).

@@ -67,7 +67,6 @@ def text_logprobs(scores: Sequence[TokenScore], tokenizer: Tokenizer, wanted: in
 
 
 def _name(token: int, tokenizer: Tokenizer) -> str:
-    """The token's text; or its bytes as OpenAI spells them, if they are no whole characters, so that names stay
-    distinct."""
+    """A unique name: the token's text or, if its bytes are no whole characters, the bytes as OpenAI spells them."""
     text, raw = tokenizer.spelled(token)
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw) if _REPLACEMENT in text else text
