@@ -1,4 +1,4 @@
-"""Who is asking: the right key is known, every wrong one fails alike, and a revoked one is forgotten at once."""
+"""Authentication: the right key is accepted, all wrong ones fail alike, a revoked one is dropped at once."""
 
 from __future__ import annotations
 

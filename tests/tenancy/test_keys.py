@@ -1,4 +1,4 @@
-"""Keys: their form, their checksum, and every way of being almost one."""
+"""API keys: their form, their checksum, and texts that are almost keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where webhooks may not go, in every guise; and that the address which was checked is the one that is called."""
+"""Webhooks are not sent to addresses that are not public, however written; the checked address is the one called."""
 
 from __future__ import annotations
 

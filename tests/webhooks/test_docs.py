@@ -1,4 +1,4 @@
-"""The verification that docs/webhooks.md shows is one."""
+"""docs/webhooks.md names every topic, and its example verifies real messages."""
 
 from __future__ import annotations
 

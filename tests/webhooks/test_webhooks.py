@@ -1,4 +1,4 @@
-"""Webhooks end to end: signed, told at least once, tried again, given up, sent again; one worker at a time."""
+"""Webhooks end to end: signed, delivered at least once, retried, failed for good, resent, by several workers."""
 
 from __future__ import annotations
 

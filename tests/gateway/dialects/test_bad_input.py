@@ -1,4 +1,4 @@
-"""What is wrong is said: status, envelope, the field by its JSON path, and the official client's exception class."""
+"""Invalid requests: status, envelope, the field's JSON path, and the official client's exception class."""
 
 from __future__ import annotations
 
