@@ -16,11 +16,12 @@ from sqlalchemy import bindparam, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.calendar import period_bounds, period_of
-from billing.events.partitions import least_id, made_at
+from billing.events.partitions import made_at
 from billing.holds.sources import HoldSources
 from billing.tables.budgets import budget_charge, budget_window
 from billing.tables.money import balance, ended_hold, usage_fact
 from billing.tables.periods import billing_period
+from storage.database.base import least_id
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of
 

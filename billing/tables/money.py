@@ -273,20 +273,6 @@ ledger_entry = Table(
 )
 """Both sides of each entry in one row: a transaction that does not sum to zero in its currency cannot be written."""
 
-outbox = Table(
-    "outbox",
-    Base.metadata,
-    Column("id", Id, primary_key=True),
-    Column("tenant_id", Id, nullable=False),
-    Column("topic", Text, nullable=False),
-    Column("payload", Text, nullable=False),
-    Column("created_at", Count, nullable=False),
-    Column("sent_at", Count, nullable=True),
-    Index("ix_outbox_unsent", "id", sqlite_where=text("sent_at IS NULL"), postgresql_where=text("sent_at IS NULL")),
-    **STRICT,
-)
-"""What others are to be told, written with what it tells of: neither is there without the other."""
-
 refused_settlement = Table(
     "refused_settlement",
     Base.metadata,

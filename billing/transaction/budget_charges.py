@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -76,8 +77,20 @@ def _notice(window: BudgetWindow, percent: int, currency: str) -> OutboxMessage:
     return OutboxMessage(new_id(), window.tenant_id, THRESHOLD, msgspec.json.encode(payload).decode())
 
 
-def named(payload: str, name: str) -> str:
-    """The payload of a notice with the name that people gave the subject of its budget, beside its id."""
-    notice = msgspec.json.decode(payload)
-    notice |= {"subject_name": name, "what": describe(notice["scope"], notice["window"], name)}
-    return msgspec.json.encode(notice).decode()
+NameLookup: TypeAlias = Callable[[UUID], Awaitable[Mapping[str, str]]]
+"""Tenant id -> the names of its projects and keys, by their ids."""
+
+
+async def name_budget_subjects(messages: Iterable[OutboxMessage], names_of: NameLookup) -> dict[UUID, str]:
+    """The payload of each message, by its id; a budget's with the name of its subject, which billing does not know."""
+    payloads: dict[UUID, str] = {}
+    names: dict[UUID, Mapping[str, str]] = {}
+    for message in messages:
+        payloads[message.id] = message.payload
+        if message.topic == THRESHOLD and (subject := (notice := msgspec.json.decode(message.payload))["subject"]):
+            if message.tenant_id not in names:
+                names[message.tenant_id] = await names_of(message.tenant_id)
+            name = names[message.tenant_id].get(subject, subject)
+            notice |= {"subject_name": name, "what": describe(notice["scope"], notice["window"], name)}
+            payloads[message.id] = msgspec.json.encode(notice).decode()
+    return payloads

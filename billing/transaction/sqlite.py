@@ -26,7 +26,6 @@ from billing.tables.money import (
     grant_balance,
     ledger_entry,
     ledger_txn,
-    outbox,
     refused_settlement,
     rollup_hour,
     usage_fact,
@@ -37,6 +36,7 @@ from billing.transaction.money_transaction import EventsAlreadyWritten, Grant, M
 from billing.usage import METERS
 from storage.database.base import Pico
 from storage.database.database import Database
+from storage.database.outbox import outbox
 from storage.database.sql_arrays import one_of
 
 _rolled = sqlite.insert(rollup_hour)

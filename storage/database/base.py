@@ -52,6 +52,11 @@ def id_of(raw: bytes) -> UUID:
     return _Id(raw)
 
 
+def least_id(instant: int) -> UUID:
+    """The least UUIDv7 of this instant (microseconds since the Unix epoch): none made then or later is below it."""
+    return UUID(int=instant // 1000 << 80)
+
+
 def to_instant(moment: datetime) -> int:
     """Microseconds since the Unix epoch of an aware datetime. Raises ValueError for a naive one."""
     if moment.tzinfo is None:

@@ -36,6 +36,7 @@ from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
 from tenancy.repositories import Tenancy
 from tests.gateway.fake_replica import LINK_KEY, FakeReplica, Script
+from turnpike.admin_services import WEBHOOK_TOPICS
 from webhooks.addresses import AddressPolicy
 from webhooks.endpoints import WebhookEndpoints
 from webhooks.signing import SecretCipher
@@ -238,7 +239,7 @@ async def running_stack(
         models=stack.models,
         fleet=fleet,
         exports=ExportJobs(stack.database, prices, folder / "exports"),
-        webhooks=WebhookEndpoints(stack.database, SecretCipher(b"m" * 32), AddressPolicy()),
+        webhooks=WebhookEndpoints(stack.database, SecretCipher(b"m" * 32), AddressPolicy(), WEBHOOK_TOPICS),
         domains=CacheDomains(b"s" * 32, b"m" * 32),
         options=options or GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=20.0),
     )

@@ -1,4 +1,4 @@
-"""What is wrong is said: status, envelope, the field by its JSON path, and the official client's exception class."""
+"""Invalid requests: status, envelope, the field's JSON path, and the official client's exception class."""
 
 from __future__ import annotations
 
@@ -439,7 +439,7 @@ async def test_without_a_database(stack: Stack, monkeypatch: pytest.MonkeyPatch)
     assert answer.headers["x-request-id"] in answer.json()["error"]["message"]
     ready = await stack.http.get("/readyz")
     assert ready.status_code == 503
-    assert ready.json()["problems"] == ["the database is away"]
+    assert ready.json()["problems"] == ["the database is unavailable"]
     monkeypatch.undo()
     await stack.settled(1)
 

@@ -1,4 +1,4 @@
-"""What can be seen of a gateway: usage in OpenAI's shape, metrics, health."""
+"""Usage in OpenAI's format, metrics and health of a gateway."""
 
 from __future__ import annotations
 

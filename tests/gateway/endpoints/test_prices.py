@@ -1,4 +1,4 @@
-"""GET /v1/prices: what applies to who asks, exactly, at any instant."""
+"""GET /v1/prices: the exact prices of the asking tenant at any instant."""
 
 from __future__ import annotations
 

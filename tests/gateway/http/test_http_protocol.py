@@ -1,4 +1,4 @@
-"""What is sent before there is a request, or instead of one: answered in the envelope, and never waited for."""
+"""Input that is not a valid HTTP request is refused at once, in the error envelope."""
 
 from __future__ import annotations
 

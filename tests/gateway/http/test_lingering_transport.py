@@ -1,4 +1,4 @@
-"""Clients who never mean to be answered: what they send after the answer is not read, and they cannot keep a place."""
+"""Clients that go on sending after the response: their input is not read, and they cannot keep a connection."""
 
 from __future__ import annotations
 

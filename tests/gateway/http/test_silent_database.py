@@ -1,4 +1,4 @@
-"""A database that says nothing: requests are answered with 503 soon, and no hold is left when it speaks again."""
+"""A database that does not answer: requests get 503 soon, and no hold is left when it answers again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients who hardly read: fifty of them, and 256 streams beside that are read as they come."""
+"""Clients that hardly read their responses: fifty of them, beside 256 streams that are read at once."""
 
 from __future__ import annotations
 

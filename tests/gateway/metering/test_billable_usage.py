@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from billing.usage import AUTOMATIC, Usage
-from gateway.dialects.openai import errors
-from gateway.dialects.openai.chat_response import ChatAnswer, Header, chat_usage
+from gateway.dialects.openai.chat_response import ChatWriter
+from gateway.dialects.openai.common_response import ResponseIdentity
+from gateway.dialects.openai.usage import completion_usage
 from gateway.errors import Interrupted, RateLimited, TimedOut, Unavailable
 from gateway.generation.delivery import ChoiceDelta, Failed, Finished
 from gateway.generation.outcome import decide_outcome, finish_reasons, observed_counts, whose_fault
+from gateway.http.responses import error_headers
 from gateway.metering.billable_usage import Fault, MeteringTerms, pack, to_billing_counts, unpack, usage_of
 from gateway.served_models.served_model import ServedModel
 from protocol.requests import Counts, Refusal
@@ -83,7 +85,7 @@ def test_identities(counts: Counts, terms: MeteringTerms, delivered: int, fault:
 @given(counts_, small)
 def test_openais_view_loses_nothing(counts: Counts, delivered: int) -> None:
     usage = usage_of(counts, OPENAI, delivered, "none")
-    view = chat_usage(usage, 123, "USD")
+    view = completion_usage(usage, 123, "USD")
     cached = view.prompt_tokens_details.cached_tokens
     read = {AUTOMATIC: cached} if cached else {}
     assert Usage(uncached=view.prompt_tokens - cached, read=read, output=view.completion_tokens) == usage
@@ -127,7 +129,7 @@ def test_whose_fault_it_was() -> None:
         full = Done("x", 1, "rejected", Counts(), 0, refusal=Refusal(whose, 12.3))  # type: ignore[arg-type]
         told = decide_outcome(full, **plain).failure  # type: ignore[arg-type]
         assert isinstance(told, kind)
-        assert (errors.status_of(told), errors.headers(told)) == (
+        assert (told.status, error_headers(told)) == (
             429 if kind is RateLimited else 503,
             {"retry-after": "13"},
         )
@@ -140,13 +142,15 @@ def test_whose_fault_it_was() -> None:
 
 
 def test_events_end_with_a_mark_or_an_error(model: ServedModel) -> None:
-    header = Header("chatcmpl-1", 1, "tiny", "req_1", "default")
-    events = ChatAnswer(header, model.tokenizer, logprobs=False, include_usage=True)
+    identity = ResponseIdentity("chatcmpl-1", 1, "tiny", "req_1", "default")
+    writer = ChatWriter(identity, model.tokenizer, logprobs=False, include_usage=True)
     end = Finished(("stop",), to_billing_counts(COLD), Usage(1000, output=50), 5, "USD")
-    whole = events.piece([ChoiceDelta(0, "a")]) + events.finished(end)
+    whole = writer.events([ChoiceDelta(0, "a")]) + writer.finished(end)
     assert whole.endswith(b"data: [DONE]\n\n")
     assert whole.count(b'"usage":null') == 3
     assert whole.count(b'"role":"assistant"') == 1
-    failed = ChatAnswer(header, model.tokenizer, logprobs=False, include_usage=False).failed(Failed(Interrupted("oh")))
+    failed = ChatWriter(identity, model.tokenizer, logprobs=False, include_usage=False).failed(
+        Failed(Interrupted("oh"))
+    )
     assert b"req_1" in failed
     assert b"[DONE]" not in failed
