@@ -65,7 +65,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     connections_per_address: int = 0
     public_metrics: bool = True
     database_patience: float = 5.0
-    lifetimes: RequestTimeouts = field(default_factory=RequestTimeouts)
+    timeouts: RequestTimeouts = field(default_factory=RequestTimeouts)
 
 
 class GatewayServices(Struct, frozen=True, kw_only=True):
@@ -135,12 +135,11 @@ class Gateway:
         self.patience = ManagementPatience(services.options.database_patience, self.pings)
         self.admission = Admission(
             epoch,
-            models=services.models,
             fleet=services.fleet,
             prices=services.prices,
             holds=services.holds,
             allowances=self.allowances,
-            lifetimes=services.options.lifetimes,
+            timeouts=services.options.timeouts,
             threads=self.threads,
             patience=services.options.database_patience,
             slice_tokens=services.options.hold_slice,
@@ -151,7 +150,7 @@ class Gateway:
             services.fleet,
             services.spool,
             refused=self.refused,
-            patience=services.options.lifetimes.replay,
+            patience=services.options.timeouts.replay,
         )
         self.requests = RunningTasks(
             GenerationDependencies(

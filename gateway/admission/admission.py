@@ -32,7 +32,6 @@ from gateway.errors import InvalidRequest, Shortage, Unaffordable, Unavailable
 from gateway.fleet.fleet import Fleet
 from gateway.generation_request import GenerationRequest
 from gateway.metering.billable_usage import MeteringTerms, pack
-from gateway.served_models.registry import ModelRegistry
 from gateway.served_models.served_model import ServedModel
 from prompt_cache.promise.directives import CachePlan, plan, rules_for
 from protocol.requests import CLAIMS, Sampling
@@ -81,6 +80,8 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     terms: MeteringTerms
     held_output: int
     """Output tokens of each choice that the hold covers: all of them, or the first slice."""
+    shortened: bool = False
+    """Whether `sampling.max_tokens` is what could be paid for, less than there was room for."""
 
 
 class Admission:
@@ -90,22 +91,20 @@ class Admission:
         self,
         gateway: str,
         *,
-        models: ModelRegistry,
         fleet: Fleet,
         prices: PriceCatalog,
         holds: HoldService,
         allowances: Allowances,
-        lifetimes: RequestTimeouts,
+        timeouts: RequestTimeouts,
         threads: FairThreads,
         patience: float,
         slice_tokens: int = 0,
     ) -> None:
         """`patience`: seconds that a request waits for the database. `slice_tokens`: hold the output's money in slices
         of so many tokens of each choice; 0 for all at once."""
-        self.lifetimes = lifetimes
+        self.timeouts = timeouts
         self.slice_tokens = slice_tokens
         self._gateway = gateway
-        self._models = models
         self._fleet = fleet
         self._prices = prices
         self._holds = holds
@@ -113,9 +112,10 @@ class Admission:
         self._threads = threads
         self._for_prices, self._for_holds = Patience(patience), Patience(patience)
 
-    async def prepare(self, request_id: UUID, payer: Payer, generation: GenerationRequest) -> PreparedRequest:
-        """Render, tokenize, plan, check. Raises ModelNotFound, InvalidRequest, Unavailable."""
-        model = self._models.get(generation.model)
+    async def prepare(
+        self, request_id: UUID, payer: Payer, model: ServedModel, generation: GenerationRequest
+    ) -> PreparedRequest:
+        """Render, tokenize, plan, check. Raises InvalidRequest, RateLimited, Unavailable."""
         try:
             prompt = await self._prompt(payer.tenant_id, model, generation)
         except PromptTooLong as error:
@@ -191,7 +191,7 @@ class Admission:
                 if not open_ended or fits < max(1, prepared.generation.min_tokens):
                     raise _unaffordable(error, prepared, fits) from error
                 sampling = replace(prepared.sampling, max_tokens=fits)
-                prepared = replace(prepared, sampling=sampling, held_output=fits)
+                prepared = replace(prepared, sampling=sampling, held_output=fits, shortened=True)
         try:
             return prepared, await self._hold(prepared)
         except InsufficientFunds as error:  # others are faster
@@ -222,7 +222,7 @@ class Admission:
                     lane=generation.lane,
                     price_version=prepared.price.id,
                     amount_pico=_bound(prepared, prepared.held_output),
-                    lifetime_s=self.lifetimes.hold,
+                    lifetime_s=self.timeouts.hold,
                     gateway=self._gateway,
                     terms=pack(prepared.terms),
                     tag=generation.tag,

@@ -31,7 +31,7 @@ def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
         model = gateway.services.models.get(call.generation.model)
         about.model = model.name
         payer = Payer.of(principal)
-        prepared = await gateway.admission.prepare(about.id, payer, call.generation)
+        prepared = await gateway.admission.prepare(about.id, payer, model, call.generation)
         lane = call.generation.lane
         header = Header.of("chatcmpl", about.id, model, about.name, int(time.time()), lane=lane)
         logprobs = call.generation.logprobs is not None

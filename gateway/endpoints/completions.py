@@ -35,7 +35,7 @@ def completions(gateway: Gateway) -> HTTPRouteHandler:
         about.model = model.name
         payer = Payer.of(principal)
         prepared = [
-            await gateway.admission.prepare(uuid7() if index else about.id, payer, generation)
+            await gateway.admission.prepare(uuid7() if index else about.id, payer, model, generation)
             for index, generation in enumerate(call.generations)
         ]
         header = Header.of("cmpl", about.id, model, about.name, int(time.time()), lane=first.lane)

@@ -81,7 +81,7 @@ async def respond(
 
 def _shortened(owners: Sequence[GenerationTask]) -> dict[str, str]:
     """The header that says to how many output tokens the money reaches, if that is fewer than there was room for."""
-    limits = [owner.affordable_max_tokens for owner in owners if owner.affordable_max_tokens is not None]
+    limits = [owner.prepared.sampling.max_tokens for owner in owners if owner.prepared.shortened]
     return {SHORTENED: str(min(limits))} if limits else {}
 
 

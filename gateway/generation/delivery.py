@@ -1,4 +1,4 @@
-"""Between the owner of a request and its reader, the HTTP side: text out, progress back.
+"""Hands a request's output from its task to its reader, the HTTP side, and the reader's progress back.
 
 The reader takes all that is ready at once and confirms it when it has been sent. Undelivered text is bounded by the
 credit that the replica was given, which grows with what was confirmed.
@@ -137,7 +137,7 @@ class Delivery:
         self._ready = asyncio.Event()
         self._confirmed = asyncio.Event()
 
-    # ------------------------------------------------ the owner's side
+    # ------------------------------------------------ the task's side
 
     def push(self, part: ChoiceDelta, tokens: int) -> None:
         """More of a choice; with it `tokens` output tokens in all are handed over."""
@@ -177,9 +177,9 @@ class Delivery:
             await self._confirmed.wait()
         return not self.left
 
-    def part(self) -> None:
-        """The owner has ended, and is told nothing more: it has us, and if we kept it, the whole request would stay in
-        memory until garbage is searched for."""
+    def detach(self) -> None:
+        """Tell the task nothing more: it has ended. A reference to it would make a cycle, which keeps the request in
+        memory until the garbage collector runs."""
         self._on_delivered = self._on_left = _nobody_hears
 
     # ------------------------------------------------ the reader's side

@@ -49,9 +49,9 @@ class LostAttempts:
         self._patience = patience
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def watch(self, exchange: ReplicaStream, hold: Hold, done: Done | None) -> None:
+    def watch(self, stream: ReplicaStream, hold: Hold, done: Done | None) -> None:
         """A request is tried again: record what this attempt did, which `done` says or its journal will."""
-        task = asyncio.create_task(self._watch(exchange, hold, done))
+        task = asyncio.create_task(self._watch(stream, hold, done))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -61,26 +61,26 @@ class LostAttempts:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _watch(self, exchange: ReplicaStream, hold: Hold, done: Done | None) -> None:
+    async def _watch(self, stream: ReplicaStream, hold: Hold, done: Done | None) -> None:
         try:
-            done = done or await self._hear(exchange)
+            done = done or await self._hear(stream)
             if done is not None and done.sequence:
                 names = AttemptedRequest.__struct_fields__
                 of = AttemptedRequest(**{name: getattr(hold, name) for name in names})
                 try:
-                    await self._record(of, done, exchange.replica, exchange.model_digest, "gateway")
+                    await self._record(of, done, stream.replica, stream.model_digest, "gateway")
                 except NONSENSE as error:
-                    await self._refused.keep(done, exchange.replica, error)
-                self._fleet.acknowledge(exchange, done.sequence)
+                    await self._refused.keep(done, stream.replica, error)
+                self._fleet.acknowledge(stream, done.sequence)
         finally:
-            self._fleet.end(exchange)
+            self._fleet.end(stream)
 
-    async def _hear(self, exchange: ReplicaStream) -> Done | None:
+    async def _hear(self, stream: ReplicaStream) -> Done | None:
         """What the journal says; None if the replica does not come back in time."""
-        timer = asyncio.get_running_loop().call_later(self._patience, exchange.hear, TimeOver())
+        timer = asyncio.get_running_loop().call_later(self._patience, stream.hear, TimeOver())
         try:
             while True:
-                heard = await exchange.next()
+                heard = await stream.next()
                 if isinstance(heard, Done):
                     return heard
                 if isinstance(heard, TimeOver):

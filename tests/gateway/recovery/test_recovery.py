@@ -25,13 +25,13 @@ from storage.database.base import new_id
 from storage.database.database import DatabaseUnavailable
 from tests.fast import only_fast
 from tests.gateway.fake_replica import FakeReplica, Run
-from tests.gateway.stack import Stack, quick_lifetimes, running_stack
+from tests.gateway.stack import Stack, quick_timeouts, running_stack
 
 WHOLE: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4
-SHORT_DRAIN = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=1.0)
+SHORT_DRAIN = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=1.0)
 
-ASIDE = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=1.0, allowance_requests=1)
+ASIDE = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=1.0, allowance_requests=1)
 
 
 async def leave_a_hold(url: str, folder: Path, model_folder: Path, name: str) -> str:
