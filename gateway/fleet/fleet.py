@@ -1,4 +1,4 @@
-"""All replicas: which of them may run a request, and whom a message is for."""
+"""The replicas of a gateway worker: chooses one for each attempt of a request, and gives each its messages."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ from protocol.addresses import parse_address
 from protocol.frames import ToGateway
 from protocol.replicas import Beat, Fenced, Hello, Scope
 from protocol.requests import ATTEMPTS, Ack, Began, Done, Generate, PromptLogprobs, Tokens
+from storage.background_tasks import BackgroundTasks
 
 log = structlog.get_logger("gateway.fleet")
 
 _POLL_S = 0.1
 _REMEMBERED = 10_000
+"""Acknowledged requests that are remembered."""
 _TICKS = 8
-"""How often we look at the time while the least patience lasts."""
+"""How often the clock ticks within the shortest timeout."""
 Stray = Callable[[ReplicaLink, Done], None]
 
 
 class Fleet:
-    """The replicas at some addresses. `on_stray` hears of each `Done` that no running request waits for."""
+    """The replicas at the addresses given. `on_stray` is called with each `Done` that no running request waits for."""
 
     def __init__(
         self,
@@ -54,29 +56,25 @@ class Fleet:
         ]
         self.on_stray: Stray = lambda link, done: None
         self.on_opened: Callable[[ReplicaLink], None] | None = None
-        """Who decides when requests may be sent to a replica that was dialed; it sets `ReplicaLink.may_run`."""
+        """Called when a link is open; sets `ReplicaLink.may_run` once requests may be sent there. None: at once."""
         self.on_fenced: Callable[[ReplicaLink, Fenced], None] = lambda link, fenced: None
         self._models = models
         self._streams: dict[str, dict[int, ReplicaStream]] = {}
-        """By request, and then by attempt."""
+        """request -> attempt -> its stream."""
         self._acknowledged: OrderedDict[tuple[str, int], int] = OrderedDict()
-        """Sequence numbers by request and attempt."""
+        """(request, attempt) -> sequence number in the replica's journal, the oldest first."""
         self._epochs: dict[str, int] = {}
         self._relay = ServiceRelay()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = BackgroundTasks()
 
     def start(self) -> None:
         """Begin dialing."""
-        runs = [self._clock.run(), *(link.run() for link in self.links)]
-        self._tasks = [asyncio.create_task(run) for run in runs]
+        for work in (self._clock.run(), *(link.run() for link in self.links)):
+            self._tasks.start(work)
 
     async def stop(self) -> None:
         """Hang up everywhere."""
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await self._tasks.stop()
 
     def healthy(self, model: str) -> list[ReplicaLink]:
         """The replicas of a model that can take requests."""
@@ -87,7 +85,7 @@ class Fleet:
         return [link.replica for link in self.links if link.hello and link.hello.model.name == model and link.disk_full]
 
     def waits_for_disk(self, stream: ReplicaStream) -> bool:
-        """Whether the replica of a request goes on with it when its disk has room, and not before."""
+        """Whether the replica of a stream has no room on its disk, and goes on with the request when it has."""
         return isinstance(stream.link, ReplicaLink) and stream.link.disk_full
 
     def context_tokens(self, model: str) -> int | None:
@@ -147,18 +145,18 @@ class Fleet:
         return stream
 
     def acknowledge(self, stream: ReplicaStream, sequence: int) -> None:
-        """The request's usage is durable: tell the replica, and remember it in case that word is lost."""
+        """Tell the replica that the request's usage is durable, and remember it in case the message is lost."""
         self.remember(stream.request_id, sequence, stream.attempt)
         stream.acknowledge(sequence)
 
     def remember(self, request_id: str, sequence: int, attempt: int = 1) -> None:
-        """Answer further repetitions of this `Done` with `Ack`."""
+        """Answer repetitions of this `Done` with `Ack` from now on."""
         self._acknowledged[request_id, attempt] = sequence
         while len(self._acknowledged) > _REMEMBERED:
             self._acknowledged.popitem(last=False)
 
     def end(self, stream: ReplicaStream) -> None:
-        """The owner needs nothing more of this stream."""
+        """Forget a stream: its task needs nothing more of it."""
         attempts = self._streams.get(stream.request_id, {})
         if attempts.get(stream.attempt) is stream:
             del attempts[stream.attempt]
@@ -169,7 +167,7 @@ class Fleet:
         stream.link = None
 
     def runs(self, request_id: str) -> bool:
-        """Whether this gateway has a request of this id under way, in whichever attempt."""
+        """Whether any attempt of this request runs in this gateway worker."""
         return request_id in self._streams
 
     # ------------------------------------------------ what links say
@@ -190,7 +188,7 @@ class Fleet:
         self._epochs[hello.replica] = hello.epoch
 
     def opened(self, link: ReplicaLink) -> None:
-        """Take up what this replica was running for us when it was lost, to learn how it ended."""
+        """Connect again the streams that this replica had when it was lost, to learn how their requests ended."""
         link.may_run = self.on_opened is None
         if self.on_opened is not None:
             self.on_opened(link)
@@ -201,7 +199,7 @@ class Fleet:
                 stream.abort("link lost")
 
     def heard(self, link: ReplicaLink, message: ToGateway) -> None:
-        """Hand a message to the request that it is about, and a beat's news to the other replicas."""
+        """Hand a message to its stream, and a beat's service totals to the other replicas."""
         if isinstance(message, Hello):
             return
         if isinstance(message, Beat):
@@ -217,7 +215,7 @@ class Fleet:
             self._stray(link, message)
 
     def closed(self, link: ReplicaLink) -> None:
-        """Tell the owners of what ran there."""
+        """Tell the streams of this link that it is lost."""
         self._relay.closed(link)
         lost = [stream for stream in self._all() if stream.link is link]
         suspect = _suspect(link, lost)
@@ -228,8 +226,8 @@ class Fleet:
         return [stream for attempts in self._streams.values() for stream in attempts.values()]
 
     def _stream_for(self, link: ReplicaLink, message: Began | PromptLogprobs | Tokens | Done) -> ReplicaStream | None:
-        """Whom a message about a request is for. An `Abort` of what a replica does not know is answered without the
-        attempt: that was for the first of those that wait for this replica."""
+        """The stream that a message is for. A replica that does not know a request answers `Abort` without an attempt:
+        that is for the first attempt that waits for this replica."""
         attempts = self._streams.get(message.id, {})
         if message.attempt:
             return attempts.get(message.attempt)
@@ -243,8 +241,10 @@ class Fleet:
 
 
 def _suspect(link: ReplicaLink, lost: Sequence[ReplicaStream]) -> ReplicaStream | None:
-    """Of the requests that a replica had when it was lost, the one that it probably died of: the only one that had not
-    put out anything, or the only one. None where there are several, of ours or of other gateways."""
+    """The request that a lost replica probably died of: the only one it had, or the only one without output yet.
+
+    None where several could be, of this gateway or of others.
+    """
     if link.others:
         return None
     suspects = [stream for stream in lost if not stream.received] or lost
@@ -252,10 +252,11 @@ def _suspect(link: ReplicaLink, lost: Sequence[ReplicaStream]) -> ReplicaStream 
 
 
 def _may_follow(hello: Hello, before: ReplicaStream) -> bool:
-    """Whether a replica may be sent a request again whose attempt `before` came to nothing.
+    """Whether a request whose attempt `before` came to nothing may be sent to this replica.
 
-    One that its replica probably died of is sent to no other. A replica that goes on running, and told us how the
-    attempt ended, is about to stop; one of which merely the link was lost has to tell the attempts apart.
+    A request that its replica probably died of goes to no other replica. The same replica may have it again if it was
+    started again; or if only its link was lost, and it can tell attempts apart. One that still runs and ended the
+    attempt is about to stop.
     """
     if hello.replica != before.replica:
         return not before.suspect

@@ -24,7 +24,8 @@ from gateway.generation.delivery import Delivery, Finished, FinishReason
 from gateway.generation.hold_slices import HoldSlices
 from gateway.generation.outcome import finish_reasons, observed_counts, outcome_of, whose_fault
 from gateway.generation.request_state import Event, Outcome, RequestState, failed
-from gateway.metering.usage_recorder import NONSENSE, FinishedRequest, UsageRecorder, event_of
+from gateway.metering.billable_usage import NONSENSE, FinishedRequest, event_of
+from gateway.metering.usage_recorder import UsageRecorder
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.recovery.lost_attempts import LostAttempts
 from gateway.recovery.refused_entries import RefusedEntries

@@ -1,8 +1,9 @@
-"""Journals' entries that make no sense: kept for a person, so that the journal may forget them and their holds end."""
+"""Keeps entries of replicas' journals of which no usage can be made, for an operator to look at.
+
+Once an entry is kept, the journal may forget it and its request's hold ends.
+"""
 
 from __future__ import annotations
-
-import asyncio
 
 import msgspec
 import structlog
@@ -10,7 +11,8 @@ import structlog
 from billing.holds.records import Hold
 from billing.settlement.settlement import JournalEntry, refuse_entry
 from protocol.requests import Done
-from storage.database.database import Database, DatabaseUnavailable
+from storage.database.circuit_breaker import until_available
+from storage.database.database import Database
 
 log = structlog.get_logger("gateway.recovery.refused_entries")
 
@@ -18,24 +20,19 @@ _PAUSE_S = 1.0
 
 
 class RefusedEntries:
-    """`count`: how many this worker has refused since it was started."""
+    """`count`: how many entries this worker has refused since it was started."""
 
     def __init__(self, database: Database) -> None:
         self.count = 0
         self._database = database
 
     async def keep(self, done: Done, replica: str, cause: Exception, hold: Hold | None = None) -> None:
-        """Keep the entry in the database, however long that is away, and give back this hold of its request. Only after
-        that may the entry be acknowledged."""
+        """Write the entry to the database, however long that is unavailable, and release this hold of its request. Only
+        after that may the entry be acknowledged."""
         entry = JournalEntry(replica, done.sequence, done.id, msgspec.msgpack.encode(done))
         why = f"{type(cause).__name__}: {cause}"
         holds = {} if hold is None else {hold.request_id: hold.batch}
-        while True:
-            try:
-                await refuse_entry(self._database, entry, why, holds)
-                break
-            except DatabaseUnavailable:
-                await asyncio.sleep(_PAUSE_S)
+        await until_available(lambda: refuse_entry(self._database, entry, why, holds), _PAUSE_S)
         self.count += 1
         log.error(
             "a journal's entry makes no sense and is kept aside; nothing is billed for it",
