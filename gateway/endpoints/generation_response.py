@@ -100,4 +100,4 @@ async def _whole(
         if isinstance(item, ReaderGone):
             return ASGIResponse(body=b"", status_code=_GONE)
         if item is not None:
-            parts += item.parts
+            parts += item.deltas

@@ -15,13 +15,13 @@ from protocol.requests import PromptLogprobs, Sampling, TokenLogprob, Tokens
 
 
 class Choices:
-    """`tokens` and `shown` are sums over the choices, as `Transcript` has them."""
+    """The choices of one attempt. `tokens` and `shown` are sums of those of `Transcript`."""
 
     def __init__(self, generation: GenerationRequest, model: ServedModel, prompt: Prompt, sampling: Sampling) -> None:
         self._model = model
         self._prompt = prompt.tokens
         self._echo = generation.echo
-        self._scored = sampling.prompt_logprobs is not None and generation.logprobs is not None
+        self._prompt_scored = sampling.prompt_logprobs is not None and generation.logprobs is not None
         self._prompt_scores: list[TokenLogprob] = []
         self._unpaid: set[int] = set()
         echoed_characters = len(self._echoed()[0]) if generation.echo else 0
@@ -44,7 +44,7 @@ class Choices:
 
     @property
     def shown(self) -> int:
-        """Output tokens that are delivered once the text given out so far is."""
+        """Output tokens whose text has been given out completely."""
         return sum(transcript.shown for transcript in self._transcripts)
 
     def end_of(self, choice: int) -> ChoiceEnd:
@@ -86,20 +86,20 @@ class Choices:
             yield ChoiceDelta(choice, text, transcript.scores())
 
     def _opening(self) -> Iterator[ChoiceDelta]:
-        """The prompt, once."""
+        """The echoed prompt, before the first output of each choice; once."""
         if not self._echo:
             return
         self._echo = False
         text, offsets = self._echoed()
         scores: tuple[TokenScore, ...] = ()
-        if self._scored:
+        if self._prompt_scored:
             logprobs = [None, *self._prompt_scores]
             scores = tuple(map(TokenScore, self._prompt, offsets, logprobs))
         for choice in range(len(self._transcripts)):
             yield ChoiceDelta(choice, text, scores)
 
     def _echoed(self) -> tuple[str, list[int]]:
-        """The prompt's text, and where each token begins in it."""
+        """The prompt's text, and where each token's text begins in it, in characters."""
         detokenizer = self._model.detokenizer()
         text, offsets = "", []
         for token in self._prompt:

@@ -1,4 +1,4 @@
-"""Makes the usage event of a finished request and writes it to the spool. Nothing here talks to a client."""
+"""Writes usage events and releases of holds to the spool until they are durable. Nothing here talks to a client."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ class TaskHarness:
             return False
         item = await self.task.delivery.next(0)
         if isinstance(item, DeliveryChunk):
-            self.text += "".join(part.text for part in item.parts)
+            self.text += "".join(delta.text for delta in item.deltas)
             self._taken = item.tokens
             if confirm:
                 self.task.delivery.confirm(item.tokens)
