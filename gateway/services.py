@@ -21,12 +21,11 @@ from gateway.fleet.fleet import Fleet
 from gateway.generation.generation_task import GenerationDependencies
 from gateway.generation.running_tasks import RunningTasks
 from gateway.http.body_budget import BodyBudget
-from gateway.metering.usage_recorder import UsageRecorder
+from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.recovery.journal_recovery import JournalRecovery
 from gateway.recovery.lost_attempts import LostAttempts
 from gateway.recovery.orphaned_holds import OrphanedHolds
-from gateway.recovery.refused_entries import RefusedEntries
 from gateway.served_models.registry import ModelRegistry
 from prompt_cache.promise.cache_domains import CacheDomains
 from storage.background_tasks import BackgroundTasks

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from billing.holds.records import Hold
 from gateway.admission.admission import Admission, PreparedRequest, database_unavailable
-from gateway.errors import GatewayError, Interrupted, InvalidRequest, TimedOut, Unavailable
+from gateway.errors import GatewayError, Interrupted, InvalidRequest, TimedOut, Unaffordable, Unavailable
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.replica_link import ReplicaLink
 from gateway.fleet.replica_stream import LinkLost, ReplicaStream, TimeOver
@@ -25,10 +25,9 @@ from gateway.generation.hold_slices import HoldSlices
 from gateway.generation.outcome import finish_reasons, observed_counts, outcome_of, whose_fault
 from gateway.generation.request_state import Event, Outcome, RequestState, failed
 from gateway.metering.billable_usage import NONSENSE, FinishedRequest, event_of
-from gateway.metering.usage_recorder import UsageRecorder
+from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.recovery.lost_attempts import LostAttempts
-from gateway.recovery.refused_entries import RefusedEntries
 from gateway.request_context import public_name
 from prompt_cache.promise.cache_domains import CacheDomains
 from protocol.requests import Began, Done, Generate, PromptLogprobs, Tokens
@@ -137,8 +136,10 @@ class GenerationTask:
         try:
             self.prepared, hold = await self._deps.admission.reserve(self.prepared, self._reserve_late)
             return hold
-        except (Unavailable, asyncio.CancelledError) as error:
-            # the hold may exist although we were not told
+        except Unaffordable:
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            # the hold may exist although no answer came
             await self._deps.recorder.once_release(self.prepared.request_id, "not admitted")
             outcome = self.state.outcome
             if isinstance(error, Unavailable) and outcome is not None and outcome.failure is not None:

@@ -1,4 +1,8 @@
-"""Writes usage events and releases of holds to the spool until they are durable. Nothing here talks to a client."""
+"""Writes usage events and releases of holds to the spool until they are durable. Nothing here talks to a client.
+
+Entries of replicas' journals of which no event can be made are kept in the database instead, for an operator to look
+at. Once one is kept, the journal may forget it and its request's hold ends.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,22 @@ import time
 from collections.abc import Callable
 from uuid import UUID
 
+import msgspec
 import structlog
 
 from billing.holds.records import Hold
 from billing.reservation.allowances import Allowances
+from billing.settlement.settlement import JournalEntry, refuse_entry
 from billing.spool.spool import Spool, SpoolUnavailable
 from billing.usage import Release, Settlement, UsageEvent
+from protocol.requests import Done
 from storage.backoff import Backoff
+from storage.database.circuit_breaker import until_available
+from storage.database.database import Database
 
 log = structlog.get_logger("gateway.metering.usage_recorder")
 
-_PAUSE_FIRST, _PAUSE_MOST = 0.1, 5.0
+_PAUSE_FIRST, _PAUSE_MOST, _REFUSAL_PAUSE_S = 0.1, 5.0, 1.0
 _FAILING_S = 10.0
 
 
@@ -69,3 +78,27 @@ class UsageRecorder:
         if hold.allowance is None:
             await self.until_durable(Release(hold.request_id, reason, hold.batch))
         self._allowances.ended(hold)
+
+
+class RefusedEntries:
+    """`count`: how many entries this worker has refused since it was started."""
+
+    def __init__(self, database: Database) -> None:
+        self.count = 0
+        self._database = database
+
+    async def keep(self, done: Done, replica: str, cause: Exception, hold: Hold | None = None) -> None:
+        """Write the entry to the database, however long that is unavailable, and release this hold of its request. Only
+        after that may the entry be acknowledged."""
+        entry = JournalEntry(replica, done.sequence, done.id, msgspec.msgpack.encode(done))
+        why = f"{type(cause).__name__}: {cause}"
+        holds = {} if hold is None else {hold.request_id: hold.batch}
+        await until_available(lambda: refuse_entry(self._database, entry, why, holds), _REFUSAL_PAUSE_S)
+        self.count += 1
+        log.error(
+            "a journal's entry makes no sense and is kept aside; nothing is billed for it",
+            request_id=done.id,
+            replica=replica,
+            sequence=done.sequence,
+            cause=why,
+        )

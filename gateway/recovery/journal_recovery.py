@@ -15,7 +15,7 @@ request of another gateway is left to that gateway for as long as its epoch is n
 
 The journal is acknowledged when the event is in the database; the spool is not enough, since `orphaned_holds` releases
 what no journal knows. An entry of which no event can be made is acknowledged once it is kept for an operator
-(`gateway.recovery.refused_entries`): else the request's hold, and its gateway's epoch, would never end.
+(`RefusedEntries`): else the request's hold, and its gateway's epoch, would never end.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ from billing.usage import MAX_TOKENS, InvalidUsage, UsageEvent
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.replica_link import ReplicaLink
 from gateway.metering.billable_usage import NONSENSE, FinishedRequest, event_of, unpack
-from gateway.metering.usage_recorder import UsageRecorder
+from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
 from gateway.recovery.lost_attempts import LostAttempts
 from gateway.recovery.orphaned_holds import OrphanedHolds
-from gateway.recovery.refused_entries import RefusedEntries
 from protocol.requests import Ack, Done
 from storage.background_tasks import BackgroundTasks
 from storage.database.circuit_breaker import until_available

@@ -19,8 +19,7 @@ from billing.usage import RecordedBy
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.replica_stream import ReplicaStream, TimeOver
 from gateway.metering.billable_usage import NONSENSE, to_billing_counts
-from gateway.metering.usage_recorder import UsageRecorder
-from gateway.recovery.refused_entries import RefusedEntries
+from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
 from protocol.requests import Done
 from storage.background_tasks import BackgroundTasks
 from storage.database.circuit_breaker import until_available

@@ -118,6 +118,7 @@ ENDS: dict[str, tuple[list[str], Ended, Ended]] = {
     ),
     "refused before it began": (["hold refused"], (), ("failed", "Unaffordable", "insufficient_quota")),
     "database away": (["hold away"], ("once", "not admitted"), UNAVAILABLE),
+    "a defect while the hold is made": (["hold odd"], ("once", "not admitted"), INTERRUPTED),
     "database late": (
         ["overdue", "hold ok"],
         ("release", "ended before it began"),
