@@ -34,7 +34,7 @@ from gateway.generation_request import GenerationRequest
 from gateway.metering.billable_usage import MeteringTerms, pack
 from gateway.served_models.served_model import ServedModel
 from prompt_cache.promise.directives import CachePlan, plan, rules_for
-from protocol.requests import CLAIMS, Sampling
+from protocol.requests import CLAIMS, Generate, Sampling, Segment
 from storage.database.circuit_breaker import Patience
 from storage.database.database import DatabaseUnavailable
 from storage.free_text import counted
@@ -82,6 +82,29 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     """Output tokens of each choice that the hold covers: all of them, or the first slice."""
     shortened: bool = False
     """Whether `sampling.max_tokens` is what could be paid for, less than there was room for."""
+
+    def message(
+        self, hold: Hold, segments: tuple[Segment, ...], *, attempt: int, credit: int, deadline: float
+    ) -> Generate:
+        """The message that begins an attempt at a replica. `credit`: output tokens that may be sent at first;
+        `deadline`: seconds since the Unix epoch."""
+        return Generate(
+            id=str(hold.request_id),
+            attempt=attempt,
+            segments=segments,
+            tokens=self.prompt.tokens,
+            sampling=self.sampling,
+            credit=credit,
+            flow=str(self.payer.tenant_id),
+            sub_flow=str(self.payer.key_id),
+            lane=self.generation.lane,
+            deadline=deadline,
+            read=self.plan.read != "none",
+            store=self.plan.store,
+            choices=self.generation.choices,
+            grammar=None if self.generation.grammar is None else self.generation.grammar.text,
+            claim=hold.claim,
+        )
 
 
 class Admission:

@@ -5,20 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gateway.conversation.prompt import Prompt
+from gateway.admission.admission import PreparedRequest
 from gateway.generation.delivery import ChoiceDelta
 from gateway.generation.outcome import ChoiceEnd
 from gateway.generation.transcript import TokenScore, Transcript
-from gateway.generation_request import GenerationRequest
-from gateway.served_models.served_model import ServedModel
-from protocol.requests import PromptLogprobs, Sampling, TokenLogprob, Tokens
+from protocol.requests import PromptLogprobs, TokenLogprob, Tokens
 
 
 class Choices:
     """The choices of one attempt. `tokens` and `shown` are sums of those of `Transcript`."""
 
-    def __init__(self, generation: GenerationRequest, model: ServedModel, prompt: Prompt, sampling: Sampling) -> None:
-        self._model = model
+    def __init__(self, prepared: PreparedRequest) -> None:
+        generation, prompt, sampling = prepared.generation, prepared.prompt, prepared.sampling
+        self._model = prepared.model
         self._prompt = prompt.tokens
         self._echo = generation.echo
         self._prompt_scored = sampling.prompt_logprobs is not None and generation.logprobs is not None
@@ -28,7 +27,7 @@ class Choices:
         context = () if generation.prompt is None else prompt.tokens
         self._transcripts = [
             Transcript(
-                model.detokenizer(context),
+                prepared.model.detokenizer(context),
                 generation.stop,
                 frozenset(sampling.stop_tokens),
                 sampling.min_tokens,

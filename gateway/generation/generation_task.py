@@ -15,22 +15,22 @@ from msgspec import Struct
 
 from billing.holds.records import Hold
 from gateway.admission.admission import Admission, PreparedRequest, database_unavailable
-from gateway.errors import GatewayError, Interrupted, InvalidRequest, TimedOut, Unaffordable, Unavailable
+from gateway.errors import GatewayError, Interrupted, TimedOut, Unaffordable, Unavailable
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.replica_link import ReplicaLink
 from gateway.fleet.replica_stream import LinkLost, ReplicaStream, TimeOver
 from gateway.generation.choices import Choices
 from gateway.generation.delivery import Delivery, Finished, FinishReason
 from gateway.generation.hold_slices import HoldSlices
-from gateway.generation.outcome import finish_reasons, observed_counts, outcome_of, whose_fault
+from gateway.generation.outcome import finish_reasons, finished_request, invalid_grammar, observed_counts, outcome_of
 from gateway.generation.request_state import Event, Outcome, RequestState, failed
-from gateway.metering.billable_usage import NONSENSE, FinishedRequest, event_of
+from gateway.metering.billable_usage import NONSENSE, event_of
 from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.recovery.lost_attempts import LostAttempts
 from gateway.request_context import public_name
 from prompt_cache.promise.cache_domains import CacheDomains
-from protocol.requests import Began, Done, Generate, PromptLogprobs, Tokens
+from protocol.requests import Began, Done, PromptLogprobs, Tokens
 from storage.disk_space import DiskWatch
 
 log = structlog.get_logger("gateway.generation.generation_task")
@@ -63,7 +63,7 @@ class GenerationTask:
         self._deps = deps
         self._name = public_name(prepared.request_id)
         self._attempt = 1
-        self._choices = self._new_choices()
+        self._choices = Choices(prepared)
         self._stream: ReplicaStream | None = None
         """The current attempt's."""
         self._slices: HoldSlices | None = None
@@ -99,7 +99,7 @@ class GenerationTask:
     # ------------------------------------------------ from hold to record
 
     async def _run(self) -> None:
-        recorder, model = self._deps.recorder, self.prepared.model.name
+        recorder = self._deps.recorder
         hold = await self._reserve()
         if self.state.outcome is not None:
             await recorder.release(hold, "ended before it began")
@@ -114,7 +114,9 @@ class GenerationTask:
         await self._stop_slices()
         self._disarm()
         ends = finish_reasons(done, self._choices.ends, shortened=self.prepared.shortened)
-        self._answered(done, ends)
+        grammar = self.prepared.generation.grammar
+        invalid = None if done is None or grammar is None else invalid_grammar(done, grammar)
+        self.state.move("answered" if invalid is None else "input_refused", invalid or outcome_of(done, ends))
         await self._deliver_rest()
         self.state.move("delivered")
         outcome = self._outcome()
@@ -123,7 +125,7 @@ class GenerationTask:
         log.info(
             "request ended",
             request_id=self._name,
-            model=model,
+            model=self.prepared.model.name,
             status=outcome.status,
             reason=outcome.reason,
             replica=stream.replica,
@@ -161,30 +163,15 @@ class GenerationTask:
     def _send(self, hold: Hold, link: ReplicaLink | None = None) -> ReplicaStream:
         """Begin an attempt at this replica, else at the one that fleet chooses. Raises Unavailable."""
         prepared, fleet = self.prepared, self._deps.fleet
-        payer, tokens, grammar = prepared.payer, prepared.prompt.tokens, prepared.generation.grammar
-        segments, scopes = self._deps.domains.segments(payer.tenant_id, payer.project_id, len(tokens))
+        payer = prepared.payer
+        segments, scopes = self._deps.domains.segments(payer.tenant_id, payer.project_id, len(prepared.prompt.tokens))
         window = fleet.options.credit_window if self.delivery.streamed else max(1, prepared.sampling.max_tokens)
         in_slices = prepared.held_output < prepared.sampling.max_tokens
         paid = prepared.held_output if self._slices is None else self._slices.paid
-        generate = Generate(
-            id=str(hold.request_id),
-            attempt=self._attempt,
-            segments=segments,
-            tokens=tokens,
-            sampling=prepared.sampling,
-            credit=min(window, paid) if in_slices else window,
-            flow=str(payer.tenant_id),
-            sub_flow=str(payer.key_id),
-            lane=prepared.generation.lane,
-            deadline=self._deadline,
-            read=prepared.plan.read != "none",
-            store=prepared.plan.store,
-            choices=prepared.generation.choices,
-            grammar=None if grammar is None else grammar.text,
-            claim=hold.claim,
-        )
-        link = link or fleet.choose(prepared.model.name, generate.version)
-        stream = self._stream = fleet.generate(link, scopes, generate)
+        credit = min(window, paid) if in_slices else window
+        message = prepared.message(hold, segments, attempt=self._attempt, credit=credit, deadline=self._deadline)
+        link = link or fleet.choose(prepared.model.name, message.version)
+        stream = self._stream = fleet.generate(link, scopes, message)
         if in_slices:
             self._slices = self._slices or HoldSlices(self._deps.admission, prepared, hold, self._paid)
             stream.pay(self._slices.paid, wish=window)
@@ -205,14 +192,14 @@ class GenerationTask:
             elif done is not None:
                 return stream, done
 
-    def _may_retry(self, stream: ReplicaStream, done: Done | None) -> bool:
-        """Whether the replica was lost, or stopped, and nothing of the request was delivered."""
+    def _retry_if_possible(self, stream: ReplicaStream, done: Done | None) -> bool:
+        """Decide to retry if the replica was lost, stopped or refused, and nothing of the request was delivered."""
         if self._attempt >= _MOST_ATTEMPTS or self.state.phase != "running":
             return False
         lost = done is None and stream.link is None
         stopped = done is not None and done.reason == "abort" and not any(self._choices.ends)
         refused = done is not None and done.reason == "rejected" and done.refusal is None and done.invalid is None
-        return (lost or stopped or refused) and self.delivery.start_over()
+        return (lost or stopped or refused) and self.delivery.start_over() and self.state.move("will_retry")
 
     async def _replica_for_retry(self, lost: ReplicaStream, done: Done | None) -> ReplicaLink | None:
         """Wait for another replica, or for the same one started again; for that one alone if it probably died of this
@@ -226,7 +213,7 @@ class GenerationTask:
             log.warning("a replica was lost with a request that may be why", request_id=self._name, lost=lost.replica)
         model = self.prepared.model.name
         link = await deps.fleet.wait_for(model, patience, after=lost, unless=lambda: self.state.outcome is not None)
-        if link is not None and self.state.outcome is None:
+        if link is not None:
             return link
         if not refused:
             self.state.move("no_replica", failed(_replica_lost()))
@@ -239,12 +226,8 @@ class GenerationTask:
         self._deps.metrics.tried_again(self.prepared.model.name)
         self._deps.attempts.watch(lost, hold, done)
         self._attempt += 1
-        self._choices, self._began = self._new_choices(), None
+        self._choices, self._began = Choices(self.prepared), None
         return self._send(hold, link)
-
-    def _new_choices(self) -> Choices:
-        prepared = self.prepared
-        return Choices(prepared.generation, prepared.model, prepared.prompt, prepared.sampling)
 
     async def _listen(self, stream: ReplicaStream) -> Done | None:
         """Hear an attempt out. None if its replica never says how it ended, or is lost and the request is retried."""
@@ -257,12 +240,10 @@ class GenerationTask:
             elif isinstance(event, PromptLogprobs):
                 self._choices.score_prompt(event)
             elif isinstance(event, Done):
-                if self._may_retry(stream, event):
-                    self.state.move("will_retry")
+                self._retry_if_possible(stream, event)
                 return event
             elif isinstance(event, LinkLost):
-                if self._may_retry(stream, None):
-                    self.state.move("will_retry")
+                if self._retry_if_possible(stream, None):
                     return None
                 self._replica_lost()
             elif self._deps.fleet.waits_for_disk(stream):
@@ -298,16 +279,6 @@ class GenerationTask:
             self._delivered(self.delivery.delivered)
         self._end_unpaid()
 
-    def _answered(self, done: Done | None, ends: tuple[FinishReason, ...]) -> None:
-        """Decide the outcome, as far as nothing else has."""
-        grammar = self.prepared.generation.grammar
-        if done is None or done.invalid != "grammar" or grammar is None:
-            self.state.move("answered", outcome_of(done, ends))
-            return
-        problem = f"{grammar.path}: {(done.error or '').removeprefix('grammar: ')}."
-        failure = InvalidRequest(problem, path=grammar.path, code="invalid_value")
-        self.state.move("input_refused", failed(failure, done.reason))
-
     async def _deliver_rest(self) -> None:
         """Hand out what is left, and wait until it reached the client or nobody reads any more."""
         self._tell_failure()
@@ -330,18 +301,7 @@ class GenerationTask:
                 return
         sequence = done.sequence if done else 0
         delivered = self._choices.tokens if outcome.status == "ok" else self.delivery.delivered
-        record = FinishedRequest(
-            status=outcome.status,
-            reason=outcome.reason,
-            fault=whose_fault(outcome, delivered),
-            delivered=delivered,
-            delivery="confirmed",
-            source="gateway",
-            replica=stream.replica,
-            model_digest=stream.model_digest,
-            sequence=sequence,
-            attempt=self._attempt,
-        )
+        record = finished_request(outcome, stream, delivered=delivered, sequence=sequence)
         try:
             event = event_of(hold, prepared.terms, prepared.price, counts, record)
         except NONSENSE as error:

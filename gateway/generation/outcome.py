@@ -9,9 +9,11 @@ from typing import Literal, TypeAlias
 from msgspec.structs import replace
 
 from gateway.errors import GatewayError, Interrupted, InvalidRequest, RateLimited, TimedOut, Unavailable
+from gateway.fleet.replica_stream import ReplicaStream
 from gateway.generation.delivery import FinishReason
 from gateway.generation.request_state import Outcome, failed
-from gateway.metering.billable_usage import Fault
+from gateway.generation_request import Grammar
+from gateway.metering.billable_usage import Fault, FinishedRequest
 from protocol.requests import Counts, Done, Refusal
 
 ChoiceEnd: TypeAlias = Literal["stop", "budget"] | None
@@ -28,6 +30,14 @@ def outcome_of(done: Done | None, ends: Sequence[FinishReason] = ()) -> Outcome:
     if reason in ("stop", "length", "budget") or (unpaid and reason == "abort"):
         return Outcome("ok", "budget" if unpaid else reason)
     return failed(_failure(reason, None if done is None else done.refusal), reason)
+
+
+def invalid_grammar(done: Done, grammar: Grammar) -> Outcome | None:
+    """The outcome if the replica found the client's grammar to be wrong, else None."""
+    if done.invalid != "grammar":
+        return None
+    problem = f"{grammar.path}: {(done.error or '').removeprefix('grammar: ')}."
+    return failed(InvalidRequest(problem, path=grammar.path, code="invalid_value"), done.reason)
 
 
 def finish_reasons(
@@ -77,6 +87,22 @@ def whose_fault(outcome: Outcome, delivered: int) -> Fault:
     if outcome.status == "cancelled":
         return "client"
     return "ours_after" if delivered else "ours_before"
+
+
+def finished_request(outcome: Outcome, stream: ReplicaStream, *, delivered: int, sequence: int) -> FinishedRequest:
+    """What is recorded of a request that ended in this attempt, with so many output tokens delivered."""
+    return FinishedRequest(
+        status=outcome.status,
+        reason=outcome.reason,
+        fault=whose_fault(outcome, delivered),
+        delivered=delivered,
+        delivery="confirmed",
+        source="gateway",
+        replica=stream.replica,
+        model_digest=stream.model_digest,
+        sequence=sequence,
+        attempt=stream.attempt,
+    )
 
 
 def observed_counts(began: Counts | None, received: int) -> Counts:
