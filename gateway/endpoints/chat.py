@@ -31,7 +31,7 @@ def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
         call = await read_call(gateway, request, principal, chat_request.parse)
         model = gateway.services.models.get(call.generation.model)
         context.model = model.name
-        prepared = await gateway.admission.prepare(context.id, Payer.of(principal), call.generation)
+        prepared = await gateway.admission.prepare(context.id, Payer.of(principal), model, call.generation)
         lane, created = call.generation.lane, int(time.time())
         identity = ResponseIdentity.of("chatcmpl", context.id, model, context.name, created, lane=lane)
         logprobs = call.generation.logprobs is not None

@@ -35,7 +35,7 @@ def completions(gateway: Gateway) -> HTTPRouteHandler:
         context.model = model.name
         payer = Payer.of(principal)
         prepared = [
-            await gateway.admission.prepare(uuid7() if index else context.id, payer, generation)
+            await gateway.admission.prepare(uuid7() if index else context.id, payer, model, generation)
             for index, generation in enumerate(call.generations)
         ]
         created = int(time.time())

@@ -84,7 +84,7 @@ async def respond(
 
 def _affordable_header(tasks: Sequence[GenerationTask]) -> dict[str, str]:
     """The header that says how many output tokens the money allows, where that is fewer than was possible."""
-    limits = [task.affordable_max_tokens for task in tasks if task.affordable_max_tokens is not None]
+    limits = [task.prepared.sampling.max_tokens for task in tasks if task.prepared.shortened]
     return {AFFORDABLE_TOKENS_HEADER: str(min(limits))} if limits else {}
 
 
@@ -103,4 +103,4 @@ async def _whole(
         if isinstance(item, ReaderGone):
             return ASGIResponse(body=b"", status_code=_NOBODY_READS)
         if item is not None:
-            deltas += item.parts
+            deltas += item.deltas

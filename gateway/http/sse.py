@@ -112,8 +112,8 @@ class EventStream:
             if item is None:
                 await self._send(send, KEEP_ALIVE)
             elif isinstance(item, DeliveryChunk):
-                if item.parts:
-                    await self._send(send, self._writer.events(item.parts))
+                if item.deltas:
+                    await self._send(send, self._writer.events(item.deltas))
                 self._delivery.confirm(item.tokens)
             item = await self._delivery.next(self._keep_alive)
 

@@ -18,6 +18,15 @@ from storage.database.database import DatabaseUnavailable
 Result = TypeVar("Result")
 
 
+async def until_available(ask: Callable[[], Coroutine[Any, Any, Result]], pause: float) -> Result:
+    """What `ask` returns; it is asked again after `pause` seconds for as long as it raises DatabaseUnavailable."""
+    while True:
+        try:
+            return await ask()
+        except DatabaseUnavailable:
+            await asyncio.sleep(pause)
+
+
 class Patience:
     """Waits at most `seconds` for each of several things of one kind.
 

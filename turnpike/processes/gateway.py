@@ -83,7 +83,7 @@ async def open_gateway_services(
                 connections_per_address=settings.max_connections_per_address,
                 public_metrics=not settings.metrics_listen and is_loopback(settings.host),
                 database_patience=settings.database_timeout,
-                lifetimes=RequestTimeouts(request=settings.request_timeout),
+                timeouts=RequestTimeouts(request=settings.request_timeout),
             ),
         )
     finally:

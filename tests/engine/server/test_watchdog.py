@@ -18,7 +18,7 @@ from engine.sampling.request_state import SamplingState
 from engine.scheduling.step_work import Work
 from engine.server.watchdog import EXIT_STALLED
 from gateway.errors import InvalidRequest
-from gateway.generation.outcome import decide_outcome
+from gateway.generation.outcome import outcome_of
 from protocol.requests import Counts, Done, Refusal, Segment
 from tests.engine.client import Client, ReplicaProcess
 from tests.engine.conftest import SCOPES, VOCABULARY, Bench, generate
@@ -305,7 +305,7 @@ async def test_a_pause_of_the_whole_process_is_no_step_that_never_ends(tmp_path:
 
 def test_a_gateway_tells_the_client_that_its_input_does_harm():
     done = Done("a", 1, "rejected", Counts(), 0, refusal=Refusal("input", 1800.0))
-    failure = decide_outcome(done, stopped=False, left=False, failure=None).failure
+    failure = outcome_of(done).failure
     assert isinstance(failure, InvalidRequest)
     assert failure.code == "input_quarantined"
     assert "30 minutes" in failure.message

@@ -15,7 +15,7 @@ from gateway.dialects.openai import chat_request
 from gateway.served_models.registry import ModelRegistry, ModelWithoutPrice
 from gateway.services import GatewayOptions
 from storage.database.database import Database, DatabaseUnavailable
-from tests.gateway.stack import Stack, quick_lifetimes, running_stack
+from tests.gateway.stack import Stack, quick_timeouts, running_stack
 from tests.gateway.tiny_model import make_model_folder
 
 USER = {"role": "user", "content": "hi"}
@@ -376,7 +376,7 @@ async def test_an_unknown_model_and_unknown_routes(stack: Stack) -> None:
 
 
 async def test_a_body_over_the_limit(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
-    options = GatewayOptions(body_limit=2000, lifetimes=quick_lifetimes())
+    options = GatewayOptions(body_limit=2000, timeouts=quick_timeouts())
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
         answer = await stack.post(user("x" * 2000))
         assert answer.status_code == 413

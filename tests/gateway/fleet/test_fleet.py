@@ -121,9 +121,9 @@ async def test_a_silent_link_is_closed(model: ServedModel, tmp_path: Path) -> No
     async with fleet_of(model, replica) as fleet:
         await until(lambda: fleet.healthy("tiny"))
         replica.beating = False
-        exchange = fleet.generate(fleet.links[0], (), request("a"))
+        stream = fleet.generate(fleet.links[0], (), request("a"))
         replica.script = Script(tokens=[], silent=True)
-        while not isinstance(await exchange.next(), LinkLost):
+        while not isinstance(await stream.next(), LinkLost):
             pass
         replica.beating = True
         await until(lambda: fleet.healthy("tiny"))

@@ -22,14 +22,14 @@ from storage.database import migrate
 from storage.database.circuit_breaker import Patience
 from storage.database.database import DatabaseUnavailable
 from tests.gateway.fake_replica import Script
-from tests.gateway.stack import Stack, quick_lifetimes, running_stack
+from tests.gateway.stack import Stack, quick_timeouts, running_stack
 from tests.servers import PostgresServer, postgres_server
 
 PATIENCE_S = 0.5
 REMEMBERED_S = 3600.0
 """For so long a key is remembered: what is asked of the database is money alone."""
 BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
-OPTIONS = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=5.0, database_patience=PATIENCE_S)
+OPTIONS = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=5.0, database_patience=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

@@ -20,18 +20,18 @@ from protocol.requests import ATTEMPTS
 from tests.fast import only_fast
 from tests.gateway.fake_replica import Script
 from tests.gateway.generation.test_lifecycle import STREAM, TEXT, WHOLE, content, frames
-from tests.gateway.stack import Stack, quick_lifetimes, running_stack
+from tests.gateway.stack import Stack, quick_timeouts, running_stack
 
 pytestmark = pytest.mark.timeout(120)
 
 
 @asynccontextmanager
 async def two(
-    url: str, folder: Path, model: Path, replicas: int = 2, *, alone: bool = False, **lifetimes: float
+    url: str, folder: Path, model: Path, replicas: int = 2, *, alone: bool = False, **timeouts: float
 ) -> AsyncIterator[Stack]:
     """A gateway with replicas of which the first, when it is idle, gets the next request. `alone`: no other gateway has
     requests there."""
-    options = GatewayOptions(lifetimes=quick_lifetimes(**{"replay": 20.0, **lifetimes}))
+    options = GatewayOptions(timeouts=quick_timeouts(**{"replay": 20.0, **timeouts}))
     async with running_stack(url, folder, model, options=options, replicas=replicas) as stack:
         if not alone:
             for replica in stack.replicas:
