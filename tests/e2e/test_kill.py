@@ -134,9 +134,9 @@ def test_what_a_tenant_got_from_a_dead_replica_counts_on_the_living_one(deployme
     deployment.command("tenants", "credit", "modest", "100")
     modest = deployment.command("keys", "create", "--tenant", "modest", "--project", "default").strip()
     greedy = deployment.key
-    with ThreadPoolExecutor(3) as asked:
+    with ThreadPoolExecutor(3) as clients:
         for number in range(3):
-            asked.submit(complete, deployment.base, greedy, f"{number} and everything. " * 450, 8)
+            clients.submit(complete, deployment.base, greedy, f"{number} and everything. " * 450, 8)
     wait_for_figure(both, "turnpike_engine_requests_finished_total", "engine-0", 3)
     given = wait_for_figure(both, "turnpike_engine_service_seconds_total", "engine-0")
     # A beat says whole microseconds.
@@ -159,12 +159,12 @@ def test_what_a_tenant_got_from_a_dead_replica_counts_on_the_living_one(deployme
                     return True
         return False
 
-    with ThreadPoolExecutor(7) as asked:
-        slot = asked.submit(take_the_slot)
+    with ThreadPoolExecutor(7) as clients:
+        slot = clients.submit(take_the_slot)
         assert taken.wait(60)
         answers = []
         for key in (modest, greedy):
-            answers += [asked.submit(complete, both, key, f"{number} and so on", 1) for number in range(3)]
+            answers += [clients.submit(complete, both, key, f"{number} and so on", 1) for number in range(3)]
             wait_for_figure(both, "turnpike_replica_waiting", "engine-1", len(answers))
         queued.set()
         assert slot.result()

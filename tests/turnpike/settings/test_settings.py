@@ -79,34 +79,34 @@ def test_the_reference_page_is_what_the_program_prints() -> None:
 
 
 def test_lists_and_defaults() -> None:
-    given = Settings(model="a, b,", replicas="unix:/x,tcp:h:1", data_dir="d")
-    assert [str(folder) for folder in given.model_folders] == ["a", "b"]
-    assert given.replica_addresses == ["unix:/x", "tcp:h:1"]
-    assert given.database.startswith("sqlite:////")
-    assert given.secrets == Path("d/secrets.json")
+    loaded = Settings(model="a, b,", replicas="unix:/x,tcp:h:1", data_dir="d")
+    assert [str(folder) for folder in loaded.model_folders] == ["a", "b"]
+    assert loaded.replica_addresses == ["unix:/x", "tcp:h:1"]
+    assert loaded.database.startswith("sqlite:////")
+    assert loaded.secrets == Path("d/secrets.json")
 
 
 def test_values_by_lane_are_the_engines_unless_they_are_set() -> None:
-    given = loading.load({"lane_weights": "batch=2"}, {})
-    assert given.by_lane("lane_weights") == {**WEIGHTS, "batch": 2.0}
-    assert loading.load({}, loading.to_environment(given)) == given, "as serve hands them to its replica"
+    loaded = loading.load({"lane_weights": "batch=2"}, {})
+    assert loaded.by_lane("lane_weights") == {**WEIGHTS, "batch": 2.0}
+    assert loading.load({}, loading.to_environment(loaded)) == loaded, "as serve hands them to its replica"
 
 
 def test_a_replica_is_told_what_the_settings_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[ReplicaOptions] = []
-    monkeypatch.setattr(replica, "main", lambda options: told.append(options) or 0)
+    started: list[ReplicaOptions] = []
+    monkeypatch.setattr(replica, "main", lambda options: started.append(options) or 0)
     common = {"listen": "unix:/x", "data_dir": str(tmp_path)}
     secrets.save(secrets.generate(), tmp_path / "secrets.json")
-    known = {"interactive": 1.0, "standard": 2.0, "batch": 3.0}
-    text = ",".join(f"{lane}={value:g}" for lane, value in known.items())
+    by_lane = {"interactive": 1.0, "standard": 2.0, "batch": 3.0}
+    text = ",".join(f"{lane}={value:g}" for lane, value in by_lane.items())
     for flags in ({}, dict.fromkeys(settings.BY_LANE, text) | {"queue_requests": "7"}):
         assert engine.run_engine(loading.load(common | flags, {})) == 0
-    usual, own = told
+    usual, own = started
     assert (usual.lane_weights, usual.token_targets, usual.bounds) == (WEIGHTS, TOKEN_TARGETS, QueueBounds())
     assert usual.max_waiting == ReplicaOptions.max_waiting
-    assert own.lane_weights == known
-    assert own.token_targets == {lane: value * 1e6 for lane, value in known.items()}
-    assert own.bounds.flow == own.bounds.lane == {lane: Bound(int(n), n * 1e6) for lane, n in known.items()}
+    assert own.lane_weights == by_lane
+    assert own.token_targets == {lane: value * 1e6 for lane, value in by_lane.items()}
+    assert own.bounds.flow == own.bounds.lane == {lane: Bound(int(n), n * 1e6) for lane, n in by_lane.items()}
     assert own.max_waiting == 7
 
 
