@@ -22,16 +22,6 @@ from storage.database.asyncpg_pool import AsyncpgPool, Connection, is_unavailabl
 from storage.database.base import Count
 from storage.reported_error import ReportedError
 
-
-@asynccontextmanager
-async def transaction(database: Database, *, write: bool) -> AsyncIterator[AsyncSession]:
-    """Commits at the end, or rolls back if nothing shall be written. Raises DatabaseUnavailable."""
-    async with database.transaction() as session:
-        yield session
-        if not write:
-            await session.rollback()
-
-
 Dialect = Literal["sqlite", "postgresql"]
 
 SETTING = "TURNPIKE_DATABASE_URL"
@@ -162,10 +152,15 @@ class Database:
         return cls("postgresql", engine, snapshot, _direct(engine, pool_size))
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[AsyncSession]:
-        """A session that commits at the end and rolls back on any exception. Raises DatabaseUnavailable."""
+    async def transaction(self, *, write: bool = True) -> AsyncIterator[AsyncSession]:
+        """A session that commits at the end; without `write` (a dry run), and on any exception, it rolls back.
+
+        Raises DatabaseUnavailable.
+        """
         async with self._session(self.engine) as session:
             yield session
+            if not write:
+                await session.rollback()
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncSession]:

@@ -29,12 +29,12 @@ def add_arguments(parser: CommandParser) -> None:
 @admin_command
 async def audit_money(admin: AdminServices, arguments: argparse.Namespace) -> int:
     """`turnpike audit money`: 1 on any finding."""
-    from billing.verification import checks
+    from billing.verification import audit
 
     def progress(what: str, done: int, total: int) -> None:
         print_progress("" if done >= total else f"{what}: {done} of {total}")
 
-    findings = await checks.check(admin.database, arguments.period, progress if sys.stderr.isatty() else None)
+    findings = await audit.audit_money(admin.database, arguments.period, progress if sys.stderr.isatty() else None)
     for finding in findings:
         print(msgspec.json.encode(finding).decode())
     print("the books are right" if not findings else counted(len(findings), "finding"), file=sys.stderr)
@@ -44,7 +44,7 @@ async def audit_money(admin: AdminServices, arguments: argparse.Namespace) -> in
 @admin_command
 async def audit_counts(admin: AdminServices, _arguments: argparse.Namespace) -> int:
     """`turnpike audit counts`: what each replica's journal counted against its usage events; 1 if they differ."""
-    from billing.verification.checks import ReplicaCounts, counts_by_replica
+    from billing.verification.audit import ReplicaCounts, counts_by_replica
     from turnpike.processes.replica_probe import probe_replicas
 
     probes = await probe_replicas(admin.settings)

@@ -6,7 +6,7 @@ import argparse
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING
 
-from billing.invoices.minor_units import minor_digits
+from billing.money import minor_digits
 from turnpike.command_context import admin_command, with_admin_services
 from turnpike.command_line import CommandError, CommandParser
 from turnpike.commands.invoices.records import (
@@ -20,7 +20,7 @@ from turnpike.commands.invoices.records import (
 from turnpike.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from billing.invoices.records import InvoiceRecord
+    from billing.invoices.store import InvoiceRecord
     from turnpike.admin_services import AdminServices
 
 
@@ -68,10 +68,10 @@ async def void_invoice(admin: AdminServices, arguments: argparse.Namespace) -> N
 @admin_command
 async def mark_uncollectible(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike invoices uncollectible NUMBER`."""
-    from billing.invoices.collection import give_up
+    from billing.invoices.collection import mark_uncollectible
 
     record = await find_record(admin, arguments)
-    _print_changed(await give_up(admin.database, record, write=not arguments.dry_run), arguments)
+    _print_changed(await mark_uncollectible(admin.database, record, write=not arguments.dry_run), arguments)
 
 
 def _print_changed(record: InvoiceRecord, arguments: argparse.Namespace) -> None:
@@ -81,7 +81,7 @@ def _print_changed(record: InvoiceRecord, arguments: argparse.Namespace) -> None
 def credit_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike invoices credit-note NUMBER`."""
     from billing.invoices.credit_notes import credit
-    from billing.invoices.records import Invoices
+    from billing.invoices.store import Invoices
     from storage.database.base import new_id
 
     issued = parse_day(arguments.issued, "--issued") if arguments.issued else None
@@ -102,7 +102,7 @@ def credit_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
             print(f"a credit note of {totals_line(document)} ({NOTHING_WRITTEN})")
         else:
             print(record_line(note))
-            print(record_line(await Invoices(admin.database).numbered(record.name, record.seller)))
+            print(record_line(await Invoices(admin.database).by_number(record.name, record.seller)))
 
     return with_admin_services(settings, work)
 

@@ -12,9 +12,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from billing.invoices.minor_units import format_minor
-from billing.invoices.parties import vat_warnings
-from billing.money import format_pico
+from billing.invoices.parties.parties import vat_warnings
+from billing.money import format_minor, format_pico
 from storage.free_text import counted
 from turnpike.command_context import admin_command, print_table, tenant_id_of
 from turnpike.command_line import CommandError, CommandParser
@@ -30,7 +29,7 @@ from turnpike.commands.invoices.records import (
 if TYPE_CHECKING:
     from billing.invoices.document import Document
     from billing.invoices.drill_down import LineSlice
-    from billing.invoices.records import InvoiceRecord
+    from billing.invoices.store import InvoiceRecord
     from turnpike.admin_services import AdminServices
 
 
@@ -58,11 +57,11 @@ def add_arguments(parser: CommandParser) -> None:
 @admin_command
 async def list_invoices(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike invoices list`."""
-    from billing.invoices.records import Invoices
+    from billing.invoices.store import Invoices
 
     names = await admin.tenant_names()
     tenant_id = await tenant_id_of(admin, arguments.tenant)
-    records = await Invoices(admin.database).found(tenant_id, arguments.period, arguments.state)
+    records = await Invoices(admin.database).list(tenant_id, arguments.period, arguments.state)
     rows = [
         {
             "number": record.number or "",
@@ -104,42 +103,43 @@ def _sums(records: Sequence[InvoiceRecord]) -> list[dict[str, str]]:
 @admin_command
 async def show_invoice(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike invoices show`."""
-    from billing.invoices.document import canonical
-    from billing.invoices.records import Invoices
+    from billing.integrity.canonical_json import canonical
+    from billing.invoices.store import Invoices
     from storage.database.base import from_instant
 
     record = await find_record(admin, arguments)
-    document = await Invoices(admin.database).document(record.id)
+    document = await Invoices(admin.database).document(record)
     if arguments.line is not None:
         await _drill_down(admin, record, document, arguments)
     elif arguments.format == "json":
         print(canonical(document))
     else:
         _show(record, document)
-        for payment in await Invoices(admin.database).payments(record.id):
+        settled = await Invoices(admin.database).settlements(record)
+        for payment in settled.payments:
             paid = amount_text(payment.amount, record.currency)
             print(f"paid {paid} on {from_instant(payment.at).date()}: {payment.reference}")
-        for note in await Invoices(admin.database).credit_notes(record.id):
+        for note in settled.credit_notes:
             print(f"credited {amount_text(note.gross, note.currency)} by {note.number}")
 
 
 @admin_command
 async def print_invoice(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike invoices pdf`."""
-    from billing.invoices.pdf import to_pdf
-    from billing.invoices.records import Invoices
+    from billing.invoices.rendering.pdf import to_pdf
+    from billing.invoices.store import Invoices
 
     fonts = Path(arguments.fonts) if arguments.fonts else None
     invoices = Invoices(admin.database)
     if not arguments.all:
         records = [await find_record(admin, arguments)]
     elif arguments.period:
-        records = await invoices.found(None, arguments.period)
+        records = await invoices.list(None, arguments.period)
     else:
         raise CommandError("--all needs --period: which month's invoices?")
     for record in records:
-        document = await invoices.document(record.id)
-        settlements = await invoices.settlements(record.id)
+        document = await invoices.document(record)
+        settlements = await invoices.settlements(record)
         content = to_pdf(document, record.state, record.sha256 or "", settlements, fonts=fonts)
         name = record.number or f"draft-{record.period}-{str(record.tenant_id)[-12:]}"
         file_name = f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.pdf"
@@ -157,8 +157,8 @@ def _write(path: Path, content: bytes) -> Path:
 
 
 def _show(record: InvoiceRecord, document: Document) -> None:
-    from billing.invoices.advice import summary
-    from billing.invoices.presentation import carried_on
+    from billing.invoices.rendering.presentation import carried_on
+    from billing.invoices.savings import savings_summary
 
     print(record_line(record))
     print(f"from {document.seller.name}, for {document.buyer.name}, {document.period}")
@@ -178,7 +178,7 @@ def _show(record: InvoiceRecord, document: Document) -> None:
         for warning in vat_warnings(document.seller, document.buyer):
             print(warning)
     if document.savings != "":
-        for line in summary(document.savings, document.currency):
+        for line in savings_summary(document.savings, document.currency):
             print(line)
     if record.sha256:
         print(f"SHA-256 {record.sha256}")

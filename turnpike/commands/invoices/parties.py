@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from billing.invoices.errors import NoProfile
-from billing.invoices.parties import Buyer, InvalidParty, Party, Role, Seller, format_rate, parse_rate, vat_warning
-from billing.invoices.vat_ids import compact
+from billing.invoices.parties.parties import (
+    Buyer,
+    InvalidParty,
+    Party,
+    Role,
+    Seller,
+    format_rate,
+    parse_rate,
+    vat_warning,
+)
+from billing.invoices.parties.vat_ids import compact
 from turnpike.command_context import admin_command, tenant_id_of
 from turnpike.command_line import CommandError, CommandParser
 
@@ -72,7 +81,7 @@ def _add_address(parser: CommandParser) -> None:
 @admin_command
 async def set_seller(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike invoices seller set ID`."""
-    from billing.invoices.party_store import Parties
+    from billing.invoices.parties.store import Parties
 
     parties = Parties(admin.database)
     fields = _fields(Seller, arguments)
@@ -88,7 +97,7 @@ async def set_seller(admin: AdminServices, arguments: argparse.Namespace) -> Non
 @admin_command
 async def show_sellers(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike invoices seller show`."""
-    from billing.invoices.party_store import Parties
+    from billing.invoices.parties.store import Parties
 
     sellers = await Parties(admin.database).sellers()
     chosen = [seller for seller in sellers if arguments.id in (None, seller.id)]
@@ -101,7 +110,7 @@ async def show_sellers(admin: AdminServices, arguments: argparse.Namespace) -> N
 @admin_command
 async def set_buyer(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike invoices buyer set TENANT`."""
-    from billing.invoices.party_store import Parties
+    from billing.invoices.parties.store import Parties
 
     parties = Parties(admin.database)
     tenant = await admin.tenancy.tenant(arguments.tenant)
@@ -121,7 +130,7 @@ async def set_buyer(admin: AdminServices, arguments: argparse.Namespace) -> None
 @admin_command
 async def show_buyers(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike invoices buyer show`."""
-    from billing.invoices.party_store import Parties
+    from billing.invoices.parties.store import Parties
 
     names = await admin.tenant_names()
     tenant_id = await tenant_id_of(admin, arguments.tenant)

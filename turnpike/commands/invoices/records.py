@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from billing.invoices.minor_units import format_minor
-from billing.money import format_pico
+from billing.money import format_minor, format_pico
 from storage.free_text import counted
 from turnpike.command_line import CommandError, CommandParser
 
 if TYPE_CHECKING:
     from billing.invoices.document import Document
-    from billing.invoices.records import InvoiceRecord
+    from billing.invoices.store import InvoiceRecord
     from turnpike.admin_services import AdminServices
 
 NOTHING_WRITTEN = "dry run, nothing written"
@@ -32,15 +31,15 @@ def add_number(parser: CommandParser, *, drafts: bool = False) -> None:
 
 async def find_record(admin: AdminServices, arguments: argparse.Namespace) -> InvoiceRecord:
     """The invoice that the command line names, by number, or by tenant and period."""
-    from billing.invoices.records import Invoices
+    from billing.invoices.store import Invoices
 
     invoices = Invoices(admin.database)
     if arguments.number:
-        return await invoices.numbered(arguments.number, arguments.seller)
+        return await invoices.by_number(arguments.number, arguments.seller)
     if not (getattr(arguments, "tenant", None) and getattr(arguments, "period", None)):
         raise CommandError("say which: its NUMBER, or --tenant and --period")
     tenant = await admin.tenancy.tenant(arguments.tenant)
-    record = await invoices.draft(tenant.id, arguments.period)
+    record = await invoices.of_period(tenant.id, arguments.period)
     if record is None:
         raise CommandError(
             f"{tenant.name} has no invoice of {arguments.period}: "

@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 
 from billing.invoices.errors import InvoiceRefused, NoProfile
-from billing.invoices.parties import InvalidParty, vat_warnings
+from billing.invoices.parties.parties import InvalidParty, vat_warnings
 from storage.free_text import counted
 from turnpike.command_context import admin_command, print_progress, with_admin_services
 from turnpike.command_line import CommandError, CommandParser
@@ -50,13 +50,13 @@ def _last_month() -> str:
 async def draft_invoices(admin: AdminServices, arguments: argparse.Namespace) -> int:
     """`turnpike invoices draft`: 1 if one of the tenants could not be drafted."""
     from billing.invoices.drafting import draft
-    from billing.invoices.records import Invoices
+    from billing.invoices.store import Invoices
 
     projects = (await admin.display_names()).projects
     invoices = Invoices(admin.database)
 
     async def draft_one(tenant_id: UUID, _has_usage: bool) -> str:
-        existing = await invoices.draft(tenant_id, arguments.period) if arguments.all else None
+        existing = await invoices.of_period(tenant_id, arguments.period) if arguments.all else None
         if existing is not None and existing.state != "draft":
             return record_line(existing)
         record, document = await draft(
@@ -74,7 +74,7 @@ async def draft_invoices(admin: AdminServices, arguments: argparse.Namespace) ->
 def finalize_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike invoices finalize`: 1 if one of the drafts could not be finalized."""
     from billing.invoices.finalizing import finalize
-    from billing.invoices.records import Invoices
+    from billing.invoices.store import Invoices
 
     issued = parse_day(arguments.issued, "--issued") if arguments.issued else None
 
@@ -82,7 +82,7 @@ def finalize_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
         invoices = Invoices(admin.database)
 
         async def finalize_one(tenant_id: UUID, has_usage: bool) -> str:
-            before = await invoices.draft(tenant_id, arguments.period)
+            before = await invoices.of_period(tenant_id, arguments.period)
             if arguments.all and before is None:
                 if has_usage:
                     raise InvoiceRefused(
@@ -112,7 +112,7 @@ async def _for_each_tenant(
 
     `run_one` takes the tenant and whether it has usage in the period. A refusal is printed; the others go on.
     """
-    from billing.invoices.party_store import Parties
+    from billing.invoices.parties.store import Parties
     from billing.reports.usage_report import usage_by_project_and_model
 
     if arguments.tenant:

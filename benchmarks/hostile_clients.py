@@ -1,8 +1,8 @@
-"""What clients who never get an answer worth having can do to a gateway: `/healthz` while they try.
+"""Clients that misuse connections, against a gateway: latency of `/healthz` while each kind of them tries.
 
-A gateway process of its own, without a replica, on an embedded database. Beside each kind of stranger, a probe asks for
-/healthz on a connection of its own and waits 5 ms after each answer. `python -m benchmarks.strangers --json OUT`; the
-exit status is 1 if a bar is missed.
+The gateway is a process of its own, without a replica, on an embedded database. Beside each kind of client, a probe
+asks for /healthz on a connection of its own and waits 5 ms after each answer.
+`python -m benchmarks.hostile_clients --json OUT`; the exit status is 1 if a bar is missed.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from typing import Literal, get_args
 
 import msgspec
 
-from billing.invoices.countries import NAMES
-from billing.invoices.vat_ids import problem_of
+from billing.invoices.parties.countries import NAMES
+from billing.invoices.parties.vat_ids import problem_of
 from billing.money import InvalidMoney, check_currency
 from storage.free_text import InvalidText, problem_of_text
 

@@ -1,6 +1,7 @@
-"""Files of rows in the four formats: the same rows give the same bytes, whenever and in whatever portions they come.
+"""Writers of export files: CSV and JSON Lines here, and the choice among all formats.
 
-No writer keeps more rows than one portion of the file that it cannot write yet.
+The same rows give the same bytes, whatever the portions in which they are added. No writer holds more than a portion in
+memory.
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol
 
 import msgspec
 
-from billing.exports.columns import Column, as_text, safe_cell
-from billing.usage import period_bounds
+from billing.calendar import period_bounds
+from billing.exports.datasets import Column, Row, as_text, safe_cell
 
 Format = Literal["csv", "jsonl", "parquet", "xlsx"]
 FORMATS: tuple[Format, ...] = ("csv", "jsonl", "parquet", "xlsx")
@@ -25,9 +26,6 @@ MEDIA_TYPES: dict[str, str] = {
 }
 
 _ENCODER = msgspec.json.Encoder()
-
-Row: TypeAlias = Sequence[Any]
-"""One value for each column, as its kind says."""
 
 
 class Writer(Protocol):
@@ -41,7 +39,7 @@ class Writer(Protocol):
 
 
 class CsvWriter:
-    """RFC 4180 in UTF-8: a header, CRLF, quotes where needed; empty for what is not known."""
+    """CSV by RFC 4180 in UTF-8: a header, CRLF, quotes where needed; None is empty."""
 
     def __init__(self, path: Path, columns: Sequence[Column]) -> None:
         self._columns = columns
@@ -50,7 +48,7 @@ class CsvWriter:
         self._csv.writerow([column.name for column in columns])
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Add rows; text that looks like a formula is made harmless."""
+        """Add rows; text that a spreadsheet would evaluate is escaped."""
         for row in rows:
             self._csv.writerow([self._cell(column, value) for column, value in zip(self._columns, row, strict=True)])
 
@@ -64,7 +62,7 @@ class CsvWriter:
 
 
 class JsonlWriter:
-    """One JSON object a line, in the order of the columns; integers as numbers, money and prices as strings."""
+    """JSON Lines: an object for each row, in the order of the columns; money and prices are strings."""
 
     def __init__(self, path: Path, columns: Sequence[Column]) -> None:
         self._columns = columns
@@ -84,16 +82,16 @@ class JsonlWriter:
 
 
 def open_writer(form: Format, path: Path, columns: Sequence[Column], *, title: str, period: str) -> Writer:
-    """A writer of this format; `title` and the first day of `period` are what a workbook says of itself."""
+    """A writer of this format. `title` and the first instant of `period` become properties of a workbook."""
     if form == "csv":
         return CsvWriter(path, columns)
     if form == "jsonl":
         return JsonlWriter(path, columns)
-    # Imported when they are needed: both take longer to load than all of billing.
+    # Imported when needed: both take longer to load than all of billing.
     if form == "parquet":
-        from billing.exports.parquet import ParquetWriter  # noqa: PLC0415
+        from billing.exports.formats.parquet import ParquetWriter  # noqa: PLC0415
 
         return ParquetWriter(path, columns)
-    from billing.exports.workbook import WorkbookWriter  # noqa: PLC0415
+    from billing.exports.formats.workbook import WorkbookWriter  # noqa: PLC0415
 
     return WorkbookWriter(path, columns, title=title, created_at=period_bounds(period)[0])

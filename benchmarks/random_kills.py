@@ -1,8 +1,8 @@
-"""Whether the books survive: real processes under load, killed at random, and at the end every promise looked up.
+"""Random kills: real processes under load, killed at random, and every promise about usage checked at the end.
 
-Clients stream from two gateways, one of them of two workers, two engines and a worker, on a PostgreSQL and a Redis of
-their own. Meanwhile each of them is killed (`kill -9`), stopped in order or paused, PostgreSQL as after a power cut,
-and comes back in whatever order. A usage that a client has seen is acknowledged: its event must be there, and say the
+Clients stream from two gateways (one with two workers), two engines and a worker, on a PostgreSQL and a Redis of the
+benchmark's own. Meanwhile each process is killed (`kill -9`), stopped in order or paused, and PostgreSQL stops as after
+a power cut; they come back in any order. Usage that a client has seen is acknowledged: its event must exist and say the
 same. Some clients belong to tenants with little money, who get a little more whenever it is used up: no balance may
 ever be below zero.
 """

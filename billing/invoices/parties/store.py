@@ -8,9 +8,9 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.invoices.document import canonical
+from billing.integrity.canonical_json import canonical
 from billing.invoices.errors import NoProfile
-from billing.invoices.parties import Buyer, Seller, check_countries, check_vat_id
+from billing.invoices.parties.parties import Buyer, Seller, check_countries, check_vat_id
 from billing.tables.invoices import billing_profile, legal_entity
 from storage.database.database import Database
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.strangers import main
+from benchmarks.hostile_clients import main
 
 
 @pytest.mark.slow

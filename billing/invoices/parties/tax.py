@@ -20,9 +20,9 @@ from typing import Literal
 
 import msgspec
 
-from billing.invoices.minor_units import rounded
-from billing.invoices.parties import Buyer, InvalidParty, Seller
-from billing.invoices.vat_ids import EU, member_state, problem_of
+from billing.invoices.parties.parties import Buyer, InvalidParty, Seller
+from billing.invoices.parties.vat_ids import EU, member_state, problem_of
+from billing.money import round_half_up
 
 Category = Literal["S", "Z", "E", "AE", "G", "O", "K"]
 
@@ -81,7 +81,7 @@ def tax_totals(lines: Iterable[tuple[Tax, int]]) -> list[TaxTotal]:
         key = (tax.category, tax.rate, tax.reason)
         nets[key] = (tax, nets.get(key, (tax, 0))[1] + net)
     return [
-        TaxTotal(tax.category, tax.rate, tax.reason, net, rounded(net * tax.rate, _WHOLE))
+        TaxTotal(tax.category, tax.rate, tax.reason, net, round_half_up(net * tax.rate, _WHOLE))
         for _, (tax, net) in sorted(nets.items())
     ]
 

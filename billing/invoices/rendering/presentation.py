@@ -9,19 +9,19 @@ from typing import Any
 
 import msgspec
 
-from billing.invoices.advice import length, saved_pico
-from billing.invoices.countries import name_of
 from billing.invoices.document import ClassSavings, Document, InvoiceLine, ModelSavings, Savings
-from billing.invoices.minor_units import format_grouped, format_minor, minor_unit, rounded
-from billing.invoices.parties import Party, format_rate, vat_warnings
-from billing.invoices.records import NOTHING_SETTLED, Settlements
-from billing.invoices.tax import TaxTotal
+from billing.invoices.parties.countries import name_of
+from billing.invoices.parties.parties import Party, format_rate, vat_warnings
+from billing.invoices.parties.tax import TaxTotal
+from billing.invoices.savings import class_in_words, saved_pico
+from billing.invoices.store import NOTHING_SETTLED, Settlements
+from billing.money import format_grouped, format_minor, minor_unit, round_half_up
 from billing.usage import METERS
 from storage.database.base import from_instant
 
 _MICRO = 10**6
 _TITLES = {"invoice": "Invoice", "credit_note": "Credit note"}
-_CLASS = re.compile(r"(read|write)_(\d+)([mh])")
+_CLASS = re.compile(r"(read|write)_(\d+[mh])")
 _METERS = {"uncached": "Input tokens", "read_automatic": "Cached input tokens, automatic", "output": "Output tokens"}
 _TAXES = {
     "S": "Standard rate",
@@ -96,8 +96,8 @@ def meter_name(meter: str) -> str:
     match = _CLASS.fullmatch(meter)
     if match is None:
         return _METERS[meter]
-    length = f"{match.group(2)} {'min' if match.group(3) == 'm' else 'h'}"
-    return f"Cached input tokens, {length}" if match.group(1) == "read" else f"Tokens written to the cache, {length}"
+    kind = "Cached input tokens" if match.group(1) == "read" else "Tokens written to the cache"
+    return f"{kind}, {class_in_words(match.group(2))}"
 
 
 def _party(party: Party) -> dict[str, Any]:
@@ -318,11 +318,11 @@ def _savings(document: Document, savings: Savings) -> dict[str, Any]:
         "classes": [_class(document, one) for one in savings.classes],
         "unread": f"{sum(int(one.unread) for one in savings.classes):,}" if savings.classes else "",
         "unread_cost": format_grouped(
-            rounded(sum(int(one.unread_cost) for one in savings.classes), minor_unit(document.currency)),
+            round_half_up(sum(int(one.unread_cost) for one in savings.classes), minor_unit(document.currency)),
             document.currency,
         ),
         "advice": savings.advice,
-        "share_permille": rounded(read * 1000, prompt) if prompt else 0,
+        "share_permille": round_half_up(read * 1000, prompt) if prompt else 0,
         "read": f"{read:,}",
         "written": f"{written:,}",
         "prompt": f"{prompt:,}",
@@ -332,7 +332,7 @@ def _savings(document: Document, savings: Savings) -> dict[str, Any]:
 
 def _saved(document: Document, model: ModelSavings) -> dict[str, str]:
     unit = minor_unit(document.currency)
-    cost, saved = rounded(int(model.cost), unit), rounded(saved_pico([model]), unit)
+    cost, saved = round_half_up(int(model.cost), unit), round_half_up(saved_pico([model]), unit)
     uncached = cost + saved  # of what is shown, so that a reader who subtracts finds the same
     prompt, read = int(model.prompt), int(model.read)
     return {
@@ -340,11 +340,11 @@ def _saved(document: Document, model: ModelSavings) -> dict[str, str]:
         "prompt": f"{prompt:,}",
         "read": f"{read:,}",
         "written": f"{int(model.written):,}",
-        "share": f"{_tenths(rounded(read * 1000, prompt))} %" if prompt else "–",
+        "share": f"{_tenths(round_half_up(read * 1000, prompt))} %" if prompt else "–",
         "uncached": format_grouped(uncached, document.currency),
         "cost": format_grouped(cost, document.currency),
         "saved": format_grouped(saved, document.currency),
-        "saved_share": f"{_tenths(rounded(saved_pico([model]) * 1000, int(model.uncached)))} %"
+        "saved_share": f"{_tenths(round_half_up(saved_pico([model]) * 1000, int(model.uncached)))} %"
         if int(model.uncached)
         else "–",
     }
@@ -352,13 +352,13 @@ def _saved(document: Document, model: ModelSavings) -> dict[str, str]:
 
 def _class(document: Document, one: ClassSavings) -> dict[str, str]:
     def money(pico: str) -> str:
-        return format_grouped(rounded(int(pico), minor_unit(document.currency)), document.currency)
+        return format_grouped(round_half_up(int(pico), minor_unit(document.currency)), document.currency)
 
     read, written = int(one.read), int(one.written)
     return {
         "project": one.project,
         "model": one.model,
-        "name": length(one.name),
+        "name": class_in_words(one.name),
         "written": f"{written:,}",
         "read": f"{read:,}",
         "ratio": _ratio(read, written) if written > 0 else "–",
@@ -373,4 +373,4 @@ def _tenths(permille: int) -> str:
 
 
 def _ratio(read: int, written: int) -> str:
-    return _tenths(rounded(read * 10, written))
+    return _tenths(round_half_up(read * 10, written))

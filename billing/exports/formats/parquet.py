@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from billing.exports.columns import MONEY_PLACES, PRICE_PLACES, Column, ColumnKind, as_text
+from billing.exports.datasets import MONEY_PLACES, PRICE_PLACES, Column, ColumnKind, as_text
 from storage.database.base import from_instant
 
 ROW_GROUP = 50_000
-"""Rows of a group: fixed, so that the file does not depend on how the rows came."""
+"""Rows of a row group. Fixed, so that the file does not depend on the portions in which rows are added."""
 
 _TYPES: dict[ColumnKind, pa.DataType] = {
     "text": pa.string(),

@@ -1,7 +1,7 @@
-"""XLSX by xlsxwriter: money and prices as numbers to calculate with, and beside each its exact text.
+"""XLSX by xlsxwriter: money and prices as numbers, and beside each a column `NAME (exact)` with its text.
 
-A spreadsheet's number has 15 digits; the column next to it, `NAME (exact)`, has all. A sheet that is full is continued
-on the next. Rows go to the disk as they come.
+A spreadsheet's number has 15 digits, the text has all. When a sheet is full, the next one continues it. Rows are
+written to disk as they are added.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 import xlsxwriter  # type: ignore[import-untyped]
 
-from billing.exports.columns import Column, as_text
+from billing.exports.datasets import Column, as_text
 from storage.database.base import from_instant
 
 SHEET_ROWS = 1_048_576
-"""Rows of a sheet, with its header, in the format's own limit."""
+"""The format's limit of rows of a sheet, header included."""
 _EXACT = ("money", "price")
 _WIDTHS = {"text": 24, "id": 38, "integer": 12, "money": 20, "price": 14, "instant": 28, "second": 22, "date": 12}
 
@@ -68,7 +68,7 @@ class WorkbookWriter:
         self._row = 1
 
     def write(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Add rows; no text becomes a formula, a link or a number."""
+        """Add rows. Text stays text: never a formula, a link or a number."""
         for row in rows:
             if self._row >= self._sheet_rows:
                 self._begin_sheet()

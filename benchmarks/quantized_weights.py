@@ -1,8 +1,8 @@
-"""Weights in few bits, decoded on loading or kept: memory and speed: `python -m benchmarks.weights --json OUT`.
+"""Quantized weights decoded on loading or kept as they are: `python -m benchmarks.quantized_weights --json OUT`.
 
-A random Llama of about 150 million parameters is written in each format and served by a process of its own in either
-way. `weights_mib` is what its matrix products hold, `peak_mib` the most memory that the process ever had, with all that
-it imports and the KV that it used; speeds are tokens a second. The logits of both ways are compared bit by bit.
+A random Llama of about 150 million parameters is written in each format and served by a process of its own in both
+ways. `weights_mib` is the memory of its matrix products; `peak_mib` the most memory that the process had at any time,
+imports and KV included. Speeds are in tokens a second. The logits of both ways are compared bit by bit.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def main() -> int:
             write(folder, fmt)
             figures[fmt] = {}
             for weights in ("decoded", "packed"):
-                command = [sys.executable, "-m", "benchmarks.weights", "--dtype", given.dtype]
+                command = [sys.executable, "-m", "benchmarks.quantized_weights", "--dtype", given.dtype]
                 command += ["--one", str(folder), fmt, weights]
                 done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
                 figures[fmt][weights] = json.loads(done.stdout.splitlines()[-1])

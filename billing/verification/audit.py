@@ -1,6 +1,6 @@
-"""Checking money against itself, in one snapshot: a list of checks, each of which says what is wrong.
+"""The money audit (`turnpike audit money`): a list of checks, run in one snapshot of the database.
 
-A check is a function of the audit's `AuditContext`. What keeps money of its own adds its check here.
+A check is a function that reports findings to an `AuditContext`. A new store of money adds its check here.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import and_, func, or_, select
 
+from billing.calendar import check_period
 from billing.prices import PriceCatalog
 from billing.tables.money import usage_event
-from billing.usage import COUNTS, check_period
+from billing.usage import COUNTS
 from billing.verification.balances import check_balances, check_holds
 from billing.verification.budgets import check_budgets
 from billing.verification.chain import check_chain
@@ -36,7 +37,7 @@ OF_A_PERIOD: tuple[Check, ...] = (
     check_invoiced,
     check_storage,
 )
-"""What can be checked of one billing period alone."""
+"""Checks that can run on one billing period alone."""
 
 OF_ALL: tuple[Check, ...] = (
     check_refused,
@@ -48,26 +49,28 @@ OF_ALL: tuple[Check, ...] = (
     check_invoices,
 )
 
-__all__ = ["OF_ALL", "OF_A_PERIOD", "Finding", "ReplicaCounts", "check", "counts_by_replica"]
+__all__ = ["OF_ALL", "OF_A_PERIOD", "Finding", "ReplicaCounts", "audit_money", "counts_by_replica"]
 
 
-async def check(database: Database, period: str | None = None, progress: Progress | None = None) -> list[Finding]:
-    """Everything that is wrong, or that is wrong in one billing period. Running requests are not. Raises
-    DatabaseUnavailable, InvalidPeriod."""
+async def audit_money(database: Database, period: str | None = None, progress: Progress | None = None) -> list[Finding]:
+    """Run all checks, or those of one billing period; return the findings. Running requests cause none.
+
+    Raises DatabaseUnavailable, InvalidPeriod.
+    """
     async with database.reading() as session:
-        scope = AuditContext(database, session, PriceCatalog(database), period and check_period(period))
+        context = AuditContext(database, session, PriceCatalog(database), period and check_period(period))
         if progress is not None:
-            scope.progress = progress
-        for one in OF_ALL if period is None else OF_A_PERIOD:
+            context.progress = progress
+        for check in OF_ALL if period is None else OF_A_PERIOD:
             try:
-                await one(scope)
+                await check(context)
             except (ValueError, LookupError, ArithmeticError, msgspec.MsgspecError) as error:
-                scope.found("the books cannot be read", UUID(int=0), f"{one.__name__}: {error}")
-    return scope.findings
+                context.report("the books cannot be read", UUID(int=0), f"{check.__name__}: {error}")
+    return context.findings
 
 
 class ReplicaCounts(msgspec.Struct, frozen=True):
-    """What the events of one replica's requests add up to."""
+    """Sums over the events of one replica's requests."""
 
     replica: str
     requests: int
@@ -75,15 +78,20 @@ class ReplicaCounts(msgspec.Struct, frozen=True):
 
 
 async def counts_by_replica(database: Database, since: Mapping[str, int] = {}) -> list[ReplicaCounts]:
-    """For each replica, the sum of its events' counts, over all tenants: what its journal must say too. `since`: the
-    replicas' epochs in which their journals began."""
-    of = usage_event.c
-    theirs = or_(of.replica.not_in(since), *(and_(of.replica == r, of.sequence > e << 32) for r, e in since.items()))
-    sums = [func.sum(of[f"count_{name}"]).label(name) for name in COUNTS]
-    query = select(of.replica, func.count().label("requests"), *sums).where(of.sequence > 0, theirs)
-    query = query.group_by(of.replica)
+    """For each replica, the sum of its events' counts over all tenants, which must equal its journal's.
+
+    `since` maps a replica to the epoch in which its journal began: earlier events are left out.
+    """
+    event = usage_event.c
+    in_journal = or_(
+        event.replica.not_in(since),
+        *(and_(event.replica == replica, event.sequence > epoch << 32) for replica, epoch in since.items()),
+    )
+    sums = [func.sum(event[f"count_{name}"]).label(name) for name in COUNTS]
+    query = select(event.replica, func.count().label("requests"), *sums).where(event.sequence > 0, in_journal)
+    query = query.group_by(event.replica)
     async with database.reading() as session:
-        rows = (await session.execute(query.order_by(of.replica))).all()
+        rows = (await session.execute(query.order_by(event.replica))).all()
     return [
         ReplicaCounts(row.replica, row.requests, {name: int(getattr(row, name)) for name in COUNTS}) for row in rows
     ]

@@ -1,9 +1,9 @@
-"""Money that was paid in advance, as FOCUS has it: a purchase when it is bought, and no bill for what it covers.
+"""Prepaid credit in FOCUS: a purchase when it is bought, and nothing billed for the usage that it covers.
 
-A purchase is billed and has no effective cost; the usage that it pays for has its effective cost and is not billed,
-whether or not an invoice has listed it yet (BilledCost of FOCUS 1.4 leaves out what pre-payments cover). So what is
-billed by an invoice is what it asks to be paid, and over time both columns have the same sum: what is refunded is a
-purchase taken back, what expires unused is an effective cost without usage.
+A purchase has a BilledCost and no EffectiveCost. The usage that it pays for has an EffectiveCost and no BilledCost,
+before the invoice as after it (FOCUS 1.4: BilledCost leaves out what pre-payments cover). A refund is a negative
+purchase; credit that expires is an EffectiveCost without usage. So an invoice's BilledCost is what it asks to be paid,
+and over time both columns have the same sum.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import and_, func, or_, select
 
+from billing.calendar import period_bounds
 from billing.exports.datasets import ExportQuery, ExportSnapshot
-from billing.exports.invoices import in_pico
+from billing.money import minor_to_pico
 from billing.tables.invoices import invoice, invoice_payment
 from billing.tables.money import ledger_entry, ledger_txn
-from billing.usage import period_bounds
 
 
 class CreditMoved(msgspec.Struct, frozen=True):
-    """Credit that was bought, refunded or lost: a row of Cost and Usage, in pico-units, at an instant."""
+    """Credit that was bought, refunded or expired at an instant: a row of Cost and Usage, in pico-units."""
 
     id: UUID
     tenant_id: UUID
@@ -39,13 +39,13 @@ RETURNED = "Returned to the balance"
 _TEXTS = {"grant": "Credit bought", "refund": "Unused credit refunded", "expiry": "Unused credit expired"}
 
 
-async def credit_moved(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Sequence[CreditMoved]]:
-    """What was bought, refunded and lost in the month, in the order of tenant and time.
+async def credit_moved(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[Sequence[CreditMoved]]:
+    """Credit bought, refunded and expired in the month, ordered by tenant and time.
 
-    Payments of invoices are none of it: the invoice has billed what they pay for.
+    Payments of invoices are left out: the invoice bills what they pay for.
     """
     txn, entry = ledger_txn.c, ledger_entry.c
-    first, after = period_bounds(asked.period)
+    first, after = period_bounds(wanted.period)
     moved = or_(
         and_(txn.kind == "grant", entry.debit == "clearing"),
         and_(txn.kind == "refund", entry.credit == "clearing"),
@@ -60,9 +60,9 @@ async def credit_moved(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIter
         .group_by(*columns)
         .order_by(txn.tenant_id, txn.posted_at, txn.id)
     )
-    if asked.tenant_id is not None:  # else all tenants: an export of the whole installation
-        query = query.where(txn.tenant_id == asked.tenant_id)
-    async for portion in reading.portions(query):
+    if wanted.tenant_id is not None:  # else all tenants: an export of the whole installation
+        query = query.where(txn.tenant_id == wanted.tenant_id)
+    async for portion in snapshot.portions(query):
         yield [_moved(row) for row in portion]
 
 
@@ -82,7 +82,7 @@ def _moved(row: Any) -> CreditMoved:
 
 
 def covered(document: Any, lines: Sequence[Any]) -> dict[int, int]:
-    """What was paid in advance of each line of an invoice, in minor units: the first lines first, tax never."""
+    """Line number → minor units of the line that are prepaid. The first lines come first; tax is never prepaid."""
     left = document.prepaid if document.kind == "invoice" else 0
     by_line = {}
     for line in lines:
@@ -93,35 +93,37 @@ def covered(document: Any, lines: Sequence[Any]) -> dict[int, int]:
 
 
 def cover_of(line: Any, paid: int, currency: str) -> int:
-    """What of a line's exact sum was paid in advance, if so many minor units were: all of it, if they all were."""
+    """The prepaid part of a line's exact amount, in pico-units, when `paid` minor units of the line are prepaid."""
     exact = max(int(line.exact_pico), 0)
-    return exact if paid and paid == line.net else min(in_pico(paid, currency), exact)
+    return exact if paid and paid == line.net else min(minor_to_pico(paid, currency), exact)
 
 
 class Cover:
-    """What was paid in advance of each line's usage, in pico-units by the line's number (None: of what no invoice has
-    yet), used up row by row in their order."""
+    """Prepaid pico-units by invoice line, used up row by row. The line None is usage that no invoice has billed yet."""
 
     def __init__(self, left: Mapping[int | None, int], back: int = 0) -> None:
-        """`back`: what went back to what was paid in advance, a negative number, of usage that no invoice has yet."""
+        """`back` is 0 or less: what corrections of uninvoiced usage returned to prepaid credit, in pico-units."""
         self._left = dict(left)
         self._back = back
 
     @classmethod
     def of_invoice(cls, document: Any, lines: Sequence[Any]) -> Cover:
-        """Of the usage that an invoice bills."""
+        """The prepaid part of the usage that an invoice bills."""
         paid = covered(document, lines)
         return cls({line.n: cover_of(line, paid[line.n], document.currency) for line in lines if line.n in paid})
 
     @classmethod
     def of_uninvoiced(cls, cost: int, paid: int, taken_back: int) -> Cover:
-        """Of usage that no invoice has yet. It costs so much, with what is `taken_back` of earlier usage (0 or less) in
-        it, and so much of that was paid in advance: all that is taken back was, unless nothing was."""
+        """The prepaid part (`paid`) of usage that no invoice has billed yet and that comes to `cost`, in pico-units.
+
+        `cost` contains `taken_back`, the corrections of earlier usage (0 or less). They count as prepaid, unless
+        nothing is.
+        """
         covered = min(cost - taken_back, paid - taken_back) if paid else 0
         return cls({None: covered}, paid - covered)
 
     def billed(self, n: int | None, pico: int) -> int:
-        """What is to be billed of a row of line `n` that costs so much."""
+        """The BilledCost of the next row of line `n`, which costs `pico`."""
         if pico < 0 and n is None:
             back = max(self._back, pico)
             self._back -= back
@@ -132,8 +134,8 @@ class Cover:
         return pico - paid
 
 
-async def returned(reading: ExportSnapshot, note: Any) -> int:
-    """What of a credit note became credit of the balance, in minor units: all that lowered nothing still to be paid."""
+async def returned(snapshot: ExportSnapshot, note: Any) -> int:
+    """The part of a credit note that went to the balance, in minor units: what was left of the invoice is deducted."""
     corrected = select(invoice.c.payable).where(invoice.c.tenant_id == note.tenant_id, invoice.c.id == note.corrects)
     earlier = select(func.coalesce(func.sum(invoice.c.gross), 0)).where(
         invoice.c.tenant_id == note.tenant_id,
@@ -145,6 +147,6 @@ async def returned(reading: ExportSnapshot, note: Any) -> int:
         of.tenant_id == note.tenant_id, of.invoice_id == note.corrects, of.at <= note.finalized_at
     )
     payable, credited, received = [
-        int(await reading.session.scalar(query) or 0) for query in (corrected, earlier, paid)
+        int(await snapshot.session.scalar(query) or 0) for query in (corrected, earlier, paid)
     ]
     return int(note.gross) - min(int(note.gross), max(0, payable - credited - received))

@@ -1,14 +1,14 @@
-"""How long a start takes: `python -m benchmarks.start --json OUT`.
+"""Duration of a start: `python -m benchmarks.startup_time --json OUT`.
 
-For the demo model, a random model of 0.5 billion parameters in bf16, and the same with its layers in 4 bits that are
-kept so, `turnpike serve` is started three times, each time until it answers a request:
+`turnpike serve` is started three times, each until it answers a request, for three models: the demo model, a random
+model of 0.5 billion parameters in bf16, and the same with its layers kept in 4 bits.
 
-- `first`: an empty data folder. Its secrets and database are made, and nothing is known of the machine.
+- `first`: an empty data folder. Secrets and database are made, and nothing is known of the machine.
 - `again`: the same data folder after a stop by SIGTERM.
 - `replica`: the replica process alone, after SIGKILL, beside a gateway that runs on.
 
-Seconds from `exec` (from the kill for `replica`) to `/healthz`, to `/readyz`, and to the answer of one token. `log`
-gives the seconds at which the replica logged each step of its start.
+Figures are seconds from `exec` (for `replica`, from the kill) to `/healthz`, to `/readyz`, and to the answer of one
+token. `log` gives the seconds at which the replica logged each step of its start.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from typing import Any
 import typst
 
 from billing.invoices.document import Document
-from billing.invoices.presentation import shown
-from billing.invoices.records import NOTHING_SETTLED, Settlements
+from billing.invoices.rendering.presentation import shown
+from billing.invoices.store import NOTHING_SETTLED, Settlements
 from storage.reported_error import ReportedError
 
 
@@ -23,7 +23,7 @@ class NotPrintable(ReportedError, ValueError):
 
 @cache
 def _template() -> bytes:
-    return (files("billing.invoices") / "invoice.typ").read_bytes()
+    return (files("billing.invoices.rendering") / "invoice.typ").read_bytes()
 
 
 def to_pdf(

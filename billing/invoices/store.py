@@ -1,4 +1,4 @@
-"""Invoices as they are kept: a row that says how things stand, and the document that says what was billed."""
+"""Stored invoices and credit notes: a row with the state and amounts, and the document that was billed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ import msgspec
 from sqlalchemy import Select, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from billing.calendar import check_period
+from billing.integrity.canonical_json import canonical
 from billing.invoices.composing import exact_of
-from billing.invoices.document import Document, DocumentKind, InvoiceLine, canonical
+from billing.invoices.document import Document, DocumentKind, InvoiceLine
 from billing.invoices.errors import UnknownInvoice
 from billing.invoices.states import InvoiceState
 from billing.tables.invoices import invoice, invoice_line, invoice_payment
-from billing.usage import check_period
 from storage.database.base import to_instant
 from storage.database.database import Database
 
 
 class InvoiceRecord(msgspec.Struct, frozen=True):
-    """How an invoice or credit note stands. Amounts are in minor units, those with `pico` in pico-units."""
+    """The state and amounts of an invoice or credit note. Amounts are in minor units, those with `pico` in pico-units.
+
+    `paid` and `credited` change after the document is finalized; all other amounts follow from the document.
+    """
 
     id: UUID
     kind: DocumentKind
@@ -63,23 +67,23 @@ class InvoiceRecord(msgspec.Struct, frozen=True):
 
     @property
     def counted(self) -> dict[str, int]:
-        """The amounts that it counts for in totals, in minor units: a void document counts for nothing."""
+        """The amounts that totals count, in minor units: 0 for a void document."""
         names = ("net", "tax", "gross", "prepaid", "paid", "credited", "left")
         return {name: 0 if self.state == "void" else getattr(self, name) for name in names}
 
     @property
     def owed_pico(self) -> int:
-        """What of its usage nothing was given, given back or paid for in advance, in pico-units."""
+        """The part of its usage that this invoice asks for, in pico-units: without promo, prepaid and returned."""
         return self.usage_pico - self.returned_pico - self.promo_pico - self.prepaid_pico
 
     @property
     def name(self) -> str:
-        """What people call it: its number, or that it has none."""
+        """Its number, or for a draft its period in words."""
         return self.number or f"the draft of {self.period}"
 
 
 class Payment(msgspec.Struct, frozen=True):
-    """Money that came in for an invoice, in minor units, at an instant."""
+    """A payment of an invoice: minor units, at an instant (microseconds since the Unix epoch)."""
 
     id: UUID
     amount: int
@@ -88,7 +92,7 @@ class Payment(msgspec.Struct, frozen=True):
 
 
 class Settlements(msgspec.Struct, frozen=True):
-    """What was paid and credited of an invoice until now, the first first."""
+    """Payments and credit notes of an invoice until now, oldest first."""
 
     payments: Sequence[Payment] = ()
     credit_notes: Sequence[InvoiceRecord] = ()
@@ -99,15 +103,15 @@ _COLUMNS = [invoice.c[name] for name in InvoiceRecord.__struct_fields__]
 
 
 class Invoices:
-    """Looking at invoices."""
+    """Reads invoices and credit notes. Methods raise DatabaseUnavailable."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def found(
+    async def list(
         self, tenant_id: UUID | None = None, period: str | None = None, state: InvoiceState | None = None
     ) -> list[InvoiceRecord]:
-        """Invoices and credit notes of a tenant, a period, a state, or all, in the order in which they were made."""
+        """Invoices and credit notes of a tenant, a period and a state (None: any), oldest first."""
         query = select(*_COLUMNS).order_by(invoice.c.drafted_at, invoice.c.number, invoice.c.id)
         if tenant_id is not None:  # else all tenants: an administrator's list
             query = query.where(invoice.c.tenant_id == tenant_id)
@@ -118,77 +122,75 @@ class Invoices:
         async with self._database.reading() as session:
             return [InvoiceRecord(*row) for row in await session.execute(query)]
 
-    async def numbered(self, number: str, seller: str | None = None) -> InvoiceRecord:
-        """The invoice or credit note of this number. Raises UnknownInvoice."""
+    async def by_number(self, number: str, seller: str | None = None) -> InvoiceRecord:
+        """The document with this number, of one seller or (None) of the only one that has it.
+
+        Raises UnknownInvoice if there is none, or if several sellers have one.
+        """
+        # all tenants: a number belongs to a seller's series, and an administrator asks
+        query = select(*_COLUMNS).where(invoice.c.number == number)
+        if seller is not None:
+            query = query.where(invoice.c.seller == seller)
         async with self._database.reading() as session:
-            return await numbered(session, number, seller)
+            rows = (await session.execute(query)).all()
+        if len(rows) > 1:
+            sellers = ", ".join(sorted(row.seller for row in rows))
+            raise UnknownInvoice(f"several sellers have a document {number}; choose one with --seller ({sellers})")
+        if not rows:
+            raise UnknownInvoice(f"there is no invoice {number}; `turnpike invoices list` shows those there are")
+        return InvoiceRecord(*rows[0])
 
-    async def draft(self, tenant_id: UUID, period: str) -> InvoiceRecord | None:
-        """The tenant's invoice of a period that is not void, draft or not; None if there is none."""
+    async def of_period(self, tenant_id: UUID, period: str) -> InvoiceRecord | None:
+        """The tenant's invoice or draft of a period that is not void; None if there is none."""
         async with self._database.reading() as session:
-            return await of_period(session, tenant_id, check_period(period))
+            return await find_invoice(session, tenant_id, check_period(period))
 
-    async def document(self, invoice_id: UUID) -> Document:
-        """What it says. Raises UnknownInvoice."""
+    async def document(self, record: InvoiceRecord) -> Document:
+        """The document of an invoice or credit note. Raises UnknownInvoice."""
         async with self._database.reading() as session:
-            return await read_document(session, invoice_id)
+            return await read_document(session, record.tenant_id, record.id)
 
-    async def payments(self, invoice_id: UUID) -> list[Payment]:
-        """What came in for it, the first first."""
-        of = invoice_payment.c
-        query = select(of.id, of.amount, of.reference, of.at).where(of.invoice_id == invoice_id)
+    async def settlements(self, record: InvoiceRecord) -> Settlements:
+        """The payments and credit notes of an invoice until now."""
+        payment, tenant_id = invoice_payment.c, record.tenant_id
+        payments = (
+            select(payment.id, payment.amount, payment.reference, payment.at)
+            .where(payment.tenant_id == tenant_id, payment.invoice_id == record.id)
+            .order_by(payment.at, payment.id)
+        )
+        notes = select(*_COLUMNS).where(invoice.c.tenant_id == tenant_id, invoice.c.corrects == record.id)
         async with self._database.reading() as session:
-            return [Payment(*row) for row in await session.execute(query.order_by(of.at, of.id))]
-
-    async def settlements(self, invoice_id: UUID) -> Settlements:
-        """What came in for it and was credited of it."""
-        return Settlements(await self.payments(invoice_id), await self.credit_notes(invoice_id))
-
-    async def credit_notes(self, invoice_id: UUID) -> list[InvoiceRecord]:
-        """What was credited of it, the first first."""
-        query = select(*_COLUMNS).where(invoice.c.corrects == invoice_id).order_by(invoice.c.year, invoice.c.n)
-        async with self._database.reading() as session:
-            return [InvoiceRecord(*row) for row in await session.execute(query)]
+            return Settlements(
+                [Payment(*row) for row in await session.execute(payments)],
+                [InvoiceRecord(*row) for row in await session.execute(notes.order_by(invoice.c.year, invoice.c.n))],
+            )
 
 
-async def numbered(session: AsyncSession, number: str, seller: str | None = None) -> InvoiceRecord:
-    """The document of this number, in this transaction. Raises UnknownInvoice."""
-    query = select(*_COLUMNS).where(invoice.c.number == number)
-    if seller is not None:
-        query = query.where(invoice.c.seller == seller)
-    rows = (await session.execute(query)).all()
-    if len(rows) > 1:
-        sellers = ", ".join(sorted(row.seller for row in rows))
-        raise UnknownInvoice(f"several sellers have a document {number}: say which with --seller ({sellers})")
-    if not rows:
-        raise UnknownInvoice(f"there is no invoice {number}: `turnpike invoices list`")
-    return InvoiceRecord(*rows[0])
-
-
-async def of_period(session: AsyncSession, tenant_id: UUID, period: str) -> InvoiceRecord | None:
-    """The tenant's invoice of a period that is not void, in this transaction."""
-    of = invoice.c
+async def find_invoice(session: AsyncSession, tenant_id: UUID, period: str) -> InvoiceRecord | None:
+    """The tenant's invoice or draft of a period that is not void, in this transaction; None if there is none."""
+    row = invoice.c
     query = select(*_COLUMNS).where(
-        of.tenant_id == tenant_id, of.period == period, of.kind == "invoice", of.state != "void"
+        row.tenant_id == tenant_id, row.period == period, row.kind == "invoice", row.state != "void"
     )
-    row = (await session.execute(query)).one_or_none()
-    return None if row is None else InvoiceRecord(*row)
+    found = (await session.execute(query)).one_or_none()
+    return None if found is None else InvoiceRecord(*found)
 
 
-async def locked(database: Database, session: AsyncSession, invoice_id: UUID) -> InvoiceRecord:
-    """The invoice as it is now, locked until the transaction ends. Raises UnknownInvoice."""
-    query: Select[Any] = select(*_COLUMNS).where(invoice.c.id == invoice_id)
+async def lock_invoice(database: Database, session: AsyncSession, tenant_id: UUID, invoice_id: UUID) -> InvoiceRecord:
+    """An invoice or credit note as it is now, locked until the transaction ends. Raises UnknownInvoice."""
+    query: Select[Any] = select(*_COLUMNS).where(invoice.c.tenant_id == tenant_id, invoice.c.id == invoice_id)
     row = (await session.execute(database.locked(query))).one_or_none()
     if row is None:
-        raise UnknownInvoice("the invoice was replaced by another draft meanwhile")
+        raise UnknownInvoice("the draft was replaced by another one meanwhile")
     return InvoiceRecord(*row)
 
 
-async def read_document(session: AsyncSession, invoice_id: UUID) -> Document:
-    """What an invoice says, in this transaction. Raises UnknownInvoice."""
-    content = await session.scalar(select(invoice.c.content).where(invoice.c.id == invoice_id))
+async def read_document(session: AsyncSession, tenant_id: UUID, invoice_id: UUID) -> Document:
+    """The document of an invoice or credit note, in this transaction. Raises UnknownInvoice."""
+    query = select(invoice.c.content).where(invoice.c.tenant_id == tenant_id, invoice.c.id == invoice_id)
+    content = await session.scalar(query)
     if content is None:
-        raise UnknownInvoice("the invoice was replaced by another draft meanwhile")
+        raise UnknownInvoice("the draft was replaced by another one meanwhile")
     return msgspec.json.decode(content, type=Document)
 
 
@@ -199,10 +201,10 @@ async def write_draft(
     document: Document,
     corrects: UUID | None = None,
 ) -> None:
-    """Insert a draft with its lines; the draft that was there under this id is replaced."""
-    await session.execute(delete(invoice_line).where(invoice_line.c.invoice_id == invoice_id))
-    await session.execute(delete(invoice).where(invoice.c.id == invoice_id))
-    row = columns_of(document) | {
+    """Insert a draft with its lines. A draft that has this id is replaced."""
+    row = columns_of(document)
+    await delete_draft(session, row["tenant_id"], invoice_id)
+    row |= {
         "id": invoice_id,
         "state": "draft",
         "corrects": corrects,
@@ -214,8 +216,15 @@ async def write_draft(
         await session.execute(insert(invoice_line), rows_of(invoice_id, document))
 
 
+async def delete_draft(session: AsyncSession, tenant_id: UUID, invoice_id: UUID) -> None:
+    """Delete a draft and its lines, if there is one."""
+    line = invoice_line.c
+    await session.execute(delete(invoice_line).where(line.tenant_id == tenant_id, line.invoice_id == invoice_id))
+    await session.execute(delete(invoice).where(invoice.c.tenant_id == tenant_id, invoice.c.id == invoice_id))
+
+
 def columns_of(document: Document) -> dict[str, Any]:
-    """The columns of an invoice's row that follow from its document alone."""
+    """The columns of an `invoice` row that follow from its document alone."""
     exact = exact_of(document.lines)
     return {
         "kind": document.kind,
@@ -237,7 +246,7 @@ def columns_of(document: Document) -> dict[str, Any]:
 
 
 def rows_of(invoice_id: UUID, document: Document) -> list[dict[str, Any]]:
-    """The rows of a document's lines."""
+    """The `invoice_line` rows of a document."""
     return [
         {"invoice_id": invoice_id, "n": n, "tenant_id": UUID(document.tenant_id), "period": document.period}
         | _columns_of_line(line)

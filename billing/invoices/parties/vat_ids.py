@@ -9,7 +9,7 @@ from stdnum.eu import vat as eu_vat
 from stdnum.exceptions import ValidationError
 from stdnum.util import clean, get_cc_module
 
-from billing.invoices.countries import NAMES
+from billing.invoices.parties.countries import NAMES
 
 _MEMBERS = "AT BE BG CY CZ DE DK EE ES FI FR GR HR HU IE IT LT LU LV MT NL PL PT RO SE SI SK"
 EU = frozenset(_MEMBERS.split())

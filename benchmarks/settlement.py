@@ -1,4 +1,4 @@
-"""Settling a month of usage, and what its largest tenant's invoice then takes."""
+"""Settling a month of usage events, and rating its largest tenant's invoice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from billing.rating.usage_lines import SumSource, usage_lines
 from billing.settlement.settlement import Settled, settle
 from billing.tables.money import balance, ledger_entry, rollup_hour, usage_event
 from billing.usage import UsageEvent
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from storage.database import migrate
 from storage.database.database import Database
 from turnpike.processes import gateway
@@ -172,7 +172,7 @@ async def _findings(url: str, count: int) -> int:
 
 
 async def _checked(database: Database) -> int:
-    return sum(finding.what != _NO_HOLDS for finding in await check(database))
+    return sum(finding.what != _NO_HOLDS for finding in await audit_money(database))
 
 
 async def _summed(database: Database) -> int:
