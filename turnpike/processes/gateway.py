@@ -24,7 +24,7 @@ from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
 from turnpike.admin_services import AdminServices, webhook_endpoints
 from turnpike.processes.listener import is_loopback
-from turnpike.settings.data_folder import identity
+from turnpike.settings.data_folder import folder_identity
 from turnpike.settings.secrets import Secrets
 from turnpike.settings.settings import Settings
 
@@ -49,7 +49,7 @@ async def open_gateway_services(
     epoch = f"{name}-{time.time_ns():x}"
     await registry.check_prices(admin.prices)
     spool = Spool(settings.data / "spool", epoch)
-    keeper = EpochKeeper(admin.database, spool, name, folder=identity(settings.data))
+    keeper = EpochKeeper(admin.database, spool, name, folder=folder_identity(settings.data))
     try:
         await keeper.start()
         yield GatewayServices(
