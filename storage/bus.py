@@ -15,6 +15,8 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from storage.backoff import Backoff
+
 log = structlog.get_logger(__name__)
 
 SETTING = "TURNPIKE_REDIS_URL"
@@ -27,7 +29,7 @@ _CONNECT_TIMEOUT = 0.5
 _PING_INTERVAL = 1.0
 _SILENCE_LIMIT = 2.5
 """Without any word from Redis for this long, pings unanswered, the connection counts as lost."""
-_FIRST_RETRY, _LAST_RETRY = 0.05, 1.0
+_LONGEST_RETRY_S = 1.0
 
 
 class BusUnavailable(Exception):
@@ -179,22 +181,21 @@ class RedisBus:
         await self._listener.aclose()
 
     async def _listen(self) -> None:
-        delay, first = _FIRST_RETRY, True
+        backoff, first = Backoff(longest=_LONGEST_RETRY_S), True
         while True:
             try:
                 async with self._listener.pubsub() as pubsub:
                     async with asyncio.timeout(_CONNECT_TIMEOUT):
                         await pubsub.subscribe(*self._subscriptions.topics)
                     self._pubsub = pubsub
-                    delay = _FIRST_RETRY
+                    backoff.reset()
                     await self._receive(pubsub, gap=not first)
             except (exceptions.RedisError, OSError, TimeoutError) as error:
-                log.warning("lost the message bus, connecting again", cause=type(error).__name__, delay_s=delay)
+                log.warning("lost the message bus, connecting again", cause=type(error).__name__)
             self._listening.clear()
             self._pubsub = None
             first = False
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, _LAST_RETRY)
+            await backoff.wait()
 
     async def _receive(self, pubsub: Any, *, gap: bool) -> None:
         """Deliver messages until the connection is lost. A gap is reported once every topic is subscribed again."""

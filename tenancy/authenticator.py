@@ -14,7 +14,7 @@ import structlog
 
 from storage.bus import Bus
 from storage.database.base import from_instant, to_instant
-from storage.database.circuit_breaker import Patience
+from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
 from tenancy.keys import Peppers, Presented, parse
 from tenancy.repositories import REVOKED, AllKeysRepository
@@ -91,7 +91,7 @@ class Authenticator:
         self._strangers: _Remembered = OrderedDict()  # apart, so that guessing ids cannot push keys out of memory
         self._loading: dict[str, asyncio.Task[_Record]] = {}
         self._forgotten = 0
-        self._patience = Patience(patience)
+        self._patience = CircuitBreaker(patience)
         self._background: set[asyncio.Task[None]] = set()
         self._used: dict[UUID, int] = {}
 

@@ -20,7 +20,7 @@ from billing.invoices.states import InvoiceState, after_settling, follow
 from billing.ledger.entries import Entry
 from billing.tables.invoices import invoice, invoice_payment
 from billing.transaction.money_transaction import Grant
-from storage.database.database import Database, transaction
+from storage.database.database import Database
 from storage.free_text import check_text
 
 MOST_TEXT = 200
@@ -40,7 +40,7 @@ async def pay(
         raise AmountRefused(f"{record.name} is a credit note: nobody pays it")
     check_text("reference", reference, MOST_TEXT)
     identity = step_id(record.id, f"payment:{reference}")
-    async with transaction(database, write=write) as session:
+    async with database.transaction(write=write) as session:
         await lock_documents(database, session, record.tenant_id)
         now = await locked(database, session, record.id)
         known = (await session.execute(select(invoice_payment).where(invoice_payment.c.id == identity))).one_or_none()
@@ -104,7 +104,7 @@ async def void(database: Database, record: InvoiceRecord, *, write: bool = True)
 
     Raises WrongState, AmountRefused, DatabaseUnavailable.
     """
-    async with transaction(database, write=write) as session:
+    async with database.transaction(write=write) as session:
         await lock_documents(database, session, record.tenant_id)
         now = await locked(database, session, record.id)
         if now.kind == "credit_note":
@@ -117,7 +117,7 @@ async def void(database: Database, record: InvoiceRecord, *, write: bool = True)
 
 async def give_up(database: Database, record: InvoiceRecord, *, write: bool = True) -> InvoiceRecord:
     """Mark an invoice as uncollectible. The tenant owes it still, and it can still be paid. Raises WrongState."""
-    async with transaction(database, write=write) as session:
+    async with database.transaction(write=write) as session:
         await lock_documents(database, session, record.tenant_id)
         now = await locked(database, session, record.id)
         return await _become(database, session, now, "uncollectible", [])

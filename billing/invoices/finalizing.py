@@ -28,7 +28,7 @@ from billing.tables.periods import billing_period
 from billing.tables.rating import storage_event
 from billing.usage import METERS
 from storage.database.base import from_instant
-from storage.database.database import Database, transaction
+from storage.database.database import Database
 
 
 class NextNumber(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ async def finalize(
     books say, NumberRefused for the day, DatabaseUnavailable; then nothing is written and no number is taken.
     """
     rated = await rate(database, book, tenant_id, period)
-    async with transaction(database, write=write) as session:
+    async with database.transaction(write=write) as session:
         buyer = await lock_documents(database, session, tenant_id)
         record = await of_period(session, tenant_id, period)
         if record is None:

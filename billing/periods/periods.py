@@ -28,7 +28,7 @@ from billing.tables.periods import CLOSING_LOCK, billing_period
 from billing.transaction.money_transaction import MoneyTransaction
 from billing.usage import check_period, period_of
 from storage.database.base import from_instant, to_instant
-from storage.database.database import Database, transaction
+from storage.database.database import Database
 from storage.free_text import counted
 
 PeriodState = Literal["open", "closing", "closed"]
@@ -154,7 +154,7 @@ class Periods:
         _refuse(await self.waiting(period), period)  # mostly here, where nobody has to wait for it
         if dry_run:
             now = await self._database.now()
-            async with transaction(self._database, write=False) as session:
+            async with self._database.transaction(write=False) as session:
                 await self._prepare(session, now)
                 _refuse(await self._waiting(session, period), period)
             return found

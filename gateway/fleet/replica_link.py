@@ -14,6 +14,7 @@ from msgspec import Struct
 from protocol.addresses import Address
 from protocol.frames import ProtocolError, ToGateway, ToReplica, agree_version, encode, link_proof, read_from_replica
 from protocol.replicas import DISK_FULL, MAX_SCOPES, Beat, Dial, Hello, Scope
+from storage.backoff import Backoff
 
 
 class AwakeClock:
@@ -168,11 +169,11 @@ class ReplicaLink:
 
     async def run(self) -> None:
         """Dial for ever, backing off while nobody answers or we do not want who does."""
-        pause = self._options.backoff_first
+        backoff = Backoff(self._options.backoff_first, self._options.backoff_most)
         while True:
-            lasted = await self._connection()
-            pause = self._options.backoff_first if lasted else min(2 * pause, self._options.backoff_most)
-            await asyncio.sleep(pause)
+            if await self._connection():
+                backoff.reset()
+            await backoff.wait()
 
     def send(self, message: ToReplica) -> None:
         """Queue a message; nothing happens on a lost link."""

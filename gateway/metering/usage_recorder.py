@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from uuid import UUID
@@ -17,6 +16,7 @@ from billing.reservation.allowances import Allowances
 from billing.spool.spool import Spool, SpoolUnavailable
 from billing.usage import DeliveryCertainty, RecordedBy, Release, Settlement, Status, UsageEvent
 from gateway.metering.billable_usage import EngineCounts, Fault, MeteringTerms, to_billing_counts, usage_of
+from storage.backoff import Backoff
 
 log = structlog.get_logger("gateway.metering.usage_recorder")
 
@@ -106,10 +106,9 @@ class UsageRecorder:
 
     async def until_durable(self, record: Settlement) -> None:
         """Try for ever."""
-        pause = _PAUSE_FIRST
+        backoff = Backoff(_PAUSE_FIRST, _PAUSE_MOST)
         while not await self.once(record):
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _PAUSE_MOST)
+            await backoff.wait()
 
     async def use(self, hold: Hold, event: UsageEvent, *, failing: Callable[[], None]) -> None:
         """Record the usage of a request that held this; `failing` is called if that does not succeed at once."""

@@ -98,19 +98,19 @@ class GroupedPool:
         ]
         return list(zip(*columns, strict=True))
 
-    def lay(self, table: list[Block], first: int, until: int, position: int) -> list[Block]:
+    def allocate_window_blocks(self, table: list[Block], first: int, until: int, position: int) -> list[Block]:
         """Take the parts of the blocks `first`..`until` in the groups with windows, where tokens from `position` on see
         them. Returns what was taken, as blocks whose other parts are ABSENT. Raises OutOfBlocks.
         """
-        laid: list[Block] = []
+        allocated: list[Block] = []
         for group, window in self._slides:
             start = max(first, first_visible_block(position, window))
             numbers = self.pools[group].allocate(max(0, until - start))
             for index, number in enumerate(numbers, start):
                 table[index] = (*table[index][:group], number, *table[index][group + 1 :])
             before, after = (ABSENT,) * group, (ABSENT,) * (len(self.pools) - group - 1)
-            laid += [(*before, number, *after) for number in numbers]
-        return laid
+            allocated += [(*before, number, *after) for number in numbers]
+        return allocated
 
     def mirror(self, blocks: Sequence[Block]) -> list[Block]:
         """Take a block for each of these, of another pool, in the groups that have it. OutOfBlocks: took none."""

@@ -18,7 +18,7 @@ from storage.database.database import DatabaseUnavailable
 Result = TypeVar("Result")
 
 
-class Patience:
+class CircuitBreaker:
     """Waits at most `seconds` for each of several things of one kind.
 
     When the oldest has been waiting for longer, and nothing was answered since it was begun, nothing new is begun but
@@ -26,7 +26,7 @@ class Patience:
     the same database all the time, one slow question keeps no other from being asked.
     """
 
-    def __init__(self, seconds: float, witness: Patience | None = None) -> None:
+    def __init__(self, seconds: float, witness: CircuitBreaker | None = None) -> None:
         self.seconds = seconds
         self._witness = witness
         self._waiting: dict[object, float] = {}

@@ -21,16 +21,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from storage.database.asyncpg_pool import AsyncpgPool, Connection, is_unavailable
 from storage.database.base import Count
 
-
-@asynccontextmanager
-async def transaction(database: Database, *, write: bool) -> AsyncIterator[AsyncSession]:
-    """Commits at the end, or rolls back if nothing shall be written. Raises DatabaseUnavailable."""
-    async with database.transaction() as session:
-        yield session
-        if not write:
-            await session.rollback()
-
-
 Dialect = Literal["sqlite", "postgresql"]
 
 SETTING = "TURNPIKE_DATABASE_URL"
@@ -159,10 +149,15 @@ class Database:
         return cls("postgresql", engine, snapshot, _direct(engine, pool_size))
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[AsyncSession]:
-        """A session that commits at the end and rolls back on any exception. Raises DatabaseUnavailable."""
+    async def transaction(self, *, write: bool = True) -> AsyncIterator[AsyncSession]:
+        """A session that commits at the end, or rolls back if `write` is false (a dry run); any exception rolls back.
+
+        Raises DatabaseUnavailable.
+        """
         async with self._session(self.engine) as session:
             yield session
+            if not write:
+                await session.rollback()
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncSession]:

@@ -37,7 +37,7 @@ def test_prefill_fills_a_step_up_to_the_time_that_the_decoding_lanes_are_promise
         prefill = sum(work.count for work in step.work if work.count > 1)
         took.append(RATES.step_time(prefill, len(rows)))
 
-    replica.seen = seen
+    replica.max_kv = seen
     # Prompts that no step can finish: each step has as much of them as it may.
     replica.add(*(request(number, 3000, 2, lane="batch") for number in range(10, 13)))
     for _ in range(12):
@@ -81,7 +81,7 @@ def test_a_request_is_charged_at_what_things_cost_when_it_is_served():
     policy.push(waits := request(1, 100, 50))
     before = waits.rates
     costs.calibrate({16: 100 * RATES.step_time(0, 16)}, 100 * RATES.uncached)
-    policy.take(waits)
+    policy.admitted(waits)
     policy.placed(waits)
     assert waits.rates.decoded == pytest.approx(100 * before.decoded)
     assert waits.charged == pytest.approx(waits.rates.cost(100, 0, 50))
