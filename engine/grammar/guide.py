@@ -16,8 +16,8 @@ class InvalidGrammar(ValueError):
 class Guide(Protocol):
     """The state of one output in its grammar.
 
-    `ended`: the output is complete, and nothing can follow. `failure`: why the grammar was given up, else None. `cpu_s`:
-    CPU time so far, in seconds.
+    `ended`: the output is complete, and nothing can follow. `failure`: why the grammar was given up, else None.
+    `cpu_s`: seconds of CPU time so far.
     """
 
     ended: bool

@@ -36,9 +36,7 @@ def check_sampling(sampling: Sampling, vocabulary: int, emitted: int = 0) -> Non
             if not 0 <= token < vocabulary:
                 raise InvalidSampling(f"sampling.{name}: token id {token} is outside the vocabulary of {vocabulary}")
     if sampling.min_tokens > emitted and len(set(sampling.stop_tokens)) == vocabulary:
-        raise InvalidSampling(
-            "sampling.stop_tokens: they are all tokens of the vocabulary, and min_tokens forbids them"
-        )
+        raise InvalidSampling("sampling.stop_tokens: it lists the whole vocabulary, and min_tokens forbids all of it")
     for token, bias in sampling.logit_bias.items():
         _number(f"logit_bias[{token}]", bias)
 
