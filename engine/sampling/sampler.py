@@ -1,4 +1,4 @@
-"""Samples one token per row by its request's parameters, with counter-based random numbers.
+"""Samples one token per row by its request's parameters with counter-based random numbers; log probabilities of tokens.
 
 The order: logit bias; repetition, frequency and presence penalties; forbidden tokens (`min_tokens`, a grammar), all in
 `logit_shaping`; temperature; top-k; top-p (Holtzman et al. 2020); min-p (Nguyen et al. 2024); the draw. Temperature 0
@@ -19,9 +19,14 @@ from engine.sampling.counter_random import signed, uniform
 from engine.sampling.grammar_allowance import SEARCHES_S, StepAllowance
 from engine.sampling.logit_shaping import shape_logits
 from engine.sampling.request_state import SamplingState
+from engine.sampling.validation import MOST_LOGPROBS
+from protocol.requests import TokenLogprob
 
 _NUCLEUS_TRY = 128
 """Most nuclei have fewer tokens than this; a row is fully sorted only if its nucleus has more."""
+
+_LEAST = -9999.0
+"""Replaces minus infinity, which JSON cannot express."""
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingState], allowance: StepAllowance | None = None) -> list[int]:
@@ -130,3 +135,32 @@ def _where_reached(descending: torch.Tensor, reach: torch.Tensor) -> tuple[torch
     count = (total < reach).sum(-1, keepdim=True)
     size = descending.shape[-1]
     return descending.gather(-1, count.clamp_max_(size - 1)), total[:, -1:] >= reach
+
+
+def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:
+    """For each row of fp32 logits [rows, padded vocabulary]: the log probability of its token in `tokens` [rows], and
+    its most likely tokens, as many as its number in `counts` [rows].
+
+    By the model's own distribution, before bias, penalties, grammar and temperature. With the same top-k whatever is
+    asked, so that a row's values are the same in any batch. Computed in float64, returned as float32.
+    """
+    values = logits.double()
+    highest = values.amax(-1, keepdim=True)
+    # cumsum adds a row from left to right; sum would split a single long row among threads.
+    total = highest + (values - highest).exp_().cumsum(-1)[:, -1:].log()
+    chosen = values.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]) - total
+    best = logits.topk(min(MOST_LOGPROBS, logits.shape[-1]), -1)
+    ids, tops = best.indices.tolist(), _as_lists(best.values.double() - total)
+    return [
+        TokenLogprob(logprob, _most_likely(ids[at], tops[at], counts[at]))
+        for at, (logprob,) in enumerate(_as_lists(chosen))
+    ]
+
+
+def _as_lists(logprobs: torch.Tensor) -> list[list[float]]:
+    values: list[list[float]] = logprobs.float().clamp_min_(_LEAST).tolist()
+    return values
+
+
+def _most_likely(ids: list[int], logprobs: list[float], count: int) -> tuple[tuple[int, float], ...]:
+    return tuple(sorted(zip(ids, logprobs, strict=True), key=lambda pair: (-pair[1], pair[0]))[:count])

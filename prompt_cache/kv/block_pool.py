@@ -175,7 +175,7 @@ class BlockPool:
         return block
 
     def purge(self, keys: Iterable[bytes]) -> int:
-        """Remove these keys from the index; returns how many were there. Referenced blocks stay until they are freed."""
+        """Remove these keys from the index; returns how many were in it. Referenced blocks stay until freed."""
         purged = 0
         for key in keys:
             block = self._index.get(key)

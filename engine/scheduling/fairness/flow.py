@@ -21,22 +21,9 @@ class Flow:
     """One tenant in one lane. `counter`: µs of engine time per weight. `queued`: estimated µs of waiting requests."""
 
     __slots__ = (
-        "_queues",
-        "_turns",
-        "blocks",
-        "charge_serial",
-        "claimed_at",
-        "counter",
-        "entry",
-        "expected_elsewhere",
-        "name",
-        "output",
-        "queued",
-        "running",
-        "unserved_since",
-        "waiting",
-        "weight",
-    )
+        "_queues", "_turns", "blocks", "charge_serial", "claimed_at", "counter", "entry", "expected_elsewhere", "name",
+        "output", "queued", "running", "unserved_since", "waiting", "weight",
+    )  # fmt: skip
 
     def __init__(self, name: str, counter: float) -> None:
         self.name = name

@@ -99,20 +99,16 @@ class LaneShares:
         self._parts: dict[tuple[Lane, frozenset[Lane]], Parts] = {}
         """(charged lane, lanes with work) -> how a cost is divided."""
 
-    def choose(
-        self, backlogged: Collection[Lane], borrow_share: Callable[[Lane], float] = lambda _: 0.0
-    ) -> Lane | None:
+    def choose(self, backlogged: Collection[Lane], loan: Callable[[Lane], float] = lambda _: 0.0) -> Lane | None:
         """The lane of `backlogged` to serve now; None if there is none.
 
-        `borrow_share`: the part of its limit that a lane may borrow for its next request, from 0 to 1.
+        `loan`: the part of its limit that a lane may borrow for its next request, from 0 to 1.
         """
         for lane in LANES:
             if lane in backlogged:
                 balance, limit = self.balance[lane], self._limit[lane]
-                if self.reserve[lane] > 0.0 or balance > 0.0:
-                    return lane
-                # `borrow_share` costs time: asked only where it can help.
-                if balance > -limit and balance > -limit * borrow_share(lane):
+                # `loan` costs time, so it is asked only where it can help.
+                if self.reserve[lane] > 0.0 or balance > 0.0 or (balance > -limit and balance > -limit * loan(lane)):
                     return lane
         return self._least_in_debt(backlogged) if backlogged else None
 
