@@ -1,12 +1,13 @@
-"""Samples one token per row by its request's parameters with counter-based random numbers; log probabilities of tokens.
+"""Samples one token per row by its request's parameters, and computes log probabilities of tokens.
 
 The order: logit bias; repetition, frequency and presence penalties; forbidden tokens (`min_tokens`, a grammar), all in
 `logit_shaping`; temperature; top-k; top-p (Holtzman et al. 2020); min-p (Nguyen et al. 2024); the draw. Temperature 0
 takes the most likely token after the first three. Last, near its token limit, a grammar replaces a token after which
 the output could not be completed.
 
-Every operation is row-wise in float64, so that a row's token is the same in any batch (E1). Tokens that are equally
-likely at a threshold are all kept, so that the result does not depend on the order of a sort.
+Random numbers are counter-based (`counter_random`), and every operation is row-wise in float64, so that a row's token
+is the same in any batch (E1). Tokens that are equally likely at a threshold are all kept, so that the result does not
+depend on the order of a sort.
 """
 
 from __future__ import annotations
