@@ -60,7 +60,7 @@ class DecodeBatch:
         return self._works
 
     def moved(self, before: Lane, after: Lane) -> None:
-        """A decoding request changed its lane."""
+        """A request that decodes came into another lane."""
         self.lanes[before] -= 1
         self.lanes[after] += 1
 

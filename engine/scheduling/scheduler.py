@@ -107,7 +107,10 @@ class Scheduler:
         self.swap.drop(request)
 
     def change(self, request: Request, lane: Lane, deadline: float | None) -> None:
-        """Move a request to another lane and deadline. It keeps its blocks; its past cost stays with the old lane."""
+        """Give a request another lane and deadline, with all that it holds; what it got stays charged to the old lane.
+
+        The queue is in order of both, so that a request which waits is queued anew.
+        """
         before = request.lane
         if (lane, deadline) == (before, request.deadline):
             return
