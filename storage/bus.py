@@ -18,6 +18,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from storage.backoff import Backoff
+from storage.reported_error import ReportedError
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +39,7 @@ class BusUnavailable(Exception):
     """The message was not published: Redis did not accept it in time."""
 
 
-class InvalidRedisUrl(ValueError):
+class InvalidRedisUrl(ReportedError, ValueError):
     """The Redis URL is malformed. The message names the setting and never the URL, which may hold a password."""
 
     def __init__(self) -> None:

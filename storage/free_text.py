@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from storage.reported_error import ReportedError
+
 NAME, REASON = 200, 500
 """The most characters of a name and of a reason."""
 
 
-class InvalidText(ValueError):
+class InvalidText(ReportedError, ValueError):
     """A text is empty, too long, or has a control character; `field` names it and `problem` says what is wrong."""
 
     def __init__(self, field: str, problem: str) -> None:

@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 
 from storage.database.asyncpg_pool import AsyncpgPool, Connection, is_unavailable
 from storage.database.base import Count
+from storage.reported_error import ReportedError
 
 Dialect = Literal["sqlite", "postgresql"]
 
@@ -39,15 +40,17 @@ _POSTGRESQL_UNAVAILABLE = ("08", "28", "3D", "53", "57P", "58", "40")
 transactions that may be retried."""
 
 
-class InvalidDatabaseUrl(ValueError):
+class InvalidDatabaseUrl(ReportedError, ValueError):
     """The database URL is malformed. The message names the setting and never the URL, which may hold a password."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"{SETTING}: {problem}; expected sqlite:///path or postgresql://user@host/database")
 
 
-class DatabaseUnavailable(Exception):
+class DatabaseUnavailable(ReportedError):
     """The database cannot be reached, or cannot run this transaction now. A later retry may succeed."""
+
+    temporary = True
 
 
 def _parse(text: str) -> URL:
