@@ -242,9 +242,9 @@ class LlguidanceGuide:
         return max(_NEAR_LEAST, 2 * self._distance + _NEAR_MARGIN)
 
     def _fail(self, otherwise: str) -> None:
-        said = first_line(self._matcher.get_error())
-        self.failure = self.failure or said or otherwise
-        self._shared.exhausted = self._shared.exhausted or "too many states" in said
+        message = first_line(self._matcher.get_error())
+        self.failure = self.failure or message or otherwise
+        self._shared.exhausted = self._shared.exhausted or "too many states" in message
 
     def _alive(self) -> bool:
         if self.failure is None:

@@ -53,7 +53,7 @@ class _Child:
     pipe: int
     began: float = field(default_factory=time.monotonic)
     priority: int = 0
-    said: bytearray = field(default_factory=bytearray)
+    output: bytearray = field(default_factory=bytearray)
 
 
 class TrialServer:
@@ -117,7 +117,7 @@ class TrialServer:
 
     def _hear(self, child: _Child) -> None:
         if read := os.read(child.pipe, 1 << 20):
-            child.said += read
+            child.output += read
             return
         self._selector.unregister(child.pipe)
         os.close(child.pipe)
@@ -127,8 +127,8 @@ class TrialServer:
             verdict = TrialVerdict(f"it was not tried within {_WALL_S:g} s", final=False)
         elif os.WIFSIGNALED(status):
             verdict = ended_by(os.WTERMSIG(status), used.ru_utime + used.ru_stime)
-        elif child.said:
-            verdict = msgspec.msgpack.decode(child.said, type=TrialVerdict)
+        elif child.output:
+            verdict = msgspec.msgpack.decode(child.output, type=TrialVerdict)
         else:
             verdict = TrialVerdict("it could not be tried", final=False)
         _write(1, msgspec.msgpack.encode(TrialResult(child.id, verdict)), framed=True)

@@ -29,7 +29,7 @@ _IGNORED = frozenset(
         "ep_size",
         "num_nextn_predict_layers",
         "seq_aux",
-        # Other names of what these models are told by `qk_rope_head_dim` and `qk_nope_head_dim`.
+        # Other names of `qk_rope_head_dim` and `qk_nope_head_dim`.
         "head_dim",
         "qk_head_dim",
     }

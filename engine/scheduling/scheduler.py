@@ -507,4 +507,4 @@ class Scheduler:
             assert request.blocks_laid == len(request.table) or not ready, "a decoding request lacks blocks"
         assert min(self.needs.spare(self._prefills.values())) >= 0, "more blocks are promised than there are"
         self.swap.check([*self.queue.waiting(), *self.parked.values()])
-        assert all(request.paused for request in self._held.values()), "somebody is held in spite of credit"
+        assert all(request.paused for request in self._held.values()), "a request is held in spite of its credit"
