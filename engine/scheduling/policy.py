@@ -97,7 +97,7 @@ class Policy(Protocol):
         """A claim is carried out: the victims are about to be preempted for the request."""
 
 
-class FirstComeFirstServed(Policy):
+class FirstComeFirstServed:
     """Serves in order of arrival, without shares. Preempts requests that are out of credit, then the latest arrival."""
 
     protects_awaited_blocks = False
@@ -129,8 +129,23 @@ class FirstComeFirstServed(Policy):
     def waiting(self) -> Iterable[Request]:
         return self._waiting.values()
 
+    def placed(self, request: Request) -> None:
+        """Nothing is charged."""
+
+    def grown(self, requests: Iterable[Request]) -> None:
+        """Nothing is charged."""
+
+    def charge_extra(self, request: Request, cost: float) -> None:
+        """Nothing is charged."""
+
+    def released(self, request: Request) -> None:
+        """Nothing is charged."""
+
     def next_prefill(self, pending: Sequence[Request]) -> Request:
         return pending[0]
+
+    def prefilled(self, request: Request, tokens: int) -> None:
+        """Nothing is charged."""
 
     def victim(self, candidates: Iterable[Request]) -> Request | None:
         return max(candidates, key=lambda request: (request.paused, request.arrival), default=None)
@@ -147,3 +162,6 @@ class FirstComeFirstServed(Policy):
 
     def claims(self, capacity: Capacity) -> Iterable[Claim]:
         return ()
+
+    def displaced(self, request: Request, victims: Sequence[Request]) -> None:
+        """There are no claims."""
