@@ -29,7 +29,7 @@ from gateway.recovery.orphaned_holds import OrphanedHolds
 from gateway.served_models.registry import ModelRegistry
 from prompt_cache.promise.cache_domains import CacheDomains
 from storage.background_tasks import BackgroundTasks
-from storage.database.circuit_breaker import Patience
+from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
 from storage.disk_space import DiskWatch
 from tenancy.authenticator import Authenticator
@@ -96,11 +96,11 @@ class ManagementPatience:
     """How long managing requests wait for the database, by what they ask for: a slow report delays no request of
     another kind."""
 
-    def __init__(self, seconds: float, witness: Patience) -> None:
-        self.reports = Patience(seconds, witness)
-        self.exports = Patience(seconds, witness)
-        self.webhooks = Patience(seconds, witness)
-        self.prices = Patience(seconds, witness)
+    def __init__(self, seconds: float, witness: CircuitBreaker) -> None:
+        self.reports = CircuitBreaker(seconds, witness)
+        self.exports = CircuitBreaker(seconds, witness)
+        self.webhooks = CircuitBreaker(seconds, witness)
+        self.prices = CircuitBreaker(seconds, witness)
 
 
 class Gateway:
@@ -131,7 +131,7 @@ class Gateway:
         self.recorder = UsageRecorder(services.spool, self.allowances)
         self.threads = FairThreads()
         self.bodies = BodyBudget()
-        self.pings = Patience(services.options.database_patience)
+        self.pings = CircuitBreaker(services.options.database_patience)
         self.patience = ManagementPatience(services.options.database_patience, self.pings)
         self.admission = Admission(
             epoch,

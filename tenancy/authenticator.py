@@ -14,7 +14,7 @@ import structlog
 
 from storage.bus import Bus
 from storage.database.base import from_instant, to_instant
-from storage.database.circuit_breaker import Patience
+from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
 from tenancy.keys import Peppers, Presented, parse_key
 from tenancy.repositories import REVOKED, AllKeysRepository
@@ -94,7 +94,7 @@ class Authenticator:
         self._unknown_ids: _Cache = OrderedDict()  # apart, so that guessed ids cannot evict keys
         self._loads: dict[str, asyncio.Task[_CachedKey]] = {}
         self._revocations = 0
-        self._patience = Patience(patience)
+        self._patience = CircuitBreaker(patience)
         self._background: set[asyncio.Task[None]] = set()
         self._last_used: dict[UUID, int] = {}
 

@@ -244,7 +244,7 @@ class Engine:
 
     def elsewhere(self, replica: str, epoch: int, service: Mapping[str, int]) -> None:
         """What another replica's `Beat.service` says: counts against those flows here, so that each has one share."""
-        self.fairness.elsewhere(replica, epoch, service)
+        self.fairness.record_remote_service(replica, epoch, service)
 
     def forget(self, scope: str) -> None:
         """Make all blocks of this scope unfindable."""
@@ -299,7 +299,7 @@ class Engine:
         self.scheduler.commit(works, tokens, put_off)
         for work, outcome in done:
             if outcome.grammar_s > 0:
-                self.fairness.worked(work.request, outcome.grammar_s * 1e6)
+                self.fairness.charge_extra(work.request, outcome.grammar_s * 1e6)
         for name, total, earlier in zip(("computed", "recomputed"), _work_of(prefilled), before, strict=True):
             self.totals[name] += total - earlier
         for work, outcome in done:
@@ -342,7 +342,7 @@ class Engine:
         self._result.events.append(Tokens(request.id, request.attempt, start, [token], request.choice, logprobs))
         if request.row is not None:
             try:
-                request.row.take(token)
+                request.row.accept_token(token)
             except Exception as error:
                 logger.exception("a request's sampler failed", request_id=request.id)
                 self._failed_choices.append((family, partial(self._fail, family, request, error)))

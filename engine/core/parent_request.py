@@ -57,7 +57,7 @@ class ParentRequest:
         """The prompt is computed: the others as they are to be queued."""
         released, self.waiting = self.waiting, []
         for member in released:
-            member.seen = member.prompt
+            member.max_kv = member.prompt
             member.began = True
             member.rates = self.first.rates
         return released

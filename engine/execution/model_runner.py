@@ -17,8 +17,7 @@ from engine.layers.attention_plan import PREFILL_TILE, AttentionPlan
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
 from engine.sampling.grammar_allowance import StepAllowance
-from engine.sampling.logprobs import logprobs_of
-from engine.sampling.sampler import sample
+from engine.sampling.sampler import logprobs_of, sample
 from engine.scheduling.step_work import Work
 from prompt_cache.kv.grouped_pool import ABSENT, Block
 from protocol.requests import TokenLogprob

@@ -21,7 +21,7 @@ import msgspec
 from engine.grammar.guide import Grammar, InvalidGrammar
 from engine.grammar.llguidance_grammar import LlguidanceGrammars
 from engine.grammar.refused_grammars import RefusedGrammars
-from engine.grammar.trial import Verdict
+from engine.grammar.trial import TrialVerdict
 from engine.grammar.trial_client import TrialLost
 from engine.server.engine_loop import Command
 from protocol.requests import Extend, Generate
@@ -44,7 +44,7 @@ class TooManyWaiting(Exception):
 class Judge(Protocol):
     """Tries grammars where they do no harm."""
 
-    async def judge(self, text: str) -> Verdict:
+    async def try_grammar(self, text: str) -> TrialVerdict:
         """The verdict on a grammar. Raises TrialLost. When it is cancelled the trial is ended."""
         ...
 
@@ -188,14 +188,14 @@ class GrammarQueue:
                     self._threads, self._grammars.compile_proven, text, verdict.prepared, verdict.ending, verdict.size
                 )
             finally:
-                self._refusals.passed(digest)
+                self._refusals.survived(digest)
 
-    async def _try(self, text: str) -> Verdict:
+    async def _try(self, text: str) -> TrialVerdict:
         try:
-            return await self._judge.judge(text)
+            return await self._judge.try_grammar(text)
         except TrialLost:
             # The child may have been ended for want of memory, or by hand: once more.
-            return await self._judge.judge(text)
+            return await self._judge.try_grammar(text)
 
     def _ended(self, key: tuple[str, str], task: asyncio.Task[Grammar]) -> None:
         compilation = self._under_way.get(key)

@@ -35,7 +35,7 @@ from gateway.metering.billable_usage import MeteringTerms, pack
 from gateway.served_models.served_model import ServedModel
 from prompt_cache.promise.directives import CachePlan, plan, rules_for
 from protocol.requests import CLAIMS, Generate, Sampling, Segment
-from storage.database.circuit_breaker import Patience
+from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
 from storage.free_text import counted
 from tenancy.authenticator import Principal
@@ -133,7 +133,7 @@ class Admission:
         self._holds = holds
         self._allowances = allowances
         self._threads = threads
-        self._for_prices, self._for_holds = Patience(patience), Patience(patience)
+        self._for_prices, self._for_holds = CircuitBreaker(patience), CircuitBreaker(patience)
 
     async def prepare(
         self, request_id: UUID, payer: Payer, model: ServedModel, generation: GenerationRequest

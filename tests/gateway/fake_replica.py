@@ -227,7 +227,7 @@ class FakeReplica:
                             writer.write(encode(Fenced(message.epoch, known)))
                     case Elsewhere():
                         self.elsewhere.append(message)
-                        self.share.elsewhere(message.replica, message.epoch, message.service)
+                        self.share.record_remote_service(message.replica, message.epoch, message.service)
                     case Ack():
                         self.acked.append(message)
                         for name, done in list(self.journal.items()):

@@ -119,7 +119,7 @@ def assert_swapped(tmp_path: Path, device: Device) -> None:
     assert on.scheduler.preemptions > 0
     assert on.scheduler.swap.kept > 0
     assert on.scheduler.swap.pool is not None
-    on.scheduler.swap.settle()
+    on.scheduler.swap.release_copied()
     assert on.scheduler.swap.pool.referenced_blocks == 0
 
 

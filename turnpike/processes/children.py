@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
+from storage.backoff import Backoff
 from storage.reported_error import ReportedError
 
 EXIT_UNUSABLE = 2
@@ -46,14 +47,16 @@ class RestartDelays:
     """The delays before restarts: none, unless a child dies early several times in a row."""
 
     def __init__(self) -> None:
-        self._early_deaths = 0
+        self._died_early = False
+        self._backoff = Backoff(_BACKOFF_FIRST, _BACKOFF_LAST)
 
     def after(self, lived_s: float) -> float:
-        """Seconds to wait after a child that lived for `lived_s` seconds."""
-        self._early_deaths = self._early_deaths + 1 if lived_s < _EARLY_S else 0
-        if self._early_deaths < 2:
-            return 0.0
-        return min(_BACKOFF_FIRST * 2.0 ** min(self._early_deaths - 2, 16), _BACKOFF_LAST)
+        """The delay after a child that lived so many seconds."""
+        died_early_before, self._died_early = self._died_early, lived_s < _EARLY_S
+        if self._died_early and died_early_before:
+            return self._backoff.next_delay()
+        self._backoff.reset()
+        return 0.0
 
 
 class Child:

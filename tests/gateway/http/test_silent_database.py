@@ -19,7 +19,7 @@ import pytest
 
 from gateway.services import GatewayOptions
 from storage.database import migrate
-from storage.database.circuit_breaker import Patience
+from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
 from tests.gateway.fake_replica import Script
 from tests.gateway.stack import Stack, quick_timeouts, running_stack
@@ -161,7 +161,7 @@ async def test_patience_does_not_pile_up() -> None:
         await gate.wait()
         return begun
 
-    patience = Patience(0.05)
+    patience = CircuitBreaker(0.05)
     for _ in range(10):
         with pytest.raises(DatabaseUnavailable):
             await patience.wait(ask())
@@ -253,8 +253,8 @@ async def test_a_slice_that_is_not_heard_of_ends_the_answer(
 
 async def test_one_slow_question_keeps_no_other_from_being_asked() -> None:
     """The pings are answered, so the database is not silent: only the slow question is given up."""
-    pings, gate = Patience(0.05), asyncio.Event()
-    patience = Patience(0.05, pings)
+    pings, gate = CircuitBreaker(0.05), asyncio.Event()
+    patience = CircuitBreaker(0.05, pings)
     with pytest.raises(DatabaseUnavailable):
         await patience.wait(_until(gate))
     for _ in range(3):
