@@ -6,10 +6,6 @@ import ctypes
 import os
 from collections.abc import Callable, Sequence
 
-# Threads that wait for each other in a matrix product spin by default. On a machine whose cores are shared (with the
-# gateway, say) they then spin while the one they wait for is not running: twenty times slower. Read when torch loads.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 import structlog
 import torch
 
