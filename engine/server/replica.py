@@ -20,7 +20,6 @@ from engine.grammar.guide import Grammar, InvalidGrammar
 from engine.grammar.refused_grammars import RefusedGrammars
 from engine.grammar.trial import STACK_BYTES
 from engine.grammar.trial_client import TrialClient, TrialLost
-from engine.options import ReplicaOptions
 from engine.server.done_outbox import DoneOutbox
 from engine.server.engine_loop import Command, EngineLoop
 from engine.server.gateway_link import GatewayLink
@@ -30,12 +29,11 @@ from engine.server.listener import listen, listening_address, remove_socket
 from engine.server.running_requests import RunningRequests
 from engine.server.watchdog import Watchdog
 from engine.startup.assembly import AssembledEngine, assemble
+from engine.startup.options import ReplicaOptions
 from protocol.frames import OLDEST_VERSION, VERSION, ProtocolError, ToReplica
 from protocol.replicas import DISK_FULL, Beat, Dial, Elsewhere, Fence, Fenced, Forget, Hello, Purge, Scope
 from protocol.requests import Abort, Ack, Began, Counts, Credit, Done, Extend, Generate, Refusal
 from storage.disk_space import DiskWatch, is_disk_full
-
-__all__ = ["ReplicaOptions", "main", "serve"]
 
 logger = structlog.get_logger("engine.server.replica")
 

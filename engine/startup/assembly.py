@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.core.engine import Engine, EngineLimits
 from engine.core.quarantine import Quarantine
-from engine.device import block_counts, empty_like_model
+from engine.device import empty_like_model
 from engine.errors import ModelError, StartError
 from engine.execution.cpu_threads import Threads
 from engine.execution.model_runner import ModelRunner
@@ -17,9 +17,10 @@ from engine.grammar.llguidance_grammar import LlguidanceGrammars, end_tokens
 from engine.kv_cache.memory import KvMemory, swap_memories
 from engine.layers.linear import best_tiling
 from engine.models.registry import load_model, read_config
-from engine.options import ReplicaOptions
 from engine.scheduling.step_costs import MeasuredCosts
 from engine.startup.calibration import calibrate
+from engine.startup.kv_size import block_counts
+from engine.startup.options import ReplicaOptions
 from engine.startup.self_test import ensure_batch_invariance
 from engine.startup.warm_up import warm_up
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
@@ -64,7 +65,7 @@ def assemble(options: ReplicaOptions) -> AssembledEngine:
             f"token_budget: {options.token_budget} is too small for max_running {options.max_running}:"
             f" at least {options.max_running + BLOCK_TOKENS}"
         )
-    like = empty_like_model(options)
+    like = empty_like_model(options.device, options.dtype)
     tiling = best_tiling(like)
     model = load_model(
         options.model,

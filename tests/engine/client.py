@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from engine.errors import EngineError
-from engine.options import ReplicaOptions
 from engine.server.replica import main
+from engine.startup.options import ReplicaOptions
 from protocol.frames import VERSION, ToGateway, ToReplica, encode, link_proof, read_from_replica
 from protocol.replicas import Beat, Dial, Hello, Scope
 from protocol.requests import Ack, Began, Done, Generate, Tokens

@@ -18,7 +18,8 @@ from turnpike.settings.settings import SettingError, Settings
 def engine(settings: Settings, parent: int | None = None) -> int:
     """`turnpike engine`: one replica."""
     from engine.scheduling.fairness.queue_limits import QueueBounds, bounds  # noqa: PLC0415  # only a replica needs it
-    from engine.server.replica import ReplicaOptions, main  # noqa: PLC0415  # imports torch
+    from engine.server.replica import main  # noqa: PLC0415  # imports torch
+    from engine.startup.options import ReplicaOptions  # noqa: PLC0415
 
     prepare_data_folder(settings)
     if parent is None:  # whoever starts one as a child has looked

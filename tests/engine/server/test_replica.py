@@ -16,10 +16,10 @@ import pytest
 import pytest_asyncio
 
 from engine.errors import EngineError, StartError
-from engine.options import ReplicaOptions
 from engine.server import gateway_link as link_module
 from engine.server.gateway_link import GatewayLink
 from engine.server.replica import serve
+from engine.startup.options import ReplicaOptions
 from prompt_cache.model_digest import model_digest, text_digest
 from protocol.frames import MAX_FRAME_BYTES, VERSION, encode, link_proof, read_from_replica
 from protocol.replicas import MAX_SCOPES, Beat, Dial, Forget, Hello, Scope

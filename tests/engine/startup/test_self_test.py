@@ -18,10 +18,11 @@ from engine.execution.executor import StepExecutor
 from engine.execution.model_runner import ModelRunner
 from engine.layers.attention_plan import CUTS
 from engine.layers.linear import Linear
-from engine.options import KvDtype, ReplicaOptions
+from engine.options import KvDtype
 from engine.scheduling.step_costs import FixedCosts, Rates
 from engine.startup import self_test
 from engine.startup.assembly import assemble
+from engine.startup.options import ReplicaOptions
 from engine.startup.self_test import ensure_batch_invariance
 from protocol.requests import Generate
 from tests.engine.conftest import VOCABULARY, Bench, Families, Run, generate, make_bench, write_model

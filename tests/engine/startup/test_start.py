@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from engine.layers.linear import Linear
-from engine.options import ReplicaOptions
 from engine.startup.assembly import assemble
+from engine.startup.options import ReplicaOptions
 from tests.engine.conftest import Bench, generate, write_model
 
 LAYERS = 6
