@@ -10,7 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from protocol.replicas import Beat, Dial, Elsewhere, Fence, Fenced, Forget, Hello, Purge, Scope
-from protocol.requests import Abort, Ack, Began, Credit, Done, Extend, Generate, PromptLogprobs, Tokens
+from protocol.requests import Abort, Ack, Began, Credit, Done, Generate, PromptLogprobs, Tokens
 
 VERSION = 6
 OLDEST_VERSION = 1
@@ -31,7 +31,7 @@ def agree_version(version: int, oldest: int) -> int:
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
-ToReplica: TypeAlias = Dial | Scope | Forget | Purge | Generate | Credit | Extend | Abort | Ack | Elsewhere | Fence
+ToReplica: TypeAlias = Dial | Scope | Forget | Purge | Generate | Credit | Abort | Ack | Elsewhere | Fence
 ToGateway: TypeAlias = Hello | Began | PromptLogprobs | Tokens | Done | Beat | Fenced
 
 _encoder = msgspec.msgpack.Encoder()

@@ -169,7 +169,6 @@ class Began(Message, frozen=True, tag="Began"):
     attempt: int
     counts: Counts
     misses: tuple[Miss, ...] = ()
-    queued_s: float = 0.0
 
 
 class TokenLogprob(Part, frozen=True):
@@ -216,17 +215,7 @@ class Credit(Message, frozen=True, tag="Credit"):
     delivered: int
     limit: int
     attempt: int = 0
-    """The attempt that is meant; 0 for whichever runs. So in `Extend` and `Abort`."""
-
-
-class Extend(Message, frozen=True, tag="Extend"):
-    """Raise the output limit and/or the deadline of a request, and/or change its lane."""
-
-    id: str
-    max_tokens: int
-    deadline: float | None = None
-    lane: Lane | None = None
-    attempt: int = 0
+    """The attempt that is meant; 0 for whichever runs. So in `Abort`."""
 
 
 class Abort(Message, frozen=True, tag="Abort"):

@@ -159,8 +159,7 @@ class Engine:
             self._reject(generate.id, generate.attempt, Rejected(f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]))
             return
         self._requests[family.first.id] = family
-        self._timeouts.watch_deadline(family.first)
-        self._timeouts.watch_queue_timeout(family.first)
+        self._timeouts.watch(family.first)
         self.scheduler.add(family.first)
 
     def _reject(self, id: str, attempt: int, error: Rejected) -> None:
@@ -211,36 +210,6 @@ class Engine:
             request.credit = max(request.credit, limit)
             self.scheduler.credited(request)
         return family.first.attempt, family.delivered
-
-    def extend(
-        self, id: str, max_tokens: int, deadline: float | None = None, lane: Lane | None = None, attempt: int = 0
-    ) -> None:
-        """Raise a request's output limit, as far as the context and memory have room, and its deadline; change its
-        lane. `attempt` as in `abort`."""
-        family = self._running(id, attempt)
-        if family is None:
-            return
-        before = family.first.deadline
-        for request in family.members:
-            more = min(max_tokens, self.input_processor.room(request.prompt)) - request.max_output
-            if more > 0 and not (family.prompt_only and request is family.first):
-                request.max_output += more
-                if request.row is not None:
-                    request.row.limit += more
-            later = request.deadline
-            if deadline is not None and later is not None:
-                later = max(later, deadline)
-            self._change(family, request, request.lane if lane is None else lane, later)
-        if family.first.deadline != before:
-            self._timeouts.watch_deadline(family.first)
-        if lane is not None and not family.first.began:
-            self._timeouts.watch_queue_timeout(family.first)
-
-    def _change(self, family: ParentRequest, request: Request, lane: Lane, deadline: float | None) -> None:
-        if request in family.waiting or request.choice in family.ended:  # the scheduler does not know it
-            request.lane, request.deadline = lane, deadline
-        else:
-            self.scheduler.change(request, lane, deadline)
 
     def elsewhere(self, replica: str, epoch: int, service: Mapping[str, int]) -> None:
         """What another replica's `Beat.service` says: counts against those flows here, so that each has one share."""
@@ -361,8 +330,7 @@ class Engine:
         self.totals["read"] += read
         planned = Counts(prompt=request.prompt, computed=request.prompt - read, read_hbm=read)
         misses = (Miss(read, request.prompt, "cold" if request.read else "no_read"),)
-        queued = max(0.0, self._clock() - request.arrived_at)
-        self._result.events.append(Began(request.id, request.attempt, planned, misses, queued))
+        self._result.events.append(Began(request.id, request.attempt, planned, misses))
         if claim := self._requests[request.id].claim:
             self._result.claims[request.id] = claim
         self._result.progress.append(Progress(request.id, request.attempt, request.counts()))
@@ -417,7 +385,7 @@ class Engine:
     def _expire(self) -> None:
         if self._timeouts:
             now = self._clock()
-            for family in self._timeouts.over(now):
+            for family in self._timeouts.expired_deadlines(now):
                 self._finish(family, "deadline", None)
             for family in self._timeouts.queue_timeouts(now):
                 self._give_up(family.first, now)

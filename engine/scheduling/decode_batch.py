@@ -58,11 +58,6 @@ class DecodeBatch:
             self._works = list(self.rows)
         return self._works
 
-    def moved(self, before: Lane, after: Lane) -> None:
-        """A request that decodes came into another lane."""
-        self.lanes[before] -= 1
-        self.lanes[after] += 1
-
     def plan(self, request: Request, length: int) -> None:
         """Enter into the calendar when the request, of `length` tokens, needs attention next: after one token at the
         earliest. It has come or was attended to, and its blocks may be others now."""

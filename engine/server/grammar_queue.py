@@ -16,15 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import msgspec
-
 from engine.grammar.guide import Grammar, InvalidGrammar
 from engine.grammar.llguidance_grammar import LlguidanceGrammars
 from engine.grammar.refused_grammars import RefusedGrammars
 from engine.grammar.trial import Verdict
 from engine.grammar.trial_client import TrialLost
 from engine.server.engine_loop import Command
-from protocol.requests import Extend, Generate
+from protocol.requests import Generate
 
 PLACES = 6
 _LIGHT_PLACES, _HEAVY_PLACES, _KEPT_PLACES = 2, 1, 1
@@ -211,19 +209,9 @@ class PendingGrammar:
 
     message: Generate
     task: asyncio.Task[None] | None = None
-    timeout: asyncio.Timeout | None = None
     changes: list[Command] = field(default_factory=list)
 
     def until(self, events: asyncio.AbstractEventLoop) -> float | None:
         """When its time is over, by the clock of `events`."""
         deadline = self.message.deadline
         return None if deadline is None else events.time() + deadline - time.time() + _CLOCKS_S
-
-    def extend(self, message: Extend, events: asyncio.AbstractEventLoop) -> None:
-        """Wait for longer if the deadline is later now."""
-        before = self.message.deadline
-        if before is None or message.deadline is None or message.deadline <= before:
-            return
-        self.message = msgspec.structs.replace(self.message, deadline=message.deadline)
-        if self.timeout is not None:
-            self.timeout.reschedule(self.until(events))

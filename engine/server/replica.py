@@ -32,7 +32,7 @@ from engine.startup.assembly import AssembledEngine, assemble
 from engine.startup.options import ReplicaOptions
 from protocol.frames import OLDEST_VERSION, VERSION, ProtocolError, ToReplica
 from protocol.replicas import DISK_FULL, Beat, Dial, Elsewhere, Fence, Fenced, Forget, Hello, Purge, Scope
-from protocol.requests import Abort, Ack, Began, Counts, Credit, Done, Extend, Generate, Refusal
+from protocol.requests import Abort, Ack, Began, Counts, Credit, Done, Generate, Refusal
 from storage.disk_space import DiskWatch, is_disk_full
 
 logger = structlog.get_logger("engine.server.replica")
@@ -140,8 +140,6 @@ class Replica:
                 self._generate(link, message)
             case Credit():
                 self._change(message.id, message.attempt, lambda: self._credit(message))
-            case Extend():
-                self._extend(message)
             case Abort():
                 self._abort(link, message)
             case Ack():
@@ -191,7 +189,7 @@ class Replica:
         """Compile beside the step loop; the engine finds it done, what is wrong with it, or its time over."""
         grammar: Grammar | Rejected
         try:
-            async with asyncio.timeout_at(compiling.until(self.events)) as compiling.timeout:
+            async with asyncio.timeout_at(compiling.until(self.events)):
                 grammar = await self._grammar_queue.compile(text, compiling.message.flow)
         except InvalidGrammar as error:
             grammar = Rejected(f"grammar: {error}", invalid="grammar")
@@ -220,15 +218,6 @@ class Replica:
             self.loop.do(change)
         else:
             compiling.changes.append(change)
-
-    def _extend(self, message: Extend) -> None:
-        compiling = self._compiling_of(message.id, message.attempt)
-        if compiling is not None:
-            compiling.extend(message, self.events)
-        self._change(message.id, message.attempt, lambda: self._extend_in_engine(message))
-
-    def _extend_in_engine(self, message: Extend) -> None:
-        self.loop.engine.extend(message.id, message.max_tokens, message.deadline, message.lane, message.attempt)
 
     def _fence(self, link: GatewayLink, epoch: str) -> None:
         """Take nothing more of a gateway epoch, stop what it runs, and say what is still known of it."""
