@@ -1,4 +1,4 @@
-"""What the figures in a replica's beats mean, by their Prometheus names: whoever shows them shows this too."""
+"""Help texts of the metrics in a replica's heartbeats, by Prometheus name."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ HELP = {
 
 
 def metric_help_text(name: str) -> str:
-    """The help of a figure; of one that this version does not know, its name in words."""
+    """The help text of a metric; for one that this version does not know, its name in words."""
     return HELP.get(name) or f"{name.removeprefix('turnpike_').replace('_', ' ')}, as a replica of another version says"

@@ -211,8 +211,9 @@ class Engine:
             self.scheduler.credited(request)
         return family.first.attempt, family.delivered
 
-    def elsewhere(self, replica: str, epoch: int, service: Mapping[str, int]) -> None:
-        """What another replica's `Beat.service` says: counts against those flows here, so that each has one share."""
+    def record_remote_service(self, replica: str, epoch: int, service: Mapping[str, int]) -> None:
+        """Record what another replica's heartbeat says of `service`: it counts against those flows here, so that each
+        flow has one share over all replicas."""
         self.fairness.elsewhere(replica, epoch, service)
 
     def forget(self, scope: str) -> None:

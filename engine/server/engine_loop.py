@@ -18,7 +18,7 @@ import structlog
 from engine.core import metrics
 from engine.core.engine import Engine, Event, StepResult
 from engine.server.journal import Journal
-from protocol.replicas import Beat
+from protocol.replicas import Heartbeat
 from protocol.requests import Began, Done
 
 logger = structlog.get_logger("engine.server.engine_loop")
@@ -42,7 +42,7 @@ class EngineLoop:
     """What is done in the engine's thread, a step at a time, while there is no work; each takes some milliseconds."""
     gateway_of: Callable[[str, int], str] = lambda _id, _attempt: ""
     """The gateway epoch that a request came from, by its id and attempt; called in the engine's thread."""
-    beat: Beat = field(init=False)
+    beat: Heartbeat = field(init=False)
     """The latest figures, made between steps; any thread may read it."""
 
     def __post_init__(self) -> None:
@@ -157,7 +157,7 @@ class EngineLoop:
     def _snapshot(self) -> None:
         engine = self.engine
         self._looked = time.monotonic()
-        self.beat = Beat(
+        self.beat = Heartbeat(
             steps=engine.steps,
             running=engine.running,
             waiting=metrics.waiting(engine),

@@ -31,7 +31,7 @@ from engine.server.watchdog import Watchdog
 from engine.startup.assembly import AssembledEngine, assemble
 from engine.startup.options import ReplicaOptions
 from protocol.frames import OLDEST_VERSION, VERSION, ProtocolError, ToReplica
-from protocol.replicas import DISK_FULL, Beat, Dial, Elsewhere, Fence, Fenced, Forget, Hello, Purge, Scope
+from protocol.replicas import DISK_FULL, Dial, Fence, Fenced, Forget, Heartbeat, Hello, Purge, RemoteService, Scope
 from protocol.requests import Abort, Ack, Began, Counts, Credit, Done, Generate, Refusal
 from storage.disk_space import DiskWatch, is_disk_full
 
@@ -151,8 +151,8 @@ class Replica:
                 do(lambda: engine.forget(message.scope))
             case Purge():
                 do(lambda: engine.purge(message.keys))
-            case Elsewhere():
-                do(lambda: engine.elsewhere(message.replica, message.epoch, message.service))
+            case RemoteService():
+                do(lambda: engine.record_remote_service(message.replica, message.epoch, message.service))
             case Fence():
                 self._fence(link, message.epoch)
             case Dial():
@@ -334,7 +334,7 @@ class Replica:
 
     # ------------------------------------------------------------ time
 
-    def _beat(self) -> Beat:
+    def _beat(self) -> Heartbeat:
         own = {
             "turnpike_engine_gateways": float(sum(bool(link.gateway) for link in self.links)),
             "turnpike_engine_journal_damaged_records": float(self.journal.damaged),

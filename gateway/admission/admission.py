@@ -35,7 +35,7 @@ from gateway.metering.billable_usage import MeteringTerms, pack
 from gateway.served_models.registry import ModelRegistry
 from gateway.served_models.served_model import ServedModel
 from prompt_cache.promise.directives import CachePlan, plan, rules_for
-from protocol.requests import CLAIMS, Sampling
+from protocol.requests import CLAIM_VERSION, Sampling
 from storage.database.circuit_breaker import Patience
 from storage.database.database import DatabaseUnavailable
 from storage.free_text import counted
@@ -210,7 +210,7 @@ class Admission:
         payer, generation = prepared.payer, prepared.generation
         # what is to be raised, or not given back by the replica's journal, has a row of its own
         whole = prepared.held_output == prepared.sampling.max_tokens
-        carried = whole and self._fleet.version(prepared.model.name) >= CLAIMS
+        carried = whole and self._fleet.version(prepared.model.name) >= CLAIM_VERSION
         try:
             return await (self._allowances if carried else self._holds).reserve(
                 HoldRequest(

@@ -19,7 +19,7 @@ from engine.errors import EngineError
 from engine.server.replica import main
 from engine.startup.options import ReplicaOptions
 from protocol.frames import VERSION, ToGateway, ToReplica, encode, link_proof, read_from_replica
-from protocol.replicas import Beat, Dial, Hello, Scope
+from protocol.replicas import Dial, Heartbeat, Hello, Scope
 from protocol.requests import Ack, Began, Done, Generate, Tokens
 
 LINK_KEY = b"k" * 32
@@ -67,7 +67,7 @@ class Client:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     began: dict[str, Began] = field(default_factory=dict)
     done: dict[str, Done] = field(default_factory=dict)
-    beats: list[Beat] = field(default_factory=list)
+    beats: list[Heartbeat] = field(default_factory=list)
     acknowledges: bool = True
     dialed: ClassVar[list[Client]] = []
 
@@ -108,7 +108,7 @@ class Client:
         """The next message, kept under its id; a Done is acknowledged if `acknowledges`."""
         message = await hear_within(self.reader, 20)
         match message:
-            case Beat():
+            case Heartbeat():
                 self.beats.append(message)
             case Began():
                 self.began[message.id] = message

@@ -12,17 +12,17 @@ from msgspec import inspect
 from protocol import frames
 from protocol.frames import MAX_FRAME_BYTES, ToGateway, ToReplica, encode, read_from_gateway, read_from_replica
 from protocol.replicas import (
-    Beat,
     Capacity,
     Dial,
-    Elsewhere,
     Fence,
     Fenced,
     Forget,
+    Heartbeat,
     Hello,
     LayerGroup,
     Layout,
     Purge,
+    RemoteService,
     Scope,
     ServedModel,
     TierLimit,
@@ -97,7 +97,7 @@ TO_REPLICA: list[Any] = [
     Credit(id="r1", delivered=3, limit=4),
     Abort(id="r1", why="stop", choice=1),
     Ack(id="r1", sequence=17),
-    Elsewhere(replica="r-0", epoch=4, service={"standard/f": 6}),
+    RemoteService(replica="r-0", epoch=4, service={"standard/f": 6}),
     Fence(epoch="g-0"),
 ]
 TO_GATEWAY: list[Any] = [
@@ -138,7 +138,7 @@ TO_GATEWAY: list[Any] = [
         claim=b"claim",
     ),
     Done(id="r2", attempt=1, reason="length", counts=Counts(), sequence=18),
-    Beat(
+    Heartbeat(
         steps=1,
         running=2,
         waiting={"batch": 3},

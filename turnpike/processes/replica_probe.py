@@ -10,7 +10,7 @@ import msgspec
 from protocol import frames
 from protocol import frames as handshake
 from protocol.addresses import parse_address
-from protocol.replicas import Beat, Dial, Hello
+from protocol.replicas import Dial, Heartbeat, Hello
 from turnpike.settings.data_folder import read_secrets
 from turnpike.settings.settings import Settings
 
@@ -25,7 +25,7 @@ class Probe(msgspec.Struct, frozen=True):
     """
 
     hello: Hello
-    beat: Beat | None
+    beat: Heartbeat | None
     advancing: bool
 
 
@@ -45,7 +45,7 @@ async def probe(address: str, link_key: bytes, patience: float = PATIENCE) -> Pr
     except (OSError, TimeoutError) as error:
         raise Unreachable(f"no replica answers at {address}: {error or 'timed out'}") from error
     hello: Hello | None = None
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
     advancing = False
     try:
         async with asyncio.timeout(patience):
@@ -58,7 +58,7 @@ async def probe(address: str, link_key: bytes, patience: float = PATIENCE) -> Pr
             writer.write(frames.encode(Dial(version, _NAMELESS, proof)))
             while not advancing and message is not None:
                 message = await frames.read_from_replica(reader)
-                if isinstance(message, Beat):
+                if isinstance(message, Heartbeat):
                     idle = not message.running and not any(message.waiting.values())
                     advancing = idle or (beat is not None and message.steps != beat.steps)
                     beat = message

@@ -79,7 +79,7 @@ class ServiceTotals:
                 del self._given[next(iter(self._given))]
 
     def given(self) -> dict[str, int]:
-        """The totals of this replica, for its `Beat`."""
+        """The totals of this replica, for its `Heartbeat`."""
         return {name: int(cost) for name, cost in self._given.items()}
 
     def forget(self, replica: str) -> None:

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from protocol.frames import encode
-from protocol.replicas import Beat
+from protocol.replicas import Heartbeat
 from tests.engine.client import hear_within
 
-BEAT = Beat(steps=1, running=0, waiting={}, memory=())
+BEAT = Heartbeat(steps=1, running=0, waiting={}, memory=())
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from engine.server.replica import serve
 from engine.startup.options import ReplicaOptions
 from prompt_cache.model_digest import model_digest, text_digest
 from protocol.frames import MAX_FRAME_BYTES, VERSION, encode, link_proof, read_from_replica
-from protocol.replicas import MAX_SCOPES, Beat, Dial, Forget, Hello, Scope
+from protocol.replicas import MAX_SCOPES, Dial, Forget, Heartbeat, Hello, Scope
 from protocol.requests import Abort, Ack, Counts, Credit, Done, Generate, Tokens
 from tests.engine.client import LINK_KEY, Client, ReplicaProcess
 from tests.engine.conftest import SCOPES, VOCABULARY, generate, make_bench, write_model
@@ -582,7 +582,7 @@ async def test_over_tcp_too(tmp_path: Path, tiny_model: Path):
     hello = await read_from_replica(reader)
     assert isinstance(hello, Hello)
     writer.write(encode(Dial(VERSION, "me", link_proof(LINK_KEY, hello.challenge, "me"))))
-    assert isinstance(await read_from_replica(reader), Beat)
+    assert isinstance(await read_from_replica(reader), Heartbeat)
     writer.close()
     replica.signal(signal.SIGINT)
     await replica.output()
