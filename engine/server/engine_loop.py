@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from engine.core import metrics
-from engine.core.engine import Engine, Event, StepResult
+from engine.core.engine import Engine
+from engine.core.metrics import engine_metrics, memory_load, waiting_by_lane
+from engine.core.output_processor import Event, StepResult
 from engine.server.journal import Journal
 from protocol.replicas import Heartbeat
 from protocol.requests import Began, Done
@@ -160,8 +161,8 @@ class EngineLoop:
         self.beat = Heartbeat(
             steps=engine.steps,
             running=engine.running,
-            waiting=metrics.waiting(engine),
-            memory=metrics.memory(engine),
+            waiting=waiting_by_lane(engine),
+            memory=memory_load(engine),
             service=engine.service(),
-            metrics=metrics.metrics(engine) | self.journal.metrics(),
+            metrics=engine_metrics(engine) | self.journal.metrics(),
         )

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import structlog
 
-from engine.core.engine import Event
 from engine.core.input_processor import Rejected
+from engine.core.output_processor import Event
 from engine.errors import DiskFull, EngineFailed, StartError
 from engine.grammar.guide import Grammar, InvalidGrammar
 from engine.grammar.refused_grammars import RefusedGrammars
@@ -328,8 +328,8 @@ class Replica:
     def _blame(self) -> str:
         """What the engine works on; those inputs are suspects from now on."""
         engine = self.loop.engine
-        requests = [work.request for work in engine.execution.working]
-        engine.quarantine.blame([request.input_key() for request in requests])
+        requests = [work.request for work in engine.executor.working]
+        engine.quarantine.record_failure([request.input_key() for request in requests])
         return ", ".join(request.id for request in requests) or "no request: it is not in a step of the model"
 
     # ------------------------------------------------------------ time

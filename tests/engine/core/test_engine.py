@@ -438,9 +438,9 @@ def test_random_use_leaks_nothing_and_counts_exactly(benches: Benches, seed: int
     pool = bench.engine.pool
     assert pool.referenced_blocks == 0
     totals = [bench.counts(id) for id in prompts]
-    assert sum(counts.computed for counts in totals) == bench.engine.totals["computed"]
-    assert sum(counts.output for counts in totals) == bench.engine.totals["output"]
-    assert sum(counts.recomputed for counts in totals) == bench.engine.totals["recomputed"]
+    assert sum(counts.computed for counts in totals) == bench.engine.outputs.totals["computed"]
+    assert sum(counts.output for counts in totals) == bench.engine.outputs.totals["output"]
+    assert sum(counts.recomputed for counts in totals) == bench.engine.outputs.totals["recomputed"]
     for id, length in prompts.items():
         done = bench.runs[id].done
         assert done is not None

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from engine.core.engine import Event
+from engine.core.output_processor import Event
 from engine.server.engine_loop import EngineLoop
 from engine.server.journal import Journal
 from protocol.requests import Done
