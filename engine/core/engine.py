@@ -243,6 +243,12 @@ class Engine:
         if full is not None:
             raise Rejected(f"the queue of this {full.whose} is full; a request would wait {full.wait_s:.0f} s", full)
 
+    def record_stall(self) -> list[str]:
+        """Quarantine the inputs of the work that runs now; returns its requests. Any thread may call this."""
+        requests = [work.request for work in self.executor.working]
+        self.quarantine.record_failure([request.input_key() for request in requests])
+        return [request.id for request in requests]
+
     # ------------------------------------------------------------ metrics
 
     @property

@@ -311,12 +311,12 @@ def test_a_gateway_tells_the_client_that_its_input_does_harm():
     assert "30 minutes" in failure.message
 
 
-@pytest.mark.parametrize("broken", only_fast("_send", of=["_send", "place_orphans"]))
+@pytest.mark.parametrize("broken", only_fast("_send", of=["_send", "reassign_orphans"]))
 async def test_a_replica_that_can_no_longer_sync_or_beat_ends(tmp_path: Path, tiny_model: Path, broken: str):
     """… instead of being silent for ever, with its socket open."""
     fault = (
-        "from engine.server.done_outbox import Endings\n"
-        f"def broken(*given): raise LookupError('mute')\nEndings.{broken} = broken"
+        "from engine.server.done_outbox import DoneOutbox\n"
+        f"def broken(*given): raise LookupError('mute')\nDoneOutbox.{broken} = broken"
     )
     replica = await ReplicaProcess.start(tmp_path, tiny_model, fault=fault)
     try:
