@@ -254,8 +254,8 @@ def test_the_cheapest_fallback_that_serves_is_taken(
     runner = make_bench(tiny_model).engine.runner
     runner.tiling.row_multiple, runner.tiling.row_tile, runner.fused_attention = 1, None, True
     runner.threads = Threads(1, 2)
-    monkeypatch.setattr(self_test, "_holds", lambda runner, *_: serves(runner))
-    monkeypatch.setattr(self_test, "_head_holds", lambda runner, _: serves(runner))
+    monkeypatch.setattr(self_test, "_layer_is_invariant", lambda runner, *_: serves(runner))
+    monkeypatch.setattr(self_test, "_head_is_invariant", lambda runner, _: serves(runner))
     assert ensure_batch_invariance(runner, 256, 64, 2048)
     tiling = runner.tiling
     assert (tiling.row_multiple, runner.fused_attention, runner.threads.counts) == (least, fused, counts)
@@ -264,7 +264,7 @@ def test_the_cheapest_fallback_that_serves_is_taken(
 
 def test_where_nothing_serves_it_says_so(tiny_model: Path, monkeypatch: pytest.MonkeyPatch):
     runner = make_bench(tiny_model).engine.runner
-    monkeypatch.setattr(self_test, "_head_holds", lambda *_: False)
+    monkeypatch.setattr(self_test, "_head_is_invariant", lambda *_: False)
     assert not ensure_batch_invariance(runner, 256, 64, 2048)
 
 
