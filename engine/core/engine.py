@@ -97,7 +97,7 @@ class Engine:
         self._clock = clock
         self._requests: dict[str, ParentRequest] = {}
         self._timeouts = RequestTimeouts(self._requests, limits.patience)
-        self.outputs = OutputProcessor(self._requests, self.scheduler, pool, self.fairness, self.quarantine)
+        self.outputs = OutputProcessor(self._requests, self.scheduler, self.fairness, self.quarantine)
 
     # ------------------------------------------------------------ requests
 

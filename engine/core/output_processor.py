@@ -18,7 +18,6 @@ from engine.scheduling.fairness.fair_share import FairShare
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_work import Prefill, Work
-from prompt_cache.kv.grouped_pool import GroupedPool
 from protocol.requests import Began, Counts, Done, Miss, PromptLogprobs, Reason, TokenLogprob, Tokens
 
 Event: TypeAlias = Began | PromptLogprobs | Tokens | Done
@@ -56,18 +55,13 @@ class OutputProcessor:
     """
 
     def __init__(
-        self,
-        requests: dict[str, ParentRequest],
-        scheduler: Scheduler,
-        pool: GroupedPool,
-        fairness: FairShare,
-        quarantine: Quarantine,
+        self, requests: dict[str, ParentRequest], scheduler: Scheduler, fairness: FairShare, quarantine: Quarantine
     ) -> None:
         self.totals = dict.fromkeys(("computed", "read", "output", "recomputed", "finished", "rejected", "errors"), 0)
         self.result = StepResult()
         self._requests = requests
         self._scheduler = scheduler
-        self._pool = pool
+        self._pool = scheduler.pool
         self._fairness = fairness
         self._quarantine = quarantine
         self._failed_choices: list[tuple[ParentRequest, Callable[[], None]]] = []

@@ -27,16 +27,7 @@ import msgspec
 import structlog
 
 from engine.errors import DiskFull, EngineError, StartError
-from engine.server.atomic_files import (
-    copy_bytes,
-    drop_beside,
-    is_same_file,
-    make_beside,
-    put_in_place,
-    replace_file,
-    sync_folder,
-    write_all,
-)
+from engine.server import atomic_files
 from engine.server.journal_records import (
     Acked,
     AnyRecord,
@@ -248,7 +239,7 @@ class Journal:
     def is_there(self) -> bool:
         """Whether the open file is the one that the next start would read. For a moment it is not, while another takes
         its place."""
-        return is_same_file(self._path, self._file)
+        return atomic_files.is_same_file(self._path, self._file)
 
     def restore(self) -> bool:
         """Make the journal again from memory if its folder or file was removed; returns whether it was.
@@ -258,7 +249,7 @@ class Journal:
         with self._sync_lock, self._file_lock:
             if self._file < 0 or self.is_there:
                 return False
-            if not is_same_file(self.folder / "lock", self._folder_lock):
+            if not atomic_files.is_same_file(self.folder / "lock", self._folder_lock):
                 lock = self._folder_lock
                 try:
                     self._take_folder()
@@ -271,7 +262,7 @@ class Journal:
                 buffer, self._buffer = self._buffer, []  # the state has it
                 content = b"".join(map(frame, self._state.records(self._opened())))
             try:
-                new = replace_file(self._path, content)
+                new = atomic_files.replace_file(self._path, content)
             except OSError:
                 with self._state_lock:
                     self._buffer[:0] = buffer
@@ -296,7 +287,7 @@ class Journal:
             self._buffer.clear()
             records = list(self._state.records(self._opened())) if state else []
         try:
-            write_all(self._file, data)
+            atomic_files.write_all(self._file, data)
         except OSError as error:
             with self._state_lock:
                 self._buffer.insert(0, data)
@@ -321,23 +312,23 @@ class Journal:
         """
         new = -1
         try:
-            new = make_beside(self._path, b"".join(map(frame, state)))
-            copied = copy_bytes(self._file, new, size, self._size)  # most of it while others may write
+            new = atomic_files.make_beside(self._path, b"".join(map(frame, state)))
+            copied = atomic_files.copy_bytes(self._file, new, size, self._size)  # most of it while others may write
             with self._file_lock:
-                copy_bytes(self._file, new, copied, self._size)
+                atomic_files.copy_bytes(self._file, new, copied, self._size)
                 compact_at, new_size = _compact_size(new), os.fstat(new).st_size
-                put_in_place(self._path)  # nothing may fail between this and the next line
+                atomic_files.put_in_place(self._path)  # nothing may fail between this and the next line
                 old, self._file, self._compact_at, self._size = self._file, new, compact_at, new_size
         except OSError as error:
             logger.warning("the journal cannot be made smaller", folder=str(self.folder), cause=str(error))
             if new >= 0:
                 os.close(new)
-            drop_beside(self._path)
+            atomic_files.drop_beside(self._path)
             self._compact_at = _compact_size(self._file)
             os.fsync(self._file)
         else:
             os.close(old)
-            sync_folder(self.folder)
+            atomic_files.sync_folder(self.folder)
 
     # ------------------------------------------------------------ the start
 
@@ -382,7 +373,7 @@ class Journal:
             self._end(handle, request.crashed())
         self._buffer.clear()  # the new file has the whole state
         content = b"".join(map(frame, self._state.records(self._opened())))
-        self._file, self._size = replace_file(self._path, content), len(content)
+        self._file, self._size = atomic_files.replace_file(self._path, content), len(content)
         self._compact_at = _compact_size(self._file)
 
     def _stored_epoch(self) -> int:
@@ -393,4 +384,4 @@ class Journal:
             return 0
 
     def _store_epoch(self) -> None:
-        os.close(replace_file(self.folder / "epoch", f"{self.epoch}\n".encode()))
+        os.close(atomic_files.replace_file(self.folder / "epoch", f"{self.epoch}\n".encode()))

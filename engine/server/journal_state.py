@@ -7,17 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.server.journal_records import (
-    Acked,
-    AnyRecord,
-    Begun,
-    Ended,
-    Heard,
-    Opened,
-    Refused,
-    Totals,
-    Went,
-)
+from engine.server.journal_records import Acked, AnyRecord, Begun, Ended, Heard, Opened, Refused, Totals, Went
 from protocol.requests import Counts, Done
 
 _MAX_FENCED = 4096
