@@ -17,8 +17,8 @@ from engine.server.journal_records import Begun, Ended, Opened, frame
 from engine.server.replica import Replica
 from protocol.replicas import FENCE_VERSION, Fence, Fenced
 from protocol.requests import Ack, Counts, Done
-from tests.engine.client import Client, ReplicaProcess
 from tests.engine.conftest import SCOPES, generate
+from tests.engine.fake_gateway import Client, ReplicaProcess
 
 ALL = tuple(SCOPES.values())
 OLD, NEW = "gateway-0-a", "gateway-0-b"

@@ -24,8 +24,8 @@ from prompt_cache.model_digest import model_digest, text_digest
 from protocol.frames import MAX_FRAME_BYTES, VERSION, encode, link_proof, read_from_replica
 from protocol.replicas import MAX_SCOPES, Dial, Forget, Heartbeat, Hello, Scope
 from protocol.requests import Abort, Ack, Counts, Credit, Done, Generate, Tokens
-from tests.engine.client import LINK_KEY, Client, ReplicaProcess
 from tests.engine.conftest import SCOPES, VOCABULARY, generate, make_bench, write_model
+from tests.engine.fake_gateway import LINK_KEY, Client, ReplicaProcess
 from tests.engine.tiny_tokenizer import text_of, write_tokenizer
 from tests.servers import free_port
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from engine.server.watchdog import EXIT_STALLED
-from tests.engine.client import Client, ReplicaProcess
 from tests.engine.conftest import SCOPES, generate
+from tests.engine.fake_gateway import Client, ReplicaProcess
 from tests.fast import only_fast
 
 POISON = 77

@@ -11,7 +11,7 @@ import pytest
 
 from protocol.frames import encode
 from protocol.replicas import Heartbeat
-from tests.engine.client import hear_within
+from tests.engine.fake_gateway import hear_within
 
 BEAT = Heartbeat(steps=1, running=0, waiting={}, memory=())
 
