@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.core.metrics import memory
+from engine.core.metrics import memory_load
 from engine.execution.cpu_threads import Threads
 from engine.execution.executor import StepExecutor
 from engine.execution.model_runner import ModelRunner
@@ -160,7 +160,7 @@ def test_after_preemption_by_swap(tiny_model: Path, family_folders: Families, fa
     counts = bench.counts("young")
     assert (counts.prompt, counts.computed, counts.read, counts.recomputed, counts.output) == (130, 130, 0, 0, 100)
     assert bench.engine.scheduler.swap.kept > 0
-    assert memory(bench.engine)[-1].referenced == 0
+    assert memory_load(bench.engine)[-1].referenced == 0
 
 
 def test_whoever_is_aborted_while_swapped_out_leaves_nothing(tiny_model: Path):
@@ -169,9 +169,9 @@ def test_whoever_is_aborted_while_swapped_out_leaves_nothing(tiny_model: Path):
     bench.add(generate("young", prompt(130, 1), 100, read=False))
     while not bench.engine.scheduler.swap.kept:
         bench.step()
-    assert memory(bench.engine)[-1].referenced > 0
+    assert memory_load(bench.engine)[-1].referenced > 0
     assert bench.engine.abort("young")
-    assert memory(bench.engine)[-1].referenced == 0
+    assert memory_load(bench.engine)[-1].referenced == 0
     bench.finish()
     assert bench.counts("young").output == len(bench.runs["young"].tokens)
 
