@@ -108,14 +108,15 @@ class OutputProcessor:
         # A request whose output limit is 0 is there for its prompt: what was drawn for it is dropped.
         tokens = [outcome.token if work.request.max_output else None for work, outcome in done]
         prefilled = [work.request for work in works if type(work) is Prefill]
-        before = _computed_tokens(prefilled)
+        totals_before = _computed_tokens(prefilled)
         put_off = {work.request.arrival for work, outcome in done if outcome.put_off}
         self._scheduler.commit(works, tokens, put_off)
         for work, outcome in done:
             if outcome.grammar_s > 0:
                 self._fairness.worked(work.request, outcome.grammar_s * 1e6)
-        for name, total, earlier in zip(("computed", "recomputed"), _computed_tokens(prefilled), before, strict=True):
-            self.totals[name] += total - earlier
+        totals = _computed_tokens(prefilled)
+        for name, total, total_before in zip(("computed", "recomputed"), totals, totals_before, strict=True):
+            self.totals[name] += total - total_before
         for work, outcome in done:
             self._publish_outcome(self._requests[work.request.id], work, outcome)
         failed_choices, self._failed_choices = self._failed_choices, []

@@ -153,6 +153,6 @@ class DoneOutbox:
             return
         self._orphan(done.sequence)
         # Its gateway may have connected again meanwhile.
-        again = next((link for link in self._links if holder is not None and link.gateway == holder.gateway), None)
-        if again is not None:
-            self._replay(again, [done.sequence])
+        new_link = next((link for link in self._links if holder is not None and link.gateway == holder.gateway), None)
+        if new_link is not None:
+            self._replay(new_link, [done.sequence])

@@ -128,8 +128,8 @@ class GrammarQueue:
 
     async def compile(self, text: str, flow: str) -> Grammar:
         """The compiled grammar. Raises InvalidGrammar, TooManyWaiting, TrialLost."""
-        if (known := self._known(text)) is not None:
-            return known
+        if (grammar := self._known(text)) is not None:
+            return grammar
         key = flow, text
         compilation = self._under_way.get(key)
         if compilation is None:
@@ -157,10 +157,10 @@ class GrammarQueue:
         self._refusals.close()
 
     def _known(self, text: str) -> Grammar | None:
-        known = self._grammars.known(text)
-        if isinstance(known, InvalidGrammar):
-            raise InvalidGrammar(str(known))
-        return known
+        grammar = self._grammars.known(text)
+        if isinstance(grammar, InvalidGrammar):
+            raise InvalidGrammar(str(grammar))
+        return grammar
 
     async def _compile(self, text: str, flow: str, compilation: _Compilation) -> Grammar:
         digest = self._grammars.compiler.digest(text)
@@ -168,8 +168,8 @@ class GrammarQueue:
         if problem is not None:
             raise InvalidGrammar(problem)
         async with self._turns.turn(flow):
-            if (known := self._known(text)) is not None:  # another flow had it compiled meanwhile
-                return known
+            if (grammar := self._known(text)) is not None:  # another flow had it compiled meanwhile
+                return grammar
             verdict = await self._try(text)
             if not verdict.final:
                 raise TrialLost(verdict.problem)

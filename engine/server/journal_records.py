@@ -112,8 +112,8 @@ def read_records(data: bytes) -> tuple[list[AnyRecord], int, int]:
     records: list[AnyRecord] = []
     at = damaged = 0
     while at < len(data):
-        found = _record_at(data, at)
-        if found is None:
+        record_and_end = _record_at(data, at)
+        if record_and_end is None:
             start = at
             at = data.find(_MARK, start + 1)
             while at >= 0 and _record_at(data, at) is None:
@@ -122,6 +122,6 @@ def read_records(data: bytes) -> tuple[list[AnyRecord], int, int]:
                 return records, damaged, len(data) - start
             damaged += 1
             continue
-        record, at = found
+        record, at = record_and_end
         records.append(record)
     return records, damaged, 0

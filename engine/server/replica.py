@@ -199,8 +199,8 @@ class Replica:
             if not self.journal.full:  # a full disk is waited for: the gateway asks again
                 self._fail(error)
             return
-        known = dict.fromkeys([*self.journal.known_of(epoch), *self._running.of_epoch(epoch)])
-        link.send([Fenced(epoch, tuple(known))])
+        requests = dict.fromkeys([*self.journal.known_of(epoch), *self._running.of_epoch(epoch)])
+        link.send([Fenced(epoch, tuple(requests))])
 
     def _abort(self, link: GatewayLink, message: Abort) -> None:
         id, attempt = message.id, message.attempt

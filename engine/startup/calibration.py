@@ -72,8 +72,8 @@ def _time_step(dummy_batch: DummyBatch, chunks: Sequence[DummyChunk]) -> float:
     layers = len(dummy_batch.runner.model.layers)
     if layers <= _TIMED_LAYERS:
         return _time_layers(dummy_batch, chunks, layers)
-    one, few = _time_layers(dummy_batch, chunks, 1), _time_layers(dummy_batch, chunks, _TIMED_LAYERS)
-    return few + max(0.0, few - one) / (_TIMED_LAYERS - 1) * (layers - _TIMED_LAYERS)
+    one_layer, few_layers = _time_layers(dummy_batch, chunks, 1), _time_layers(dummy_batch, chunks, _TIMED_LAYERS)
+    return few_layers + max(0.0, few_layers - one_layer) / (_TIMED_LAYERS - 1) * (layers - _TIMED_LAYERS)
 
 
 def _time_layers(dummy_batch: DummyBatch, chunks: Sequence[DummyChunk], layers: int) -> float:

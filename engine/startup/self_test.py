@@ -103,10 +103,10 @@ def ensure_batch_invariance(runner: ModelRunner, budget: int, max_running: int, 
 
 def _first_fallback(holds: Callable[[], bool], runner: ModelRunner) -> tuple[Fallback, bool]:
     """The first fallback with which the test holds, and whether there is one."""
-    before = runner.tiling.row_multiple, runner.fused_attention, runner.threads
+    initial = runner.tiling.row_multiple, runner.fused_attention, runner.threads
     tried = set()
     for fallback in FALLBACKS:
-        runner.tiling.row_multiple, runner.fused_attention, runner.threads = before
+        runner.tiling.row_multiple, runner.fused_attention, runner.threads = initial
         runner.threads = runner.threads.copy()
         fallback.apply(runner)
         # Where the runner computes like this anyway, it was tried before.
@@ -127,11 +127,11 @@ def _head_is_invariant(runner: ModelRunner, max_running: int) -> bool:
     x = torch.randn(largest, weight.shape[1], generator=generator).to(weight)
     threads.set(threads.counts[0])
     with torch.inference_mode():
-        whole = _logits(runner, x)
+        reference = _logits(runner, x)
         for count in threads.counts:
             threads.set(count)
             for rows in (1, 2, 3, ROW_MULTIPLE, _HEAD_ROWS):
-                if not torch.equal(_logits(runner, x[-rows:]), whole[-rows:]):
+                if not torch.equal(_logits(runner, x[-rows:]), reference[-rows:]):
                     return False
     return True
 
@@ -164,8 +164,8 @@ def _layer_is_invariant(runner: ModelRunner, budget: int, max_running: int, star
         for decodes, chunk in sizes:
             steps = dummy_batch.decodes(decodes)
             chunks = dummy_batch.chunks(min(chunk, budget - decodes - len(probe)))
-            found = dummy_batch.compute([last, *steps, *chunks, whole])
-            if not torch.equal(found[-_TAIL - 1 :], reference) or not torch.equal(found[:1], reference[-1:]):
+            hidden = dummy_batch.compute([last, *steps, *chunks, whole])
+            if not torch.equal(hidden[-_TAIL - 1 :], reference) or not torch.equal(hidden[:1], reference[-1:]):
                 return False
         # Decoded without any chunk: alone, and beside as many as there may be.
         for decodes in {0, max_running - 1} if start in _LARGE_BATCH_STARTS else ():
