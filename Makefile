@@ -53,7 +53,7 @@ check: install-dev ## Format, lint, types, architecture, compose file, size of t
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
-	$(BIN)/python -m pytest tests/test_architecture.py
+	$(BIN)/python -m pytest tests/test_architecture.py tests/test_docs.py
 	$(BIN)/python scripts/count_code.py
 	$(BIN)/python scripts/check_subjects.py
 
