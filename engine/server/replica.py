@@ -310,7 +310,7 @@ class Replica:
             self._fail(error)
 
     async def _watch_parent(self, parent: int) -> None:
-        while os.getppid() == parent:  # noqa: ASYNC110  # the kernel tells nobody
+        while os.getppid() == parent:  # noqa: ASYNC110  # the kernel sends no event
             await asyncio.sleep(_PARENT_S)
         logger.warning("parent is gone", parent=parent)
         self.stopping.set()
@@ -382,8 +382,8 @@ class Replica:
 async def serve(options: ReplicaOptions) -> None:
     """Run a replica until SIGTERM, SIGINT or the end of its parent. Raises EngineError if it cannot start."""
     listening_address(options.address)
-    threading.stack_size(STACK_BYTES)  # of all threads that begin from here on: grammars are tried with half of it
-    # The journal's lock first: a second replica on one folder should say so before it loads a model.
+    threading.stack_size(STACK_BYTES)  # of threads that start from here on; trials of grammars get half of it
+    # The journal's lock first: a second replica on the folder fails before it loads a model.
     journal = Journal(options.data)
     try:
         if journal.damaged or journal.torn_bytes:
