@@ -19,7 +19,7 @@ OPERATIONS = 10_000
 
 @dataclass
 class Naive:
-    """What a request's counts must be, told from the positions that were computed for it and nothing else."""
+    """What a request's counts must be, derived from the positions that were computed for it alone."""
 
     prompt: int
     had: set[int] = field(default_factory=set)
@@ -38,7 +38,7 @@ class Naive:
 
 
 class Fuzz:
-    """An engine whose model is replaced by one that answers at once: what is tested is everything around it."""
+    """An engine whose model is replaced by one that answers at once: everything around the model is tested."""
 
     def __init__(self, bench: Bench, seed: int) -> None:
         self.bench = bench

@@ -1,4 +1,5 @@
-"""Several outputs of one prompt: each as its own request would be, the prompt computed and counted once."""
+"""Several outputs of one prompt: each as a request of its own would give it; the prompt is computed and counted
+once."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def request(id: str, length: int, seeded: bool, **fields: object) -> Generate:
 
 @cache
 def alone(folder: Path, length: int, seeded: bool, kv_dtype: KvDtype = "auto") -> Run:
-    """The reference: by itself, cold, in one chunk."""
+    """The reference: alone, cold, in one chunk."""
     return make_bench(folder, budget=512, kv_dtype=kv_dtype).one(request("alone", length, seeded))
 
 

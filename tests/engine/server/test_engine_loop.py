@@ -1,4 +1,4 @@
-"""The engine's thread does its chores while there is no work, and nobody waits for them."""
+"""The engine's thread does its chores while there is no work; requests do not wait for them."""
 
 from __future__ import annotations
 

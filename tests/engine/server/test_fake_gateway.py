@@ -1,4 +1,4 @@
-"""The tests' own gateway: how long it waits to hear something."""
+"""The tests' own gateway: how long it waits for a message."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ async def test_a_lost_gateway_s_requests_end_and_wait_for_the_next(replica: Repl
 
 @pytest.mark.parametrize("same_link", [False, True])
 async def test_a_later_attempt_ends_the_earlier_one(replica: ReplicaProcess, same_link: bool):
-    """The gateway gave it up when it lost the link; that the link is lost, the replica may not know yet."""
+    """The gateway lost the link and tries again; the replica may not have noticed that the link is lost."""
     before = await Client.dial(replica.path, epoch="this run")
     before.send(*ALL, generate("one", LONG, 1500))
     await before.until(lambda: len(before.tokens.get("one", ())) > 3)
@@ -277,7 +277,8 @@ async def test_it_ends_with_its_parent(tmp_path: Path, tiny_model: Path):
 
 
 def slow_compiler(gate: Path) -> str:
-    """The fault of a compiler that is done when there is a file `gate`; what is quick it compiles at once."""
+    """A fault for a replica: grammars compile only when the file `gate` exists; those with "quick" in them compile at
+    once."""
     return f"""
 import os, time
 from engine.grammar.llguidance_grammar import LlguidanceGrammars
@@ -291,7 +292,7 @@ LlguidanceGrammars.compile_proven = slow
 
 
 async def test_abort_while_a_grammar_is_compiled(tmp_path: Path):
-    """It ends at once and once, nobody waits for it, and what others asked for with the same grammar comes."""
+    """The request ends at once, and once. Others that asked for the same grammar get it."""
     model = write_tokenizer(write_model(tmp_path / "model"))
     gate = tmp_path / "gate"
     process = await ReplicaProcess.start(tmp_path, model, fault=slow_compiler(gate))
@@ -316,7 +317,8 @@ async def test_abort_while_a_grammar_is_compiled(tmp_path: Path):
 
 
 async def test_a_deadline_while_a_grammar_is_compiled(tmp_path: Path):
-    """It ends at its deadline, not when the compiler is done; one that fails in its own way is refused and named."""
+    """The request ends at its deadline, not when the compiler is done. A compiler that fails in its own way is
+    named."""
     model = write_tokenizer(write_model(tmp_path / "model"))
     gate = tmp_path / "gate"
     process = await ReplicaProcess.start(tmp_path, model, fault=slow_compiler(gate))

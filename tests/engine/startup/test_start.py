@@ -1,4 +1,4 @@
-"""A start multiplies little, whatever the model: how long that takes is the machine's affair."""
+"""A start computes little, whatever the model is; how long that takes depends on the machine."""
 
 from __future__ import annotations
 
