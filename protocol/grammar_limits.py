@@ -9,9 +9,10 @@ MAX_GRAMMAR_CHARS = 65_536
 MAX_SCHEMA_BYTES = 262_144
 MAX_SCHEMA_DEPTH = 96
 """How deep objects and arrays of a JSON schema may be nested."""
-MAX_CHOICES = 10_000
-MAX_CHOICES_CHARS = 262_144
-"""Characters of all texts of a `choice` together."""
+MAX_CHOICE_TEXTS = 10_000
+"""Texts of a `choice`."""
+MAX_CHOICE_CHARS = 262_144
+"""Characters of all texts of a `choice`, together."""
 MAX_GROUP_DEPTH = 200
 """How deep groups of a regular expression or of a grammar may be nested."""
 _MAX_TEXT_BYTES = 4 * MAX_SCHEMA_BYTES
@@ -35,11 +36,11 @@ def check_grammar(kind: str, body: Any) -> None:
         case "regex" | "grammar", str():
             _check_expression(body)
         case "choice", list():
-            if len(body) > MAX_CHOICES:
-                raise GrammarTooLarge(f"it has {len(body)} texts, more than {MAX_CHOICES}")
+            if len(body) > MAX_CHOICE_TEXTS:
+                raise GrammarTooLarge(f"it has {len(body)} texts, more than {MAX_CHOICE_TEXTS}")
             chars = sum(len(text) for text in body if isinstance(text, str))
-            if chars > MAX_CHOICES_CHARS:
-                raise GrammarTooLarge(f"its texts have {chars} characters, more than {MAX_CHOICES_CHARS}")
+            if chars > MAX_CHOICE_CHARS:
+                raise GrammarTooLarge(f"its texts have {chars} characters, more than {MAX_CHOICE_CHARS}")
 
 
 def check_depth(value: Any) -> None:
