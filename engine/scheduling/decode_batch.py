@@ -59,11 +59,6 @@ class DecodeBatch:
             self._works = list(self.rows)
         return self._works
 
-    def moved(self, before: Lane, after: Lane) -> None:
-        """A request that decodes came into another lane."""
-        self.lanes[before] -= 1
-        self.lanes[after] += 1
-
     def plan(self, request: Request, length: int) -> None:
         """Enter the step after which the request, of `length` tokens, needs attention, the next one at the earliest.
 

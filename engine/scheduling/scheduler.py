@@ -106,28 +106,6 @@ class Scheduler:
             self._changed = True
         self.swap.drop(request)
 
-    def change(self, request: Request, lane: Lane, deadline: float | None) -> None:
-        """Give a request another lane and deadline, with all that it holds; what it got stays charged to the old lane.
-
-        The queue is in order of both, so that a request which waits is queued anew.
-        """
-        before = request.lane
-        if (lane, deadline) == (before, request.deadline):
-            return
-        queued = request.arrival not in self.parked and not request.table
-        if queued:
-            self.queue.remove(request)
-        elif request.table and lane != before:
-            self.queue.released(request)
-            if request.slot >= 0:
-                self.batch.moved(before, lane)
-        request.lane, request.deadline = lane, deadline
-        if queued:
-            self.queue.push(request)
-        elif request.table and lane != before:
-            self.queue.placed(request)
-        self._changed = True
-
     def credited(self, request: Request) -> None:
         """The request has new credit: queue it or let it decode if it was waiting for that."""
         if request.paused:

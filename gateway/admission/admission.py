@@ -34,7 +34,7 @@ from gateway.generation_request import GenerationRequest
 from gateway.metering.billable_usage import MeteringTerms, pack
 from gateway.served_models.served_model import ServedModel
 from prompt_cache.promise.directives import CachePlan, plan, rules_for
-from protocol.requests import CLAIMS, Generate, Sampling, Segment
+from protocol.requests import CLAIM_VERSION, Generate, Sampling, Segment
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
 from storage.free_text import counted
@@ -232,7 +232,7 @@ class Admission:
         payer, generation = prepared.payer, prepared.generation
         # a hold that may be topped up, or that the replica's journal cannot give back, needs a row in the database
         whole = prepared.held_output == prepared.sampling.max_tokens
-        carried = whole and self._fleet.version(prepared.model.name) >= CLAIMS
+        carried = whole and self._fleet.version(prepared.model.name) >= CLAIM_VERSION
         try:
             return await (self._allowances if carried else self._holds).reserve(
                 HoldRequest(

@@ -17,8 +17,8 @@ from gateway.fleet.service_relay import ServiceRelay
 from gateway.served_models.registry import ModelRegistry
 from protocol.addresses import parse_address
 from protocol.frames import ToGateway
-from protocol.replicas import Beat, Fenced, Hello, Scope
-from protocol.requests import ATTEMPTS, Ack, Began, Done, Generate, PromptLogprobs, Tokens
+from protocol.replicas import Fenced, Heartbeat, Hello, Scope
+from protocol.requests import ATTEMPT_VERSION, Ack, Began, Done, Generate, PromptLogprobs, Tokens
 from storage.background_tasks import BackgroundTasks
 
 log = structlog.get_logger("gateway.fleet")
@@ -202,7 +202,7 @@ class Fleet:
         """Hand a message to its stream, and a beat's service totals to the other replicas."""
         if isinstance(message, Hello):
             return
-        if isinstance(message, Beat):
+        if isinstance(message, Heartbeat):
             self._relay.beat(link, message, self.links)
             return
         if isinstance(message, Fenced):
@@ -260,4 +260,4 @@ def _may_follow(hello: Hello, before: ReplicaStream) -> bool:
     """
     if hello.replica != before.replica:
         return not before.suspect
-    return hello.epoch != before.epoch or (before.lost and hello.version >= ATTEMPTS)
+    return hello.epoch != before.epoch or (before.lost and hello.version >= ATTEMPT_VERSION)

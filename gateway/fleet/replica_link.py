@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from protocol.addresses import Address
 from protocol.frames import ProtocolError, ToGateway, ToReplica, agree_version, encode, link_proof, read_from_replica
-from protocol.replicas import DISK_FULL, MAX_SCOPES, Beat, Dial, Hello, Scope
+from protocol.replicas import DISK_FULL, MAX_SCOPES, Dial, Heartbeat, Hello, Scope
 from storage.backoff import Backoff
 
 
@@ -66,7 +66,7 @@ def unnamed_journal(replica: str) -> str:
     return f"replica {replica}"
 
 
-def _requests(beat: Beat) -> int:
+def _requests(beat: Heartbeat) -> int:
     return beat.running + sum(beat.waiting.values())
 
 
@@ -110,7 +110,7 @@ class ReplicaLink:
     ) -> None:
         self.address = address
         self.hello: Hello | None = None
-        self.beat: Beat | None = None
+        self.beat: Heartbeat | None = None
         self.problem = "not dialed yet"
         self.running = 0
         self.others = 0
@@ -249,7 +249,7 @@ class ReplicaLink:
         self._heard_at = self._clock.now()
         if isinstance(message, Hello):
             raise ProtocolError("a second Hello")
-        if isinstance(message, Beat):
+        if isinstance(message, Heartbeat):
             idle = not message.running and not any(message.waiting.values())
             if idle or self.beat is None or message.steps != self.beat.steps:
                 self._moved_at = self._heard_at

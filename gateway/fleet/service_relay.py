@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gateway.fleet.replica_link import ReplicaLink
-from protocol.replicas import Beat, Elsewhere, Hello
+from protocol.replicas import Heartbeat, Hello, RemoteService
 
 _SINCE = 2
-"""The protocol version that knows `Elsewhere`."""
+"""The protocol version that knows `RemoteService`."""
 
 
 class ServiceRelay:
@@ -21,7 +21,7 @@ class ServiceRelay:
         self._last: dict[ReplicaLink, Mapping[str, int]] = {}
         self._in_step: set[tuple[ReplicaLink, ReplicaLink]] = set()
 
-    def beat(self, source: ReplicaLink, beat: Beat, links: Iterable[ReplicaLink]) -> None:
+    def beat(self, source: ReplicaLink, beat: Heartbeat, links: Iterable[ReplicaLink]) -> None:
         """Send the totals in this beat of `source` to those of `links` that serve the same model."""
         hello = source.hello
         if hello is None:
@@ -35,7 +35,7 @@ class ServiceRelay:
             totals = changed if (source, link) in self._in_step else beat.service
             self._in_step.add((source, link))
             if totals:
-                link.send(Elsewhere(hello.replica, hello.epoch, totals))
+                link.send(RemoteService(hello.replica, hello.epoch, totals))
 
     def closed(self, link: ReplicaLink) -> None:
         """Forget what a lost link sent and was sent: both begin anew."""

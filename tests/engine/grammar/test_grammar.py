@@ -348,19 +348,6 @@ def test_in_any_company_the_same_and_valid(demo: Bench):
     assert len({tuple(tokens) for tokens in choices.choices.values()}) == 3
 
 
-@pytest.mark.slow
-def test_a_limit_that_is_raised_is_the_one_that_counts(demo: Bench):
-    one = tokenizer().content("1")
-    run = demo.add(generate("x", [5, 6, 7], 12, grammar='{"regex": "[0-9]+;"}', logit_bias={one[0]: 100.0}))
-    demo.step()
-    demo.engine.extend("x", 60)
-    demo.finish()
-    assert run.done is not None
-    assert run.done.reason == "stop"
-    assert 40 < len(run.tokens) <= 60
-    assert re.fullmatch("1+;", text_of([token for token in run.tokens if token != END]))
-
-
 def test_with_everything_else_that_is_asked(demo: Bench):
     """Least tokens and bias give way to what must come."""
     comma = tokenizer().content(",")[0]

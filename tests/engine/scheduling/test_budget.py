@@ -97,7 +97,7 @@ def test_steps_are_measured_before_the_first_request(bench: Bench):
 
 
 def test_the_engine_measures_the_steps_that_it_runs(bench: Bench):
-    bench.engine.execution.costs = costs = MeasuredCosts(8)
+    bench.engine.executor.costs = costs = MeasuredCosts(8)
     for id in ("first", "second"):
         bench.add(generate(id, [i % 70 for i in range(90)], 6, read=False))
         bench.finish()

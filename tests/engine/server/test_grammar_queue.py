@@ -1,4 +1,4 @@
-"""Grammars compile fairly between flows, and whoever leaves holds nobody up."""
+"""Grammars compile fairly between flows, and clients that leave hold nobody up."""
 
 from __future__ import annotations
 

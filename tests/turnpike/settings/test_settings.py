@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from engine.core.engine import EngineLimits
-from engine.options import ReplicaOptions
 from engine.scheduling.fairness.lanes import WEIGHTS
 from engine.scheduling.fairness.queue_limits import Bound, QueueBounds
 from engine.scheduling.scheduler import TOKEN_TARGETS
 from engine.server import replica
+from engine.startup.options import ReplicaOptions
 from turnpike.commands import engine
 from turnpike.settings import loading, secrets, settings
 from turnpike.settings.settings import SettingError, Settings
