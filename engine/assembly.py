@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.calibration import calibrate
 from engine.device import block_counts, prototype
 from engine.engine import Engine, EngineLimits
 from engine.errors import ModelError, StartError
 from engine.grammar.llguidance_grammar import LlguidanceGrammars, end_tokens
-from engine.invariance import ensure_invariance
 from engine.kv_memory import KvMemory, swap_memories
 from engine.layers.linear import best_tiling
+from engine.models.decoder import Decoder
 from engine.models.registry import load_model, read_config
 from engine.options import ReplicaOptions
 from engine.protocol.replicas import Capacity, Layout, ServedModel
 from engine.quarantine import Quarantine
-from engine.runner import Runner
+from engine.runners import Sizes, make_ready, make_runner
 from engine.scheduling.costs import MeasuredCosts
-from engine.threads import Threads
 from engine.warm_up import warm_up
 from prompt_cache.block_groups import GroupedPool
 from prompt_cache.keys import BLOCK_TOKENS
@@ -51,8 +49,8 @@ def served_name(folder: Path) -> str:
     return name if isinstance(name, str) and name else folder.resolve().name
 
 
-def assemble(options: ReplicaOptions) -> Assembled:
-    """Load the model and test the machine's kernels. Raises ModelError or StartError."""
+def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model) -> Assembled:
+    """Load the model, by `load`, and test the machine's kernels. Raises ModelError or StartError."""
     config = read_config(options.model)
     context = options.context or config.context_tokens
     if context > config.context_tokens:
@@ -66,7 +64,7 @@ def assemble(options: ReplicaOptions) -> Assembled:
         )
     like = prototype(options)
     tiling = best_tiling(like)
-    model = load_model(
+    model = load(
         options.model,
         config,
         like,
@@ -77,13 +75,10 @@ def assemble(options: ReplicaOptions) -> Assembled:
         weights=options.weights,
     )
     blocks = block_counts(options, model.groups, like.device, context)
-    memories = [KvMemory(group, count, like) for group, count in zip(model.groups, blocks, strict=True)]
     kept = [int(count * options.swap_share) for count in blocks]
     swap = swap_memories(model.groups, kept, like) if all(kept) else ()
-    runner = Runner(model, memories, like.device, tiling, swap)
-    if like.device.type == "cpu":
-        runner.threads = Threads.guessed(tiling.elements)
-    ensure_invariance(runner, options.token_budget, options.max_running, context)
+    sizes = Sizes(options.max_running, options.token_budget, context, blocks)
+    runner = make_runner(model, swap, like, tiling, sizes)
     dtype = str(like.dtype).removeprefix("torch.")
     # Other weights than the folder's make other KV, and so do rounding it and, where it decides how positions are
     # turned, a longer context: none of it may be found under the same keys.
@@ -103,7 +98,7 @@ def assemble(options: ReplicaOptions) -> Assembled:
         token_targets=options.token_targets,
     )
     costs = MeasuredCosts(options.max_running)
-    calibrate(costs, runner, options.token_budget, options.max_running)
+    make_ready(runner, costs, sizes)
     if swap:
         costs.observe_copies(1, runner.time_copy())
     windows = [group.window for group in model.groups]

@@ -162,9 +162,13 @@ class Runner:
         for at in range(start, end, _SCORED_ROWS):
             until = min(at + _SCORED_ROWS, end)
             rows = [first + position - work.start for position in range(at, until)]
-            logits = self.model.head(hidden[rows + [rows[0]] * self.tiling.padding(len(rows))])[: len(rows)]
+            logits = self._logits(hidden[rows + [rows[0]] * self.tiling.padding(len(rows))])[: len(rows)]
             scored += logprobs_of(logits, request.tokens[at + 1 : until + 1], [wanted] * len(rows))
         return tuple(scored)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """fp32 logits [rows, padded vocabulary] of normalized hidden states [rows, hidden]."""
+        return self.model.head(hidden)
 
     def _sound(self, works: Sequence[Work], hidden: torch.Tensor) -> list[bool]:
         finite = hidden.isfinite().all(-1).tolist()
@@ -180,9 +184,15 @@ class Runner:
         padding = [rows[0]] * self.tiling.padding(len(rows))
         if rows[-1] + 1 + len(padding) < hidden.shape[0] or rows[-1] >= len(rows):
             hidden = hidden.index_select(0, torch.tensor(rows + padding, device=hidden.device))
-        logits = self.model.head(hidden)
+        return self._draw(works, self._logits(hidden))
+
+    def _draw(self, works: Sequence[Work], logits: torch.Tensor) -> list[tuple[int, TokenLogprob | None]]:
+        """Tokens of these works, and their log probabilities, by the first rows of fp32 logits."""
         if self.on_logits is not None:
-            self.on_logits(works, logits[: len(rows), : self.model.config.vocabulary])
+            self.on_logits(works, logits[: len(works), : self.model.config.vocabulary])
+        return self._drawn(works, logits)
+
+    def _drawn(self, works: Sequence[Work], logits: torch.Tensor) -> list[tuple[int, TokenLogprob | None]]:
         tokens = sample(logits, [work.request.row for work in works if work.request.row is not None])
         logprobs: list[TokenLogprob | None] = [None] * len(tokens)
         told = {at: n for at, work in enumerate(works) if (n := work.request.sampling.logprobs) is not None}

@@ -57,6 +57,8 @@ class DecodeAttention:
         device = bounds.device
         self.heads, self.splits, self.bounds = heads, len(bounds) - 1, bounds
         self.heads_per_kv_head = heads // kv.kv_heads
+        # The same for all steps, so that the plan is compiled once.
+        self._rows_padded = triton.next_power_of_2(max(2, rows))
         self.limit = _LARGE_ROWS // triton.next_power_of_2(self.heads_per_kv_head)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
         self._programs = [count * processors for count in programs]
@@ -86,7 +88,7 @@ class DecodeAttention:
             LIMIT=limit,
             SMALL=min(small, limit),
             WINDOW=window,
-            ROWS=triton.next_power_of_2(max(2, rows)),
+            ROWS=self._rows_padded,
             num_warps=4,
         )
 
@@ -161,7 +163,7 @@ def _later(a, b):
     return tl.maximum(a, b)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _plan(
     positions,
     table_rows,

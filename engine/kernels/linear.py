@@ -7,7 +7,7 @@ agree on the machine at hand is for the caller to test.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -30,8 +30,21 @@ class LinearTile:
 
 
 def tile_for(rows: int, outputs: int, inputs: int) -> LinearTile:
-    """The quickest tile known on an H200 in bf16 for a weight [outputs, inputs] (`benchmarks/gpu/NOTES.md`)."""
+    """The quickest tile known on an H200 in bf16 for a weight [outputs, inputs] (`benchmarks/gpu/NOTES.md`).
+
+    Its inputs divide the weight's, as far as these are a multiple of 16.
+    """
+    tile = _quickest_tile(rows, outputs)
+    step = tile.inputs
+    while inputs % step and step > 16:
+        step //= 2
+    return replace(tile, inputs=step)
+
+
+def _quickest_tile(rows: int, outputs: int) -> LinearTile:
     tall = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    if rows > 64:
+        return LinearTile(128, 128, 64, 8, 4)
     if outputs <= 4_096 and rows <= 16:
         return LinearTile(32, 16, 256, 4, 4, swapped=False)
     if outputs <= 8_192:
@@ -84,7 +97,7 @@ def linear(
     return y
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _linear(
     x,
     weight,

@@ -124,6 +124,16 @@ class Linear:
         return self._weight
 
     @property
+    def is_plain(self) -> bool:
+        """Whether its weight is kept as [outputs, inputs]."""
+        return self._kernel is self.tiling.kernels.plain
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """Its bias [outputs], if it has one."""
+        return self._bias
+
+    @property
     def nbytes(self) -> int:
         """What its weight takes in memory."""
         return self._weight.numel() * self._weight.itemsize
