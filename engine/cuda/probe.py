@@ -47,7 +47,9 @@ class Probe:
         runner, rows = self.runner, len(positions)
         slots = runner.slots
         slots.rows = np.arange(rows, dtype=np.int32)
-        slots.put([(slot, block, (block,) * len(runner.memories)) for slot in range(rows) for block in range(self.blocks)])
+        places = np.tile(np.arange(self.blocks, dtype=np.int32), rows)
+        blocks = np.tile(places[:, None], (1, len(runner.memories)))
+        slots.put(np.repeat(slots.rows, self.blocks), places, blocks)
         slots.tell(list(range(rows)), self.tokens[positions].tolist())
         runner.steps.run(slots.rows, positions, slots.rows)
         slots.rows = np.zeros(0, np.int32)

@@ -165,12 +165,8 @@ class CudaRunner(Runner):
         if skipped.all() or len(homeless) > len(self._spare):
             return None
         spare = {row: self._spare.pop() for row in homeless}
-        slots.put(
-            [
-                (int(slots.rows[row]), int(starts[row]) // BLOCK_TOKENS, tuple(count + block for count in self.sizes.blocks))
-                for row, block in spare.items()
-            ]
-        )
+        blocks = np.array([[count + block for count in self.sizes.blocks] for block in spare.values()], np.int32)
+        slots.put(slots.rows[homeless], (starts[homeless] // BLOCK_TOKENS).astype(np.int32), blocks)
         ahead = self._launch(flight.works, starts, skipped)
         ahead.spare = spare
         return ahead

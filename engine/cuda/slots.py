@@ -1,7 +1,6 @@
 """What the device holds of each decoding request, by slot: its block table and its latest token.
 
-A request keeps its slot while it decodes, whatever row it has in a step. Tables grow at their end, so that a step sends
-only what is new.
+A request keeps its slot while it decodes, whatever row it has in a step. A step sends only what has changed.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import torch
 
 from engine.cuda.uploads import Ints, upload
 from engine.scheduling.work import Decode
-from prompt_cache.block_groups import Block
 from prompt_cache.keys import BLOCK_TOKENS
 
 NOWHERE = -1
@@ -38,8 +36,8 @@ class Slots:
         self.works: Sequence[Decode] = ()
         self.rows: Ints = np.zeros(0, np.int32)
         self.order: Ints = np.zeros(0, np.int32)
-        self._first = np.zeros((count, blocks), np.int32)
-        """The tables of the first group, on the host."""
+        self._tables = np.full((count, blocks, groups), NOWHERE, np.int32)
+        """What was written to the tables on the device."""
         self._free = list(range(count - 1, -1, -1))
         self._slots: dict[Decode, int] = {}
         self._revisions: list[int] = []
@@ -53,20 +51,18 @@ class Slots:
         if not same:
             self._assign(works)
         before = self._revisions if same else [NOWHERE] * len(works)
-        grown = [at for at, (old, new) in enumerate(zip(before, revisions, strict=True)) if old != new]
-        self._grow([(works[at], int(self.rows[at])) for at in grown])
+        changed = [at for at, (old, new) in enumerate(zip(before, revisions, strict=True)) if old != new]
+        self._renew([(works[at], int(self.rows[at])) for at in changed])
         self._revisions = revisions
         if not same:
             self.order = self._sorted()
 
-    def put(self, entries: Sequence[tuple[int, int, Block]]) -> None:
-        """Write (slot, place in the table, block) to the device's tables."""
-        if not entries:
+    def put(self, slots: Ints, places: Ints, blocks: Ints) -> None:
+        """Write `blocks` [entries, layer groups] to these places of these slots' tables on the device."""
+        if not len(slots):
             return
         width = self.block_tables[0].shape[1]
-        places = np.array([slot * width + place for slot, place, _ in entries], np.int32)
-        blocks = np.array([block for _, _, block in entries], np.int32).T
-        there = upload([places, *np.ascontiguousarray(blocks)], self.device)
+        there = upload([slots * width + places, *np.ascontiguousarray(blocks.T)], self.device)
         index = there[0].long()
         for table, values in zip(self.block_tables, there[1:], strict=True):
             table.view(-1).index_copy_(0, index, values)
@@ -84,27 +80,32 @@ class Slots:
             if work not in slots:
                 slot = slots[work] = self._free.pop()
                 self.token_at[slot], self.held[slot] = NOWHERE, 0
+                self._tables[slot] = NOWHERE
         # A copy: it must not change while we compare with it.
         self.works = list(works) if not isinstance(works, list) else works
         self.rows = np.array([slots[work] for work in works], np.int32)
 
-    def _grow(self, grown: Sequence[tuple[Decode, int]]) -> None:
-        entries: list[tuple[int, int, Block]] = []
-        for work, slot in grown:
+    def _renew(self, changed: Sequence[tuple[Decode, int]]) -> None:
+        slots, places, blocks = [], [], []
+        for work, slot in changed:
             request = work.request
-            table, held = request.table, int(self.held[slot])
-            for place in range(held, len(table)):
-                entries.append((slot, place, table[place]))
-                self._first[slot, place] = table[place][0]
+            table = np.array(request.table, np.int32)
+            # Not only its end: a block that was there already takes the place of the same one that it filled itself.
+            new = (table != self._tables[slot, : len(table)]).any(1).nonzero()[0].astype(np.int32)
+            self._tables[slot, new] = table[new]
             self.held[slot] = len(table)
             self.last_start[slot] = request.prompt + request.max_output - 2
-        self.put(entries)
+            slots.append(np.full(len(new), slot, np.int32))
+            places.append(new)
+            blocks.append(table[new])
+        if slots:
+            self.put(np.concatenate(slots), np.concatenate(places), np.concatenate(blocks))
 
     def _sorted(self) -> Ints:
         if not len(self.rows):
             return self.rows
         width = int(self.held[self.rows].max())
-        keys = [self._first[slot, :width].tobytes() for slot in self.rows]
+        keys = [self._tables[slot, :width, 0].tobytes() for slot in self.rows]
         return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int32)
 
     def has_room(self, positions: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
