@@ -48,12 +48,14 @@ $(VENV)/.installed-dev: requirements/dev.txt requirements/oracles.txt requiremen
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install --quiet --require-hashes -r requirements/triton.txt
 	@touch $@
 
-check: install-dev ## Format, lint, types, architecture, compose file
+check: install-dev ## Format, lint, types, architecture, compose file, size of the product, subjects of commits
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
-	$(BIN)/python -m pytest tests/test_architecture.py
+	$(BIN)/python -m pytest tests/test_architecture.py tests/test_docs.py
+	$(BIN)/python scripts/count_code.py
+	$(BIN)/python scripts/check_subjects.py
 
 test: install-dev ## All tests, on SQLite and PostgreSQL
 	$(BIN)/python -m tests.servers --install
@@ -65,13 +67,13 @@ test-fast: install-dev ## What to run after each change: something of every room
 	$(BIN)/python -m pytest $(TWO) -m "not slow and not e2e and not gpu" --hypothesis-profile fast --cpu-limit 8
 
 test-rating: install-dev ## Rating against fractions, 10,000 examples of each rule: two minutes
-	RATING_EXAMPLES=10000 $(BIN)/python -m pytest --timeout 900 tests/billing/test_terms.py
+	RATING_EXAMPLES=10000 $(BIN)/python -m pytest --timeout 900 tests/billing/rating/test_terms.py
 
 # What this processor decides can be decided otherwise: by the libraries' own variables, and by tests/machines.py.
 OTHER_CPUS := ONEDNN_MAX_CPU_ISA=SSE41 ONEDNN_MAX_CPU_ISA=AVX2 ONEDNN_MAX_CPU_ISA=AVX512_CORE \
 	ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=COMPATIBLE
-BITS := tests/engine/test_linear.py tests/engine/test_invariance.py tests/engine/test_company.py \
-	tests/engine/test_quantization.py tests/engine/test_fp8_kv.py tests/engine/test_choices.py tests/engine/test_families.py
+BITS := tests/engine/layers/test_linear.py tests/engine/startup/test_self_test.py tests/engine/core/test_batch_invariance.py \
+	tests/engine/quantization/test_quantization.py tests/engine/kv_cache/test_fp8_kv.py tests/engine/core/test_parent_request.py tests/engine/models/test_families.py
 
 test-other-cpu: install-dev ## Whether bits hold with the processor's choices turned the other way: the engine's tests, many times
 	@for cpu in $(OTHER_CPUS); do echo "== $$cpu"; env $$cpu $(BIN)/python -m pytest -q $(TWO) $(BITS) || exit; done
@@ -80,9 +82,9 @@ test-other-cpu: install-dev ## Whether bits hold with the processor's choices tu
 
 test-long: install-dev ## 100,000 steps of the money machine, 300 companies of requests a family, every column of the books: an hour
 	$(BIN)/python -m tests.servers --install
-	TURNPIKE_MACHINE_STEPS=50000 $(BIN)/python -m pytest -o timeout=0 tests/billing/test_machine.py
-	ALTERED_COLUMNS=99 $(BIN)/python -m pytest -o timeout=0 tests/billing/test_alterations.py
-	TURNPIKE_COMPANY_EXAMPLES=300 $(BIN)/python -m pytest -o timeout=0 tests/engine/test_company.py
+	TURNPIKE_MACHINE_STEPS=50000 $(BIN)/python -m pytest -o timeout=0 tests/billing/transaction/test_state_machine.py
+	ALTERED_COLUMNS=99 $(BIN)/python -m pytest -o timeout=0 tests/billing/verification/test_alterations.py
+	TURNPIKE_COMPANY_EXAMPLES=300 $(BIN)/python -m pytest -o timeout=0 tests/engine/core/test_batch_invariance.py
 
 test-gpu: install-dev ## The tests that need a GPU
 	$(BIN)/python -m pytest -m gpu tests/gpu
@@ -97,10 +99,11 @@ format: install-dev ## Format and mend what can be mended
 
 docs: install-dev ## Regenerate the generated pages of docs/
 	$(BIN)/turnpike settings --markdown > docs/settings.md
-	$(BIN)/python scripts/structure_page.py
+	$(BIN)/python scripts/module_page.py
 
-golden: install-dev ## Write the golden month's documents and exports anew: read what differs before you commit it
+golden: install-dev ## Write the golden month and all goldens anew: read what differs before you commit it
 	$(BIN)/python -m tests.billing.golden.month
+	REWRITE_GOLDENS=1 $(BIN)/python -m pytest tests/goldens
 
 lock: | $(BIN)/python ## Lock the newest versions that requirements/*.in allow
 	$(PIP) install --quiet uv

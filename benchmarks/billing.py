@@ -4,7 +4,7 @@
 (`benchmarks.hot_tenant`), on a PostgreSQL of its own or on SQLite.
 
 `settle`: a month of 200 tenants' events in the order of time, with the dedup, indexes, rollups and ledger that every
-event gets, through `billing.settlement.settle` itself (the events' making is not counted; 2 % come twice).
+event gets, through `billing.settlement.settlement.settle` itself (the events' making is not counted; 2 % come twice).
 
 `invoice`: the same events, then the largest tenant's month rated from events and from rollups, which must be equal.
 
@@ -29,7 +29,7 @@ import uvloop
 from benchmarks.hot_tenant import hot_tenant
 from benchmarks.killing import is_clean, kill
 from benchmarks.settling import analyze, invoice_month, settle_month
-from storage import migrate
+from storage.database import migrate
 from tests.servers import postgres_server
 
 _SERVER = {"shared_buffers": "1GB", "max_wal_size": "8GB"}

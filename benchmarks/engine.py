@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from engine.assembly import assemble
-from engine.engine import Engine
+from engine.core.engine import Engine
 from engine.options import ReplicaOptions
-from engine.protocol.replicas import Scope
-from engine.protocol.requests import Done, Generate, Sampling, Segment
+from engine.startup.assembly import assemble
+from protocol.replicas import Scope
+from protocol.requests import Done, Generate, Sampling, Segment
 
 Measure: TypeAlias = Callable[[], float]
 Figures: TypeAlias = dict[str, float]

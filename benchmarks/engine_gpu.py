@@ -19,16 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity
+from engine.step_result import Event
 
 from benchmarks.gpu.random_weights import SHAPES, load_random, write_shape
 from benchmarks.gpu.workloads import workloads
-from engine.assembly import assemble
-from engine.journal import Journal
-from engine.loop import EngineLoop
 from engine.options import KvDtype, Quantize, ReplicaOptions
-from engine.protocol.replicas import Scope
-from engine.protocol.requests import Done, Generate, Sampling, Segment, Tokens
-from engine.step_result import Event
+from engine.server.engine_loop import EngineLoop
+from engine.server.journal import Journal
+from engine.startup.assembly import assemble
+from protocol.replicas import Scope
+from protocol.requests import Done, Generate, Sampling, Segment, Tokens
 
 SCOPES = {"project": Scope("project", b"root" * 8, b"key")}
 RUNNING, BUDGET, CONTEXT = 512, 8_192 + 512, 40_960
@@ -149,8 +150,6 @@ def measure(driver: Driver, wanted: Sequence[str], args: argparse.Namespace, rep
 
 def profile(driver: Driver, name: str, tokens: int, limit: float) -> None:
     """Print where the GPU's time goes in a run, by kernel, and how much of the run it was busy."""
-    from torch.profiler import ProfilerActivity
-
     prompts, _ = workloads(7)[name]
     driver.run(prompts[:32], 4, limit)
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as trace:

@@ -25,8 +25,9 @@ from benchmarks.fairness_policies import POLICIES
 from benchmarks.fairness_scenarios import GENERATED, Scenario
 from benchmarks.fairness_simulator import Outcome, simulate
 from benchmarks.fairness_traces import TraceError, read_trace
-from engine.scheduling.fair_share import LOCALITY
-from engine.scheduling.lanes import LANES, WEIGHTS
+from engine.scheduling.fairness.fair_share import LOCALITY_QUANTUM_US
+from engine.scheduling.fairness.lanes import WEIGHTS
+from protocol.requests import LANES
 
 OURS = "turnpike"
 FIRST_TOKEN_S = 2.0
@@ -87,7 +88,7 @@ def demand(scenario: Scenario, outcome: Outcome) -> dict[str, Any]:
 def judge(scenario: Scenario, outcomes: dict[str, Outcome], policies: dict[str, Any]) -> dict[str, Any]:
     """Our policy against the bar in one scenario: each figure, what it is held against, and whether it is met."""
     ours, others = policies[OURS], {name: found for name, found in policies.items() if name != OURS}
-    quantum = LOCALITY / 1e6
+    quantum = LOCALITY_QUANTUM_US / 1e6
     most = max(outcomes[OURS].most, outcomes["vtc"].most)
     replicas = scenario.replicas
     constant = 2 * (replicas * scenario.running * most + quantum + (replicas - 1) * 1.0)

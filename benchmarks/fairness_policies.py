@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from engine.scheduling.costs import StepCosts
-from engine.scheduling.fair_share import FairShare
-from engine.scheduling.flows import Flow, FlowShares
-from engine.scheduling.lanes import RANK
+from engine.scheduling.fairness.fair_share import FairShare
+from engine.scheduling.fairness.flows import Flow, FlowShares
+from engine.scheduling.fairness.lanes import RANK
 from engine.scheduling.policy import FirstComeFirstServed, Matched, Policy
 from engine.scheduling.request import Request
+from engine.scheduling.step_costs import StepCosts
 
 
 class StrictPriority(FirstComeFirstServed):
@@ -137,7 +137,7 @@ class PlainShares(FlowShares):
 class PlainVtc(FairShare):
     """VTC (OSDI '24): the flows of all lanes in one, no locality, output charged as it is made and not ahead."""
 
-    keeps_awaited = False
+    protects_awaited_blocks = False
 
     def __init__(self, costs: StepCosts) -> None:
         super().__init__(costs, quantum=0.0)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.protocol.requests import Lane
+from protocol.requests import Lane
 
 TRACE_BLOCK = 512
 """Tokens that one hash of a trace stands for."""

@@ -10,16 +10,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.fairness_scenarios import TRACE_BLOCK, Arrival, Scenario
-from engine.protocol.requests import Sampling
-from engine.scheduling.costs import FixedCosts, Rates, StepCosts
-from engine.scheduling.fair_share import FairShare
-from engine.scheduling.lanes import LANES
+from engine.scheduling.fairness.fair_share import FairShare
 from engine.scheduling.policy import Policy
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.tokens import Tokens
-from prompt_cache.block_groups import GroupedPool
-from prompt_cache.keys import BLOCK_TOKENS
+from engine.scheduling.step_costs import FixedCosts, Rates, StepCosts
+from engine.scheduling.token_sequence import TokenSequence
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
+from prompt_cache.kv.grouped_pool import GroupedPool
+from protocol.requests import LANES, Sampling
 
 RATES = Rates(step=6_000.0, uncached=30.0, cached=0.3, row=60.0, batch=64)
 """Of the order of an 8B model on one H200; what is compared is the policies, under the same rates."""
@@ -177,7 +176,7 @@ class _Run:
             id=str(number),
             attempt=1,
             arrival=number,
-            tokens=Tokens([0] * arrival.prompt),
+            tokens=TokenSequence([0] * arrival.prompt),
             prompt=arrival.prompt,
             segments=((arrival.prompt, b"scope", "scope"),),
             root=b"model",

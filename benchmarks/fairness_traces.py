@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fairness_scenarios import TRACE_BLOCK, Arrival, Scenario
-from engine.scheduling.lanes import LANES
-from prompt_cache.keys import BLOCK_TOKENS
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
+from protocol.requests import LANES
 
 BLOCKS = 32_768
 LONGEST = BLOCKS * BLOCK_TOKENS // 2

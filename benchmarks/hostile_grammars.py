@@ -22,11 +22,10 @@ from typing import Any
 
 from benchmarks.hostile_inputs import hostile_grammar
 from engine.options import ReplicaOptions
-from engine.protocol.frames import encode, read_from_replica
-from engine.protocol.greeting import VERSION, link_proof
-from engine.protocol.replicas import Dial, Hello, Scope
-from engine.protocol.requests import Ack, Done, Generate, Sampling, Segment, Tokens
-from engine.replica import main as replica_main
+from engine.server.replica import main as replica_main
+from protocol.frames import VERSION, encode, link_proof, read_from_replica
+from protocol.replicas import Dial, Hello, Scope
+from protocol.requests import Ack, Done, Generate, Sampling, Segment, Tokens
 
 _KEY = b"k" * 32
 _AT_A_TIME = 8

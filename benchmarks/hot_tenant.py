@@ -2,7 +2,8 @@
 
 The clients are shared out among gateway workers, each a process with its own pool, spool and settler, as in production
 (`turnpike gateway` runs one for each core). What is counted ends when the last usage is settled. Then twice as much is
-asked for as there is money: exactly what is affordable may be admitted. `billing.audit.checks` has the last word.
+asked for as there is money: exactly what is affordable may be admitted. `billing.verification.checks` has the last
+word.
 
 Beside the rate stand the CPU seconds that a request cost, which other load on the machine changes less.
 """
@@ -21,20 +22,20 @@ import msgspec
 import uvloop
 
 from benchmarks.processes import Processes, server_cpu_s
-from billing.audit.checks import check
-from billing.balances import Balances
-from billing.holds.allowances import Allowances
-from billing.holds.decisions import InsufficientFunds
+from billing.accounts.balances import Balances
 from billing.holds.records import Hold, HoldRequest
-from billing.holds.reserving import Holds
-from billing.prices import PriceBook, PriceVersion
-from billing.settler import Settler
-from billing.spool import Spool
+from billing.prices import PriceCatalog, PriceVersion
+from billing.reservation.allowances import Allowances
+from billing.reservation.decisions import InsufficientFunds
+from billing.reservation.hold_service import HoldService
+from billing.settlement.settler import Settler
+from billing.spool.spool import Spool
 from billing.usage import Counts, Usage, UsageEvent
-from storage import migrate
-from storage.base import new_id
-from storage.database import Database
-from turnpike import garbage
+from billing.verification.checks import check
+from storage.database import migrate
+from storage.database.base import new_id
+from storage.database.database import Database
+from turnpike.processes import gateway
 
 PRICES = {"uncached": "0.40", "read_automatic": "0.04", "output": "1.60"}
 USAGE = Usage(uncached=900, read={"automatic": 100}, output=50)
@@ -71,7 +72,7 @@ class Worker:
 
     def __init__(self, share: Share, database: Database, version: PriceVersion, spool: Spool) -> None:
         self._share = share
-        self.allowances = Allowances(Holds(database), spool, share.name)
+        self.allowances = Allowances(HoldService(database), spool, share.name)
         self._spool = spool
         self._project, self._key = new_id(), new_id()
         self._cost = version.cost(USAGE, "standard")
@@ -120,12 +121,12 @@ class Worker:
 
 async def _work(share: Share) -> Done:
     database = await Database.open(share.url)
-    version = await PriceBook(database).version(share.price_version)
+    version = await PriceCatalog(database).version(share.price_version)
     with tempfile.TemporaryDirectory() as folder:
         spool = Spool(Path(folder), share.name)
         settler = Settler(database, spool)
         worker = Worker(share, database, version, spool)
-        garbage.keep_what_is_there()
+        gateway.tune_garbage_collector()
         before = time.process_time()
         await settler.start()
         await worker.run()
@@ -182,7 +183,7 @@ def hot_tenant(url: str, clients: int, seconds: float, workers: int, server: int
 async def _prepare(url: str, rich: UUID, scarce: UUID) -> int:
     await migrate.upgrade(url)
     database = await Database.open(url)
-    version = await PriceBook(database).set("bench", "USD", PRICES)
+    version = await PriceCatalog(database).set("bench", "USD", PRICES)
     await Balances(database).grant(rich, 10**18, "USD")
     await Balances(database).grant(scarce, _SCARCE * version.cost(USAGE, "standard"), "USD")
     await database.close()

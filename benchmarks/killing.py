@@ -27,10 +27,10 @@ from uuid import UUID
 import psutil
 from sqlalchemy import text
 
-from billing.balances import Balances
+from billing.accounts.balances import Balances
 from billing.holds.records import unpack
 from billing.money import parse_amount
-from storage.database import Database
+from storage.database.database import Database
 from tests.e2e.deployment import Answer, Deployment
 from tests.e2e.processes import Process, command, get, wait_ready
 from tests.servers import PostgresServer, RedisServer, free_port, postgres_server, redis_server

@@ -16,13 +16,12 @@ import sys
 import time
 from pathlib import Path
 
-from engine.protocol.requests import Sampling
-from engine.scheduling.fair_share import FairShare
-from engine.scheduling.lanes import LANES
+from engine.scheduling.fairness.fair_share import FairShare
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.tokens import Tokens
-from prompt_cache.block_groups import GroupedPool
+from engine.scheduling.token_sequence import TokenSequence
+from prompt_cache.kv.grouped_pool import GroupedPool
+from protocol.requests import LANES, Sampling
 
 TARGET_US = 100.0
 STEP_S = 0.02
@@ -39,7 +38,7 @@ def measure(running: int, steps: int) -> float:
                 id=str(number),
                 attempt=1,
                 arrival=number,
-                tokens=Tokens([number] * prompt),
+                tokens=TokenSequence([number] * prompt),
                 prompt=prompt,
                 segments=((prompt, b"scope", "scope"),),
                 root=b"model",

@@ -17,17 +17,17 @@ from sqlalchemy import func, select, text
 
 from benchmarks.processes import Processes, server_cpu_s
 from benchmarks.traffic import PERIOD, Traffic
-from billing.audit.checks import check
-from billing.balances import Balances
-from billing.prices import PriceBook
-from billing.rating.usage_lines import Source, usage_lines
-from billing.rollups import LIMB
-from billing.settlement import Settled, settle
+from billing.accounts.balances import Balances
+from billing.events.rollups import LIMB
+from billing.prices import PriceCatalog
+from billing.rating.usage_lines import SumSource, usage_lines
+from billing.settlement.settlement import Settled, settle
 from billing.tables.money import balance, ledger_entry, rollup_hour, usage_event
 from billing.usage import UsageEvent
-from storage import migrate
-from storage.database import Database
-from turnpike import garbage
+from billing.verification.checks import check
+from storage.database import migrate
+from storage.database.database import Database
+from turnpike.processes import gateway
 
 _MADE_AHEAD = 10  # batches of each settler; making events is not counted
 _MAKE, _SETTLE = "make", "settle"
@@ -54,7 +54,8 @@ class Done(msgspec.Struct, frozen=True):
 
 
 def settle_month(url: str, count: int, batch: int, settlers: int, server: int) -> dict[str, Any]:
-    """Events per second through `billing.settlement.settle`, by so many processes at once, as gateway workers do.
+    """Events per second through `billing.settlement.settlement.settle`, by so many processes at once, as gateway
+    workers do.
 
     `server` is the database server's process. Beside the rate stand the CPU seconds that an event cost, which other
     load on the machine changes less.
@@ -90,7 +91,7 @@ def settle_month(url: str, count: int, batch: int, settlers: int, server: int) -
 async def _prepare(url: str, count: int) -> Traffic:
     await migrate.upgrade(url)
     database = await Database.open(url)
-    traffic = await Traffic.of(PriceBook(database), count)
+    traffic = await Traffic.of(PriceCatalog(database), count)
     for tenant in traffic.tenants:
         await Balances(database).grant(tenant, 10**18, "USD")
     await database.close()
@@ -105,9 +106,9 @@ async def _settler(pipe: Connection) -> None:
     """Make events when asked to, then settle them."""
     share: Share = pipe.recv()
     database = await Database.open(share.url)
-    book = PriceBook(database)
+    book = PriceCatalog(database)
     batches = share.traffic.batches(share.batch, share.number, share.settlers)
-    garbage.keep_what_is_there()
+    gateway.tune_garbage_collector()
     pipe.send(None)
     given: list[list[UsageEvent]] = []
     number = 0
@@ -128,11 +129,11 @@ async def _settler(pipe: Connection) -> None:
 async def invoice_month(url: str) -> dict[str, Any]:
     """Seconds to rate the largest tenant's month, from events and from rollups: the median of three."""
     database = await Database.open(url)
-    book = PriceBook(database)
+    book = PriceCatalog(database)
     tenant, requests = await _largest(database)
     figures: dict[str, Any] = {"events_of_tenant": requests}
-    answers: dict[Source, Any] = {}
-    sources: tuple[Source, ...] = ("events", "rollups")
+    answers: dict[SumSource, Any] = {}
+    sources: tuple[SumSource, ...] = ("events", "rollups")
     for source in sources:
         times = []
         for _ in range(3):

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from engine.protocol.replicas import Forget, Scope
-from engine.protocol.requests import Abort, Credit, Done, Segment
+from protocol.replicas import Forget, Scope
+from protocol.requests import Abort, Credit, Done, Segment
 from tests.engine.client import Client, ReplicaProcess
 from tests.engine.conftest import VOCABULARY, generate, write_model
 

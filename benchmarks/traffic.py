@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from billing.prices import PriceBook, PriceVersion
+from billing.prices import PriceCatalog, PriceVersion
 from billing.usage import Counts, Usage, UsageEvent, period_of
-from storage.base import id_of, new_id
+from storage.database.base import id_of, new_id
 
 PRICES = {"uncached": "0.40", "read_automatic": "0.04", "read_5m": "0.04", "write_5m": "0.50", "output": "1.60"}
 TENANTS = 200
@@ -43,7 +43,7 @@ class Traffic:
         self._keys = {tenant: [(new_id(), new_id()) for _ in range(_KEYS)] for tenant in self.tenants}
 
     @classmethod
-    async def of(cls, book: PriceBook, count: int) -> Traffic:
+    async def of(cls, book: PriceCatalog, count: int) -> Traffic:
         """Traffic at prices that are made for it."""
         return cls([await book.set(model, "USD", PRICES) for model in _MODELS], count)
 

@@ -9,9 +9,9 @@ import msgspec
 from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.seals import seal_rows
+from billing.integrity.row_seals import seal_rows
 from billing.tables.platform import platform_setting
-from storage.database import Database
+from storage.database.database import Database
 from storage.free_text import NAME, REASON, check_text
 
 APPROVALS = "approvals"

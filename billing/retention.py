@@ -15,14 +15,14 @@ from uuid import UUID
 from sqlalchemy import bindparam, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from billing.events.partitions import least_id, made_at
 from billing.holds.records import split
-from billing.months import least_id, made_at
 from billing.tables.budgets import budget_charge, budget_window
 from billing.tables.money import balance, ended_hold, usage_fact
 from billing.tables.periods import billing_period
 from billing.usage import period_bounds, period_of
-from storage.bulk import one_of
-from storage.database import Database
+from storage.database.database import Database
+from storage.database.sql_arrays import one_of
 
 BATCH = 1000
 _DAY = 86_400_000_000

@@ -24,8 +24,8 @@ TRAITS = ("model", "model_digest", "lane", "status", "reason", "delivery", "sour
 """What an event says in few different words: stored once for all events that say the same."""
 
 Status = Literal["ok", "cancelled", "failed"]
-Delivery = Literal["confirmed", "unconfirmed"]
-Source = Literal["gateway", "journal", "adjustment"]
+DeliveryCertainty = Literal["confirmed", "unconfirmed"]
+RecordedBy = Literal["gateway", "journal", "adjustment"]
 
 _PERIOD = re.compile(r"\d{4}-(0[1-9]|1[0-2])", re.ASCII)
 
@@ -206,7 +206,7 @@ class SignedUsage(Usage, frozen=True):
 _NARROW = ("price_version", "attempt", "context_from")
 _WIDE = ("admitted_at", "finished_at", "sequence", "cost_pico")
 _TOLD = ("status", "delivery", "source")
-_ALLOWED = dict(zip(_TOLD, map(get_args, (Status, Delivery, Source)), strict=True))
+_ALLOWED = dict(zip(_TOLD, map(get_args, (Status, DeliveryCertainty, RecordedBy)), strict=True))
 _MAY_TELL = set(product(*_ALLOWED.values()))
 
 
@@ -216,9 +216,10 @@ class UsageEvent(msgspec.Struct, frozen=True, tag="event", gc=False):
     Instants are microseconds since the Unix epoch. `period` was fixed by the database's clock at admission. `sequence`
     is the replica's journal sequence, 0 if the journal has none. `context_from` is the lower bound, in tokens of the
     prompt, of the context tier that priced it. An adjustment has the id of the event that it `corrects`: nothing was
-    counted for it, and its usage (a SignedUsage) and cost are what changes. A lost attempt (`billing.attempts`) has
-    there the id of its request: it counts, and bills nothing. `hold_batch` is where the request's hold is
-    kept, if that is known, or `allowance` what it was taken from: they are for who ends the hold, and not recorded.
+    counted for it, and its usage (a SignedUsage) and cost are what changes. A lost attempt
+    (`billing.settlement.lost_attempt_events`) has there the id of its request: it counts, and bills nothing.
+    `hold_batch` is where the request's hold is kept, if that is known, or `allowance` what it was taken from: they are
+    for who ends the hold, and not recorded.
     """
 
     id: UUID
@@ -234,8 +235,8 @@ class UsageEvent(msgspec.Struct, frozen=True, tag="event", gc=False):
     period: str
     status: Status
     reason: str
-    delivery: Delivery
-    source: Source
+    delivery: DeliveryCertainty
+    source: RecordedBy
     replica: str
     sequence: int
     attempt: int

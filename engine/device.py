@@ -15,9 +15,8 @@ import torch
 
 from engine.errors import StartError
 from engine.options import ReplicaOptions, Weights
-from engine.protocol.replicas import LayerGroup
-from engine.threads import all_threads
-from prompt_cache.keys import BLOCK_TOKENS
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
+from protocol.replicas import LayerGroup
 
 logger = structlog.get_logger("engine.device")
 
@@ -30,7 +29,13 @@ _CACHED_BLOCKS = 32
 """Cached sequences are taken to be so long on average (2,048 tokens): a group keeps what its window reaches."""
 
 
-def prototype(options: ReplicaOptions) -> torch.Tensor:
+def all_threads() -> int:
+    """The largest power of two of the cores that this process may use: work is then divided evenly."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 1 << (cores.bit_length() - 1)
+
+
+def empty_like_model(options: ReplicaOptions) -> torch.Tensor:
     """An empty tensor on the device and of the type that everything is to be made like. Raises StartError."""
     device = _device(options)
     if device.type == "cpu":
@@ -51,7 +56,7 @@ def _device(options: ReplicaOptions) -> torch.device:
     return torch.device("cpu")
 
 
-def keep_packed(weights: Weights, decoded_bytes: Callable[[], int], device: torch.device) -> bool:
+def should_keep_packed(weights: Weights, decoded_bytes: Callable[[], int], device: torch.device) -> bool:
     """Whether weights in few bits are kept like that; `decoded_bytes`: what they would take otherwise."""
     if weights != "auto":
         return weights == "packed"

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from engine.protocol.requests import Lane
-from engine.scheduling.lanes import WEIGHTS
-from engine.scheduling.queue_bounds import QueueBounds
+from engine.scheduling.fairness.lanes import WEIGHTS
+from engine.scheduling.fairness.queue_limits import QueueBounds
 from engine.scheduling.scheduler import TOKEN_TARGETS
+from protocol.requests import Lane
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16"]

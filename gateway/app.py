@@ -12,18 +12,18 @@ from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.types import Message, Scope
 
-from gateway import error_answers
 from gateway.admin.prices import price_routes
-from gateway.authentication import PUBLIC, Authentication
 from gateway.endpoints.chat import chat_completions
 from gateway.endpoints.completions import completions
 from gateway.endpoints.exports import export_routes
+from gateway.endpoints.health import health_routes, metrics_route
 from gateway.endpoints.models import model_routes
-from gateway.endpoints.operations import health_routes, metrics_route
 from gateway.endpoints.prices import list_prices
 from gateway.endpoints.usage import usage_routes
 from gateway.endpoints.webhooks import webhook_routes
-from gateway.request_scope import of
+from gateway.http import error_responses
+from gateway.http.authentication import PUBLIC, Authentication
+from gateway.request_context import of
 from gateway.services import Gateway, GatewayServices
 
 log = structlog.get_logger("gateway.http")
@@ -66,7 +66,7 @@ def create_app(services: GatewayServices) -> Litestar:
         lifespan=[lifespan],
         middleware=[Authentication(services.authenticator)],
         before_send=[before_send],
-        exception_handlers={HTTPException: error_answers.answer, Exception: error_answers.answer},
+        exception_handlers={HTTPException: error_responses.answer, Exception: error_responses.answer},
         request_max_body_size=services.options.body_limit,
         openapi_config=None,
         logging_config=None,
@@ -79,7 +79,7 @@ def create_internal_app(gateway: Gateway) -> Litestar:
     """The application of a running worker for those who run it: health and metrics, without a key."""
     return Litestar(
         route_handlers=[*health_routes(gateway), metrics_route(gateway)],
-        exception_handlers={HTTPException: error_answers.answer, Exception: error_answers.answer},
+        exception_handlers={HTTPException: error_responses.answer, Exception: error_responses.answer},
         openapi_config=None,
         logging_config=None,
         debug=False,

@@ -11,8 +11,8 @@ import uvicorn
 from litestar import Litestar
 
 from gateway.app import create_internal_app, gateway_of
-from gateway.connections import Connections
-from gateway.http_protocol import HttpProtocol
+from gateway.http.connections import Connections
+from gateway.http.http_protocol import HttpProtocol
 
 _AFTER_DRAIN_S = 20
 KEEP_ALIVE_S = 75
@@ -37,6 +37,8 @@ class GatewayServer(uvicorn.Server):
         options = self._gateway.services.options
         self.connections = Connections(options.connections, options.connections_per_address)
         self._gateway.open_connections = self.connections
+        self._gateway.lingering_connections = self.connections.lingering
+        self.connections.lingering.on_cut_off = self._gateway.metrics.cut_off
         super().__init__(
             uvicorn.Config(
                 app,

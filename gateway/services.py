@@ -7,32 +7,33 @@ from collections.abc import Callable, Sized
 
 from msgspec import Struct, field
 
-from billing.epochs import EpochKeeper
 from billing.exports.jobs import ExportJobs
-from billing.holds.allowances import BUSY, Allowances
-from billing.holds.reserving import Holds
-from billing.prices import PriceBook
-from billing.settler import Settler
-from billing.spool import Spool
-from billing.webhooks.endpoints import Endpoints
+from billing.prices import PriceCatalog
+from billing.reservation.allowances import BUSY, Allowances
+from billing.reservation.hold_service import HoldService
+from billing.settlement.settler import Settler
+from billing.spool.gateway_epochs import EpochKeeper
+from billing.spool.spool import Spool
 from gateway.admission.admission import Admission
-from gateway.admission.lifetimes import Lifetimes
-from gateway.body_budget import BodyBudget
-from gateway.domains import CacheDomains
-from gateway.fair_threads import FairThreads
+from gateway.admission.fair_threads import FairThreads
+from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.fleet.fleet import Fleet
-from gateway.leftovers import Leftovers
-from gateway.lost_attempts import LostAttempts
-from gateway.metrics import Metrics
-from gateway.recording import Recorder
-from gateway.recovery import Recovery
-from gateway.registry import Registry
-from gateway.request import Surroundings
-from gateway.requests import Requests
-from gateway.tenancy.authenticator import Authenticator
-from storage.database import Database, DatabaseUnavailable
+from gateway.generation.generation_task import GenerationDependencies
+from gateway.generation.running_tasks import RunningTasks
+from gateway.http.body_budget import BodyBudget
+from gateway.metering.usage_recorder import UsageRecorder
+from gateway.metrics.gateway_metrics import GatewayMetrics
+from gateway.recovery.journal_recovery import JournalRecovery
+from gateway.recovery.lost_attempts import LostAttempts
+from gateway.recovery.orphaned_holds import OrphanedHolds
+from gateway.recovery.refused_entries import RefusedEntries
+from gateway.served_models.registry import ModelRegistry
+from prompt_cache.promise.cache_domains import CacheDomains
+from storage.database.circuit_breaker import Patience
+from storage.database.database import Database, DatabaseUnavailable
 from storage.disk_space import DiskWatch
-from storage.patience import Patience
+from tenancy.authenticator import Authenticator
+from webhooks.endpoints import WebhookEndpoints
 
 _SETTLE_S = 10
 _LOOK_S = 5.0
@@ -64,7 +65,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     connections_per_address: int = 0
     public_metrics: bool = True
     database_patience: float = 5.0
-    lifetimes: Lifetimes = field(default_factory=Lifetimes)
+    lifetimes: RequestTimeouts = field(default_factory=RequestTimeouts)
 
 
 class GatewayServices(Struct, frozen=True, kw_only=True):
@@ -77,18 +78,29 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     name: str
     database: Database
     authenticator: Authenticator
-    holds: Holds
-    prices: PriceBook
+    holds: HoldService
+    prices: PriceCatalog
     spool: Spool
     settler: Settler
-    models: Registry
+    models: ModelRegistry
     fleet: Fleet
     domains: CacheDomains
     exports: ExportJobs
-    webhooks: Endpoints
+    webhooks: WebhookEndpoints
     epoch: EpochKeeper | None = None
     """Where the caller took the name already; the worker stops it."""
     options: GatewayOptions = field(default_factory=GatewayOptions)
+
+
+class ManagementPatience:
+    """How long those who manage and look wait for the database, by what they ask for: a report that takes long keeps
+    nobody from an answer of another kind."""
+
+    def __init__(self, seconds: float, witness: Patience) -> None:
+        self.reports = Patience(seconds, witness)
+        self.exports = Patience(seconds, witness)
+        self.webhooks = Patience(seconds, witness)
+        self.prices = Patience(seconds, witness)
 
 
 class Gateway:
@@ -101,20 +113,26 @@ class Gateway:
         epoch = services.spool.owner
         self.open_connections: Sized = ()
         """The connections of clients that the server has."""
-        self.metrics = Metrics(services.name)
+        self.lingering_connections: Sized = ()
+        """Those that are being closed while their client still sends or reads."""
+        self.metrics = GatewayMetrics(services.name)
         self.disk = DiskWatch([services.spool.folder, *services.database.folders])
+        self.refused = RefusedEntries(services.database)
         self.metrics.watch(
             fleet=services.fleet,
             spool=services.spool,
             settler=services.settler,
             disk=self.disk,
             connections=lambda: len(self.open_connections),
+            refused=lambda: self.refused.count,
+            lingering=lambda: len(self.lingering_connections),
         )
         self.allowances = Allowances(services.holds, services.spool, epoch, busy=services.options.allowance_requests)
-        self.recorder = Recorder(services.spool, self.allowances)
+        self.recorder = UsageRecorder(services.spool, self.allowances)
         self.threads = FairThreads()
         self.bodies = BodyBudget()
         self.pings = Patience(services.options.database_patience)
+        self.patience = ManagementPatience(services.options.database_patience, self.pings)
         self.admission = Admission(
             epoch,
             models=services.models,
@@ -128,21 +146,27 @@ class Gateway:
             slice_tokens=services.options.hold_slice,
         )
         self.attempts = LostAttempts(
-            services.database, self.recorder, services.fleet, services.spool, services.options.lifetimes.replay
+            services.database,
+            self.recorder,
+            services.fleet,
+            services.spool,
+            refused=self.refused,
+            patience=services.options.lifetimes.replay,
         )
-        self.requests = Requests(
-            Surroundings(
+        self.requests = RunningTasks(
+            GenerationDependencies(
                 self.admission,
                 services.fleet,
                 services.domains,
                 self.recorder,
                 self.attempts,
+                self.refused,
                 self.metrics,
                 self.disk,
             )
         )
-        self.leftovers = Leftovers(epoch, database=services.database, holds=services.holds, fleet=services.fleet)
-        self.recovery = Recovery(
+        self.leftovers = OrphanedHolds(epoch, database=services.database, holds=services.holds, fleet=services.fleet)
+        self.recovery = JournalRecovery(
             epoch,
             database=services.database,
             holds=services.holds,
@@ -151,6 +175,7 @@ class Gateway:
             fleet=services.fleet,
             leftovers=self.leftovers,
             attempts=self.attempts,
+            refused=self.refused,
         )
         self._epoch = services.epoch or EpochKeeper(services.database, services.spool, services.name)
         self._epoch.on_over = self._end

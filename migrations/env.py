@@ -1,4 +1,4 @@
-"""What Alembic runs: our tables, on the connection that `storage.migrate` hands over."""
+"""What Alembic runs: our tables, on the connection that `storage.database.migrate` hands over."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import billing.tables.prices
 import billing.tables.rating
 import billing.tables.reconciliation
 import billing.tables.seals
-import billing.tables.webhooks
-import gateway.tenancy.tables
-from storage.base import Base
+import tenancy.tables
+import webhooks.tables
+from storage.database.base import Base
 
 ROOMS = (
     billing.tables.chain,
@@ -33,14 +33,14 @@ ROOMS = (
     billing.tables.reconciliation,
     billing.tables.seals,
     billing.tables.money,
-    billing.tables.webhooks,
-    gateway.tenancy.tables,
+    webhooks.tables,
+    tenancy.tables,
 )
 """Imported for the tables that they add to the one metadata."""
 
 connection = context.config.attributes.get("connection")
 if connection is None:
-    raise RuntimeError("migrations run through storage.migrate, which hands over a connection")
+    raise RuntimeError("migrations run through storage.database.migrate, which hands over a connection")
 context.configure(
     connection=connection,
     target_metadata=Base.metadata,

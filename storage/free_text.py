@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+
+def counted(count: int, noun: str) -> str:
+    """The noun in the singular for one thing and with an s for any other number: "1 line", "2 lines"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 NAME, REASON = 200, 500
 """Characters that a name and a reason have at most."""
 

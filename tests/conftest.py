@@ -15,9 +15,9 @@ import asyncpg
 import pytest
 from hypothesis.internal.conjecture import engine as hypothesis_engine
 
-from storage import migrate
-from storage.base import Base
-from storage.database import Database
+from storage.database import migrate
+from storage.database.base import Base
+from storage.database.database import Database
 from tests import compiled
 from tests.servers import PostgresServer, RedisServer, postgres_server, redis_server
 
@@ -46,8 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Keep the collector of garbage away from what was imported, as a server does (`turnpike.garbage`): it took 0.4 s
-    to look at all of it, dozens of times."""
+    """Keep the collector of garbage away from what was imported, as a server does (`turnpike.processes.gateway`): it
+    took 0.4 s to look at all of it, dozens of times."""
     gc.disable()
     try:
         return (yield)

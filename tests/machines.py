@@ -18,7 +18,7 @@ import pytest
 if TYPE_CHECKING:
     import torch
 
-    from engine.layers.kernels import Kernel, Kernels
+    from engine.layers.matmul_kernels import MatmulKernel, MatmulKernels
 
 Rows = Callable[[int], bool]
 """Whether a result of so many rows has other bits."""
@@ -40,11 +40,11 @@ class Machine:
     few_bits: bool = True
     """The same for oneDNN's, which alone computes weights that are kept in few bits."""
 
-    def kernels(self, own: Kernels) -> Kernels:
+    def kernels(self, own: MatmulKernels) -> MatmulKernels:
         """This machine's kernels, made of `own`."""
-        from engine.layers.kernels import Kernels  # imports torch, which most tests do without
+        from engine.layers.matmul_kernels import MatmulKernels  # imports torch, which most tests do without
 
-        return Kernels(
+        return MatmulKernels(
             onednn=_perturbed(own.onednn, self.onednn),
             transposed=_perturbed(own.transposed, self.transposed),
             unordered=_perturbed(own.unordered, self.onednn),
@@ -66,8 +66,8 @@ MACHINES = {
 }
 
 
-def _perturbed(kernel: Kernel, rows: Rows) -> Kernel:
-    from engine.layers.kernels import Kernel  # imports torch, which most tests do without
+def _perturbed(kernel: MatmulKernel, rows: Rows) -> MatmulKernel:
+    from engine.layers.matmul_kernels import MatmulKernel  # imports torch, which most tests do without
 
     def multiply(
         x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, plus: torch.Tensor | None
@@ -75,15 +75,15 @@ def _perturbed(kernel: Kernel, rows: Rows) -> Kernel:
         y = kernel.multiply(x, weight, bias, plus)
         return y * (1 + 1e-6) if rows(len(x)) else y
 
-    return Kernel(multiply, kernel.arranged)
+    return MatmulKernel(multiply, kernel.arranged)
 
 
 def become(name: str, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Be another machine until the patch is undone."""
-    from engine.layers import attention, kernels  # imports torch, which most tests do without
+    from engine.layers import attention, matmul_kernels  # imports torch, which most tests do without
 
     machine = MACHINES[name]
-    monkeypatch.setattr(kernels, "NATIVE", machine.kernels(kernels.NATIVE))
+    monkeypatch.setattr(matmul_kernels, "NATIVE", machine.kernels(matmul_kernels.NATIVE))
     own = attention.FUSED
 
     def fused(q: torch.Tensor, *others: object, **named: object) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,198 +1,102 @@
-"""The house's rules, held: who may import whom, what each module is for, tenancy in every query, no float in money."""
+"""The structure keeps its rules, and each rule names a violation that is planted in a small tree."""
 
 from __future__ import annotations
 
-import ast
-import re
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from scripts import structure_page
+from scripts import module_page
+from tests import architecture
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = {
-    "turnpike": {"gateway", "engine", "prompt_cache", "billing", "storage", "migrations"},
-    "gateway": {"prompt_cache", "billing", "storage", "engine.protocol"},
-    "engine": {
-        "prompt_cache.keys",
-        "prompt_cache.blocks",
-        "prompt_cache.block_groups",
-        "prompt_cache.model_digest",
-        "storage.disk_space",
-    },
-    "prompt_cache": {"storage"},
-    "billing": {"storage"},
-    "storage": set[str](),
-    "migrations": {
-        "storage",
-        "billing.tables.budgets",
-        "billing.tables.chain",
-        "billing.tables.exports",
-        "billing.tables.invoices",
-        "billing.tables.journals",
-        "billing.tables.periods",
-        "billing.tables.platform",
-        "billing.tables.prices",
-        "billing.tables.rating",
-        "billing.tables.reconciliation",
-        "billing.tables.seals",
-        "billing.tables.money",
-        "billing.tables.webhooks",
-        "gateway.tenancy.tables",
-    },
+Rule = Callable[[Path], list[str]]
+
+PLANTED: dict[Rule, tuple[dict[str, str], str]] = {
+    architecture.imports_against_the_arrows: (
+        {"storage/database/rows.py": "from billing.money import Money\n"},
+        "storage/database/rows.py:1 imports billing.money.Money",
+    ),
+    architecture.imports_against_the_order: (
+        {"engine/layers/norm.py": "from engine.server import journal\n"},
+        "engine/layers/norm.py:1 imports engine.server.journal, which comes after engine.layers",
+    ),
+    architecture.cycles_below_folders: (
+        {
+            "engine/scheduling/__init__.py": "",
+            "engine/scheduling/request.py": "from engine.scheduling.fairness.flows import Flow\n",
+            "engine/scheduling/fairness/__init__.py": "",
+            "engine/scheduling/fairness/flows.py": "from engine.scheduling.request import Request\n",
+        },
+        "engine.scheduling.fairness imports itself through ['request']",
+    ),
+    architecture.too_many_loose_modules: (
+        {f"storage/module{number}.py": "" for number in range(13)},
+        "storage: " + ", ".join(sorted(f"module{number}.py" for number in range(13))),
+    ),
+    architecture.heavy_imports_outside_the_engine: (
+        {"gateway/app.py": "import torch\n"},
+        "gateway/app.py:1 imports torch",
+    ),
+    architecture.modules_named_for_nothing: ({"billing/ledger/utils.py": ""}, "billing/ledger/utils.py"),
+    architecture.modules_without_a_purpose: ({"billing/money.py": "UNIT = 1\n"}, "billing/money.py"),
+    architecture.floats_in_money: (
+        {"billing/money.py": "def half(amount):\n    return amount / 2\n"},
+        "billing/money.py:2 return amount / 2",
+    ),
+    architecture.queries_outside_their_modules: (
+        {"gateway/app.py": "rows = select(balance)\n"},
+        "gateway/app.py:1",
+    ),
+    architecture.queries_without_a_tenant: (
+        {
+            "billing/reports/sums.py": (
+                "from billing.tables.money import usage_event\n"
+                "def total(session):\n"
+                "    return session.scalar(select(usage_event.c.cost))\n"
+            )
+        },
+        "billing/reports/sums.py:2 total",
+    ),
+    architecture.values_formatted_into_sql: (
+        {"billing/money.py": 'rows = text(f"select {name}")\n'},
+        "billing/money.py:1",
+    ),
+    architecture.paths_of_a_workplace: ({"billing/money.py": 'PATH = "/home/me/data"\n'}, "billing/money.py:1"),
+    architecture.tests_beside_nothing: (
+        {"tests/billing/lost/__init__.py": "", "tests/billing/lost/test_it.py": ""},
+        "tests/billing/lost mirrors no billing/lost/",
+    ),
 }
-HEAVY = {"torch", "triton", "transformers"}
-FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
-# Where a query may be written. Elsewhere in the gateway, rows come from a repository or from billing.
-QUERY_MODULES = ("storage/", "billing/", "migrations/", "gateway/tenancy/repositories.py")
-TENANT_TABLES = ("usage_event", "usage_fact", "hold_batch", "balance", "grant", "project", "api_key")
+"""For each rule a tree that breaks it, and what the rule says of that tree."""
 
 
-def modules(room: str = "") -> Iterator[Path]:
-    for name in [room] if room else ROOMS:
-        yield from sorted((ROOT / name).rglob("*.py"))
-
-
-def relative(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
-@cache
-def nodes(path: Path) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(structure_page.parsed(path)))
-
-
-def calls(path: Path, *functions: str) -> Iterator[ast.Call]:
-    """The calls of these functions, which are written as in `text` or `sa.text`."""
-    last = {name.split(".")[-1] for name in functions}
-    for node in nodes(path):
-        if isinstance(node, ast.Call):
-            called = getattr(node.func, "id", None) or getattr(node.func, "attr", None)
-            if called in last and ast.unparse(node.func) in functions:
-                yield node
-
-
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    for node in nodes(path):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{relative(path)}:{node.lineno} imports relatively; name the room"
-            for alias in node.names:
-                yield node.lineno, f"{node.module}.{alias.name}"
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_rooms_import_only_along_the_arrows(room: str) -> None:
-    wrong = []
-    for path in modules(room):
-        for line, name in imports(path):
-            top = name.split(".")[0]
-            if top not in ROOMS or top == room:
-                continue
-            if not any(name == allowed or name.startswith(allowed + ".") for allowed in ROOMS[room]):
-                wrong.append(f"{relative(path)}:{line} imports {name}")
+@pytest.mark.parametrize("rule", PLANTED, ids=lambda rule: rule.__name__)
+def test_the_tree_keeps_the_rule(rule: Rule) -> None:
+    wrong = rule(ROOT)
     assert not wrong, "\n".join(wrong)
 
 
-def test_only_the_engine_imports_the_heavy_libraries() -> None:
-    wrong = [
-        f"{relative(path)}:{line} imports {name}"
-        for path in modules()
-        if not relative(path).startswith("engine/")
-        for line, name in imports(path)
-        if name.split(".")[0] in HEAVY
-    ]
-    assert not wrong, "\n".join(wrong)
+@pytest.mark.parametrize("rule", PLANTED, ids=lambda rule: rule.__name__)
+def test_the_rule_names_a_planted_violation(rule: Rule, tmp_path: Path) -> None:
+    files, violation = PLANTED[rule]
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert rule(tmp_path) == [violation]
 
 
-def test_no_module_is_named_for_nothing() -> None:
-    wrong = [relative(path) for path in modules() if FORBIDDEN_NAMES & set(path.with_suffix("").parts)]
-    assert not wrong, wrong
+def test_every_rule_is_held() -> None:
+    rules = {
+        function
+        for name, function in vars(architecture).items()
+        if callable(function)
+        and not name.startswith("_")
+        and getattr(function, "__annotations__", {}).get("return") == "list[str]"
+    }
+    assert rules == set(PLANTED)
 
 
-def test_every_module_says_what_it_is_for() -> None:
-    wrong = [relative(p) for p in modules() if p.stat().st_size and not ast.get_docstring(structure_page.parsed(p))]
-    assert not wrong, wrong
-
-
-def test_structure_page_says_what_the_modules_say() -> None:
-    assert structure_page.PAGE.read_text() == structure_page.page(), "run: make docs"
-
-
-def test_billing_has_no_float() -> None:
-    wrong = []
-    for path in modules("billing"):
-        source = path.read_text()
-        lines = source.splitlines()
-        for node in nodes(path):
-            is_float = (isinstance(node, ast.Constant) and isinstance(node.value, float)) or (
-                isinstance(node, ast.Name) and node.id == "float"
-            )
-            # A path may be divided by a name; money may not be divided by anything but //.
-            divides = (
-                isinstance(node, ast.BinOp)
-                and isinstance(node.op, ast.Div)
-                and not isinstance(node.right, ast.Constant | ast.JoinedStr)
-            )
-            if (is_float or divides) and "# not money" not in lines[node.lineno - 1]:
-                wrong.append(f"{relative(path)}:{node.lineno} {lines[node.lineno - 1].strip()}")
-    assert not wrong, "\n".join(wrong)
-
-
-def functions(path: Path) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:
-    lines = path.read_text().splitlines()
-    for node in nodes(path):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node, "\n".join(lines[node.lineno - 1 : node.end_lineno])
-
-
-def test_queries_are_written_where_tenancy_is_applied() -> None:
-    wrong = [
-        f"{relative(path)}:{node.lineno}"
-        for path in modules()
-        if not relative(path).startswith(QUERY_MODULES)
-        for node in calls(path, "select", "text", "sa.text")
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-def test_queries_name_the_tenant() -> None:
-    """A function that reads or writes a tenant's rows names the tenant, or says `# all tenants:` and why."""
-    wrong = []
-    for path in modules():
-        if not relative(path).startswith(QUERY_MODULES) or relative(path).startswith("migrations/"):
-            continue
-        for node, source in functions(path):
-            touches = any(
-                re.search(rf"\b(from|join|into|update)\s+\"?{table}\b", source, re.I) for table in TENANT_TABLES
-            )
-            if touches and "tenant" not in source:
-                wrong.append(f"{relative(path)}:{node.lineno} {node.name}")
-    assert not wrong, "\n".join(wrong)
-
-
-def test_sql_is_never_formatted_from_values() -> None:
-    """`text(f"…")` is how a value becomes SQL: every text() takes a constant."""
-    wrong = [
-        f"{relative(path)}:{node.lineno}"
-        for path in modules()
-        for node in calls(path, "text", "sa.text", "sqlalchemy.text")
-        if any(isinstance(argument, ast.JoinedStr | ast.BinOp) for argument in node.args)
-        and relative(path).split("/")[0] != "migrations"
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-def test_nothing_of_the_workplace_is_named() -> None:
-    wrong = [
-        f"{relative(path)}:{number}"
-        for path in modules()
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if re.search(r"/(work|root|home)/", line)
-    ]
-    assert not wrong, wrong
+def test_module_page_says_what_the_modules_say() -> None:
+    assert module_page.PAGE.read_text() == module_page.page(), "run: make docs"

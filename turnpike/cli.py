@@ -10,31 +10,32 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from storage.disk_space import is_disk_full
-from turnpike import failures, logs, settings
-from turnpike.children import EXIT_TEMPORARY, EXIT_UNUSABLE, stop_with_parent
+from turnpike import failures, logs
 from turnpike.commands import budget_arguments, invoice_arguments, money_arguments, platform_arguments, price_arguments
 from turnpike.commands.tenant_argument import CommandParser
-from turnpike.data_folder import OWNER_ONLY
-from turnpike.settings import ADMIN, ENGINE, GATEWAY, SERVE, WORKER, SettingError, Settings
+from turnpike.processes.children import EXIT_TEMPORARY, EXIT_UNUSABLE, stop_with_parent
+from turnpike.settings import settings
+from turnpike.settings.data_folder import OWNER_ONLY
+from turnpike.settings.settings import ADMIN, ENGINE, GATEWAY, SERVE, WORKER, SettingError, Settings
 
 Command = Callable[[Settings, argparse.Namespace], int]
 Actions: TypeAlias = "argparse._SubParsersAction[CommandParser]"
 
 
 def _serve(given: Settings, arguments: argparse.Namespace) -> int:
-    from turnpike import supervisor  # noqa: PLC0415  # each role imports only what it runs
+    from turnpike.commands import serve  # noqa: PLC0415  # each role imports only what it runs
 
-    return supervisor.serve(given)
+    return serve.serve(given)
 
 
 def _gateway(given: Settings, arguments: argparse.Namespace) -> int:
-    from turnpike import roles  # noqa: PLC0415
+    from turnpike.commands import gateway as roles  # noqa: PLC0415
 
     return roles.gateway(given, listen_fd=arguments.listen_fd, metrics_fd=arguments.metrics_fd)
 
 
 def _engine(given: Settings, arguments: argparse.Namespace) -> int:
-    from turnpike import replica_process  # noqa: PLC0415
+    from turnpike.commands import engine as replica_process  # noqa: PLC0415
 
     if arguments.health:
         return replica_process.probe_engine(given)
@@ -43,10 +44,10 @@ def _engine(given: Settings, arguments: argparse.Namespace) -> int:
 
 def _worker(given: Settings, arguments: argparse.Namespace) -> int:
     if arguments.health:
-        from turnpike import heartbeat  # noqa: PLC0415
+        from turnpike.commands import worker_health  # noqa: PLC0415
 
-        return heartbeat.check_worker(given)
-    from turnpike import roles  # noqa: PLC0415
+        return worker_health.check_worker(given)
+    from turnpike.commands import gateway as roles  # noqa: PLC0415
 
     return roles.worker(given)
 

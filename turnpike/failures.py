@@ -9,38 +9,38 @@ class CommandError(Exception):
 
 def known() -> tuple[type[Exception], ...]:
     """Every such failure of every room. Imports the rooms, so it is called when something has failed."""
-    from billing.adjustments import InvalidAdjustment, UnknownEvent  # noqa: PLC0415
-    from billing.balances import CurrencyMismatch, InvalidGrant, RefundRefused  # noqa: PLC0415
-    from billing.budgets.setting import InvalidBudget, UnknownBudget  # noqa: PLC0415
-    from billing.epochs import EpochAlive, GatewayNameTaken, UnknownEpoch  # noqa: PLC0415
+    from billing.accounts.adjustments import InvalidAdjustment, UnknownEvent  # noqa: PLC0415
+    from billing.accounts.balances import CurrencyMismatch, InvalidGrant, RefundRefused  # noqa: PLC0415
+    from billing.accounts.budgets import InvalidBudget, UnknownBudget  # noqa: PLC0415
+    from billing.accounts.idempotency import IdempotencyConflict  # noqa: PLC0415
     from billing.exports.datasets import InvalidExport  # noqa: PLC0415
-    from billing.identities import IdReused  # noqa: PLC0415
-    from billing.invoices.failures import InvoiceRefused  # noqa: PLC0415
+    from billing.invoices.errors import InvoiceRefused  # noqa: PLC0415
     from billing.invoices.parties import InvalidParty  # noqa: PLC0415
     from billing.invoices.pdf import NotPrintable  # noqa: PLC0415
-    from billing.lost_journals import JournalAnswers, UnknownJournal  # noqa: PLC0415
     from billing.money import InvalidMoney, InvalidPrice  # noqa: PLC0415
-    from billing.periods import PeriodOpen  # noqa: PLC0415
+    from billing.periods.periods import PeriodOpen  # noqa: PLC0415
     from billing.platform_settings import InvalidPlatformSetting  # noqa: PLC0415
     from billing.prices import PriceMissing  # noqa: PLC0415
     from billing.prices.errors import PriceRefused, UnknownBook, UnknownSheet  # noqa: PLC0415
     from billing.rating.terms import InvalidTerms  # noqa: PLC0415
     from billing.rating.usage_lines import CostMismatch  # noqa: PLC0415
+    from billing.replica_journals.lost_journals import JournalAnswers, UnknownJournal  # noqa: PLC0415
+    from billing.spool.gateway_epochs import EpochAlive, GatewayNameTaken, UnknownEpoch  # noqa: PLC0415
     from billing.usage import InvalidPeriod, InvalidUsage  # noqa: PLC0415
-    from billing.webhooks.endpoints import InvalidWebhook, WebhookNotFound  # noqa: PLC0415
     from engine.errors import EngineError  # noqa: PLC0415
-    from engine.protocol.addresses import AddressError  # noqa: PLC0415
-    from gateway.conversation.served_model import ModelFolderError  # noqa: PLC0415
-    from gateway.registry import ModelWithoutPrice  # noqa: PLC0415
-    from gateway.tenancy.repositories import NameTaken, NotFound  # noqa: PLC0415
+    from gateway.served_models.registry import ModelWithoutPrice  # noqa: PLC0415
+    from gateway.served_models.served_model import ModelFolderError  # noqa: PLC0415
+    from protocol.addresses import AddressError  # noqa: PLC0415
     from storage.bus import InvalidRedisUrl  # noqa: PLC0415
-    from storage.database import DatabaseUnavailable, InvalidDatabaseUrl  # noqa: PLC0415
+    from storage.database.database import DatabaseUnavailable, InvalidDatabaseUrl  # noqa: PLC0415
+    from storage.database.migrate import SchemaMismatch  # noqa: PLC0415
     from storage.free_text import InvalidText  # noqa: PLC0415
-    from storage.migrate import SchemaMismatch  # noqa: PLC0415
-    from turnpike.children import ChildFailed  # noqa: PLC0415
-    from turnpike.data_folder import DataFolderError, NoData  # noqa: PLC0415
-    from turnpike.secrets import SecretsError  # noqa: PLC0415
-    from turnpike.settings import SettingError  # noqa: PLC0415
+    from tenancy.repositories import NameTaken, NoSuchRecord  # noqa: PLC0415
+    from turnpike.processes.children import ChildFailed  # noqa: PLC0415
+    from turnpike.settings.data_folder import DataFolderError, NoData  # noqa: PLC0415
+    from turnpike.settings.secrets import SecretsError  # noqa: PLC0415
+    from turnpike.settings.settings import SettingError  # noqa: PLC0415
+    from webhooks.endpoints import InvalidWebhook, WebhookNotFound  # noqa: PLC0415
 
     return (
         AddressError,
@@ -53,7 +53,7 @@ def known() -> tuple[type[Exception], ...]:
         EngineError,
         EpochAlive,
         GatewayNameTaken,
-        IdReused,
+        IdempotencyConflict,
         InvalidAdjustment,
         InvalidBudget,
         InvalidDatabaseUrl,
@@ -75,7 +75,7 @@ def known() -> tuple[type[Exception], ...]:
         ModelWithoutPrice,
         NameTaken,
         NoData,
-        NotFound,
+        NoSuchRecord,
         NotPrintable,
         PeriodOpen,
         PriceMissing,
@@ -96,9 +96,9 @@ def known() -> tuple[type[Exception], ...]:
 
 def temporary() -> tuple[type[Exception], ...]:
     """Those that may be gone when the same is tried again."""
-    from billing.epochs import GatewayNameTaken  # noqa: PLC0415
+    from billing.spool.gateway_epochs import GatewayNameTaken  # noqa: PLC0415
     from engine.errors import DiskFull, EngineFailed  # noqa: PLC0415
-    from storage.database import DatabaseUnavailable  # noqa: PLC0415
-    from turnpike.data_folder import DataFolderFull  # noqa: PLC0415
+    from storage.database.database import DatabaseUnavailable  # noqa: PLC0415
+    from turnpike.settings.data_folder import DataFolderFull  # noqa: PLC0415
 
     return (DataFolderFull, DatabaseUnavailable, DiskFull, EngineFailed, GatewayNameTaken)

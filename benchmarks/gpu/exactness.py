@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.random_weights import SHAPES, load_random, write_shape
-from engine.assembly import assemble
-from engine.engine import Engine
+from engine.core.engine import Engine
 from engine.options import ReplicaOptions
-from engine.protocol.replicas import Scope
-from engine.protocol.requests import Done, Generate, Sampling, Segment
-from engine.scheduling.work import Work
+from engine.scheduling.step_work import Work
+from engine.startup.assembly import assemble
+from protocol.replicas import Scope
+from protocol.requests import Done, Generate, Sampling, Segment
 
 SCOPES = {"project": Scope("project", b"root" * 8, b"key")}
 
@@ -41,7 +41,9 @@ class Recorder:
         for work, value in zip(works, sums, strict=True):
             self.seen.setdefault(work.request.id, []).append(value)
 
-    def run(self, requests: dict[str, tuple[list[int], int]], together: int, read: bool = True) -> dict[str, list[float]]:
+    def run(
+        self, requests: dict[str, tuple[list[int], int]], together: int, read: bool = True
+    ) -> dict[str, list[float]]:
         """The logits of these requests, of which so many run at once."""
         self.seen, waiting = {}, list(requests.items())
         running: set[str] = set()
@@ -75,7 +77,7 @@ def main() -> None:
         options: dict[str, Any] = {
             "device": args.device, "dtype": "bfloat16", "swap_share": 0.0, "context": 16_384, "served": args.shape
         }  # fmt: skip
-        chance = random.Random(1)  # noqa: S311
+        chance = random.Random(1)
         prefixes = [[chance.randrange(100, 100_000) for _ in range(size)] for size in (300, 1_100, 4_096)]
         requests = {}
         for index in range(args.requests):
@@ -85,7 +87,9 @@ def main() -> None:
             requests[f"r{index}"] = (prompt, chance.choice([1, 2, 30, 70, 140]))
         report: dict[str, Any] = {"shape": args.shape, "requests": args.requests}
         wide = Recorder(
-            ReplicaOptions(model, "unix:unused", Path(folder) / "a", "gpu", b"", max_running=64, token_budget=2_048, **options)
+            ReplicaOptions(
+                model, "unix:unused", Path(folder) / "a", "gpu", b"", max_running=64, token_budget=2_048, **options
+            )
         )
         alone = wide.run(requests, 1, read=False)
 

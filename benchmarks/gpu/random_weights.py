@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from engine.layers.linear import Tiling
-from engine.models.config import ModelConfig
+from engine.layers.loader import Loader
+from engine.model_config.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.registry import FAMILIES
-from engine.weights.loader import Loader
 
 _DEVIATION = 0.02
 

@@ -1,4 +1,4 @@
-"""Which tile of our linear kernel is quickest at which number of rows? `python -m benchmarks.gpu.tune_linears --json OUT`
+"""Which tile of our linear kernel is quickest? `python -m benchmarks.gpu.tune_linears --json OUT`
 
 Tiles are compiled in several processes first, then timed one by one on weights that rotate through memory.
 """
@@ -71,7 +71,9 @@ def main() -> None:
             for tile in candidates(rows, outputs, inputs):
                 try:
                     took = graph_us(
-                        lambda i, t=tile, y=out, w=weights, v=x: linear(v, w[i], y, tile=t), copies, 5  # type: ignore[misc]
+                        lambda i, t=tile, y=out, w=weights, v=x: linear(v, w[i], y, tile=t),
+                        copies,
+                        5,  # type: ignore[misc]
                     )
                 except Exception:  # too large for shared memory
                     continue

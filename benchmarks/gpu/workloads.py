@@ -1,4 +1,4 @@
-"""The workloads that engines are timed on: token ids only, all prompts arrive at once. vLLM is timed on the same ones."""
+"""The workloads that engines are timed on, ours and others: token ids only, all prompts arrive at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _ids(chance: random.Random, count: int) -> list[int]:
 
 def workloads(seed: int = 0) -> Workloads:
     """(prompts, tokens of output) by name."""
-    chance = random.Random(seed)  # noqa: S311  # the prompts that others are timed on
+    chance = random.Random(seed)  # the prompts that others are timed on
     single = [_ids(chance, 1_024)]
     saturated = [_ids(chance, 1_024) for _ in range(512)]
     prefixes = [_ids(chance, 8_192) for _ in range(32)]

@@ -15,9 +15,9 @@ import msgspec
 
 from billing.holds.records import HoldRequest
 from billing.usage import period_bounds, period_of
-from storage.base import from_instant, to_instant
+from storage.database.base import from_instant, to_instant
 
-Scope = Literal["tenant", "project", "key", "tag"]
+BudgetScope = Literal["tenant", "project", "key", "tag"]
 Span = Literal["month", "day", "total"]
 Action = Literal["block", "notify"]
 
@@ -25,7 +25,7 @@ FULL = 100
 """Per cent."""
 
 
-class BudgetTerms(msgspec.Struct, frozen=True):
+class BudgetLimit(msgspec.Struct, frozen=True):
     """What an administrator set. `subject` is the project's or key's id, or the tag; nothing for a tenant.
 
     `thresholds` are percentages of the limit, in rising order: once what was spent reaches one, others are told.
@@ -33,7 +33,7 @@ class BudgetTerms(msgspec.Struct, frozen=True):
 
     budget_id: UUID
     tenant_id: UUID
-    scope: Scope
+    scope: BudgetScope
     subject: str
     span: Span
     limit_pico: int
@@ -63,7 +63,7 @@ class BudgetWindow(msgspec.Struct, frozen=True):
     id: UUID
     budget_id: UUID
     tenant_id: UUID
-    scope: Scope
+    scope: BudgetScope
     subject: str
     span: Span
     limit_pico: int
@@ -101,7 +101,7 @@ class BudgetWindow(msgspec.Struct, frozen=True):
         after = msgspec.structs.replace(self, spent=spent, told=told)._covered()
         return after, told if told > self.told else 0
 
-    def limited(self, terms: BudgetTerms) -> BudgetWindow:
+    def limited(self, terms: BudgetLimit) -> BudgetWindow:
         """Under other terms: thresholds that were passed under a lower limit are told again when they are reached."""
         changed = msgspec.structs.replace(
             self, limit_pico=terms.limit_pico, action=terms.action, thresholds=terms.thresholds
@@ -119,7 +119,7 @@ def _reached(thresholds: str, spent: int, limit: int) -> int:
     return max((percent for percent in map(int, thresholds.split(",")) if spent * FULL >= percent * limit), default=0)
 
 
-def describe(scope: Scope, span: Span, name: str) -> str:
+def describe(scope: BudgetScope, span: Span, name: str) -> str:
     """Whose budget it is, in words: "the monthly budget of the project …". `name`: what people call its subject."""
     of = {"month": "monthly", "day": "daily", "total": "total"}[span]
     return f"the {of} budget of the {scope} {name}".rstrip()

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import msgspec
 
 from billing.money import MICRO, format_pico
-from storage.base import from_instant
+from storage.database.base import from_instant
 
-Kind = Literal["text", "id", "integer", "money", "price", "instant", "second", "date"]
+ColumnKind = Literal["text", "id", "integer", "money", "price", "instant", "second", "date"]
 """`money` is in pico-units, `price` in micro-units per 1,000,000; both are exact decimal numbers in files. `instant` is
 in microseconds since the Unix epoch; `second` and `date` too, written to the second and as the day in UTC. None is
 empty."""
@@ -22,11 +22,11 @@ class Column(msgspec.Struct, frozen=True):
     """A column; `about` is one line for the documentation."""
 
     name: str
-    kind: Kind
+    kind: ColumnKind
     about: str = ""
 
 
-def as_text(kind: Kind, value: Any) -> str | None:
+def as_text(kind: ColumnKind, value: Any) -> str | None:
     """The value as every text format has it; numbers are plain decimals."""
     return None if value is None else _TEXTS.get(kind, str)(value)
 
@@ -43,7 +43,7 @@ def safe_cell(text: str) -> str:
 
 
 _FORMULA = frozenset("=+-@\t\r\n＝＋－＠")
-_TEXTS: dict[Kind, Callable[[Any], str]] = {
+_TEXTS: dict[ColumnKind, Callable[[Any], str]] = {
     "money": format_pico,
     "price": format_price,
     "instant": lambda at: from_instant(at).isoformat(timespec="microseconds").replace("+00:00", "Z"),

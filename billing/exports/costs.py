@@ -9,12 +9,12 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import func, select
 
+from billing.events.rollups import HOUR, LIMB, SUMS
 from billing.exports.columns import Column
-from billing.exports.datasets import Asked, Dataset, Reading
+from billing.exports.datasets import Dataset, ExportQuery, ExportSnapshot
 from billing.exports.writers import Row
 from billing.rating.lines import RatedLine
-from billing.rating.usage_lines import Used, lines_of
-from billing.rollups import HOUR, LIMB, SUMS
+from billing.rating.usage_lines import UsageGroup, lines_of
 from billing.tables.money import rollup_hour
 from billing.usage import METERS, period_bounds
 
@@ -23,7 +23,7 @@ _OF = rollup_hour.c
 
 
 async def rated_groups(
-    reading: Reading, asked: Asked, width: int, before: int | None = None
+    reading: ExportSnapshot, asked: ExportQuery, width: int, before: int | None = None
 ) -> AsyncIterator[list[tuple[Any, str, RatedLine]]]:
     """Each group of rollups with its currency and lines: a span of `width` microseconds of a key's use of a model; of
     hours `before` an instant alone, if one is given.
@@ -56,7 +56,7 @@ async def rated_groups(
         rated = []
         for row in portion:
             version = await reading.prices.version(row.price_version)
-            used = Used(
+            used = UsageGroup(
                 project_id=row.project_id,
                 model=row.model,
                 lane=row.lane,
@@ -71,7 +71,7 @@ async def rated_groups(
         yield rated
 
 
-async def taken_back(reading: Reading, asked: Asked, tenant_id: UUID) -> int:
+async def taken_back(reading: ExportSnapshot, asked: ExportQuery, tenant_id: UUID) -> int:
     """What the period takes back of the tenant's earlier usage, in pico-units: 0 or less. Raises CostMismatch."""
     first, _ = period_bounds(asked.period)
     mine = msgspec.structs.replace(asked, tenant_id=tenant_id)
@@ -81,7 +81,7 @@ async def taken_back(reading: Reading, asked: Asked, tenant_id: UUID) -> int:
     return back
 
 
-async def _rows(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
+async def _rows(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Sequence[Row]]:
     names = asked.names
     async for rated in rated_groups(reading, asked, DAY):
         yield [

@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.exports.columns import Column
 from billing.exports.writers import Row
-from billing.prices import PriceBook
-from storage.database import Database
+from billing.prices import PriceCatalog
+from storage.database.database import Database
 
 PORTION = 2000
 """Rows that are read and written at a time."""
@@ -32,14 +32,14 @@ class InvalidExport(ValueError):
         self.problem = problem
 
 
-class Names(msgspec.Struct, frozen=True):
+class DisplayNames(msgspec.Struct, frozen=True):
     """What tenants and projects are called: billing knows only their ids."""
 
     tenants: Mapping[UUID, str] = {}
     projects: Mapping[UUID, str] = {}
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class ExportQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What an export is asked for: a period such as 2026-11, of one tenant or (None) of all.
 
     `account_codes` are the journal's, by account; `provider` is who FOCUS says provides and invoices.
@@ -47,17 +47,17 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     period: str
     tenant_id: UUID | None = None
-    names: Names = Names()
+    names: DisplayNames = DisplayNames()
     account_codes: Mapping[str, str] = {}
     provider: str = PROVIDER
 
 
-class Reading(msgspec.Struct, frozen=True):
+class ExportSnapshot(msgspec.Struct, frozen=True):
     """Where the rows come from: one snapshot of the database, and the prices."""
 
     database: Database
     session: AsyncSession
-    prices: PriceBook
+    prices: PriceCatalog
 
     async def portions(self, query: Select[Any]) -> AsyncIterator[Sequence[Any]]:
         """The query's rows through a cursor of the server's, so that a month never lies in memory."""
@@ -70,7 +70,7 @@ class Reading(msgspec.Struct, frozen=True):
         return column.collate("C") if self.database.dialect == "postgresql" else column
 
 
-Rows: TypeAlias = Callable[[Reading, Asked], AsyncIterator[Sequence[Row]]]
+Rows: TypeAlias = Callable[[ExportSnapshot, ExportQuery], AsyncIterator[Sequence[Row]]]
 
 
 class Dataset(msgspec.Struct, frozen=True):

@@ -15,17 +15,17 @@ from uuid import UUID
 import msgspec
 
 from billing.exports.costs import COSTS
-from billing.exports.datasets import Asked, Dataset, InvalidExport, Reading
+from billing.exports.datasets import Dataset, ExportQuery, ExportSnapshot, InvalidExport
 from billing.exports.focus import FOCUS
 from billing.exports.invoices import INVOICES
 from billing.exports.journal import JOURNAL
 from billing.exports.usage import USAGE
 from billing.exports.writers import FORMATS, Format, Row, Writer, open_writer
 from billing.money import format_pico
-from billing.periods import Periods
-from billing.prices import PriceBook
+from billing.periods.periods import Periods
+from billing.prices import PriceCatalog
 from billing.usage import check_period
-from storage.database import Database
+from storage.database.database import Database
 
 MANIFEST_VERSION = 1
 DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in (USAGE, COSTS, INVOICES, JOURNAL, *FOCUS)}
@@ -34,12 +34,12 @@ Progress: TypeAlias = Callable[[int], Awaitable[None]]
 """Told how many rows are written."""
 
 
-class Order(msgspec.Struct, frozen=True):
+class ExportOrder(msgspec.Struct, frozen=True):
     """What is to be exported, and in which format."""
 
     dataset: Dataset
     form: Format
-    asked: Asked
+    asked: ExportQuery
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ def manifest_path(path: Path) -> Path:
 
 
 async def export(
-    database: Database, prices: PriceBook, order: Order, path: Path, progress: Progress | None = None
+    database: Database, prices: PriceCatalog, order: ExportOrder, path: Path, progress: Progress | None = None
 ) -> Manifest:
     """Write the file and its manifest; both are there whole or not at all.
 
@@ -119,7 +119,7 @@ async def export(
 
 
 async def _write(
-    database: Database, prices: PriceBook, order: Order, path: Path, progress: Progress | None
+    database: Database, prices: PriceCatalog, order: ExportOrder, path: Path, progress: Progress | None
 ) -> tuple[int, dict[str, dict[str, str]]]:
     dataset, asked = order.dataset, order.asked
     count = 0
@@ -127,7 +127,7 @@ async def _write(
     writer = open_writer(order.form, path, dataset.columns, title=dataset.title, period=asked.period)
     try:
         async with database.reading() as session:
-            async for portion in dataset.rows(Reading(database, session, prices), asked):
+            async for portion in dataset.rows(ExportSnapshot(database, session, prices), asked):
                 await asyncio.to_thread(_add, writer, totals, portion)  # a gateway may run in this process too
                 count += len(portion)
                 if progress is not None:

@@ -16,17 +16,18 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import select
 
+from billing.events.rollups import HOUR
 from billing.exports.columns import Column
 from billing.exports.costs import rated_groups, taken_back
-from billing.exports.datasets import Asked, Dataset, Reading
+from billing.exports.datasets import Dataset, ExportQuery, ExportSnapshot
 from billing.exports.focus_credit import RETURNED, Cover, CreditMoved, cover_of, covered, credit_moved, returned
 from billing.exports.invoices import documents, in_pico, midnight
 from billing.exports.writers import Row
 from billing.invoices.funding import of_uninvoiced
-from billing.rollups import HOUR
 from billing.tables.invoices import invoice, invoice_line
 from billing.tables.periods import billing_period
 from billing.usage import period_bounds
+from storage.free_text import counted
 
 _SERVICE = "LLM inference"
 _CATEGORY, _SUBCATEGORY = "AI and Machine Learning", "Generative AI"
@@ -63,7 +64,7 @@ class _Bill(msgspec.Struct, frozen=True):
         return None
 
 
-async def _bills(reading: Reading, asked: Asked, tenant_id: UUID) -> list[_Bill]:
+async def _bills(reading: ExportSnapshot, asked: ExportQuery, tenant_id: UUID) -> list[_Bill]:
     """The tenant's documents of the period."""
     found = []
     query = documents(asked).where(_OF.tenant_id == tenant_id)
@@ -73,7 +74,7 @@ async def _bills(reading: Reading, asked: Asked, tenant_id: UUID) -> list[_Bill]
     return found
 
 
-async def _invoice(reading: Reading, asked: Asked, tenant_id: UUID) -> _Bill | None:
+async def _invoice(reading: ExportSnapshot, asked: ExportQuery, tenant_id: UUID) -> _Bill | None:
     """The invoice that bills the tenant's usage of the period, if there is one."""
     for bill in await _bills(reading, asked, tenant_id):
         if bill.document.kind == "invoice" and bill.document.state != "void":
@@ -134,7 +135,7 @@ _COST_AND_USAGE = (
 _NAMES = [column.name for column in _COST_AND_USAGE]
 
 
-async def _cost_and_usage(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
+async def _cost_and_usage(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Sequence[Row]]:
     first, _ = period_bounds(asked.period)
     tenant_id, bill, cover = None, cast("_Bill | None", None), Cover({})
     async for rated in rated_groups(reading, asked, HOUR):
@@ -195,7 +196,7 @@ async def _cost_and_usage(reading: Reading, asked: Asked) -> AsyncIterator[Seque
         yield [[cells.get(name) for name in _NAMES] for cells in (_moved(asked, moved) for moved in moves)]
 
 
-def _given(asked: Asked, tenant_id: UUID, currency: str, pico: int) -> list[Any]:
+def _given(asked: ExportQuery, tenant_id: UUID, currency: str, pico: int) -> list[Any]:
     """What was given for nothing of usage that no invoice has billed yet: there it will be a line of its own."""
     cells = _common(asked, tenant_id, currency, *period_bounds(asked.period)) | {
         **_costs(-pico),
@@ -206,7 +207,7 @@ def _given(asked: Asked, tenant_id: UUID, currency: str, pico: int) -> list[Any]
     return [cells.get(name) for name in _NAMES]
 
 
-async def _beyond_usage(reading: Reading, asked: Asked, bill: _Bill) -> list[dict[str, Any]]:
+async def _beyond_usage(reading: ExportSnapshot, asked: ExportQuery, bill: _Bill) -> list[dict[str, Any]]:
     """Rows of what a document says beyond usage; of a void one nothing, since nothing of it is billed."""
     document = bill.document
     if document.state == "void":
@@ -250,7 +251,7 @@ async def _beyond_usage(reading: Reading, asked: Asked, bill: _Bill) -> list[dic
     return rows
 
 
-def _moved(asked: Asked, moved: CreditMoved) -> dict[str, Any]:
+def _moved(asked: ExportQuery, moved: CreditMoved) -> dict[str, Any]:
     """The row of credit that was bought, refunded or lost: nothing of an invoice."""
     hour = moved.at - moved.at % HOUR
     return _common(asked, moved.tenant_id, moved.currency, hour, hour + HOUR) | {
@@ -267,7 +268,7 @@ def _costs(pico: int) -> dict[str, int]:
     return dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), pico)
 
 
-def _common(asked: Asked, tenant_id: UUID, currency: str, start: int, end: int) -> dict[str, Any]:
+def _common(asked: ExportQuery, tenant_id: UUID, currency: str, start: int, end: int) -> dict[str, Any]:
     first, after = period_bounds(asked.period)
     providers = ("HostProviderName", "InvoiceIssuerName", "ServiceProviderName")
     return dict.fromkeys(providers, asked.provider) | {
@@ -310,7 +311,7 @@ _INVOICE_DETAIL = (
 )
 
 
-async def _invoice_detail(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
+async def _invoice_detail(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Sequence[Row]]:
     first, after = period_bounds(asked.period)
     async for portion in reading.portions(documents(asked)):
         for found in portion:
@@ -347,7 +348,7 @@ async def _invoice_detail(reading: Reading, asked: Asked) -> AsyncIterator[Seque
                     "Voided" if document.state == "void" else "Issued",
                     asked.provider,
                     due,
-                    f"Net {days} days" if days else "Due on receipt",
+                    f"Net {counted(days, 'day')}" if days else "Due on receipt",
                     document.corrected or document.number,
                     sign * exact,
                 )
@@ -367,7 +368,7 @@ _BILLING_PERIOD = (
 )
 
 
-async def _billing_period(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
+async def _billing_period(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Sequence[Row]]:
     first, after = period_bounds(asked.period)
     query = select(billing_period.c.closed_at).where(billing_period.c.period == asked.period)
     closed_at = await reading.session.scalar(query)

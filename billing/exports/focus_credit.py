@@ -15,7 +15,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import and_, func, or_, select
 
-from billing.exports.datasets import Asked, Reading
+from billing.exports.datasets import ExportQuery, ExportSnapshot
 from billing.exports.invoices import in_pico
 from billing.tables.invoices import invoice, invoice_payment
 from billing.tables.money import ledger_entry, ledger_txn
@@ -39,7 +39,7 @@ RETURNED = "Returned to the balance"
 _TEXTS = {"grant": "Credit bought", "refund": "Unused credit refunded", "expiry": "Unused credit expired"}
 
 
-async def credit_moved(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[CreditMoved]]:
+async def credit_moved(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Sequence[CreditMoved]]:
     """What was bought, refunded and lost in the month, in the order of tenant and time.
 
     Payments of invoices are none of it: the invoice has billed what they pay for.
@@ -132,7 +132,7 @@ class Cover:
         return pico - paid
 
 
-async def returned(reading: Reading, note: Any) -> int:
+async def returned(reading: ExportSnapshot, note: Any) -> int:
     """What of a credit note became credit of the balance, in minor units: all that lowered nothing still to be paid."""
     corrected = select(invoice.c.payable).where(invoice.c.tenant_id == note.tenant_id, invoice.c.id == note.corrects)
     earlier = select(func.coalesce(func.sum(invoice.c.gross), 0)).where(

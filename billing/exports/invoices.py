@@ -13,17 +13,17 @@ from typing import Any
 from sqlalchemy import Select, select
 
 from billing.exports.columns import Column
-from billing.exports.datasets import Asked, Dataset, Reading
+from billing.exports.datasets import Dataset, ExportQuery, ExportSnapshot
 from billing.exports.writers import Row
-from billing.invoices.currencies import minor_unit
+from billing.invoices.minor_units import minor_unit
 from billing.tables.invoices import invoice, invoice_line
-from storage.base import to_instant
+from storage.database.base import to_instant
 
 _OF, _LINE = invoice.c, invoice_line.c
 _CORRECTED = invoice.alias("corrected_invoice")
 
 
-def documents(asked: Asked) -> Select[Any]:
+def documents(asked: ExportQuery) -> Select[Any]:
     """The period's documents that have a number, in the order of tenant and id; `corrected` is the number of the
     invoice that a credit note corrects."""
     invoices = (_OF.kind == "invoice") & (_OF.period == asked.period)
@@ -44,7 +44,7 @@ def midnight(day: str | None) -> int | None:
     return None if day is None else to_instant(datetime.fromisoformat(day).replace(tzinfo=UTC))
 
 
-async def _rows(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
+async def _rows(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Sequence[Row]]:
     async for portion in reading.portions(documents(asked)):
         for document in portion:
             query = (

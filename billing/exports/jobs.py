@@ -18,15 +18,15 @@ import msgspec
 import structlog
 from sqlalchemy import func, insert, or_, select, update
 
-from billing.exports.datasets import PROVIDER, Asked, InvalidExport, Names
-from billing.exports.files import Order, dataset_of, export, format_of, manifest_path
-from billing.prices import PriceBook
+from billing.exports.datasets import PROVIDER, DisplayNames, ExportQuery, InvalidExport
+from billing.exports.files import ExportOrder, dataset_of, export, format_of, manifest_path
+from billing.prices import PriceCatalog
 from billing.tables.exports import export_job
 from billing.usage import InvalidPeriod, check_period
-from storage.base import new_id
-from storage.database import Database, DatabaseUnavailable
+from storage.database.base import new_id
+from storage.database.database import Database, DatabaseUnavailable
 
-State = Literal["queued", "running", "done", "failed", "expired"]
+JobState = Literal["queued", "running", "done", "failed", "expired"]
 
 LEASE_S = 60
 MAX_ATTEMPTS = 3
@@ -46,7 +46,7 @@ class ExportNotFound(LookupError):
     """The tenant has no export of this id."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class ExportJob(msgspec.Struct, frozen=True, kw_only=True):
     """One job; instants are microseconds since the Unix epoch. `rows` grows while it runs."""
 
     id: UUID
@@ -55,7 +55,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     dataset: str
     period: str
     format: str
-    state: State
+    state: JobState
     rows: int
     attempts: int
     error: str | None
@@ -74,14 +74,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 class ExportJobs:
     """The jobs of a database, and the folder with their files: one that gateways and workers share."""
 
-    def __init__(self, database: Database, prices: PriceBook, folder: Path) -> None:
+    def __init__(self, database: Database, prices: PriceCatalog, folder: Path) -> None:
         self._database = database
         self._prices = prices
         self._folder = folder
 
     # ------------------------------------------------------------ for the tenant
 
-    async def ask(self, tenant_id: UUID, key_id: UUID, dataset: str, period: str, form: str) -> Job:
+    async def ask(self, tenant_id: UUID, key_id: UUID, dataset: str, period: str, form: str) -> ExportJob:
         """Queue an export of the tenant's. Raises InvalidExport, TooManyExports, DatabaseUnavailable."""
         dataset_of(dataset)
         format_of(form)
@@ -115,7 +115,7 @@ class ExportJobs:
             )
         return await self.get(tenant_id, identity)
 
-    async def get(self, tenant_id: UUID, job_id: UUID) -> Job:
+    async def get(self, tenant_id: UUID, job_id: UUID) -> ExportJob:
         """The tenant's job. Raises ExportNotFound, DatabaseUnavailable."""
         async with self._database.reading() as session:
             query = select(export_job).where(_OF.tenant_id == tenant_id, _OF.id == job_id)
@@ -124,14 +124,14 @@ class ExportJobs:
             raise ExportNotFound(str(job_id))
         return _job(row)
 
-    async def known(self, tenant_id: UUID, limit: int = 20, after: UUID | None = None) -> list[Job]:
+    async def known(self, tenant_id: UUID, limit: int = 20, after: UUID | None = None) -> list[ExportJob]:
         """The tenant's jobs, the newest first, from the one after `after` on."""
         query = select(export_job).where(_OF.tenant_id == tenant_id).order_by(_OF.id.desc()).limit(limit)
         async with self._database.reading() as session:
             rows = (await session.execute(query if after is None else query.where(_OF.id < after))).all()
         return [_job(row) for row in rows]
 
-    def path(self, job: Job) -> Path:
+    def path(self, job: ExportJob) -> Path:
         """Where the job's file lies, once it is done."""
         return self._folder / f"{job.id.hex}.{job.format}"
 
@@ -139,7 +139,7 @@ class ExportJobs:
 
     async def run_next(
         self,
-        names: Callable[[], Awaitable[Names]],
+        names: Callable[[], Awaitable[DisplayNames]],
         account_codes: Mapping[str, str] | None = None,
         provider: str = PROVIDER,
     ) -> bool:
@@ -150,14 +150,14 @@ class ExportJobs:
         renewing = asyncio.create_task(self._renew(job))
         try:
             await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True, mode=0o700)
-            asked = Asked(
+            asked = ExportQuery(
                 period=job.period,
                 tenant_id=job.tenant_id,
                 names=await names(),
                 account_codes=account_codes or {},
                 provider=provider,
             )
-            order = Order(dataset_of(job.dataset), format_of(job.format), asked)
+            order = ExportOrder(dataset_of(job.dataset), format_of(job.format), asked)
             manifest = await export(self._database, self._prices, order, self.path(job), self._told(job))
             stated = msgspec.structs.replace(manifest, file=job.file_name)
             await self._finish(job, "done", rows=manifest.rows, manifest=msgspec.json.encode(stated).decode())
@@ -185,7 +185,7 @@ class ExportJobs:
             await self._finish(job, "expired", manifest=job.manifest, rows=job.rows)
         return len(jobs)
 
-    async def _take(self) -> Job | None:
+    async def _take(self) -> ExportJob | None:
         async with self._database.transaction() as session:  # all tenants: the worker works for everybody
             now = (await session.execute(select(self._database.clock))).scalar_one()
             free = or_(_OF.state == "queued", (_OF.state == "running") & (_OF.leased_until < now))
@@ -203,7 +203,7 @@ class ExportJobs:
             await session.execute(update(export_job).where(_OF.id == row.id).values(values))
         return msgspec.structs.replace(_job(row), **values)
 
-    async def _renew(self, job: Job) -> None:
+    async def _renew(self, job: ExportJob) -> None:
         while True:
             await asyncio.sleep(LEASE_S // 3)
             with contextlib.suppress(DatabaseUnavailable):
@@ -211,7 +211,7 @@ class ExportJobs:
                     until = self._database.clock + LEASE_S * _SECOND
                     await session.execute(update(export_job).where(_OF.id == job.id).values(leased_until=until))
 
-    def _told(self, job: Job) -> Callable[[int], Awaitable[None]]:
+    def _told(self, job: ExportJob) -> Callable[[int], Awaitable[None]]:
         """Writes how many rows there are, once a second."""
         last = time.monotonic()
 
@@ -224,12 +224,12 @@ class ExportJobs:
 
         return told
 
-    async def _finish(self, job: Job, state: State, **values: Any) -> None:
+    async def _finish(self, job: ExportJob, state: JobState, **values: Any) -> None:
         async with self._database.transaction() as session:
             if state != "expired":
                 values |= {"finished_at": self._database.clock}
             await session.execute(update(export_job).where(_OF.id == job.id).values(state=state, **values))
 
 
-def _job(row: Any) -> Job:
-    return Job(**row._mapping)
+def _job(row: Any) -> ExportJob:
+    return ExportJob(**row._mapping)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from sqlalchemy import and_, or_, select
 
 from billing.exports.columns import Column
-from billing.exports.datasets import Asked, Dataset, InvalidExport, Reading
+from billing.exports.datasets import Dataset, ExportQuery, ExportSnapshot, InvalidExport
 from billing.exports.writers import Row
 from billing.tables.money import ledger_entry, ledger_txn
 from billing.usage import period_bounds
@@ -48,7 +48,7 @@ def parse_account_codes(text: str) -> dict[str, str]:
     return codes
 
 
-async def _rows(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
+async def _rows(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Sequence[Row]]:
     first, after = period_bounds(asked.period)
     txn, entry = ledger_txn.c, ledger_entry.c
     query = (

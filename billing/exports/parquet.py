@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from billing.exports.columns import MONEY_PLACES, PRICE_PLACES, Column, Kind, as_text
-from storage.base import from_instant
+from billing.exports.columns import MONEY_PLACES, PRICE_PLACES, Column, ColumnKind, as_text
+from storage.database.base import from_instant
 
 ROW_GROUP = 50_000
 """Rows of a group: fixed, so that the file does not depend on how the rows came."""
 
-_TYPES: dict[Kind, pa.DataType] = {
+_TYPES: dict[ColumnKind, pa.DataType] = {
     "text": pa.string(),
     "id": pa.string(),
     "integer": pa.int64(),
@@ -29,11 +29,11 @@ _TYPES: dict[Kind, pa.DataType] = {
 }
 
 
-def _decimal(kind: Kind) -> Callable[[Any], Any]:
+def _decimal(kind: ColumnKind) -> Callable[[Any], Any]:
     return lambda value: Decimal(as_text(kind, value) or 0)
 
 
-_VALUES: dict[Kind, Callable[[Any], Any]] = {
+_VALUES: dict[ColumnKind, Callable[[Any], Any]] = {
     "text": str,
     "id": str,
     "integer": int,

@@ -7,10 +7,10 @@ from typing import Any
 
 from sqlalchemy import select
 
+from billing.events.rollups import earliest
 from billing.exports.columns import Column
-from billing.exports.datasets import Asked, Dataset, Reading
+from billing.exports.datasets import Dataset, ExportQuery, ExportSnapshot
 from billing.exports.writers import Row
-from billing.rollups import earliest
 from billing.tables.money import price_version, usage_event
 from billing.usage import METERS
 
@@ -30,7 +30,7 @@ _RECORDED = (
 )
 
 
-async def _rows(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
+async def _rows(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Sequence[Row]]:
     names = asked.names
     async for tenant_id in _tenants(reading, asked):
         since = await earliest(reading.session, tenant_id, asked.period)
@@ -55,7 +55,7 @@ async def _rows(reading: Reading, asked: Asked) -> AsyncIterator[Sequence[Row]]:
             ]
 
 
-async def _tenants(reading: Reading, asked: Asked) -> AsyncIterator[Any]:
+async def _tenants(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Any]:
     """Whose events there are, in order; then those of each are read by their index, without sorting a month."""
     if asked.tenant_id is not None:
         yield asked.tenant_id

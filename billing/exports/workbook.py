@@ -14,7 +14,7 @@ from typing import Any
 import xlsxwriter  # type: ignore[import-untyped]
 
 from billing.exports.columns import Column, as_text
-from storage.base import from_instant
+from storage.database.base import from_instant
 
 SHEET_ROWS = 1_048_576
 """Rows of a sheet, with its header, in the format's own limit."""

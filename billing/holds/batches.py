@@ -23,7 +23,7 @@ _ENTRY = Struct(">16sq")
 _SIZE = _ENTRY.size
 
 
-class Asked(msgspec.Struct, frozen=True):
+class HoldEntry(msgspec.Struct, frozen=True):
     """A hold to be taken, or to be moved to a batch of its own: of this amount, from these sources
     (`billing.holds.records.join`)."""
 
@@ -49,7 +49,7 @@ class NewBatch(msgspec.Struct, frozen=True):
     requests: bytes
 
 
-class Batch(msgspec.Struct, frozen=True):
+class HoldBatch(msgspec.Struct, frozen=True):
     """A row that was read. `entries` are the ids and amounts of the holds that are open, and `amount_pico` their sum;
     `first` and `last` are the least and the greatest id that it ever had. `requests` is empty if it was not asked for.
     """
@@ -89,13 +89,13 @@ class Batch(msgspec.Struct, frozen=True):
             for id, one in self.asked().items()
         ]
 
-    def without(self, ended: Collection[bytes]) -> Batch:
+    def without(self, ended: Collection[bytes]) -> HoldBatch:
         """The row after these of its open holds have ended; it expires when it did, which may be early."""
         if len(ended) == self.open:
             return msgspec.structs.replace(self, open=0, amount_pico=0, entries=b"")
         return self.amended(dict.fromkeys(ended))
 
-    def amended(self, changes: Mapping[bytes, int | None]) -> Batch:
+    def amended(self, changes: Mapping[bytes, int | None]) -> HoldBatch:
         """The row with other amounts of some of its holds; one of None is not here any more."""
         left = {id: changes.get(id, amount) for id, amount in self.amounts().items()}
         amounts = {id: amount for id, amount in left.items() if amount is not None}
@@ -109,9 +109,9 @@ def open_ids(entries: bytes) -> set[bytes]:
     return {entries[at : at + 16] for at in range(0, len(entries), _SIZE)}
 
 
-def together(asked: Iterable[Asked]) -> list[NewBatch]:
+def group_into_batches(asked: Iterable[HoldEntry]) -> list[NewBatch]:
     """What is asked for at one instant, in batches."""
-    groups: dict[tuple[UUID, str, str], list[Asked]] = {}
+    groups: dict[tuple[UUID, str, str], list[HoldEntry]] = {}
     for one in asked:
         groups.setdefault((one.request.tenant_id, one.request.gateway, one.sources), []).append(one)
     return [
@@ -119,7 +119,7 @@ def together(asked: Iterable[Asked]) -> list[NewBatch]:
     ]
 
 
-def _batch(tenant: UUID, gateway: str, sources: str, asked: Sequence[Asked]) -> NewBatch:
+def _batch(tenant: UUID, gateway: str, sources: str, asked: Sequence[HoldEntry]) -> NewBatch:
     requests = [one.request for one in asked]
     ids = [request.request_id for request in requests]
     numbers = [id.int for id in ids]

@@ -12,7 +12,7 @@ from billing.money import MAX_PICO, InvalidMoney
 from billing.usage import period_of
 
 _NOBODY = UUID(int=0)
-State = Literal["open", "released", "expired"]
+HoldState = Literal["open", "released", "expired"]
 """A hold that was settled is gone: its usage event says all that it said."""
 
 
@@ -21,8 +21,8 @@ class HoldRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `gateway` is the epoch (the run) of the gateway worker that runs the request, `tag` what the client calls it for
     budgets. `terms` is for the gateway alone: what it needs to make usage of a journal's counts later. Fields are only
-    added at the end, with a default: open holds outlive an upgrade. An allowance (`billing.holds.allowances`) is for no
-    model.
+    added at the end, with a default: open holds outlive an upgrade. An allowance (`billing.reservation.allowances`) is
+    for no model.
     """
 
     request_id: UUID
@@ -87,7 +87,7 @@ class Hold(msgspec.Struct, frozen=True, array_like=True, gc=False):
     admitted_at: int
     period: str
     expires_at: int
-    state: State = "open"
+    state: HoldState = "open"
     budgets: tuple[UUID, ...] = ()
     """The windows of budgets that it is reserved from too."""
     grants: Mapping[UUID, int] = {}
@@ -102,7 +102,7 @@ class Hold(msgspec.Struct, frozen=True, array_like=True, gc=False):
         asked: HoldRequest,
         admitted_at: int,
         amount_pico: int | None = None,
-        state: State = "open",
+        state: HoldState = "open",
         *,
         budgets: tuple[UUID, ...] = (),
         grants: Mapping[UUID, int] = {},

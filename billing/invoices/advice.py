@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from billing.invoices.currencies import format_minor, minor_unit
-from billing.invoices.document import ClassSavings, Savings
-from billing.invoices.rounding import rounded
+from billing.invoices.document import ClassSavings, ModelSavings, Savings
+from billing.invoices.minor_units import format_grouped, format_minor, minor_unit, rounded
 
 MOST = 6
 """Pieces of advice on a statement, those that are worth most."""
@@ -35,21 +34,23 @@ def advice(classes: Iterable[ClassSavings], currency: str) -> list[str]:
 
 def summary(savings: Savings, currency: str) -> list[str]:
     """The statement in a few lines of text."""
-    sums = {
-        name: sum(int(getattr(model, name)) for model in savings.models)
-        for name in ("prompt", "read", "written", "cost", "uncached")
-    }
+    sums = {name: sum(int(getattr(model, name)) for model in savings.models) for name in ("prompt", "read", "written")}
     if not (sums["read"] or sums["written"]):
         return []
     share = rounded(sums["read"] * 1000, sums["prompt"]) if sums["prompt"] else 0
     lines = [
-        f"cache: saved {_money(sums['uncached'] - sums['cost'], currency)}; "
+        f"cache: saved {_money(saved_pico(savings.models), currency)}; "
         f"{share // 10}.{share % 10} % of the prompt tokens were read from it"
     ]
     if unread := sum(int(one.unread) for one in savings.classes):
         cost = _money(sum(int(one.unread_cost) for one in savings.classes), currency)
         lines.append(f"cache: at least {unread:,} of {sums['written']:,} written tokens were never read ({cost})")
     return lines + [f"advice: {text}" for text in savings.advice]
+
+
+def saved_pico(models: Iterable[ModelSavings]) -> int:
+    """What the cache saved for these models, in pico-units: every page rounds this one figure, once."""
+    return sum(int(model.uncached) - int(model.cost) for model in models)
 
 
 def length(name: str) -> str:
@@ -102,8 +103,7 @@ def _money(pico: int, currency: str) -> str:
     minor = rounded(pico, minor_unit(currency))
     if pico > 0 and not minor:
         return f"less than {currency} {format_minor(1, currency)}"
-    whole, point, rest = format_minor(minor, currency).partition(".")
-    return f"{currency} {int(whole):,}{point}{rest}"
+    return f"{currency} {format_grouped(minor, currency)}"
 
 
 def _times(part: int, whole: int, *, up: bool = False) -> str:

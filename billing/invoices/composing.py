@@ -8,17 +8,16 @@ from uuid import UUID
 
 import msgspec
 
-from billing.invoices.currencies import minor_unit
-from billing.invoices.document import Document, Line, Returned, Savings
+from billing.invoices.document import Document, InvoiceLine, Returned, Savings
+from billing.invoices.minor_units import Carried, carried, minor_unit, rounded
 from billing.invoices.parties import Buyer, Detail, Seller
-from billing.invoices.rounding import Carried, carried, rounded
 from billing.invoices.tax import Tax, tax_for, tax_totals
-from billing.rating.lines import Kind, RatedLine
+from billing.rating.lines import LineKind, RatedLine
 from billing.usage import METERS, period_bounds
-from storage.base import from_instant
+from storage.database.base import from_instant
 
 _UNITS = {"usage": "tokens", "storage": "token-seconds"}
-_KINDS = get_args(Kind)
+_KINDS = get_args(LineKind)
 
 
 class Funding(msgspec.Struct, frozen=True):
@@ -117,7 +116,7 @@ def _returned(funding: Funding) -> Returned | msgspec.UnsetType:
     return Returned(exact=exact, credit=credit, promo=promo)
 
 
-def exact_of(lines: Iterable[Line]) -> Exact:
+def exact_of(lines: Iterable[InvoiceLine]) -> Exact:
     """What lines come to exactly."""
     sums = {"usage": 0, "credit": 0, "charges": 0}
     for line in lines:
@@ -166,9 +165,9 @@ def _plain(kind: str, text: str, start: int, end: int, pico: int) -> RatedLine:
     )
 
 
-def _line(line: RatedLine, unit: int, tax: Tax, projects: Mapping[UUID, str]) -> Line:
+def _line(line: RatedLine, unit: int, tax: Tax, projects: Mapping[UUID, str]) -> InvoiceLine:
     project = line.project_id
-    return Line(
+    return InvoiceLine(
         kind=line.kind,
         text=line.description,
         project_id="" if project is None else str(project),

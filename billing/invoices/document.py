@@ -7,22 +7,59 @@ its savings statement are computed from.
 
 from __future__ import annotations
 
-from typing import Literal
+import hashlib
+import json
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
 
 from billing.invoices.parties import Buyer, Seller
 from billing.invoices.tax import Category, TaxTotal
-from billing.rating.lines import Kind as LineKind
+from billing.rating.lines import LineKind
+
+_EXACT = 2**53
+
+
+class NotCanonical(ValueError):
+    """A value that has no canonical text; the message gives its path."""
+
+
+def canonical(value: Any) -> str:
+    """The canonical JSON of a struct or of plain containers. Raises NotCanonical."""
+    plain = msgspec.to_builtins(value)
+    _check(plain, "$")
+    return json.dumps(plain, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+
+def sha256(text: str) -> str:
+    """The SHA-256 of a text in UTF-8, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check(value: Any, path: str) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not (isinstance(key, str) and key.isascii()):
+                raise NotCanonical(f"{path}: the key {key!r} is not ASCII text")
+            _check(item, f"{path}.{key}")
+    elif isinstance(value, list):
+        for n, item in enumerate(value):
+            _check(item, f"{path}[{n}]")
+    elif type(value) is int:
+        if abs(value) >= _EXACT:
+            raise NotCanonical(f"{path}: {value} is an integer beyond 2^53")
+    elif type(value) is not str:
+        raise NotCanonical(f"{path}: a {type(value).__name__}, not an integer or text")
+
 
 VERSION = 1
 """Of this content's form; a document keeps the version that it was made with."""
 
-Kind = Literal["invoice", "credit_note"]
+DocumentKind = Literal["invoice", "credit_note"]
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
     """One line. `exact` is what it comes to in pico-units, `net` that in minor units, rounded once.
 
     A line of usage has `units` of a `meter` at `price` micro-units per million; `context_from` is the context tier's
@@ -122,7 +159,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     version: int = VERSION
-    kind: Kind
+    kind: DocumentKind
     number: str = ""
     series: str
     issued: str = ""
@@ -134,7 +171,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     seller: Seller
     tenant_id: str
     buyer: Buyer
-    lines: list[Line]
+    lines: list[InvoiceLine]
     taxes: list[TaxTotal]
     net: int
     tax: int

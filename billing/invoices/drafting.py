@@ -9,28 +9,27 @@ import msgspec
 from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.balances import CurrencyMismatch
+from billing.accounts.balances import CurrencyMismatch
+from billing.events.rollups import HOUR
 from billing.invoices.advice import advice
+from billing.invoices.balance_returns import Return
 from billing.invoices.composing import compose
 from billing.invoices.document import Document
-from billing.invoices.failures import WrongState
+from billing.invoices.errors import WrongState
 from billing.invoices.funding import standing
 from billing.invoices.notices import DRAFTED, notice
 from billing.invoices.parties import Buyer
 from billing.invoices.party_store import lock_documents, read_buyer, read_seller
-from billing.invoices.posting import tell
-from billing.invoices.records import Record, of_period, write_draft
-from billing.invoices.returning import Return
-from billing.invoices.savings import savings
-from billing.prices import PriceBook, PriceVersion
-from billing.rating.cache_use import CacheHour, cache_use
+from billing.invoices.posting import write_to_outbox
+from billing.invoices.records import InvoiceRecord, of_period, write_draft
+from billing.invoices.savings import CacheHour, cache_use, savings
+from billing.prices import PriceCatalog, PriceVersion
 from billing.rating.lines import RatedLine
 from billing.rating.period import rated_lines
-from billing.rollups import HOUR
 from billing.tables.invoices import invoice, invoice_line
 from billing.usage import check_period, period_bounds
-from storage.base import new_id
-from storage.database import Database
+from storage.database.base import new_id
+from storage.database.database import Database
 
 
 class Rated(msgspec.Struct, frozen=True):
@@ -41,14 +40,14 @@ class Rated(msgspec.Struct, frozen=True):
     cache: list[CacheHour]
 
 
-class WrittenUp(msgspec.Struct, frozen=True):
+class ComposedInvoice(msgspec.Struct, frozen=True):
     """An invoice as things stand, and what finalizing it gives back to the balance."""
 
     document: Document | None
     back: Return = Return()
 
 
-async def rate(database: Database, book: PriceBook, tenant_id: UUID, period: str) -> Rated:
+async def rate(database: Database, book: PriceCatalog, tenant_id: UUID, period: str) -> Rated:
     """What a tenant owes for a period, exactly. Raises InvalidPeriod, CostMismatch, DatabaseUnavailable."""
     lines = await rated_lines(database, book, tenant_id, check_period(period))
     numbers = {line.price_version for line in lines if line.price_version is not None}
@@ -58,13 +57,13 @@ async def rate(database: Database, book: PriceBook, tenant_id: UUID, period: str
 
 async def draft(
     database: Database,
-    book: PriceBook,
+    book: PriceCatalog,
     tenant_id: UUID,
     period: str,
     projects: Mapping[UUID, str] | None = None,
     *,
     write: bool = True,
-) -> tuple[Record | None, Document | None]:
+) -> tuple[InvoiceRecord | None, Document | None]:
     """Make the tenant's draft of a period, or replace it; `projects` are names for those that the lines are of.
 
     Without `write` the document alone is returned, and nothing changes. Both are None where there is nothing to bill;
@@ -77,13 +76,13 @@ async def draft(
             buyer = await read_buyer(session, tenant_id)
             _check_draft(await of_period(session, tenant_id, period))
             return None, (
-                await written_up(session, buyer, tenant_id, period, rated=rated, projects=projects or {})
+                await compose_invoice(session, buyer, tenant_id, period, rated=rated, projects=projects or {})
             ).document
     async with database.transaction() as session:
         buyer = await lock_documents(database, session, tenant_id)
         before = await of_period(session, tenant_id, period)
         _check_draft(before)
-        written = await written_up(session, buyer, tenant_id, period, rated=rated, projects=projects or {})
+        written = await compose_invoice(session, buyer, tenant_id, period, rated=rated, projects=projects or {})
         document = written.document
         if document is None:
             if before is not None:
@@ -93,11 +92,11 @@ async def draft(
         await write_draft(database, session, before.id if before else new_id(), document)
         record = await of_period(session, tenant_id, period)
         if record is not None:
-            await tell(database, session, DRAFTED, tenant_id, notice(record))
+            await write_to_outbox(database, session, DRAFTED, tenant_id, notice(record))
         return record, document
 
 
-async def written_up(
+async def compose_invoice(
     session: AsyncSession,
     buyer: Buyer,
     tenant_id: UUID,
@@ -105,7 +104,7 @@ async def written_up(
     *,
     rated: Rated,
     projects: Mapping[UUID, str],
-) -> WrittenUp:
+) -> ComposedInvoice:
     """What the invoice says as things stand in this transaction, and what finalizing it gives back.
 
     There is no document where there is nothing to bill: no line, not even one for what earlier roundings left, which
@@ -120,7 +119,7 @@ async def written_up(
         if version.currency != currency:
             raise CurrencyMismatch(version.currency, currency)
     if not rated.lines and not stands.carry:
-        return WrittenUp(None)
+        return ComposedInvoice(None)
     start, end = period_bounds(period)
     saved = savings(rated.lines, rated.versions, rated.cache, (end - start) // HOUR - 1, projects)
     saved = msgspec.structs.replace(saved, advice=advice(saved.classes, currency))
@@ -135,10 +134,10 @@ async def written_up(
         savings=saved,
         projects=projects,
     )
-    return WrittenUp(document, stands.back) if document.lines else WrittenUp(None)
+    return ComposedInvoice(document, stands.back) if document.lines else ComposedInvoice(None)
 
 
-def _check_draft(record: Record | None) -> None:
+def _check_draft(record: InvoiceRecord | None) -> None:
     if record is not None and record.state != "draft":
         instead = "correct it by a credit note, or void it if nothing of it is paid"
         raise WrongState(record.name, record.state, "draft", instead)

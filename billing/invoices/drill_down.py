@@ -10,17 +10,17 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Select, func, null, select
 
-from billing.invoices.records import Record
+from billing.invoices.records import InvoiceRecord
 from billing.tables.invoices import invoice_line, invoice_usage
 from billing.tables.rating import storage_event
-from storage.database import Database
+from storage.database.database import Database
 
 DAY, HOUR = 86_400_000_000, 3_600_000_000
 OPENED = ("usage", "storage")
 """The kinds of lines that open."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class LineSlice(msgspec.Struct, frozen=True):
     """What a line has of one day or hour, which begins at `start` (microseconds since the Unix epoch).
 
     `adjustments` are corrections of requests of then; they are no requests, and their units are among the units.
@@ -33,7 +33,7 @@ class Part(msgspec.Struct, frozen=True):
     exact_pico: int
 
 
-class Request(msgspec.Struct, frozen=True):
+class BilledRequest(msgspec.Struct, frozen=True):
     """What a line has of one request, or of an adjustment of the request that it `corrects`."""
 
     id: UUID
@@ -49,23 +49,23 @@ class Page(msgspec.Struct, frozen=True):
     """Requests and adjustments in the order of the requests' admission; `after` asks for those that follow, None if
     these are the last."""
 
-    requests: list[Request]
+    requests: list[BilledRequest]
     after: tuple[int, UUID] | None
 
 
-async def days(database: Database, record: Record, line: int) -> list[Part]:
+async def days(database: Database, record: InvoiceRecord, line: int) -> list[LineSlice]:
     """The days on which a line's usage was admitted, or stored; none for a line that is neither."""
     return await _parts(database, record, line, "day")
 
 
-async def hours(database: Database, record: Record, line: int, day: int) -> list[Part]:
+async def hours(database: Database, record: InvoiceRecord, line: int, day: int) -> list[LineSlice]:
     """The hours of the day that begins at this instant."""
     return await _parts(database, record, line, "hour", day)
 
 
 async def requests(
     database: Database,
-    record: Record,
+    record: InvoiceRecord,
     line: int,
     hour: int,
     *,
@@ -91,16 +91,16 @@ async def requests(
         query = query.where((of.admitted_at > after[0]) | same)
     async with database.reading() as session:
         rows = (await session.execute(query.order_by(of.admitted_at, of.request_id).limit(limit + 1))).all()
-    found = [Request(*row) for row in rows[:limit]]
+    found = [BilledRequest(*row) for row in rows[:limit]]
     return Page(found, (found[-1].admitted_at, found[-1].id) if len(rows) > limit else None)
 
 
-def _of(record: Record, line: int) -> tuple[Any, ...]:
+def _of(record: InvoiceRecord, line: int) -> tuple[Any, ...]:
     of = invoice_usage.c
     return of.tenant_id == record.tenant_id, of.invoice_id == record.id, of.n == line
 
 
-def _stored(record: Record, line: int) -> Select[Any]:
+def _stored(record: InvoiceRecord, line: int) -> Select[Any]:
     """The hours of a line of cache storage."""
     of, stored = invoice_line.c, storage_event.c
     mine = (
@@ -127,8 +127,8 @@ def _stored(record: Record, line: int) -> Select[Any]:
 
 
 async def _parts(
-    database: Database, record: Record, line: int, width: Literal["day", "hour"], day: int | None = None
-) -> list[Part]:
+    database: Database, record: InvoiceRecord, line: int, width: Literal["day", "hour"], day: int | None = None
+) -> list[LineSlice]:
     names = ("day", "hour", "request_id", "corrects", "units", "price_micro")
     used = select(*(invoice_usage.c[name] for name in names)).where(*_of(record, line))
     of = used.union_all(_stored(record, line)).subquery().c
@@ -141,6 +141,6 @@ async def _parts(
     async with database.reading() as session:
         rows = (await session.execute(query)).all()
     return [
-        Part(start, count - corrections, corrections, int(units), int(units) * price)
+        LineSlice(start, count - corrections, corrections, int(units), int(units) * price)
         for start, count, corrections, units, price in rows
     ]

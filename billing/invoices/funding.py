@@ -15,19 +15,19 @@ import msgspec
 from sqlalchemy import ColumnElement, case, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from billing.events.rollups import LIMB
+from billing.invoices.balance_returns import PeriodFunding, Return, plan_return, post_return
 from billing.invoices.composing import Funding
-from billing.invoices.currencies import minor_unit
-from billing.invoices.returning import PeriodFunding, Return, plan_return, post_return
-from billing.ledger import OF_EVENTS, Balance
-from billing.rollups import LIMB
+from billing.invoices.minor_units import minor_unit
+from billing.ledger.entries import OF_EVENTS, Balance
+from billing.ledger.wallet import OpenGrant, Wallet
 from billing.tables.invoices import invoice
 from billing.tables.money import balance, grant, grant_balance, ledger_entry, ledger_txn, rollup_hour
-from billing.wallet import OpenGrant, Wallet
 
 _GIVEN = ("promo", "restricted")
 
 
-class Standing(Funding, frozen=True):
+class InvoiceFunding(Funding, frozen=True):
     """Funding, the currency of the tenant's balance (None if it never had money), and what the period gives back."""
 
     currency: str | None = None
@@ -73,13 +73,13 @@ class _Movements(msgspec.Struct, frozen=True):
         return sum(self.given.values()) - sum(self.returned_given.values())
 
 
-async def standing(session: AsyncSession, tenant_id: UUID, period: str, used: int, charges: int = 0) -> Standing:
+async def standing(session: AsyncSession, tenant_id: UUID, period: str, used: int, charges: int = 0) -> InvoiceFunding:
     """How usage of `used` pico-units in this period, and all that was invoiced before, was paid for until now; and what
     goes back since all other lines come to `charges`."""
     before = await _invoiced(session, tenant_id)
     row = (await session.execute(select(balance).where(balance.c.tenant_id == tenant_id))).one_or_none()
     if row is None:
-        return Standing(carry=before.carry, prepaid_carry=before.prepaid_carry)
+        return InvoiceFunding(carry=before.carry, prepaid_carry=before.prepaid_carry)
     moved = await _movements(session, tenant_id)
     by_grant = await _by_grant(session, tenant_id, period)
     given, withheld = moved.given.get(period, 0), moved.withheld.get(period, 0)
@@ -107,7 +107,7 @@ async def standing(session: AsyncSession, tenant_id: UUID, period: str, used: in
         returned_owed = sum(entry.amount_pico for entry in entries if entry.credit == "receivable")
         back = msgspec.structs.replace(back, given=placed, money=posted - returned_given)
     money = posted - returned_given
-    return Standing(
+    return InvoiceFunding(
         promo=given - returned_given,
         prepaid=min(until_here - money, paid - money + returned_owed) - before.prepaid,
         carry=before.carry,

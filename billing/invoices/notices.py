@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from billing.invoices.canonical import canonical
-from billing.invoices.currencies import format_minor
-from billing.invoices.records import Record
+from billing.invoices.document import canonical
+from billing.invoices.minor_units import format_minor
+from billing.invoices.records import InvoiceRecord
 
 DRAFTED = "invoice.drafted"
 FINALIZED = "invoice.finalized"
@@ -30,7 +30,7 @@ def topic_of(state: str) -> str:
     return _OF_STATE[state]
 
 
-def notice(record: Record) -> str:
+def notice(record: InvoiceRecord) -> str:
     """How a document stands, as JSON: amounts are decimal strings in its currency."""
     told: dict[str, Any] = {
         "id": str(record.id),

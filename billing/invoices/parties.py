@@ -18,6 +18,7 @@ from storage.free_text import InvalidText, problem_of_text
 
 Treatment = Literal["auto", "standard", "zero", "exempt", "reverse_charge", "intra_community", "export", "outside"]
 Detail = Literal["model", "project"]
+Role = Literal["seller", "buyer"]
 
 _COUNTRY = re.compile(r"[A-Z]{2}", re.ASCII)
 _IDENTITY = re.compile(r"[a-z0-9][a-z0-9-]{0,39}", re.ASCII)
@@ -151,21 +152,31 @@ def check_countries(party: Seller | Buyer) -> None:
                 raise InvalidParty(field, f"{code} is no country of ISO 3166{f'; it is {near} there' if near else ''}")
 
 
-def check_vat_id(party: Party) -> None:
-    """Refuse a VAT id that cannot be one: the tax would follow from it. What is on documents already, and profiles that
-    are older than this check, are not checked again (`vat_warnings` names them). Raises InvalidParty."""
-    if party.vat_id and (problem := problem_of(party.vat_id, party.country)):
+def check_vat_id(party: Party, before: Party | None = None) -> None:
+    """Refuse a VAT id that cannot be one: the tax would follow from it. Raises InvalidParty.
+
+    A profile that is older than this check keeps its invalid id while its other fields change: the tax rules take such
+    an id as absent, and `vat_warnings` names it. What is on documents already is not checked again.
+    """
+    problem = problem_of(party.vat_id, party.country) if party.vat_id else ""
+    kept = before is not None and before.vat_id == party.vat_id and problem_of(before.vat_id, before.country)
+    if problem and not kept:
         raise InvalidParty("vat_id", problem)
 
 
 def vat_warnings(seller: Seller, buyer: Buyer) -> list[str]:
     """What is to be known about the parties' VAT ids before an invoice is finalized, a sentence each."""
-    found = []
-    for who, party in (("seller", seller), ("buyer", buyer)):
-        if party.vat_id and (problem := problem_of(party.vat_id, party.country)):
-            charged = ": the tax is that of a buyer without one" if who == "buyer" else ""
-            found.append(f"The VAT id of the {who} is not valid: {problem}{charged}.")
-    return found
+    found = (vat_warning("seller", seller), vat_warning("buyer", buyer))
+    return [warning for warning in found if warning]
+
+
+def vat_warning(role: Role, party: Party) -> str:
+    """What is to be known about one party's VAT id, in a sentence; "" if it is valid or there is none."""
+    problem = problem_of(party.vat_id, party.country) if party.vat_id else ""
+    if not problem:
+        return ""
+    charged = ": the tax is that of a buyer without one" if role == "buyer" else ""
+    return f"The VAT id of the {role} is not valid: {problem}{charged}."
 
 
 def parse_rate(text: str) -> int:

@@ -8,11 +8,11 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.invoices.canonical import canonical
-from billing.invoices.failures import NoProfile
+from billing.invoices.document import canonical
+from billing.invoices.errors import NoProfile
 from billing.invoices.parties import Buyer, Seller, check_countries, check_vat_id
 from billing.tables.invoices import billing_profile, legal_entity
-from storage.database import Database
+from storage.database.database import Database
 
 
 class Parties:
@@ -22,21 +22,22 @@ class Parties:
         self._database = database
 
     async def set_seller(self, seller: Seller) -> None:
-        """Make or replace a legal entity. Raises InvalidParty for a country or a VAT id that there is not."""
+        """Make or replace a legal entity. Raises InvalidParty for a country or a new VAT id that there is not."""
         check_countries(seller)
-        check_vat_id(seller)
         row = {"id": seller.id, "profile": canonical(seller), "updated_at": self._database.clock}
         new = {name: row[name] for name in ("profile", "updated_at")}
+        own = select(legal_entity.c.profile).where(legal_entity.c.id == seller.id)
         async with self._database.transaction() as session:
+            profile = await session.scalar(self._database.locked(own))
+            check_vat_id(seller, None if profile is None else msgspec.json.decode(profile, type=Seller))
             await session.execute(
                 self._database.insert(legal_entity).values(row).on_conflict_do_update(index_elements=["id"], set_=new)
             )
 
     async def set_buyer(self, tenant_id: UUID, buyer: Buyer) -> None:
         """Make or replace a tenant's billing profile. Raises NoProfile if its seller does not exist, InvalidParty for a
-        country or a VAT id that there is not."""
+        country or a new VAT id that there is not."""
         check_countries(buyer)
-        check_vat_id(buyer)
         row = {
             "tenant_id": tenant_id,
             "seller": buyer.seller,
@@ -44,8 +45,11 @@ class Parties:
             "updated_at": self._database.clock,
         }
         new = {name: row[name] for name in ("seller", "profile", "updated_at")}
+        own = select(billing_profile.c.profile).where(billing_profile.c.tenant_id == tenant_id)
         async with self._database.transaction() as session:
             await read_seller(session, buyer.seller)
+            profile = await session.scalar(self._database.locked(own))
+            check_vat_id(buyer, None if profile is None else msgspec.json.decode(profile, type=Buyer))
             await session.execute(
                 self._database.insert(billing_profile)
                 .values(row)
@@ -80,7 +84,7 @@ async def read_seller(session: AsyncSession, seller_id: str) -> Seller:
     """A legal entity, in this transaction. Raises NoProfile."""
     profile = await session.scalar(select(legal_entity.c.profile).where(legal_entity.c.id == seller_id))
     if profile is None:
-        raise NoProfile(f"there is no seller {seller_id}: turnpike invoices seller set {seller_id} …")
+        raise NoProfile(f"there is no seller {seller_id}: `turnpike invoices seller set {seller_id} …`")
     return msgspec.json.decode(profile, type=Seller)
 
 
@@ -89,7 +93,7 @@ async def read_buyer(session: AsyncSession, tenant_id: UUID) -> Buyer:
     query = select(billing_profile.c.profile).where(billing_profile.c.tenant_id == tenant_id)
     profile = await session.scalar(query)
     if profile is None:
-        raise NoProfile("there is no billing profile: turnpike invoices buyer set TENANT …")
+        raise NoProfile("there is no billing profile: `turnpike invoices buyer set TENANT …`")
     return msgspec.json.decode(profile, type=Buyer)
 
 

@@ -3,7 +3,8 @@
 The usage that is still owed stands in `receivable` already, exactly. What a document asks for beyond that goes to
 `invoiced`: tax, lines that are no usage, and what rounding adds or leaves (`rounding_carry`). So `receivable` and
 `invoiced` together are what the tenant was asked to pay, and `rounding_carry` is what its documents carry on. What of
-`charges` was given back to the balance (`billing.invoices.returning`) is not taken off what a document asks for again.
+`charges` was given back to the balance (`billing.invoices.balance_returns`) is not taken off what a document asks for
+again.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from uuid import UUID, uuid5
 from sqlalchemy import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.invoices.currencies import minor_unit
-from billing.invoices.records import Record
-from billing.ledger import Account, Entry
-from billing.seals import seal_rows
+from billing.integrity.row_seals import seal_rows
+from billing.invoices.minor_units import minor_unit
+from billing.invoices.records import InvoiceRecord
+from billing.ledger.entries import Account, Entry
 from billing.tables.money import ledger_entry, ledger_txn, outbox
-from storage.base import new_id
-from storage.database import Database
+from storage.database.base import new_id
+from storage.database.database import Database
 
 
-def entries_of(record: Record) -> list[Entry]:
+def entries_of(record: InvoiceRecord) -> list[Entry]:
     """What finalizing an invoice posts."""
     unit = minor_unit(record.currency)
     tax, charges = record.tax * unit, record.charges_pico + record.returned_pico
@@ -51,7 +52,7 @@ def step_id(document: UUID, step: str) -> UUID:
 async def post(
     database: Database,
     session: AsyncSession,
-    record: Record,
+    record: InvoiceRecord,
     step: str,
     entries: Sequence[Entry],
     *,
@@ -85,7 +86,7 @@ async def post(
     await seal_rows(session, ledger_txn, ledger_txn.c.id == identity)
 
 
-async def tell(database: Database, session: AsyncSession, topic: str, tenant_id: UUID, payload: str) -> None:
+async def write_to_outbox(database: Database, session: AsyncSession, topic: str, tenant_id: UUID, payload: str) -> None:
     """Put a notice into the outbox, with what it tells of."""
     row = {"id": new_id(), "tenant_id": tenant_id, "topic": topic, "payload": payload, "created_at": database.clock}
     await session.execute(insert(outbox).values(row))

@@ -9,16 +9,15 @@ from typing import Any
 
 import msgspec
 
-from billing.invoices.advice import length
+from billing.invoices.advice import length, saved_pico
 from billing.invoices.countries import name_of
-from billing.invoices.currencies import format_minor, minor_unit
-from billing.invoices.document import ClassSavings, Document, Line, ModelSavings, Savings
+from billing.invoices.document import ClassSavings, Document, InvoiceLine, ModelSavings, Savings
+from billing.invoices.minor_units import format_grouped, format_minor, minor_unit, rounded
 from billing.invoices.parties import Party, format_rate, vat_warnings
 from billing.invoices.records import NOTHING_SETTLED, Settlements
-from billing.invoices.rounding import rounded
 from billing.invoices.tax import TaxTotal
 from billing.usage import METERS
-from storage.base import from_instant
+from storage.database.base import from_instant
 
 _MICRO = 10**6
 _TITLES = {"invoice": "Invoice", "credit_note": "Credit note"}
@@ -92,12 +91,6 @@ def shown(document: Document, state: str, digest: str, settled: Settlements = NO
     }
 
 
-def amount(minor: int, currency: str) -> str:
-    """Minor units with thousands apart: 123456 USD → "1,234.56", with a true minus sign."""
-    whole, point, rest = format_minor(abs(minor), currency).partition(".")
-    return f"{'−' if minor < 0 else ''}{int(whole):,}{point}{rest}"
-
-
 def meter_name(meter: str) -> str:
     """A meter of tokens in words: write_5m → "Tokens written to the cache, 5 min"."""
     match = _CLASS.fullmatch(meter)
@@ -145,7 +138,7 @@ def _headline(document: Document, state: str, left: int, *, credited: bool) -> l
         name, minor = "Settled" if credited else "Paid in full", document.payable
     else:
         name, minor = "Amount due", left
-    return [name, f"{document.currency} {amount(minor, document.currency)}"]
+    return [name, f"{document.currency} {format_grouped(minor, document.currency)}"]
 
 
 def _left(document: Document, settled: Settlements) -> int:
@@ -167,11 +160,11 @@ def _settled(document: Document, settled: Settlements, left: int) -> list[list[s
         return []
     if to_balance := left - document.payable - sum(minor for _, minor in rows):
         rows.append(("Credited beyond what was due, to the balance", to_balance))
-    shown_rows = [[name, amount(minor, document.currency), ""] for name, minor in rows]
-    return [*shown_rows, ["Left to pay", amount(left, document.currency), "strong"]]
+    shown_rows = [[name, format_grouped(minor, document.currency), ""] for name, minor in rows]
+    return [*shown_rows, ["Left to pay", format_grouped(left, document.currency), "strong"]]
 
 
-def _grouped(lines: list[Line]) -> list[tuple[str, list[tuple[int, Line]]]]:
+def _grouped(lines: list[InvoiceLine]) -> list[tuple[str, list[tuple[int, InvoiceLine]]]]:
     """Neighbouring lines of one project and model, and of one month, each with its number on the document.
 
     What belongs to no model has a heading where it would else stand under another's; rounding alone explains itself.
@@ -182,24 +175,24 @@ def _grouped(lines: list[Line]) -> list[tuple[str, list[tuple[int, Line]]]]:
     return [(heading or (_BESIDE if found[0][0] and _beside(of) else ""), of) for heading, of in found]
 
 
-def _beside(lines: list[tuple[int, Line]]) -> bool:
+def _beside(lines: list[tuple[int, InvoiceLine]]) -> bool:
     return any(line.kind != "carry" for _, line in lines)
 
 
-def _correction(line: Line) -> str:
+def _correction(line: InvoiceLine) -> str:
     return f"correction of {date.fromisoformat(line.corrects + '-01'):%B %Y}" if line.corrects else ""
 
 
-def _group(document: Document, heading: str, lines: list[tuple[int, Line]]) -> dict[str, Any]:
+def _group(document: Document, heading: str, lines: list[tuple[int, InvoiceLine]]) -> dict[str, Any]:
     total = sum(line.net for _, line in lines)
     return {
         "heading": heading,
-        "total": amount(total, document.currency) if heading else "",
+        "total": format_grouped(total, document.currency) if heading else "",
         "lines": [_line(document, n, line) for n, line in lines],
     }
 
 
-def _line(document: Document, n: int, line: Line) -> dict[str, Any]:
+def _line(document: Document, n: int, line: InvoiceLine) -> dict[str, Any]:
     other = [
         f"{line.lane} lane" if line.lane not in ("", "standard") else "",
         f"context from {line.context_from:,} tokens" if line.context_from else "",
@@ -211,7 +204,7 @@ def _line(document: Document, n: int, line: Line) -> dict[str, Any]:
         "detail": " · ".join(text for text in other if text),
         "units": f"{_signed(int(line.units))} {line.unit}".strip() if line.unit else "",
         "price": _price(line.price) if line.unit else "",
-        "net": amount(line.net, document.currency),
+        "net": format_grouped(line.net, document.currency),
         "rate": f"{format_rate(line.rate)} %" if line.category == "S" else line.category,
     }
 
@@ -228,11 +221,11 @@ def _price(micro: int) -> str:
 
 def _totals(document: Document, due: str) -> list[list[str]]:
     def row(name: str, minor: int, weight: str = "") -> list[str]:
-        return [name, amount(minor, document.currency), weight]
+        return [name, format_grouped(minor, document.currency), weight]
 
     rows = [row("Total without VAT", document.net)]
     rows += [
-        row(f"VAT {format_rate(tax.rate)} % on {amount(tax.net, document.currency)}", tax.tax)
+        row(f"VAT {format_rate(tax.rate)} % on {format_grouped(tax.net, document.currency)}", tax.tax)
         for tax in document.taxes
         if tax.category == "S"
     ]
@@ -247,7 +240,7 @@ def _totals(document: Document, due: str) -> list[list[str]]:
 def _tax(document: Document, tax: TaxTotal) -> list[str]:
     rate = f"{format_rate(tax.rate)} %" if tax.category == "S" else "–"
     names = (f"{_TAXES[tax.category]} ({tax.category})", rate)
-    return [*names, amount(tax.net, document.currency), amount(tax.tax, document.currency)]
+    return [*names, format_grouped(tax.net, document.currency), format_grouped(tax.tax, document.currency)]
 
 
 def carried_on(document: Document) -> list[tuple[str, str]]:
@@ -324,7 +317,7 @@ def _savings(document: Document, savings: Savings) -> dict[str, Any]:
         "used": bool(read or written),
         "classes": [_class(document, one) for one in savings.classes],
         "unread": f"{sum(int(one.unread) for one in savings.classes):,}" if savings.classes else "",
-        "unread_cost": amount(
+        "unread_cost": format_grouped(
             rounded(sum(int(one.unread_cost) for one in savings.classes), minor_unit(document.currency)),
             document.currency,
         ),
@@ -339,8 +332,8 @@ def _savings(document: Document, savings: Savings) -> dict[str, Any]:
 
 def _saved(document: Document, model: ModelSavings) -> dict[str, str]:
     unit = minor_unit(document.currency)
-    cost, uncached = (rounded(int(value), unit) for value in (model.cost, model.uncached))
-    saved = uncached - cost  # of what is shown, so that a reader who subtracts finds the same
+    cost, saved = rounded(int(model.cost), unit), rounded(saved_pico([model]), unit)
+    uncached = cost + saved  # of what is shown, so that a reader who subtracts finds the same
     prompt, read = int(model.prompt), int(model.read)
     return {
         "model": model.model,
@@ -348,10 +341,10 @@ def _saved(document: Document, model: ModelSavings) -> dict[str, str]:
         "read": f"{read:,}",
         "written": f"{int(model.written):,}",
         "share": f"{_tenths(rounded(read * 1000, prompt))} %" if prompt else "–",
-        "uncached": amount(uncached, document.currency),
-        "cost": amount(cost, document.currency),
-        "saved": amount(saved, document.currency),
-        "saved_share": f"{_tenths(rounded((int(model.uncached) - int(model.cost)) * 1000, int(model.uncached)))} %"
+        "uncached": format_grouped(uncached, document.currency),
+        "cost": format_grouped(cost, document.currency),
+        "saved": format_grouped(saved, document.currency),
+        "saved_share": f"{_tenths(rounded(saved_pico([model]) * 1000, int(model.uncached)))} %"
         if int(model.uncached)
         else "–",
     }
@@ -359,7 +352,7 @@ def _saved(document: Document, model: ModelSavings) -> dict[str, str]:
 
 def _class(document: Document, one: ClassSavings) -> dict[str, str]:
     def money(pico: str) -> str:
-        return amount(rounded(int(pico), minor_unit(document.currency)), document.currency)
+        return format_grouped(rounded(int(pico), minor_unit(document.currency)), document.currency)
 
     read, written = int(one.read), int(one.written)
     return {

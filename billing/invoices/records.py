@@ -11,27 +11,26 @@ import msgspec
 from sqlalchemy import Select, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.invoices.canonical import canonical
 from billing.invoices.composing import exact_of
-from billing.invoices.document import Document, Kind, Line
-from billing.invoices.failures import UnknownInvoice
-from billing.invoices.states import State
+from billing.invoices.document import Document, DocumentKind, InvoiceLine, canonical
+from billing.invoices.errors import UnknownInvoice
+from billing.invoices.states import InvoiceState
 from billing.tables.invoices import invoice, invoice_line, invoice_payment
 from billing.usage import check_period
-from storage.base import to_instant
-from storage.database import Database
+from storage.database.base import to_instant
+from storage.database.database import Database
 
 
-class Record(msgspec.Struct, frozen=True):
+class InvoiceRecord(msgspec.Struct, frozen=True):
     """How an invoice or credit note stands. Amounts are in minor units, those with `pico` in pico-units."""
 
     id: UUID
-    kind: Kind
+    kind: DocumentKind
     seller: str
     tenant_id: UUID
     period: str
     currency: str
-    state: State
+    state: InvoiceState
     number: str | None
     issued: str | None
     due: str | None
@@ -92,11 +91,11 @@ class Settlements(msgspec.Struct, frozen=True):
     """What was paid and credited of an invoice until now, the first first."""
 
     payments: Sequence[Payment] = ()
-    credit_notes: Sequence[Record] = ()
+    credit_notes: Sequence[InvoiceRecord] = ()
 
 
 NOTHING_SETTLED = Settlements()
-_COLUMNS = [invoice.c[name] for name in Record.__struct_fields__]
+_COLUMNS = [invoice.c[name] for name in InvoiceRecord.__struct_fields__]
 
 
 class Invoices:
@@ -106,8 +105,8 @@ class Invoices:
         self._database = database
 
     async def found(
-        self, tenant_id: UUID | None = None, period: str | None = None, state: State | None = None
-    ) -> list[Record]:
+        self, tenant_id: UUID | None = None, period: str | None = None, state: InvoiceState | None = None
+    ) -> list[InvoiceRecord]:
         """Invoices and credit notes of a tenant, a period, a state, or all, in the order in which they were made."""
         query = select(*_COLUMNS).order_by(invoice.c.drafted_at, invoice.c.number, invoice.c.id)
         if tenant_id is not None:  # else all tenants: an administrator's list
@@ -117,14 +116,14 @@ class Invoices:
         if state is not None:
             query = query.where(invoice.c.state == state)
         async with self._database.reading() as session:
-            return [Record(*row) for row in await session.execute(query)]
+            return [InvoiceRecord(*row) for row in await session.execute(query)]
 
-    async def numbered(self, number: str, seller: str | None = None) -> Record:
+    async def numbered(self, number: str, seller: str | None = None) -> InvoiceRecord:
         """The invoice or credit note of this number. Raises UnknownInvoice."""
         async with self._database.reading() as session:
             return await numbered(session, number, seller)
 
-    async def draft(self, tenant_id: UUID, period: str) -> Record | None:
+    async def draft(self, tenant_id: UUID, period: str) -> InvoiceRecord | None:
         """The tenant's invoice of a period that is not void, draft or not; None if there is none."""
         async with self._database.reading() as session:
             return await of_period(session, tenant_id, check_period(period))
@@ -145,14 +144,14 @@ class Invoices:
         """What came in for it and was credited of it."""
         return Settlements(await self.payments(invoice_id), await self.credit_notes(invoice_id))
 
-    async def credit_notes(self, invoice_id: UUID) -> list[Record]:
+    async def credit_notes(self, invoice_id: UUID) -> list[InvoiceRecord]:
         """What was credited of it, the first first."""
         query = select(*_COLUMNS).where(invoice.c.corrects == invoice_id).order_by(invoice.c.year, invoice.c.n)
         async with self._database.reading() as session:
-            return [Record(*row) for row in await session.execute(query)]
+            return [InvoiceRecord(*row) for row in await session.execute(query)]
 
 
-async def numbered(session: AsyncSession, number: str, seller: str | None = None) -> Record:
+async def numbered(session: AsyncSession, number: str, seller: str | None = None) -> InvoiceRecord:
     """The document of this number, in this transaction. Raises UnknownInvoice."""
     query = select(*_COLUMNS).where(invoice.c.number == number)
     if seller is not None:
@@ -162,27 +161,27 @@ async def numbered(session: AsyncSession, number: str, seller: str | None = None
         sellers = ", ".join(sorted(row.seller for row in rows))
         raise UnknownInvoice(f"several sellers have a document {number}: say which with --seller ({sellers})")
     if not rows:
-        raise UnknownInvoice(f"there is no invoice {number}: turnpike invoices list")
-    return Record(*rows[0])
+        raise UnknownInvoice(f"there is no invoice {number}: `turnpike invoices list`")
+    return InvoiceRecord(*rows[0])
 
 
-async def of_period(session: AsyncSession, tenant_id: UUID, period: str) -> Record | None:
+async def of_period(session: AsyncSession, tenant_id: UUID, period: str) -> InvoiceRecord | None:
     """The tenant's invoice of a period that is not void, in this transaction."""
     of = invoice.c
     query = select(*_COLUMNS).where(
         of.tenant_id == tenant_id, of.period == period, of.kind == "invoice", of.state != "void"
     )
     row = (await session.execute(query)).one_or_none()
-    return None if row is None else Record(*row)
+    return None if row is None else InvoiceRecord(*row)
 
 
-async def locked(database: Database, session: AsyncSession, invoice_id: UUID) -> Record:
+async def locked(database: Database, session: AsyncSession, invoice_id: UUID) -> InvoiceRecord:
     """The invoice as it is now, locked until the transaction ends. Raises UnknownInvoice."""
     query: Select[Any] = select(*_COLUMNS).where(invoice.c.id == invoice_id)
     row = (await session.execute(database.locked(query))).one_or_none()
     if row is None:
         raise UnknownInvoice("the invoice was replaced by another draft meanwhile")
-    return Record(*row)
+    return InvoiceRecord(*row)
 
 
 async def read_document(session: AsyncSession, invoice_id: UUID) -> Document:
@@ -246,7 +245,7 @@ def rows_of(invoice_id: UUID, document: Document) -> list[dict[str, Any]]:
     ]
 
 
-def _columns_of_line(line: Line) -> dict[str, Any]:
+def _columns_of_line(line: InvoiceLine) -> dict[str, Any]:
     priced = bool(line.unit)
     return {
         "kind": line.kind,

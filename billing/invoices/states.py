@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from billing.invoices.failures import WrongState
+from billing.invoices.errors import WrongState
 
-State = Literal["draft", "finalized", "partially_paid", "paid", "void", "uncollectible"]
+InvoiceState = Literal["draft", "finalized", "partially_paid", "paid", "void", "uncollectible"]
 
-FOLLOWING: dict[State, tuple[State, ...]] = {
+FOLLOWING: dict[InvoiceState, tuple[InvoiceState, ...]] = {
     "draft": ("finalized",),
     "finalized": ("partially_paid", "paid", "void", "uncollectible"),
     "partially_paid": ("partially_paid", "paid", "uncollectible"),
@@ -19,14 +19,14 @@ FOLLOWING: dict[State, tuple[State, ...]] = {
 """From each state, those that may follow. What was given up may still be paid; a void number stays void."""
 
 
-def follow(name: str, state: State, wanted: State) -> State:
+def follow(name: str, state: InvoiceState, wanted: InvoiceState) -> InvoiceState:
     """The wanted state, if it may follow. Raises WrongState."""
     if wanted not in FOLLOWING[state]:
         raise WrongState(name, state, wanted)
     return wanted
 
 
-def after_settling(name: str, state: State, *, left: int, something: bool) -> State:
+def after_settling(name: str, state: InvoiceState, *, left: int, something: bool) -> InvoiceState:
     """The state when this much is left to pay, and something has been paid or credited or not. Raises WrongState."""
     if left == 0:
         return follow(name, state, "paid")

@@ -20,8 +20,8 @@ from typing import Literal
 
 import msgspec
 
+from billing.invoices.minor_units import rounded
 from billing.invoices.parties import Buyer, InvalidParty, Seller
-from billing.invoices.rounding import rounded
 from billing.invoices.vat_ids import EU, member_state, problem_of
 
 Category = Literal["S", "Z", "E", "AE", "G", "O", "K"]

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from sqlalchemy import delete, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from billing.integrity.row_seals import seal_rows
 from billing.platform_settings import APPROVALS, value_of
-from billing.prices.books import Book, book_for_writing, book_named
 from billing.prices.errors import (
     EmptyInterval,
     NotADraft,
@@ -23,13 +23,22 @@ from billing.prices.errors import (
     UnusualPrice,
 )
 from billing.prices.grid import check_rows, digest, label, unusual
-from billing.prices.intervals import Interval, check_free, in_force
-from billing.prices.sheets import Proposal, Sheet, intervals_of, one_sheet, proposed, rows_of_sheet, sheets
+from billing.prices.price_books import PriceBook, book_for_writing, book_named
+from billing.prices.sheets import (
+    Interval,
+    PriceProposal,
+    PriceSheet,
+    check_no_overlap,
+    in_force,
+    intervals_of,
+    one_sheet,
+    proposed,
+    rows_of_sheet,
+    sheets,
+)
 from billing.prices.version import Cell, Rows
-from billing.rehearsal import transaction
-from billing.seals import seal_rows
 from billing.tables.prices import price_change, price_interval, price_row, price_sheet
-from storage.database import Database
+from storage.database.database import Database, transaction
 from storage.free_text import NAME, REASON, check_text
 
 _TICK = 1000  # SQLite's clock, in microseconds
@@ -49,7 +58,7 @@ class PriceSheets:
         self._database = database
         self._via = via
 
-    async def draft(self, proposal: Proposal, by: str, reason: str = "", force: str | None = None) -> Sheet:
+    async def draft(self, proposal: PriceProposal, by: str, reason: str = "", force: str | None = None) -> PriceSheet:
         """Check and keep a proposal, for somebody else to approve. `force`: why unusual prices are meant.
 
         Raises PriceRefused of some kind, InvalidPrice naming the meter, InvalidMoney, UnknownBook; then nothing is
@@ -59,7 +68,7 @@ class PriceSheets:
             sheet, _, _ = await self._insert(session, proposal, by, reason, force)
         return await self.get(sheet)
 
-    async def put(self, proposal: Proposal, by: str, reason: str = "", force: str | None = None) -> Sheet:
+    async def put(self, proposal: PriceProposal, by: str, reason: str = "", force: str | None = None) -> PriceSheet:
         """Bring a proposal into force if one person's word is enough, else draft it. Raises as `draft` does."""
         async with self._database.transaction() as session:
             sheet, book, now = await self._insert(session, proposal, by, reason, force)
@@ -68,7 +77,7 @@ class PriceSheets:
                 await self._log(session, sheet, "set", by=by, reason=reason, at=now)
         return await self.get(sheet)
 
-    async def approve(self, sheet: int, by: str, reason: str = "", *, dry_run: bool = False) -> Sheet:
+    async def approve(self, sheet: int, by: str, reason: str = "", *, dry_run: bool = False) -> PriceSheet:
         """Bring a draft into force, at its time; the sheet as it is then. Raises UnknownSheet, NotADraft, SamePerson,
         PriceRefused.
         """
@@ -95,7 +104,7 @@ class PriceSheets:
             after = await one_sheet(session, self._database, sheet)
         return after if dry_run else await self.get(sheet)
 
-    async def withdraw(self, sheet: int, by: str, reason: str = "", *, dry_run: bool = False) -> Sheet:
+    async def withdraw(self, sheet: int, by: str, reason: str = "", *, dry_run: bool = False) -> PriceSheet:
         """Take back a draft, or what is scheduled and has not begun; the sheet as it is then. Raises UnknownSheet,
         NotADraft.
         """
@@ -110,32 +119,32 @@ class PriceSheets:
             await self._log(session, sheet, "withdraw", by=by, reason=reason, at=await _now(session, self._database))
             return await one_sheet(session, self._database, sheet)
 
-    async def get(self, sheet: int) -> Sheet:
+    async def get(self, sheet: int) -> PriceSheet:
         """A sheet by its number. Raises UnknownSheet."""
         async with self._database.reading() as session:
             return await one_sheet(session, self._database, sheet)
 
-    async def history(self, model: str | None = None, book: str | None = None) -> list[Sheet]:
+    async def history(self, model: str | None = None, book: str | None = None) -> list[PriceSheet]:
         """Every sheet, the newest first."""
         which = [] if model is None else [price_sheet.c.model == model]
         async with self._database.reading() as session:
             found = await sheets(session, self._database, *which)
         return [sheet for sheet in found if book in (None, sheet.book.name)]
 
-    async def check(self, proposal: Proposal, force: str | None = None) -> tuple[Rows, Rows, str]:
+    async def check(self, proposal: PriceProposal, force: str | None = None) -> tuple[Rows, Rows, str]:
         """Raise what `draft` would; return the prices before and after, and their currency. Nothing is written."""
         async with self._database.reading() as session:
             now = await self._check(session, proposal, force)
             return await _effect(session, proposal, now)
 
-    async def effect(self, sheet: Sheet) -> tuple[Rows, Rows, str]:
+    async def effect(self, sheet: PriceSheet) -> tuple[Rows, Rows, str]:
         """The prices that applied, or would, when a sheet begins: without it and with it, and their currency."""
         async with self._database.reading() as session:
             return await _effect(session, proposed(sheet), await _now(session, self._database), without=sheet.id)
 
     async def _insert(
-        self, session: AsyncSession, proposal: Proposal, by: str, reason: str, force: str | None
-    ) -> tuple[int, Book, int]:
+        self, session: AsyncSession, proposal: PriceProposal, by: str, reason: str, force: str | None
+    ) -> tuple[int, PriceBook, int]:
         if not by.strip():
             raise PriceRefused("a change of prices needs the name of who makes it")
         _check_texts(by, reason)
@@ -176,7 +185,7 @@ class PriceSheets:
                 "approvals are on, so changing prices takes an operator's key (--operator-key-file FILE)"
             )
 
-    async def _check(self, session: AsyncSession, proposal: Proposal, force: str | None) -> int:
+    async def _check(self, session: AsyncSession, proposal: PriceProposal, force: str | None) -> int:
         """Raise what is wrong; return the instant of which that was said."""
         if not proposal.model.strip():
             raise PriceRefused("prices need the name of a model")
@@ -192,11 +201,11 @@ class PriceSheets:
             grid = await self._laid_over_base(session, book, proposal, starts)
         if force is None and (problems := unusual(grid)):
             raise UnusualPrice(problems)
-        check_free(intervals, starts, proposal.effective_until)
+        check_no_overlap(intervals, starts, proposal.effective_until)
         return now
 
     async def _laid_over_base(
-        self, session: AsyncSession, book: Book | None, proposal: Proposal, at: int
+        self, session: AsyncSession, book: PriceBook | None, proposal: PriceProposal, at: int
     ) -> dict[Cell, int]:
         """The base book's grid at an instant under the proposed overrides. Raises NothingToOverride."""
         if book is None or book.base is None:
@@ -210,10 +219,12 @@ class PriceSheets:
                 raise NothingToOverride(f"the base book of {book.name!r} has no price for {label(cell)}")
         return rows | dict(proposal.rows)
 
-    async def _schedule(self, session: AsyncSession, sheet: int, book: Book, proposal: Proposal, now: int) -> None:
+    async def _schedule(
+        self, session: AsyncSession, sheet: int, book: PriceBook, proposal: PriceProposal, now: int
+    ) -> None:
         intervals = await intervals_of(session, book.id, proposal.model)
         starts = _starts(proposal, intervals, now)
-        check_free(intervals, starts, proposal.effective_until)
+        check_no_overlap(intervals, starts, proposal.effective_until)
         interval = {"sheet": sheet, "book": book.id, "model": proposal.model, "effective_at": starts}
         await session.execute(insert(price_interval).values(effective_until=proposal.effective_until, **interval))
         await seal_rows(session, price_interval, price_interval.c.sheet == sheet)
@@ -230,7 +241,7 @@ class PriceSheets:
         await seal_rows(session, price_change, price_change.c.sheet == sheet, price_change.c.action == action)
 
 
-def _starts(proposal: Proposal, intervals: Iterable[Interval], now: int) -> int:
+def _starts(proposal: PriceProposal, intervals: Iterable[Interval], now: int) -> int:
     """When a proposal that is approved now applies. Raises PriceInPast, PriceRefused."""
     starts = proposal.effective_at
     if starts is None:
@@ -250,7 +261,7 @@ async def _one_at_a_time(session: AsyncSession, database: Database) -> None:
         await session.execute(text("LOCK TABLE price_change IN SHARE ROW EXCLUSIVE MODE"))
 
 
-def _drafted_by_key(sheet: Sheet) -> bool:
+def _drafted_by_key(sheet: PriceSheet) -> bool:
     return any(change.action == "draft" and change.via.startswith(BY_KEY) for change in sheet.changes)
 
 
@@ -263,7 +274,7 @@ def _same(one: str, other: str) -> bool:
     return one.strip().casefold() == other.strip().casefold()
 
 
-async def _effect(session: AsyncSession, proposal: Proposal, now: int, without: int = 0) -> tuple[Rows, Rows, str]:
+async def _effect(session: AsyncSession, proposal: PriceProposal, now: int, without: int = 0) -> tuple[Rows, Rows, str]:
     book = await book_named(session, proposal.book, proposal.currency)
     if book is None:
         return {}, proposal.rows, str(proposal.currency)

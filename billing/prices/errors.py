@@ -66,7 +66,7 @@ class UnknownSheet(LookupError):
     """There is no price sheet of this number."""
 
     def __init__(self, sheet: int) -> None:
-        super().__init__(f"price sheet {sheet} does not exist; see: turnpike prices history")
+        super().__init__(f"price sheet {sheet} does not exist; see `turnpike prices history`")
         self.sheet = sheet
 
 
@@ -74,7 +74,7 @@ class UnknownBook(LookupError):
     """There is no price book of this name."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"the price book {name!r} does not exist; see: turnpike prices books")
+        super().__init__(f"the price book {name!r} does not exist; see `turnpike prices books`")
         self.name = name
 
 

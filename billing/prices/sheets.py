@@ -3,24 +3,64 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.prices.books import Book, all_books
-from billing.prices.errors import UnknownSheet
-from billing.prices.intervals import Interval, in_force
+from billing.prices.errors import OverlappingPrices, UnknownSheet
+from billing.prices.price_books import PriceBook, all_books
 from billing.prices.version import Cell, Rows
 from billing.tables.prices import price_change, price_interval, price_row, price_sheet
-from storage.database import Database
-
-Kind = Literal["whole", "overrides"]
-State = Literal["draft", "scheduled", "active", "ended", "withdrawn"]
+from storage.database.database import Database
 
 
-class Proposal(msgspec.Struct, frozen=True, kw_only=True):
+class Interval(msgspec.Struct, frozen=True):
+    """An approved sheet applies from `effective_at` (included) to `effective_until` (excluded; None: standing)."""
+
+    sheet: int
+    effective_at: int
+    effective_until: int | None
+
+
+def in_force(intervals: Iterable[Interval], at: int) -> Interval | None:
+    """The one that applies at an instant, of one book and model: a temporary one, else the standing one begun last."""
+    found: Interval | None = None
+    for interval in intervals:
+        if interval.effective_at > at:
+            continue
+        if interval.effective_until is not None:
+            if at < interval.effective_until:
+                return interval
+        elif found is None or interval.effective_at > found.effective_at:
+            found = interval
+    return found
+
+
+def check_no_overlap(intervals: Iterable[Interval], effective_at: int, effective_until: int | None) -> None:
+    """Raise OverlappingPrices if a new interval would leave two answers to the question what applies."""
+    for other in intervals:
+        if effective_until is None:
+            overlaps = other.effective_until is None and other.effective_at == effective_at
+        else:
+            overlaps = (
+                other.effective_until is not None
+                and other.effective_at < effective_until
+                and effective_at < other.effective_until
+            )
+        if overlaps:
+            raise OverlappingPrices(
+                f"price sheet {other.sheet} applies then already; withdraw it first, or choose another time"
+            )
+
+
+SheetKind = Literal["whole", "overrides"]
+SheetState = Literal["draft", "scheduled", "active", "ended", "withdrawn"]
+
+
+class PriceProposal(msgspec.Struct, frozen=True, kw_only=True):
     """Prices of one model for a book, from an instant on (None: from the moment of approval), perhaps until another.
 
     `whole` stands alone; `overrides` takes the place of some cells of the base book's grid. If `currency` is said, it
@@ -30,13 +70,13 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     rows: Rows
     book: str = "base"
-    kind: Kind = "whole"
+    kind: SheetKind = "whole"
     effective_at: int | None = None
     effective_until: int | None = None
     currency: str | None = None
 
 
-class Change(msgspec.Struct, frozen=True):
+class PriceChange(msgspec.Struct, frozen=True):
     """An entry of the log: who did what when, how that was known, and the hashes of the prices before and after."""
 
     id: int
@@ -50,13 +90,13 @@ class Change(msgspec.Struct, frozen=True):
     via: str
 
 
-class Sheet(msgspec.Struct, frozen=True):
+class PriceSheet(msgspec.Struct, frozen=True):
     """A sheet as it stands now. `effective_at` is None while a draft is to apply from its approval on."""
 
     id: int
-    book: Book
+    book: PriceBook
     model: str
-    kind: Kind
+    kind: SheetKind
     rows: dict[Cell, int]
     effective_at: int | None
     effective_until: int | None
@@ -65,13 +105,13 @@ class Sheet(msgspec.Struct, frozen=True):
     forced: str | None
     created_at: int
     sha256: str
-    state: State
-    changes: list[Change]
+    state: SheetState
+    changes: list[PriceChange]
 
 
-def proposed(sheet: Sheet) -> Proposal:
+def proposed(sheet: PriceSheet) -> PriceProposal:
     """What a sheet proposes."""
-    return Proposal(
+    return PriceProposal(
         model=sheet.model,
         rows=sheet.rows,
         book=sheet.book.name,
@@ -81,25 +121,25 @@ def proposed(sheet: Sheet) -> Proposal:
     )
 
 
-async def one_sheet(session: AsyncSession, database: Database, sheet: int) -> Sheet:
+async def one_sheet(session: AsyncSession, database: Database, sheet: int) -> PriceSheet:
     found = await sheets(session, database, price_sheet.c.id == sheet)
     if not found:
         raise UnknownSheet(sheet)
     return found[0]
 
 
-async def sheets(session: AsyncSession, database: Database, *which: ColumnElement[bool]) -> list[Sheet]:
+async def sheets(session: AsyncSession, database: Database, *which: ColumnElement[bool]) -> list[PriceSheet]:
     """Those sheets, the newest first."""
     heads = (await session.execute(select(price_sheet).where(*which).order_by(price_sheet.c.id.desc()))).all()
     among = select(price_sheet.c.id).where(*which)
     rows: dict[int, dict[Cell, int]] = defaultdict(dict)
     for row in await session.execute(select(price_row).where(price_row.c.sheet.in_(among))):
         rows[row.sheet][row.meter, row.lane, row.context_from] = row.price_micro
-    changes: dict[int, list[Change]] = defaultdict(list)
+    changes: dict[int, list[PriceChange]] = defaultdict(list)
     for row in await session.execute(
         select(price_change).where(price_change.c.sheet.in_(among)).order_by(price_change.c.id)
     ):
-        changes[row.sheet].append(Change(*row))
+        changes[row.sheet].append(PriceChange(*row))
     intervals: dict[tuple[int, str], list[Interval]] = defaultdict(list)
     for row in await session.execute(select(price_interval)):
         intervals[row.book, row.model].append(Interval(row.sheet, row.effective_at, row.effective_until))
@@ -110,7 +150,7 @@ async def sheets(session: AsyncSession, database: Database, *which: ColumnElemen
         others = intervals[head.book, head.model]
         mine = next((interval for interval in others if interval.sheet == head.id), None)
         found.append(
-            Sheet(
+            PriceSheet(
                 id=head.id,
                 book=books[head.book],
                 model=head.model,
@@ -141,7 +181,7 @@ async def rows_of_sheet(session: AsyncSession, sheet: int) -> dict[Cell, int]:
     return {(row.meter, row.lane, row.context_from): row.price_micro for row in rows}
 
 
-def _state(changes: list[Change], mine: Interval | None, intervals: list[Interval], now: int) -> State:
+def _state(changes: list[PriceChange], mine: Interval | None, intervals: list[Interval], now: int) -> SheetState:
     if mine is None:
         if any(change.action == "withdraw" for change in changes):
             return "withdrawn"

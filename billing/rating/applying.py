@@ -11,12 +11,14 @@ from collections.abc import Iterable, Sequence
 
 from billing.money import MICRO
 from billing.prices.grid import amount
-from billing.rating.lines import Kind, RatedLine
-from billing.rating.terms import Commitment, Discount, Step, Terms, Tiers
+from billing.rating.lines import LineKind, RatedLine
+from billing.rating.terms import Commitment, ContractTerms, Discount, Step, Tiers
 from billing.usage import period_bounds
 
 
-def apply_terms(lines: Sequence[RatedLine], terms: Terms, period: str, drawn_before: int = 0) -> list[RatedLine]:
+def apply_terms(
+    lines: Sequence[RatedLine], terms: ContractTerms, period: str, drawn_before: int = 0
+) -> list[RatedLine]:
     """The lines that terms add to a period's usage and storage lines, in order.
 
     `drawn_before` is what earlier periods took of the commitment, in pico-units. Raises InvalidPeriod.
@@ -114,7 +116,7 @@ def _committed(commitment: Commitment, net: int, period: str, drawn_before: int)
     return added
 
 
-def _line(kind: Kind, text: str, pico: int, period: str, model: str | None = None) -> RatedLine:
+def _line(kind: LineKind, text: str, pico: int, period: str, model: str | None = None) -> RatedLine:
     start, end = period_bounds(period)
     return RatedLine(kind=kind, description=text, model=model, exact_pico=pico, service_start=start, service_end=end)
 

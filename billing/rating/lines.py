@@ -7,7 +7,9 @@ from uuid import UUID
 
 import msgspec
 
-Kind = Literal["usage", "storage", "discount", "minimum", "commitment", "credit", "adjustment", "carry"]
+from storage.free_text import counted
+
+LineKind = Literal["usage", "storage", "discount", "minimum", "commitment", "credit", "adjustment", "carry"]
 """In the order of documents."""
 
 
@@ -23,7 +25,7 @@ class RatedLine(msgspec.Struct, frozen=True, kw_only=True):
     `corrects_period` is the closed period that a late or corrected usage belongs to; None for the line's own.
     """
 
-    kind: Kind
+    kind: LineKind
     description: str
     project_id: UUID | None = None
     model: str | None = None
@@ -41,6 +43,6 @@ class RatedLine(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.price_micro is None:
             if self.units:
-                raise InvalidLine(f"{self.description}: {self.units} units without a price")
+                raise InvalidLine(f"{self.description}: {counted(self.units, 'unit')} without a price")
         elif self.units * self.price_micro != self.exact_pico:
             raise InvalidLine(f"{self.description}: {self.units} × {self.price_micro} is not {self.exact_pico}")

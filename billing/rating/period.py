@@ -6,17 +6,17 @@ from uuid import UUID
 
 import msgspec
 
-from billing.prices import PriceBook
+from billing.prices import PriceCatalog
 from billing.rating.applying import apply_terms, drawn, total
 from billing.rating.lines import RatedLine
-from billing.rating.storage import storage_lines
+from billing.rating.storage_hours import storage_lines
 from billing.rating.term_store import Contracts
-from billing.rating.usage_lines import Source, usage_lines
-from storage.database import Database
+from billing.rating.usage_lines import SumSource, usage_lines
+from storage.database.database import Database
 
 
 async def rated_lines(
-    database: Database, book: PriceBook, tenant_id: UUID, period: str, *, source: Source = "rollups"
+    database: Database, book: PriceCatalog, tenant_id: UUID, period: str, *, source: SumSource = "rollups"
 ) -> list[RatedLine]:
     """The lines of one tenant's period, usage first, then storage, then terms. Raises as `usage_lines` does."""
     terms = await Contracts(database, book).of(tenant_id, period)
@@ -32,7 +32,7 @@ async def rated_lines(
     return lines + apply_terms(lines, terms, period, before)
 
 
-async def _net(database: Database, book: PriceBook, tenant_id: UUID, period: str) -> int:
+async def _net(database: Database, book: PriceCatalog, tenant_id: UUID, period: str) -> int:
     """What an earlier period came to by the terms that it had, before its minimum and any commitment."""
     terms = msgspec.structs.replace(
         await Contracts(database, book).of(tenant_id, period), commitment=None, minimum=None

@@ -8,13 +8,13 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import insert, select
 
-from billing.prices import PriceBook, PriceMissing
+from billing.integrity.row_seals import seal_rows
+from billing.prices import PriceCatalog, PriceMissing
 from billing.prices.grid import amount
-from billing.rating.terms import InvalidTerms, Terms
-from billing.seals import seal_rows
+from billing.rating.terms import ContractTerms, InvalidTerms
 from billing.tables.rating import contract_terms
 from billing.usage import check_period, period_of
-from storage.database import Database
+from storage.database.database import Database
 from storage.free_text import NAME, REASON, check_text
 
 
@@ -24,7 +24,7 @@ class Contract(msgspec.Struct, frozen=True):
     id: int
     tenant_id: UUID
     from_period: str
-    terms: Terms
+    terms: ContractTerms
     author: str
     reason: str
     created_at: int
@@ -33,11 +33,11 @@ class Contract(msgspec.Struct, frozen=True):
 class Contracts:
     """The terms of tenants."""
 
-    def __init__(self, database: Database, book: PriceBook) -> None:
+    def __init__(self, database: Database, book: PriceCatalog) -> None:
         self._database = database
         self._book = book
 
-    async def check(self, tenant_id: UUID, terms: Terms, from_period: str) -> None:
+    async def check(self, tenant_id: UUID, terms: ContractTerms, from_period: str) -> None:
         """Raise InvalidTerms, InvalidPeriod if the terms cannot begin then; write nothing."""
         if check_period(from_period) < period_of(await self._database.now()):
             raise InvalidTerms("from", f"{from_period} has passed; terms begin in this period or a later one")
@@ -51,7 +51,7 @@ class Contracts:
                 problem = f"no step can cost more than the list price of {amount(listed)}, which requests are held at"
                 raise InvalidTerms(f"tiers[{n}].steps", problem)
 
-    async def put(self, tenant_id: UUID, terms: Terms, from_period: str, by: str, reason: str = "") -> int:
+    async def put(self, tenant_id: UUID, terms: ContractTerms, from_period: str, by: str, reason: str = "") -> int:
         """Write down a tenant's terms from a period on; return their number. Raises as `check` does."""
         await self.check(tenant_id, terms, from_period)
         if not by.strip():
@@ -72,7 +72,7 @@ class Contracts:
             await seal_rows(session, contract_terms, contract_terms.c.id == number)
         return number
 
-    async def of(self, tenant_id: UUID, period: str) -> Terms:
+    async def of(self, tenant_id: UUID, period: str) -> ContractTerms:
         """The terms of a tenant's period. Raises InvalidPeriod."""
         of = contract_terms.c
         query = (
@@ -83,7 +83,7 @@ class Contracts:
         )
         async with self._database.reading() as session:
             body = (await session.execute(query)).scalar_one_or_none()
-        return Terms() if body is None else msgspec.json.decode(body, type=Terms)
+        return ContractTerms() if body is None else msgspec.json.decode(body, type=ContractTerms)
 
     async def list(self, tenant_id: UUID | None = None) -> list[Contract]:
         """Terms of one tenant or of all, in the order in which they begin."""
@@ -98,7 +98,7 @@ class Contracts:
                 id=row.id,
                 tenant_id=row.tenant_id,
                 from_period=row.from_period,
-                terms=msgspec.json.decode(row.body, type=Terms),
+                terms=msgspec.json.decode(row.body, type=ContractTerms),
                 author=row.author,
                 reason=row.reason,
                 created_at=row.created_at,

@@ -68,7 +68,7 @@ class Commitment(msgspec.Struct, frozen=True, kw_only=True):
     invoiced: bool = True
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
+class ContractTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a tenant's contract says about money."""
 
     tiers: tuple[Tiers, ...] = ()
@@ -113,13 +113,13 @@ class _Written(msgspec.Struct, forbid_unknown_fields=True):
     commitment: _Commitment | None = None
 
 
-def parse_terms(content: Any) -> Terms:
+def parse_terms(content: Any) -> ContractTerms:
     """Terms as a person writes them (TOML): amounts and prices as decimal text. Raises InvalidTerms."""
     try:
         written = msgspec.convert(content, _Written)
     except msgspec.ValidationError as error:
         raise InvalidTerms("terms", str(error)) from error
-    return Terms(
+    return ContractTerms(
         tiers=tuple(_tiers(f"tiers[{n}]", each) for n, each in enumerate(written.tiers)),
         discounts=tuple(_discount(f"discounts[{n}]", each) for n, each in enumerate(written.discounts)),
         minimum=None if written.minimum is None else Minimum(_amount("minimum.amount", written.minimum.amount)),

@@ -13,15 +13,15 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Select, case, func, literal, select, union_all
 
-from billing.prices import PriceBook, PriceVersion
+from billing.events.rollups import HOUR, LIMB, SUMS, earliest, event_groups
+from billing.prices import PriceCatalog, PriceVersion
 from billing.rating.lines import RatedLine
-from billing.rollups import HOUR, LIMB, SUMS, earliest, event_groups
 from billing.tables.money import rollup_hour, usage_fact
 from billing.usage import METERS, check_period, period_bounds, period_of
-from storage.base import Count
-from storage.database import Database
+from storage.database.base import Count
+from storage.database.database import Database
 
-Source = Literal["rollups", "events"]
+SumSource = Literal["rollups", "events"]
 
 GROUPS = ("project_id", "model", "lane", "context_from", "price_version")
 
@@ -30,7 +30,7 @@ class CostMismatch(ValueError):
     """Usage whose recorded cost is not its units at their prices: `turnpike audit money` says which request."""
 
 
-class Used(msgspec.Struct, frozen=True):
+class UsageGroup(msgspec.Struct, frozen=True):
     """What was used in one group, in units by meter, and what its requests cost together in pico-units."""
 
     project_id: UUID
@@ -44,7 +44,7 @@ class Used(msgspec.Struct, frozen=True):
 
 
 async def usage_lines(
-    database: Database, book: PriceBook, tenant_id: UUID, period: str, *, source: Source = "rollups"
+    database: Database, book: PriceCatalog, tenant_id: UUID, period: str, *, source: SumSource = "rollups"
 ) -> list[RatedLine]:
     """The lines of one tenant's period; equal from both sources, and in the same order. Corrections come last.
 
@@ -56,7 +56,7 @@ async def usage_lines(
         else:
             query = _of_events(tenant_id, period, await earliest(session, tenant_id, period))
         rows = (await session.execute(query)).all()
-    by_period: dict[str, dict[tuple[Any, ...], Used]] = {}
+    by_period: dict[str, dict[tuple[Any, ...], UsageGroup]] = {}
     for row in rows:
         used = _used(row)
         groups = by_period.setdefault(period_of(row.began), {})
@@ -72,7 +72,7 @@ async def usage_lines(
 
 
 def lines_of(
-    used: Iterable[Used], versions: dict[int, PriceVersion], service_start: int, service_end: int
+    used: Iterable[UsageGroup], versions: dict[int, PriceVersion], service_start: int, service_end: int
 ) -> list[RatedLine]:
     """Lines of sums: units × price = amount in each, and together exactly the cost. Raises CostMismatch."""
     lines = []
@@ -150,15 +150,15 @@ def _of_events(tenant_id: UUID, period: str, since: int) -> Select[Any]:
     return select(*by, *(func.sum(both.c[name]).label(name) for name in SUMS)).group_by(*by)
 
 
-def _added(one: Used, other: Used) -> Used:
+def _added(one: UsageGroup, other: UsageGroup) -> UsageGroup:
     meters = {meter: one.meters.get(meter, 0) + other.meters.get(meter, 0) for meter in one.meters | other.meters}
     return msgspec.structs.replace(
         one, requests=one.requests + other.requests, meters=meters, cost_pico=one.cost_pico + other.cost_pico
     )
 
 
-def _used(row: Any) -> Used:
-    return Used(
+def _used(row: Any) -> UsageGroup:
+    return UsageGroup(
         **{name: getattr(row, name) for name in GROUPS},
         requests=int(row.requests),
         meters={meter: int(units) for meter in METERS if (units := getattr(row, meter))},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import CheckConstraint, Column, Table, Text, UniqueConstraint, text
 
-from storage.base import STRICT, Base, Count, Id, Pico
+from storage.database.base import STRICT, Base, Count, Id, Pico
 
 _TERMS = ("scope", "subject", "span")
 

@@ -1,10 +1,11 @@
-"""The tables of the hash chain (`billing.chain`). Batches are immutable: triggers refuse to change them."""
+"""The tables of the hash chain (`billing.integrity.hash_chain`). Batches are immutable: triggers refuse to change
+them."""
 
 from __future__ import annotations
 
 from sqlalchemy import CheckConstraint, Column, LargeBinary, Table, Text
 
-from storage.base import STRICT, Base, Count, Id
+from storage.database.base import STRICT, Base, Count, Id
 
 usage_batch = Table(
     "usage_batch",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import CheckConstraint, Column, Index, Table, Text, text
 
-from storage.base import STRICT, Base, Count, Id
+from storage.database.base import STRICT, Base, Count, Id
 
 export_job = Table(
     "export_job",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import CheckConstraint, Column, Table, Text
 
-from storage.base import STRICT, Base, Count, Pico
+from storage.database.base import STRICT, Base, Count, Pico
 
 replica_journal = Table(
     "replica_journal",

@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from billing.tables.prices import price, price_version
 from billing.usage import COUNTS, METERS, TRAITS
-from storage.base import STRICT, Base, Count, Id, Pico
+from storage.database.base import STRICT, Base, Count, Id, Pico
 
 __all__ = ["price", "price_version"]  # beside what is defined here: imported so that the metadata has them
 
@@ -123,7 +123,7 @@ hold_batch = Table(
 """Open holds, those in a row that were taken together (`billing.holds.batches`): `open` of them, of `amount_pico` in
 all. One that ends leaves its row; what it was is in its usage event, or in `ended_hold`.
 
-An allowance (`billing.holds.allowances`) is a hold too, alone in its row, and shrinks by what is used of it.
+An allowance (`billing.reservation.allowances`) is a hold too, alone in its row, and shrinks by what is used of it.
 
 `sources` is what each is reserved from beside the balance (`billing.holds.records.join`): windows of budgets, and
 grants for one model or project. The first of them expires at `expires_at`, or later. `first` and `last` are the least
@@ -158,7 +158,7 @@ usage_traits = Table(
     UniqueConstraint(*TRAITS, name="uq_usage_traits"),
     **STRICT,
 )
-"""What many events have in common, once for each combination that occurs (`billing.traits`)."""
+"""What many events have in common, once for each combination that occurs (`billing.events.columns`)."""
 
 
 def _facts() -> list[Column[Any]]:
@@ -205,10 +205,10 @@ usage_fact = Table(
 )
 """Usage events as they are stored: narrow, since there are more of them than of all else. Read `usage_event` instead.
 
-On PostgreSQL a partition holds the ids of one month (`billing.months`), so that the id stays the one key of all. That a
-journal's sequence belongs to one request is not a key, which would cost each event as much again; the audit checks it.
-Nor is the period in the index beside the key, which is a fifth of what an event costs: whoever asks for a period says
-from when on its events were admitted (`billing.rollups.earliest`).
+On PostgreSQL a partition holds the ids of one month (`billing.events.partitions`), so that the id stays the one key of
+all. That a journal's sequence belongs to one request is not a key, which would cost each event as much again; the
+audit checks it. Nor is the period in the index beside the key, which is a fifth of what an event costs: whoever asks
+for a period says from when on its events were admitted (`billing.events.rollups.earliest`).
 """
 
 usage_event = Table(

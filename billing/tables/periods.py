@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from sqlalchemy import CheckConstraint, Column, LargeBinary, Table, Text, text
 
-from storage.base import STRICT, Base, Count
+from storage.database.base import STRICT, Base, Count
 
+ATTEMPTS_LOCK = 7_233_104_875
+"""PostgreSQL's advisory lock: taken by who settles an attempt that may be recorded as lost as well. Few do."""
 NAMES_LOCK = 7_233_104_874
 """PostgreSQL's advisory lock: taken by a gateway worker while it takes its name."""
 CLOSING_LOCK = 7_233_104_873

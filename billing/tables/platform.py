@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Column, Integer, Table, Text
 
-from storage.base import STRICT, Base, Count
+from storage.database.base import STRICT, Base, Count
 
 platform_setting = Table(
     "platform_setting",

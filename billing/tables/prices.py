@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sqlalchemy import CheckConstraint, Column, ForeignKey, Index, Integer, Table, Text, UniqueConstraint, text
 
-from storage.base import STRICT, Base, Count, Id
+from storage.database.base import STRICT, Base, Count, Id
 
 price_version = Table(
     "price_version",

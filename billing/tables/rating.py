@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import CheckConstraint, Column, Index, Integer, Table, Text
 
-from storage.base import STRICT, Base, Count, Id
+from storage.database.base import STRICT, Base, Count, Id
 
 contract_terms = Table(
     "contract_terms",

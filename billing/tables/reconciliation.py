@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Column, Index, Table, Text
 
-from storage.base import STRICT, Base, Count, Id, Pico
+from storage.database.base import STRICT, Base, Count, Id, Pico
 
 recon_run = Table(
     "recon_run",

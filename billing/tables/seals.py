@@ -1,10 +1,10 @@
-"""The table of seals (`billing.seals`)."""
+"""The table of seals (`billing.integrity.row_seals`)."""
 
 from __future__ import annotations
 
 from sqlalchemy import Column, LargeBinary, Table, Text
 
-from storage.base import STRICT, Base
+from storage.database.base import STRICT, Base
 
 seal = Table(
     "seal",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -13,10 +14,12 @@ class InvalidGrammar(ValueError):
 
 
 class Guide(Protocol):
-    """One output's place in its grammar. `ended`: it is complete, and nothing can follow. `failure`: why it is lost."""
+    """One output's place in its grammar. `ended`: it is complete, and nothing can follow. `failure`: why it is lost.
+    `cpu_s`: CPU time that it took so far."""
 
     ended: bool
     failure: str | None
+    cpu_s: float
 
     def allow(self, row: torch.Tensor) -> None:
         """Write which tokens may come next, a bit each, into an int32 row on the host."""
@@ -24,6 +27,10 @@ class Guide(Protocol):
 
     def settle(self, token: int, left: int) -> int:
         """The drawn token, or another one if after it `left` − 1 more could not complete the output."""
+        ...
+
+    def settle_within(self, token: int, left: int, has_time: Callable[[], bool]) -> int | None:
+        """The same, or None when `has_time` says no before it is known: asked again, it goes on from there."""
         ...
 
     def take(self, token: int) -> None:

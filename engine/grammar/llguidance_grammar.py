@@ -11,10 +11,10 @@ from pathlib import Path
 
 import llguidance
 
-from engine.grammar.closing import MOST_TOKENS
-from engine.grammar.compilation import GrammarCompiler
+from engine.grammar.closing_search import MOST_TOKENS, run
+from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.guide import InvalidGrammar
-from engine.grammar.guiding import LlguidanceGuide, LlguidancePlace, Shared
+from engine.grammar.llguidance_guide import LlguidanceGuide, LlguidancePosition, SharedGrammarState
 
 _REMEMBERED = 256
 _REMEMBERED_BYTES = 512 * 1024 * 1024
@@ -30,7 +30,7 @@ _FAILED_S = 60.0
 class LlguidanceGrammar:
     """A matcher at its beginning, to be copied."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, shared: Shared, size: int) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, shared: SharedGrammarState, size: int) -> None:
         """`size`: bytes that it takes, as far as is known."""
         self._size = size
         self._matcher = matcher
@@ -121,9 +121,9 @@ class LlguidanceGrammars:
     def _compile(self, prepared: str, ending: tuple[list[int] | None] | None, size: int) -> LlguidanceGrammar:
         _, closer = self.compiler.vocabulary_of_model()
         matcher = self.compiler.matcher(prepared)
-        end = closer.end(LlguidancePlace(matcher), MOST_TOKENS) if ending is None else ending[0]
+        end = run(closer.search(LlguidancePosition(matcher), MOST_TOKENS)) if ending is None else ending[0]
         words = -(-self.compiler.vocabulary // 32)
-        return LlguidanceGrammar(matcher, Shared(closer, self.compiler.ends, end, words), size)
+        return LlguidanceGrammar(matcher, SharedGrammarState(closer, self.compiler.ends, end, words), size)
 
 
 def _is_worn(known: LlguidanceGrammar | InvalidGrammar) -> bool:

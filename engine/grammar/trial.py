@@ -12,16 +12,24 @@ import random
 import resource
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import llguidance
 import numpy as np
 from msgspec import Struct
 
-from engine.grammar.closing import MOST_TOKENS
-from engine.grammar.compilation import GrammarCompiler, first_line
+from engine.grammar.closing_search import MOST_TOKENS, run
+from engine.grammar.compiler import GrammarCompiler, first_line
 from engine.grammar.guide import InvalidGrammar
-from engine.grammar.guiding import FIRST_S, TOKEN_S, TOO_SLOW, LlguidanceGuide, LlguidancePlace, Shared
+from engine.grammar.llguidance_guide import (
+    FIRST_S,
+    TOKEN_S,
+    TOO_SLOW,
+    LlguidanceGuide,
+    LlguidancePosition,
+    SharedGrammarState,
+)
 
 STACK_BYTES = 8 << 20
 """The stack of a thread in which the replica compiles or uses grammars; a trial has half of it."""
@@ -35,6 +43,8 @@ _SAMPLES = 4
 _QUICK_S = 0.005
 """Sample outputs are drawn until this is used up: so little time says enough of a grammar that is quick."""
 _SLOW_STEP_S = 0.05
+_SEARCH_S = 0.1
+"""CPU time for which an end is searched for from the beginning, and while a sample is drawn."""
 
 
 class Verdict(Struct, frozen=True, array_like=True):
@@ -86,8 +96,8 @@ def _judge(compiler: GrammarCompiler, text: str) -> Verdict:
         prepared = compiler.prepared(text)
         matcher = compiler.matcher(prepared)
         _, closer = compiler.vocabulary_of_model()
-        ending = closer.end(LlguidancePlace(matcher), MOST_TOKENS)
-        shared = Shared(closer, compiler.ends, ending, -(-compiler.vocabulary // 32))
+        ending = run(closer.search(LlguidancePosition(matcher), MOST_TOKENS), _SEARCH_S)
+        shared = SharedGrammarState(closer, compiler.ends, ending, -(-compiler.vocabulary // 32))
         problem = _draw_samples(matcher, shared)
     except InvalidGrammar as error:
         return Verdict(str(error))
@@ -100,7 +110,7 @@ def _judge(compiler: GrammarCompiler, text: str) -> Verdict:
     return Verdict("", prepared, ending, size, time.process_time())
 
 
-def _draw_samples(matcher: llguidance.LLMatcher, shared: Shared) -> str:
+def _draw_samples(matcher: llguidance.LLMatcher, shared: SharedGrammarState) -> str:
     """Draw outputs evenly from what is allowed; what is wrong with the grammar then, empty if nothing."""
     began, problems = time.thread_time(), []
     for sample in range(_SAMPLES):
@@ -116,7 +126,7 @@ def _draw_samples(matcher: llguidance.LLMatcher, shared: Shared) -> str:
 
 
 def _draw(matcher: llguidance.LLMatcher, guide: LlguidanceGuide, chance: random.Random) -> tuple[str, bool]:
-    masks, slowest = 0.0, 0.0
+    masks, slowest, searching = 0.0, 0.0, _SEARCH_S
     for taken in range(_SAMPLE_TOKENS):
         if guide.ended:
             break
@@ -129,11 +139,18 @@ def _draw(matcher: llguidance.LLMatcher, guide: LlguidanceGuide, chance: random.
         allowed = np.unpackbits(bits, bitorder="little").nonzero()[0]
         if matcher.is_error() or not len(allowed):
             return first_line(matcher.get_error()) or "no text fulfils it", True
-        token = guide.settle(int(chance.choice(allowed)), _SAMPLE_TOKENS - taken)
-        guide.take(token)
+        drawn = int(chance.choice(allowed))
+        step = time.thread_time()
+        token = guide.settle_within(drawn, _SAMPLE_TOKENS - taken, _time_until(step + searching))
+        searching -= time.thread_time() - step
+        guide.take(drawn if token is None else token)
         if guide.failure is not None:
             return guide.failure, True
     return "", slowest < _SLOW_STEP_S / 10
+
+
+def _time_until(end: float) -> Callable[[], bool]:
+    return lambda: time.thread_time() < end
 
 
 def _status(field: str) -> int:

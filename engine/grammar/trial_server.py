@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from engine.grammar.compilation import GrammarCompiler
+from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.guide import InvalidGrammar
 from engine.grammar.trial import Verdict, end_process, ended_by, limit_process, try_grammar
 
@@ -28,17 +28,18 @@ _WALL_S = 15.0
 """How long a trial may take by the clock; its CPU time is bounded by the kernel."""
 _NICE, _NICER = 5, 10
 _SOON_S, _LATE_S = 0.1, 1.0
-"""After so long a trial goes on with a lower priority, and when the processor has nothing else to do."""
+"""After so much CPU time a trial goes on with a lower priority, and when the processor has nothing else to do."""
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Trial(Struct, frozen=True, array_like=True):
-    """A grammar to be tried."""
+    """A grammar to be tried; without its text: nobody waits for the trial with this id any more."""
 
     id: int
-    text: str
+    text: str | None
 
 
-class Judged(Struct, frozen=True, array_like=True):
+class TrialResult(Struct, frozen=True, array_like=True):
     """The verdict on the trial with this id."""
 
     id: int
@@ -47,7 +48,7 @@ class Judged(Struct, frozen=True, array_like=True):
 
 @dataclass
 class _Child:
-    trial: Trial
+    id: int
     pid: int
     pipe: int
     began: float = field(default_factory=time.monotonic)
@@ -79,8 +80,7 @@ class TrialServer:
                 self._watch_time()
         finally:
             for child in self._children.values():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child.pid, signal.SIGKILL)
+                _kill(child)
 
     def _read_trials(self) -> bool:
         read = os.read(0, 1 << 20)
@@ -89,20 +89,30 @@ class TrialServer:
             end = _LENGTH_BYTES + int.from_bytes(self._input[:_LENGTH_BYTES], "big")
             if len(self._input) < end:
                 break
-            self._fork(msgspec.msgpack.decode(self._input[_LENGTH_BYTES:end], type=Trial))
+            trial = msgspec.msgpack.decode(self._input[_LENGTH_BYTES:end], type=Trial)
             del self._input[:end]
+            if trial.text is None:
+                self._give_up(trial.id)
+            else:
+                self._fork(trial.id, trial.text)
         return bool(read)
 
-    def _fork(self, trial: Trial) -> None:
+    def _give_up(self, id: int) -> None:
+        """End a trial; it is reaped, and its verdict told, as if it had ended by itself."""
+        for child in self._children.values():
+            if child.id == id:
+                _kill(child)
+
+    def _fork(self, id: int, text: str) -> None:
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
-                _be_trial(self._compiler, trial, writing)
+                _be_trial(self._compiler, text, writing)
             finally:
                 end_process()
         os.close(writing)
-        self._children[reading] = _Child(trial, pid, reading)
+        self._children[reading] = _Child(id, pid, reading)
         self._selector.register(reading, selectors.EVENT_READ)
 
     def _hear(self, child: _Child) -> None:
@@ -121,25 +131,41 @@ class TrialServer:
             verdict = msgspec.msgpack.decode(child.said, type=Verdict)
         else:
             verdict = Verdict("it could not be tried", final=False)
-        _write(1, msgspec.msgpack.encode(Judged(child.trial.id, verdict)), framed=True)
+        _write(1, msgspec.msgpack.encode(TrialResult(child.id, verdict)), framed=True)
 
     def _watch_time(self) -> None:
         for child in self._children.values():
-            lasted = time.monotonic() - child.began
-            if lasted > _WALL_S:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child.pid, signal.SIGKILL)
-            elif (priority := (lasted > _SOON_S) + (lasted > _LATE_S)) > child.priority:
+            if time.monotonic() - child.began > _WALL_S:
+                _kill(child)
+                continue
+            used = _cpu_s(child.pid)
+            if (priority := (used > _SOON_S) + (used > _LATE_S)) > child.priority:
                 child.priority = priority
                 _lower_priority(child.pid, when_idle=priority > 1)
 
 
-def _be_trial(compiler: GrammarCompiler, trial: Trial, writing: int) -> None:
+def _be_trial(compiler: GrammarCompiler, text: str, writing: int) -> None:
     silence = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):  # what the library writes when it gives up is no verdict, nor a log
         os.dup2(silence, descriptor)
     limit_process()
-    _write(writing, msgspec.msgpack.encode(try_grammar(compiler, trial.text)))
+    _write(writing, msgspec.msgpack.encode(try_grammar(compiler, text)))
+
+
+def _kill(child: _Child) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child.pid, signal.SIGKILL)
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time in seconds that a process of ours used so far."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0.0
+    # Its name, in parentheses, may have any characters; user and system time are fields 14 and 15 of them all.
+    user, system = stat.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / _TICKS
 
 
 def _lower_priority(pid: int, *, when_idle: bool) -> None:

@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from prompt_cache.keys import BLOCK_TOKENS
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
 
 BLOCK: tl.constexpr = tl.constexpr(BLOCK_TOKENS)
 HIDDEN: tl.constexpr = tl.constexpr(-1e30)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from prompt_cache.keys import BLOCK_TOKENS
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
 
 
 @dataclass(frozen=True)

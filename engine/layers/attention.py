@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import torch
 
-from engine.kv_memory import KvMemory, Tensors
+from engine.kv_cache.memory import KvMemory, Tensors
 from engine.layers.attention_plan import AttentionPlan, Pairs, Tiles, padded_rows
 
 
@@ -85,22 +85,22 @@ def _arranged(query: torch.Tensor, tiles: Tiles, memory: KvMemory, group: int) -
 def _joined(q: torch.Tensor, tiles: Tiles, memory: KvMemory, layer: int, scoring: Scoring) -> torch.Tensor:
     """[tiles, KV heads, rows, value dim] of queries [tiles, KV heads, rows, head dim]: all splits of each as one."""
     folding, sinks = tiles.folding, scoring.sinks
-    levelled = folding is not None or sinks is not None
-    partials = [_partial(q, pairs, memory, layer, scoring, levelled=levelled) for pairs in tiles.pairs]
+    with_lse = folding is not None or sinks is not None
+    partials = [_partial(q, pairs, memory, layer, scoring, with_lse=with_lse) for pairs in tiles.pairs]
     output = partials[0][0] if len(partials) == 1 else torch.cat([output for output, _ in partials])
-    if not levelled:
+    if not with_lse:
         return output if tiles.final is None else output.index_select(0, tiles.final)
-    level = torch.cat([level for _, level in partials if level is not None])[..., None]
+    lse = torch.cat([lse for _, lse in partials if lse is not None])[..., None]
     if folding is None:
         if tiles.final is not None:
-            output, level = output.index_select(0, tiles.final), level.index_select(0, tiles.final)
+            output, lse = output.index_select(0, tiles.final), lse.index_select(0, tiles.final)
         assert sinks is not None
-        return (output.float() / (_sinks(sinks, level, q.shape) + 1.0)).to(q.dtype)
+        return (output.float() / (_sinks(sinks, lse, q.shape) + 1.0)).to(q.dtype)
     assert tiles.final is not None
     # Every split of a query is brought to the largest of its levels; then the tree adds them up, weights beside values.
     # A query's only split weighs exactly 1: it comes out as it does where no tile has more than one.
-    top = level.index_select(0, folding.spread).view(tiles.count, -1, *level.shape[1:]).amax(1)
-    weight = level.sub(top.index_select(0, folding.tile)).exp_()
+    top = lse.index_select(0, folding.spread).view(tiles.count, -1, *lse.shape[1:]).amax(1)
+    weight = lse.sub(top.index_select(0, folding.tile)).exp_()
     nodes = torch.cat([output.float() * weight, weight], -1)
     for fold in folding.levels:
         nodes.index_add_(0, fold.left, nodes.index_select(0, fold.right))
@@ -111,13 +111,13 @@ def _joined(q: torch.Tensor, tiles: Tiles, memory: KvMemory, layer: int, scoring
     return (nodes[..., :-1] / total).to(q.dtype)
 
 
-def _sinks(sinks: torch.Tensor, level: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def _sinks(sinks: torch.Tensor, lse: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     """The weights of the sinks beside those of keys with this level, [tiles, KV heads, rows, 1]."""
     _, kv_heads, rows, _ = shape
     # Rows are query heads of the KV head for each token in turn; what is padding gets any.
     group = len(sinks) // kv_heads
     heads = sinks.view(kv_heads, group).repeat(1, -(-rows // group))[:, :rows]
-    return heads.view(kv_heads, rows, 1).sub(level).exp_()
+    return heads.view(kv_heads, rows, 1).sub(lse).exp_()
 
 
 Partial: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
@@ -126,23 +126,23 @@ their levels in fp32, [pairs, KV heads, rows]: the logarithm of the sum of what 
 
 
 def _partial(
-    q: torch.Tensor, pairs: Pairs, memory: KvMemory, layer: int, scoring: Scoring, *, levelled: bool
+    q: torch.Tensor, pairs: Pairs, memory: KvMemory, layer: int, scoring: Scoring, *, with_lse: bool
 ) -> Partial:
     keys, values = memory.gather(layer, pairs.gather, pairs.count)
     if pairs.tile is not None:
         q = q.index_select(0, pairs.tile)
     if pairs.fused and scoring.soft_cap is None and scoring.value_dim == keys.shape[-1]:
         # The same in one operation, which keeps scores in the core's cache (Dao et al. 2022).
-        output, level = FUSED(q, keys, values, 0.0, False, attn_mask=pairs.mask, scale=scoring.scale)
-        return output, level
-    return _reference(q, (keys, values), pairs, memory, scoring, levelled=levelled)
+        output, lse = FUSED(q, keys, values, 0.0, False, attn_mask=pairs.mask, scale=scoring.scale)
+        return output, lse
+    return _reference(q, (keys, values), pairs, memory, scoring, with_lse=with_lse)
 
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def _reference(
-    q: torch.Tensor, held: Tensors, pairs: Pairs, memory: KvMemory, scoring: Scoring, *, levelled: bool
+    q: torch.Tensor, held: Tensors, pairs: Pairs, memory: KvMemory, scoring: Scoring, *, with_lse: bool
 ) -> Partial:
     _, kv_heads, rows, dim = q.shape
     batch, length = pairs.count * kv_heads, pairs.length
@@ -155,7 +155,7 @@ def _reference(
         scores = scores.div_(scoring.soft_cap).tanh_().mul_(scoring.soft_cap)
     if pairs.mask is not None:
         scores.view(pairs.count, kv_heads, rows, length)[: len(pairs.mask)].add_(pairs.mask)
-    top = scores.amax(-1) if levelled else None
+    top = scores.amax(-1) if with_lse else None
     weights = torch.softmax(scores, -1, out=scores)
     output = torch.bmm(weights.to(q.dtype), values[..., : scoring.value_dim]).view(pairs.count, kv_heads, rows, -1)
     if top is None:

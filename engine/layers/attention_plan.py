@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.kv_memory import parts
-from engine.layers.kernels import ROW_MULTIPLE
-from engine.protocol.replicas import LayerGroup
-from prompt_cache.block_groups import ABSENT
-from prompt_cache.keys import BLOCK_TOKENS
+from engine.kv_cache.memory import parts
+from engine.layers.matmul_kernels import ROW_MULTIPLE
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
+from prompt_cache.kv.grouped_pool import ABSENT
+from protocol.replicas import LayerGroup
 
 PREFILL_TILE = 64
 MASKED = -1e30
@@ -65,7 +65,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Level:
+class FoldLevel:
     """One level of folding: pair left[i] takes in pair right[i]."""
 
     left: torch.Tensor
@@ -80,7 +80,7 @@ class Folding:
     """Tile of each pair."""
     spread: torch.Tensor
     """[tiles · most pairs of a tile] the pairs of each tile, the first one again where it has fewer."""
-    levels: tuple[Level, ...]
+    levels: tuple[FoldLevel, ...]
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class Standing:
+class DecodeAdvance:
     """What a plan of decodes alone is moved on by: for each, the row of `write` that its block begins at.
 
     Behind it, for each of `Tiles.pairs` those that have masks: their tiles, and where their keys start.
@@ -137,7 +137,7 @@ class AttentionPlan:
     """[tokens · parts · KV heads] rows of KvMemory's `rows`."""
     tokens: int
     tiles: tuple[Tiles, ...]
-    standing: Standing | None
+    standing: DecodeAdvance | None
     """None where not all are decodes."""
 
     def move(self, positions: Indices) -> None:
@@ -192,7 +192,7 @@ def plan_attention(
         decoding, masked = layout.tiles(1, np.arange(decodes), begin=own, last=own, rows=None, real=None)
         tiles.append(decoding)
         if decodes == len(chunks):
-            standing = Standing(write, masked)
+            standing = DecodeAdvance(write, masked)
     if decodes < len(chunks):
         tiles.append(_prefill_tiles(layout, starts, counts, decodes, tile))
     write = write + (positions % BLOCK_TOKENS)[:, None]
@@ -351,7 +351,7 @@ class _Layout:
         into = place[starts[tile] + np.maximum(split - low - first[tile], 0)]
         taken = split > first[tile]
         levels = [
-            Level(_tensor(into[now], self.device), _tensor(place[now], self.device))
+            FoldLevel(_tensor(into[now], self.device), _tensor(place[now], self.device))
             for now in (taken & (low == size) for size in 1 << np.arange(int(split.max()).bit_length()))
             if now.any()
         ]

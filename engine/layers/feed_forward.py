@@ -7,7 +7,7 @@ import torch
 from engine.errors import ModelError
 from engine.layers.activation import GATED
 from engine.layers.linear import Linear
-from engine.weights.loader import Loader
+from engine.layers.loader import Loader
 
 
 class FeedForward:

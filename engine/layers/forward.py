@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.kv_memory import KvMemory, KvSlot
+from engine.kv_cache.memory import KvMemory, KvSlot
 from engine.layers.attention_plan import AttentionPlan
 from engine.layers.rotary import Rotary
 
@@ -18,15 +18,15 @@ class Forward:
         self.positions = positions
         self._plans = plans
         self._memories = memories
-        self._turns: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._rotary_tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def group(self, slot: KvSlot) -> tuple[AttentionPlan, KvMemory]:
         """The plan and memory of the slot's layer group."""
         return self._plans[slot.group], self._memories[slot.group]
 
-    def turn_(self, rotary: Rotary, x: torch.Tensor) -> torch.Tensor:
+    def apply_rotary_(self, rotary: Rotary, x: torch.Tensor) -> torch.Tensor:
         """Turn [rows, heads, head dim] in place by the rows' positions; the tables are looked up once a pass."""
-        tables = self._turns.get(id(rotary))
+        tables = self._rotary_tables.get(id(rotary))
         if tables is None:
-            tables = self._turns[id(rotary)] = rotary.at(self.positions)
-        return rotary.turn_(x, tables)
+            tables = self._rotary_tables[id(rotary)] = rotary.at(self.positions)
+        return rotary.apply_rotary_(x, tables)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.layers.kernels import ROW_MULTIPLE
+from engine.layers.matmul_kernels import ROW_MULTIPLE
 
 
 class HeadLinear:

@@ -14,8 +14,8 @@ from engine.layers.attention import Scoring, attend
 from engine.layers.forward import Forward
 from engine.layers.head_linear import HeadLinear
 from engine.layers.linear import Linear
+from engine.layers.loader import Loader
 from engine.layers.norm import RmsNorm
-from engine.weights.loader import Loader
 
 _NORM_EPS = 1e-6
 """Of the norms inside the attention, whatever `rms_norm_eps` says: so were the models trained."""
@@ -68,7 +68,7 @@ class LatentAttention:
         q = self.query(q).view(rows, self.heads, self.nope + self.rope)
         latent = self.latent(x)[:, None]
         turned = torch.cat([q[..., self.nope :], latent[..., self.rank :]], dim=1)
-        turned = forward.turn_(self.rotary, _halves(turned) if self.interleaved else turned)
+        turned = forward.apply_rotary_(self.rotary, _halves(turned) if self.interleaved else turned)
         query = torch.cat([self.absorb(q[..., : self.nope]), turned[:, : self.heads]], -1)
         entries = torch.cat([self.latent_norm(latent[..., : self.rank]), turned[:, self.heads :]], -1)
         plan, memory = forward.group(self.slot)

@@ -24,9 +24,16 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.layers import kernels
-from engine.layers.kernels import ROW_MULTIPLE, Kernel, Kernels, least_rows, padded_count, padded_counts
-from engine.quantization.packed import Packed
+from engine.layers import matmul_kernels as kernels
+from engine.layers.matmul_kernels import (
+    ROW_MULTIPLE,
+    MatmulKernel,
+    MatmulKernels,
+    least_rows,
+    padded_count,
+    padded_counts,
+)
+from engine.quantization.packed import PackedWeight
 
 _SMALL = 400_000
 """Elements of a weight that is better transposed at a decode step's few rows."""
@@ -46,7 +53,7 @@ class Tiling:
 
     row_multiple: int = ROW_MULTIPLE
     row_tile: int | None = None
-    kernels: Kernels = field(default_factory=lambda: kernels.NATIVE)
+    kernels: MatmulKernels = field(default_factory=lambda: kernels.NATIVE)
     products: dict[tuple[object, ...], Linear] = field(default_factory=dict)
     least: int = 1
     """How many rows most products need: padded once for all, and not in each of them."""
@@ -83,12 +90,14 @@ def best_tiling(like: torch.Tensor) -> Tiling:
     return Tiling(1 if kernels.has_onednn(like) else ROW_MULTIPLE)
 
 
-def _choose_kernel(weight: torch.Tensor, machine: Kernels, *, few_bits: bool) -> tuple[Kernel, int, torch.Tensor]:
+def _choose_kernel(
+    weight: torch.Tensor, machine: MatmulKernels, *, few_bits: bool
+) -> tuple[MatmulKernel, int, torch.Tensor]:
     """The kernel for this weight, how many rows it needs, and the weight arranged for it."""
     if not kernels.has_onednn(weight):
         return machine.plain, 1, machine.plain.arranged(weight)
     quicker = [machine.transposed, machine.onednn] if weight.numel() <= _SMALL else [machine.onednn, machine.transposed]
-    best: tuple[Kernel, int, torch.Tensor | None] | None = None
+    best: tuple[MatmulKernel, int, torch.Tensor | None] | None = None
     for kernel in [machine.onednn] if few_bits else quicker:
         arranged = kernel.arranged(weight) if kernels.is_large(weight) else None
         least = least_rows(kernel, weight, arranged)
@@ -156,7 +165,9 @@ class Linear:
 class PackedLinear(Linear):
     """The same with weights kept in few bits: `pieces`, whose outputs follow each other. `like` as the model's type."""
 
-    def __init__(self, pieces: Sequence[Packed], bias: torch.Tensor | None, tiling: Tiling, like: torch.Tensor) -> None:
+    def __init__(
+        self, pieces: Sequence[PackedWeight], bias: torch.Tensor | None, tiling: Tiling, like: torch.Tensor
+    ) -> None:
         self._pieces = list(pieces)
         self._bias = bias
         self.tiling = tiling
@@ -174,12 +185,12 @@ class PackedLinear(Linear):
     def nbytes(self) -> int:
         return sum(piece.nbytes for piece in self._pieces)
 
-    def _find_least(self, kernel: Kernel, like: torch.Tensor) -> int:
+    def _find_least(self, kernel: MatmulKernel, like: torch.Tensor) -> int:
         sizes = {stop - start for piece in self._pieces for start, stop in self._tiles(piece)}
         # Only how large a tile is matters, not what is in it.
         return max(least_rows(kernel, like.new_empty(size, self.inputs)) or 1 for size in sizes)
 
-    def _tiles(self, piece: Packed) -> list[tuple[int, int]]:
+    def _tiles(self, piece: PackedWeight) -> list[tuple[int, int]]:
         """Where the tiles begin and end that a piece is decoded in."""
         outputs = piece.shape[0]
         tile = -(-max(_TILE_OUTPUTS, _TILE_ELEMENTS // self.inputs) // piece.step) * piece.step

@@ -7,7 +7,7 @@ import math
 import torch
 
 from engine.errors import ModelError
-from engine.models.rope import RopeConfig
+from engine.model_config.rope import RopeConfig
 
 
 def frequencies(rope: RopeConfig, dim: int, context_tokens: int) -> torch.Tensor:
@@ -80,11 +80,11 @@ class Rotary:
         """Cosines and signed sines for these positions, [rows, 1, dim] each: once a step, for all layers."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
-    def turn_(self, x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def apply_rotary_(self, x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """Turn the first `dim` elements of [rows, heads, head dim] in place by the tables that `at` gave."""
         cos, sin = tables
         if x.shape[-1] > self.dim:
-            self.turn_(x.narrow(-1, 0, self.dim), tables)
+            self.apply_rotary_(x.narrow(-1, 0, self.dim), tables)
             return x
         swapped = x.roll(self.dim // 2, -1).mul_(sin)
         return x.mul_(cos).add_(swapped)

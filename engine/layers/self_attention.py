@@ -13,13 +13,13 @@ import torch
 
 from engine.layers.attention import Scoring, attend
 from engine.layers.forward import Forward
+from engine.layers.loader import Loader
 from engine.layers.norm import RmsNorm
 from engine.layers.rotary import Rotary
-from engine.weights.loader import Loader
 
 
 @dataclass(frozen=True)
-class Variant:
+class AttentionVariant:
     """What an architecture's attention has beyond the common. `window` in tokens, 0 for none.
 
     `scale`: of the scores, 1/√head dim if None. `qk_norm`: queries and keys are normalized, each head by itself;
@@ -39,7 +39,7 @@ class Variant:
 class SelfAttention:
     """The attention `name` of the layer `index`; Q, K and V are one product."""
 
-    def __init__(self, load: Loader, name: str, index: int, rotary: Rotary, variant: Variant) -> None:
+    def __init__(self, load: Loader, name: str, index: int, rotary: Rotary, variant: AttentionVariant) -> None:
         config = load.config
         self.heads, self.kv_heads, self.dim = config.heads, config.kv_heads, config.head_dim
         q, kv = self.heads * self.dim, self.kv_heads * self.dim
@@ -71,7 +71,7 @@ class SelfAttention:
         if self.norms is not None:
             for norm, part in zip(self.norms, (qkv[:, : self.heads], qkv[:, self.heads : turned]), strict=True):
                 part.copy_(norm(part))
-        forward.turn_(self.rotary, qkv.narrow(1, 0, turned))
+        forward.apply_rotary_(self.rotary, qkv.narrow(1, 0, turned))
         query, entries = qkv.narrow(1, 0, self.heads), qkv.narrow(1, self.heads, 2 * self.kv_heads)
         plan, memory = forward.group(self.slot)
         mixed = attend(query, entries, plan, memory, layer=self.slot.layer, scoring=self.scoring)

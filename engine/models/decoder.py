@@ -7,12 +7,12 @@ from typing import TypeAlias
 
 import torch
 
-from engine.kv_memory import KvMemory
+from engine.kv_cache.memory import KvMemory
 from engine.layers.attention_plan import AttentionPlan
 from engine.layers.embedding import Embedding, Head
 from engine.layers.forward import Forward
-from engine.protocol.replicas import LayerGroup
-from engine.weights.loader import Loader
+from protocol.replicas import LayerGroup
+from engine.layers.loader import Loader
 
 Layer: TypeAlias = Callable[[torch.Tensor, Forward], torch.Tensor]
 """[rows, hidden] → the same."""

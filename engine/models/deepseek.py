@@ -17,10 +17,10 @@ from engine.layers.feed_forward import FeedForward
 from engine.layers.forward import Forward
 from engine.layers.latent_attention import LatentAttention
 from engine.layers.moe import MixtureOfExperts, Router, highest, normalized, softmax
-from engine.models.config_class import ONE, ConfigClass
+from engine.model_config.config_class import ONE, ConfigClass
 from engine.models.decoder import Decoder
-from engine.models.fields import Fields
-from engine.weights.loader import Loader
+from engine.model_config.fields import Fields
+from engine.layers.loader import Loader
 
 _IGNORED = frozenset(
     {

@@ -16,11 +16,11 @@ import torch
 
 from engine.layers.feed_forward import FeedForward
 from engine.layers.forward import Forward
-from engine.layers.self_attention import SelfAttention, Variant
-from engine.models.config_class import ConfigClass
+from engine.layers.self_attention import SelfAttention, AttentionVariant
+from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
-from engine.models.rope import RopeConfig, read_rope
-from engine.weights.loader import Loader
+from engine.model_config.rope import RopeConfig, read_rope
+from engine.layers.loader import Loader
 
 GEMMA2 = ConfigClass(
     "gemma2",
@@ -76,7 +76,7 @@ GEMMA3_TEXT = ConfigClass(
 class GemmaLayer:
     """One decoder layer."""
 
-    def __init__(self, load: Loader, index: int, rope: RopeConfig, variant: Variant) -> None:
+    def __init__(self, load: Loader, index: int, rope: RopeConfig, variant: AttentionVariant) -> None:
         name, config = f"model.layers.{index}", load.config
         self.attention_norm = load.norm(f"{name}.input_layernorm", plus_one=True)
         rotary = load.rotary(rope, config.head_dim)
@@ -114,7 +114,7 @@ def gemma2(load: Loader) -> Decoder:
             load,
             index,
             config.rope,
-            Variant(window=window, scale=scale, soft_cap=soft_cap, qkv_bias=bias, output_bias=bias),
+            AttentionVariant(window=window, scale=scale, soft_cap=soft_cap, qkv_bias=bias, output_bias=bias),
         )
         for index, window in enumerate(windows)
     )
@@ -139,7 +139,7 @@ def gemma3(load: Loader) -> Decoder:
             load,
             index,
             local if window else config.rope,
-            Variant(
+            AttentionVariant(
                 window=window, scale=_scale(load), qk_norm=True, plus_one=True, qkv_bias=bias, output_bias=bias
             ),
         )

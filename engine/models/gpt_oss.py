@@ -13,10 +13,10 @@ import torch
 from engine.layers.forward import Forward
 from engine.layers.linear import Linear
 from engine.layers.moe import MixtureOfExperts, highest, softmax
-from engine.layers.self_attention import SelfAttention, Variant
-from engine.models.config_class import ConfigClass
+from engine.layers.self_attention import SelfAttention, AttentionVariant
+from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
-from engine.weights.loader import Loader
+from engine.layers.loader import Loader
 
 GPT_OSS = ConfigClass(
     "gpt_oss",
@@ -97,7 +97,7 @@ class GptOssLayer:
     def __init__(self, load: Loader, index: int, window: int) -> None:
         name, config, fields = f"model.layers.{index}", load.config, load.config.fields
         bias = config.attention_bias
-        variant = Variant(window=window, sinks=True, qkv_bias=bias, output_bias=bias)
+        variant = AttentionVariant(window=window, sinks=True, qkv_bias=bias, output_bias=bias)
         self.attention_norm = load.norm(f"{name}.input_layernorm")
         rotary = load.rotary(config.rope, config.head_dim)
         self.attention = SelfAttention(load, f"{name}.self_attn", index, rotary, variant)

@@ -10,10 +10,10 @@ import torch
 
 from engine.layers.feed_forward import FeedForward
 from engine.layers.forward import Forward
-from engine.layers.self_attention import SelfAttention, Variant
-from engine.models.config_class import ConfigClass
+from engine.layers.self_attention import SelfAttention, AttentionVariant
+from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
-from engine.weights.loader import Loader
+from engine.layers.loader import Loader
 
 LLAMA = ConfigClass(
     "llama",
@@ -38,7 +38,7 @@ LLAMA = ConfigClass(
 class LlamaLayer:
     """One decoder layer; `variant` is what a relative of Llama changes in the attention."""
 
-    def __init__(self, load: Loader, index: int, variant: Variant) -> None:
+    def __init__(self, load: Loader, index: int, variant: AttentionVariant) -> None:
         name, config = f"model.layers.{index}", load.config
         rotary = load.rotary(config.rope, config.head_dim)
         self.attention_norm = load.norm(f"{name}.input_layernorm")
@@ -55,5 +55,5 @@ class LlamaLayer:
 def llama(load: Loader) -> Decoder:
     """Llama 2 and 3.x."""
     bias = load.config.attention_bias
-    variant = Variant(qkv_bias=bias, output_bias=bias)
+    variant = AttentionVariant(qkv_bias=bias, output_bias=bias)
     return Decoder(load, (LlamaLayer(load, index, variant) for index in range(load.config.layers)))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from engine.layers.self_attention import Variant
-from engine.models.config_class import ConfigClass
+from engine.layers.self_attention import AttentionVariant
+from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
 from engine.models.llama import LlamaLayer
-from engine.weights.loader import Loader
+from engine.layers.loader import Loader
 
 MISTRAL = ConfigClass(
     "mistral",
@@ -32,4 +32,4 @@ def mistral(load: Loader) -> Decoder:
     """Mistral and Ministral; `sliding_window` null says that there is none, a missing one means that of version 0.1."""
     config = load.config
     windows = config.windows(config.fields.count("sliding_window"), lambda _: True)
-    return Decoder(load, (LlamaLayer(load, index, Variant(window=size)) for index, size in enumerate(windows)))
+    return Decoder(load, (LlamaLayer(load, index, AttentionVariant(window=size)) for index, size in enumerate(windows)))

@@ -11,10 +11,10 @@ import torch
 from engine.layers.feed_forward import FeedForward
 from engine.layers.forward import Forward
 from engine.layers.moe import MixtureOfExperts, highest, normalized, softmax
-from engine.layers.self_attention import SelfAttention, Variant
-from engine.models.config_class import ConfigClass
+from engine.layers.self_attention import SelfAttention, AttentionVariant
+from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
-from engine.weights.loader import Loader
+from engine.layers.loader import Loader
 
 MIXTRAL = ConfigClass(
     "mixtral",
@@ -46,7 +46,7 @@ class MixtralLayer:
         name, config = f"model.layers.{index}", load.config
         self.attention_norm = load.norm(f"{name}.input_layernorm")
         rotary = load.rotary(config.rope, config.head_dim)
-        self.attention = SelfAttention(load, f"{name}.self_attn", index, rotary, Variant(window=window))
+        self.attention = SelfAttention(load, f"{name}.self_attn", index, rotary, AttentionVariant(window=window))
         self.mlp_norm = load.norm(f"{name}.post_attention_layernorm")
         count = config.fields.integer("num_local_experts")
         self.ranks = config.fields.integer("num_experts_per_tok", most=count)

@@ -4,11 +4,11 @@ smallest one a sliding window.
 
 from __future__ import annotations
 
-from engine.layers.self_attention import Variant
-from engine.models.config_class import ConfigClass
+from engine.layers.self_attention import AttentionVariant
+from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
 from engine.models.llama import LlamaLayer
-from engine.weights.loader import Loader
+from engine.layers.loader import Loader
 
 PHI3 = ConfigClass(
     "phi3",
@@ -37,4 +37,4 @@ def phi3(load: Loader) -> Decoder:
     """Phi-3 and its relatives of the same type."""
     config = load.config
     windows = config.same_windows(config.fields.count("sliding_window"))
-    return Decoder(load, (LlamaLayer(load, index, Variant(window=window)) for index, window in enumerate(windows)))
+    return Decoder(load, (LlamaLayer(load, index, AttentionVariant(window=window)) for index, window in enumerate(windows)))

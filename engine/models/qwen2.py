@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from engine.layers.self_attention import Variant
-from engine.models.config import ModelConfig
-from engine.models.config_class import ConfigClass
+from engine.layers.self_attention import AttentionVariant
+from engine.model_config.config import ModelConfig
+from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
 from engine.models.llama import LlamaLayer
-from engine.weights.loader import Loader
+from engine.layers.loader import Loader
 
 QWEN2 = ConfigClass(
     "qwen2",
@@ -42,5 +42,5 @@ def qwen_windows(config: ModelConfig) -> tuple[int, ...]:
 def qwen2(load: Loader) -> Decoder:
     """Qwen2 and Qwen2.5, dense."""
     windows = qwen_windows(load.config)
-    variants = [Variant(window=window, qkv_bias=True) for window in windows]
+    variants = [AttentionVariant(window=window, qkv_bias=True) for window in windows]
     return Decoder(load, (LlamaLayer(load, index, variant) for index, variant in enumerate(variants)))

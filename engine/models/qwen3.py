@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.layers.self_attention import Variant
-from engine.models.config import ModelConfig
-from engine.models.config_class import ConfigClass
+from engine.layers.self_attention import AttentionVariant
+from engine.model_config.config import ModelConfig
+from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
 from engine.models.llama import LlamaLayer
 from engine.models.qwen2 import qwen_windows
-from engine.weights.loader import Loader
+from engine.layers.loader import Loader
 
 QWEN3 = ConfigClass(
     "qwen3",
@@ -35,10 +35,10 @@ QWEN3 = ConfigClass(
 )
 
 
-def qwen3_variants(config: ModelConfig, windows: Sequence[int]) -> list[Variant]:
+def qwen3_variants(config: ModelConfig, windows: Sequence[int]) -> list[AttentionVariant]:
     """The attention of each layer, which has this window."""
     bias = config.attention_bias
-    return [Variant(window=window, qk_norm=True, qkv_bias=bias, output_bias=bias) for window in windows]
+    return [AttentionVariant(window=window, qk_norm=True, qkv_bias=bias, output_bias=bias) for window in windows]
 
 
 def qwen3(load: Loader) -> Decoder:

@@ -12,11 +12,11 @@ import torch
 from engine.layers.feed_forward import FeedForward
 from engine.layers.forward import Forward
 from engine.layers.moe import MixtureOfExperts, highest, normalized, softmax
-from engine.layers.self_attention import SelfAttention, Variant
-from engine.models.config_class import ConfigClass
+from engine.layers.self_attention import SelfAttention, AttentionVariant
+from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
 from engine.models.qwen3 import qwen3_variants
-from engine.weights.loader import Loader
+from engine.layers.loader import Loader
 
 QWEN3_MOE = ConfigClass(
     "qwen3_moe",
@@ -50,7 +50,7 @@ QWEN3_MOE = ConfigClass(
 class Qwen3MoeLayer:
     """One decoder layer; `sparse`: its feed-forward layer is a mixture."""
 
-    def __init__(self, load: Loader, index: int, variant: Variant, *, sparse: bool) -> None:
+    def __init__(self, load: Loader, index: int, variant: AttentionVariant, *, sparse: bool) -> None:
         name, config, fields = f"model.layers.{index}", load.config, load.config.fields
         self.normalize = fields.flag("norm_topk_prob")
         self.attention_norm = load.norm(f"{name}.input_layernorm")

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
-from engine.device import keep_packed, return_freed_memory
+from engine.device import should_keep_packed, return_freed_memory
 from engine.errors import ModelError
 from engine.layers.linear import Tiling
-from engine.models.config import ModelConfig, check_sizes, model_config
-from engine.models.config_class import ConfigClass
+from engine.model_config.config import ModelConfig, check_sizes, model_config
+from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
 from engine.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, deepseek_v2, deepseek_v3
-from engine.models.fields import Fields, read_fields
+from engine.model_config.fields import Fields, read_fields
 from engine.models.gemma import GEMMA2, GEMMA3_TEXT, gemma2, gemma3
 from engine.models.gpt_oss import GPT_OSS, gpt_oss
 from engine.models.llama import LLAMA, llama
@@ -26,33 +26,33 @@ from engine.models.qwen2 import QWEN2, qwen2
 from engine.models.qwen3 import QWEN3, qwen3
 from engine.models.qwen3_moe import QWEN3_MOE, qwen3_moe
 from engine.options import KvDtype, Quantize, Weights
-from engine.quantization.declared import check_quantization
+from engine.quantization.quantization_config import check_quantization
 from engine.weights.checkpoint import Checkpoint
-from engine.weights.loader import Loader
+from engine.layers.loader import Loader
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """How a `model_type` is read and built."""
 
     config_class: ConfigClass
     build: Callable[[Loader], Decoder]
 
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, ModelFamily] = {
     family.config_class.model_type: family
     for family in (
-        Family(DEEPSEEK_V2, deepseek_v2),
-        Family(DEEPSEEK_V3, deepseek_v3),
-        Family(GEMMA2, gemma2),
-        Family(GEMMA3_TEXT, gemma3),
-        Family(GPT_OSS, gpt_oss),
-        Family(LLAMA, llama),
-        Family(MISTRAL, mistral),
-        Family(MIXTRAL, mixtral),
-        Family(PHI3, phi3),
-        Family(QWEN2, qwen2),
-        Family(QWEN3, qwen3),
-        Family(QWEN3_MOE, qwen3_moe),
+        ModelFamily(DEEPSEEK_V2, deepseek_v2),
+        ModelFamily(DEEPSEEK_V3, deepseek_v3),
+        ModelFamily(GEMMA2, gemma2),
+        ModelFamily(GEMMA3_TEXT, gemma3),
+        ModelFamily(GPT_OSS, gpt_oss),
+        ModelFamily(LLAMA, llama),
+        ModelFamily(MISTRAL, mistral),
+        ModelFamily(MIXTRAL, mixtral),
+        ModelFamily(PHI3, phi3),
+        ModelFamily(QWEN2, qwen2),
+        ModelFamily(QWEN3, qwen3),
+        ModelFamily(QWEN3_MOE, qwen3_moe),
     )
 }
 LANGUAGE_PARTS = {"gemma3": "gemma3_text"}
@@ -124,7 +124,7 @@ def load_model(
     check_quantization(quantization)
     with Checkpoint(folder, quantization, config.prefix) as checkpoint, torch.inference_mode():
         check_sizes(config, sum(file.stat().st_size for file in folder.glob("*.safetensors")))
-        packed = keep_packed(weights, lambda: checkpoint.decoded_bytes(like.itemsize), like.device)
+        packed = should_keep_packed(weights, lambda: checkpoint.decoded_bytes(like.itemsize), like.device)
         load = Loader(
             checkpoint, config, like, tiling, context_tokens, quantize=quantize, kv_dtype=kv_dtype, packed=packed
         )

@@ -6,10 +6,10 @@ import torch
 
 from engine.options import Quantize
 from engine.quantization import fp8, mxfp4
-from engine.quantization.packed import Packed, decoded
+from engine.quantization.packed import PackedWeight, decoded
 
 
-def encoded(weight: torch.Tensor, into: Quantize) -> Packed | None:
+def encoded(weight: torch.Tensor, into: Quantize) -> PackedWeight | None:
     """[outputs, inputs] in the format; None for none. Raises ValueError for a shape that the format cannot hold."""
     match into:
         case "fp8":

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 
-class Packed(Protocol):
+class PackedWeight(Protocol):
     """[outputs, inputs] in few bits. `step`: `rows` begins and ends at multiples of it, or at the last output."""
 
     @property
@@ -34,7 +34,7 @@ class Packed(Protocol):
         """The outputs `start`..`stop` decoded, [stop − start, inputs] in fp32, contiguous and the caller's own."""
         ...
 
-    def to(self, device: torch.device) -> Packed:
+    def to(self, device: torch.device) -> PackedWeight:
         """The same on a device, in memory of its own."""
         ...
 
@@ -47,7 +47,7 @@ def check_scales(scales: torch.Tensor) -> None:
         raise ValueError("scales are not all finite")
 
 
-def decoded(weight: Packed) -> torch.Tensor:
+def decoded(weight: PackedWeight) -> torch.Tensor:
     """All of it, [outputs, inputs] in fp32."""
     return weight.rows(0, weight.shape[0])
 

@@ -9,10 +9,10 @@ from typing import Protocol
 
 import torch
 
-from engine.models.fields import Fields
+from engine.model_config.fields import Fields
 from engine.quantization import fp8, int4, mxfp4
-from engine.quantization.declared import check_groups, gptq_zero_offset
-from engine.quantization.packed import Packed, decoded
+from engine.quantization.packed import PackedWeight, decoded
+from engine.quantization.quantization_config import check_groups, gptq_zero_offset
 
 _OUT_OF_ORDER = ("group", True)
 _SCALES = ("weight_scale_inv", "weight_scale", "scale")
@@ -38,7 +38,7 @@ def read_weight(tensors: Tensors, name: str, quantization: Fields) -> torch.Tens
     return weight if isinstance(weight, torch.Tensor) else decoded(weight)
 
 
-def find_weight(tensors: Tensors, name: str, quantization: Fields) -> torch.Tensor | Packed:
+def find_weight(tensors: Tensors, name: str, quantization: Fields) -> torch.Tensor | PackedWeight:
     """The tensor `name` as it is stored, plain or packed. Raises ModelError if one is missing, ValueError if wrong."""
     layer, _, last = name.rpartition(".")
     if name in tensors or last != "weight":
@@ -63,7 +63,7 @@ def find_weight(tensors: Tensors, name: str, quantization: Fields) -> torch.Tens
 
 def _gptq(
     tensors: Tensors, layer: str, quantization: Fields, parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-) -> Packed:
+) -> PackedWeight:
     words, _, scales = parts
     group = tensors.read(f"{layer}.g_idx") if f"{layer}.g_idx" in tensors else None
     bits, size = quantization.integer("bits", 4), quantization.fields.get("group_size")
@@ -77,7 +77,7 @@ def _gptq(
     return weight
 
 
-def _packed(tensors: Tensors, layer: str, quantization: Fields) -> Packed:
+def _packed(tensors: Tensors, layer: str, quantization: Fields) -> PackedWeight:
     words, scales = (tensors.read(f"{layer}.weight_{part}") for part in ("packed", "scale"))
     if words.dtype == torch.uint8:
         if scales.dtype != torch.uint8 or f"{layer}.weight_zero_point" in tensors:
@@ -106,7 +106,7 @@ def _packed(tensors: Tensors, layer: str, quantization: Fields) -> Packed:
     return int4.stored_packed(words, scales, zeros, (outputs, inputs), bits=fitting[0], group=group)
 
 
-def _plain(tensors: Tensors, name: str, layer: str, quantization: Fields) -> torch.Tensor | Packed:
+def _plain(tensors: Tensors, name: str, layer: str, quantization: Fields) -> torch.Tensor | PackedWeight:
     weight = tensors.read(name)
     if weight.dtype not in {torch.float8_e4m3fn, torch.float8_e5m2, torch.int8}:
         return weight

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.protocol.requests import TokenLogprob
-from engine.sampling.bounds import MOST_LOGPROBS
+from engine.sampling.validation import MOST_LOGPROBS
+from protocol.requests import TokenLogprob
 
 _LEAST = -9999.0
 """Stands for minus infinity, which JSON has not."""

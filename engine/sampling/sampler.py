@@ -17,20 +17,25 @@ from collections.abc import Sequence
 import torch
 
 from engine.sampling.counter_random import signed, uniform
-from engine.sampling.row import SamplingRow
-from engine.sampling.shaping import shape
+from engine.sampling.grammar_allowance import SEARCHES_S, StepAllowance
+from engine.sampling.logit_shaping import shape
+from engine.sampling.request_state import SamplingState
 
 _NUCLEUS_TRY = 128
 """Most nuclei have fewer tokens than this: only where one has more is a row sorted in full."""
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """Token ids for the first `len(rows)` rows of fp32 logits [rows, padded vocabulary]."""
+def sample(logits: torch.Tensor, rows: Sequence[SamplingState], allowance: StepAllowance | None = None) -> list[int]:
+    """Token ids for the first `len(rows)` rows of fp32 logits [rows, padded vocabulary].
+
+    `allowance`: the time for grammars; the tokens of rows that it puts off mean nothing.
+    """
+    allowance = allowance or StepAllowance()
     tokens = _likeliest(logits[: len(rows)])
     shaped = [index for index, row in enumerate(rows) if row.shaped]
     values = None
     if shaped:
-        values = shape(logits[shaped].double(), [rows[index] for index in shaped])
+        values = shape(logits[shaped].double(), [rows[index] for index in shaped], allowance)
         for index, token in zip(shaped, _likeliest(values), strict=True):
             tokens[index] = token
     drawn = [index for index, row in enumerate(rows) if row.sampling.temperature > 0]
@@ -44,11 +49,21 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
             above[changed] = own - own.amax(-1, keepdim=True)
         for index, token in zip(drawn, _draw(above, [rows[index] for index in drawn]), strict=True):
             tokens[index] = token
-    for index in shaped:
-        row = rows[index]
-        if row.guide is not None:
-            tokens[index] = row.guide.settle(tokens[index], row.limit - row.drawn)
+    if shaped:
+        _settle(tokens, rows, allowance)
     return tokens
+
+
+def _settle(tokens: list[int], rows: Sequence[SamplingState], allowance: StepAllowance) -> None:
+    """Put other tokens, where a grammar has to, in the place of those after which an output could not be completed."""
+    guided = allowance.begin(rows)
+    allowance.allow(SEARCHES_S)
+    for index in guided:
+        row = rows[index]
+        if row.guide is not None and not row.put_off:
+            settled = row.guide.settle_within(tokens[index], row.limit - row.drawn, allowance.has_time)
+            row.put_off = settled is None
+            tokens[index] = tokens[index] if settled is None else settled
 
 
 def _likeliest(values: torch.Tensor) -> list[int]:
@@ -59,7 +74,7 @@ def _likeliest(values: torch.Tensor) -> list[int]:
     return tokens
 
 
-def _draw(above: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+def _draw(above: torch.Tensor, rows: Sequence[SamplingState]) -> list[int]:
     """Token ids by logits that are 0 at each row's maximum, float64 [rows, vocabulary], which are overwritten."""
     device = above.device
 

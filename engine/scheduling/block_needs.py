@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from engine.scheduling.request import Request
-from prompt_cache.block_groups import ABSENT, Block, GroupedPool, first_seen
-from prompt_cache.keys import BLOCK_TOKENS
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
+from prompt_cache.kv.grouped_pool import ABSENT, Block, GroupedPool, first_visible_block
 
 
 class BlockNeeds:
@@ -79,7 +79,7 @@ class BlockNeeds:
         held = Counter(
             block[group]
             for request in prefills
-            for block in request.table[first_seen(request.kv, window) : request.laid]
+            for block in request.table[first_visible_block(request.kv, window) : request.laid]
         )
         # What a request beside these holds as well is not given back when the window has passed it.
         references = self.pool.pools[group].references

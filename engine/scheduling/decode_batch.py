@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from engine.protocol.requests import Lane
-from engine.scheduling.lanes import LANES
 from engine.scheduling.request import Request
-from engine.scheduling.tokens import LatestTokens
-from engine.scheduling.work import Decode, Work
-from prompt_cache.keys import BLOCK_TOKENS
+from engine.scheduling.step_work import Decode, Work
+from engine.scheduling.token_sequence import LatestTokens
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
+from protocol.requests import LANES, Lane
 
 
 class DecodeBatch:
@@ -72,8 +71,8 @@ class DecodeBatch:
         ahead = BLOCK_TOKENS - (length - 1) % BLOCK_TOKENS
         credit = request.credit - (length - request.prompt)
         ahead = credit if credit < ahead else ahead
-        if not request.repaid and 0 < request.owes < ahead:
-            ahead = request.owes
+        if not request.debt_repaid and 0 < request.tokens_to_recover < ahead:
+            ahead = request.tokens_to_recover
         request.due = due = self._latest.steps + ahead
         self._calendar[due].append(request)
 

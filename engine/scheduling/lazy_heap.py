@@ -8,7 +8,7 @@ there. So when most may have lapsed all of these are swept out at once, which co
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 Entry = TypeVar("Entry", bound=tuple[Any, ...])
@@ -50,6 +50,10 @@ class LazyHeap(Generic[Entry]):
                 return entries[0]
             heapq.heappop(entries)
         return None
+
+    def standing(self) -> Iterator[Entry]:
+        """All entries that stand, in no order."""
+        return filter(self._stands, self._entries)
 
     def pop(self) -> Entry:
         """Take out what `first` has just shown."""

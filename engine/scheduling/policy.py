@@ -28,7 +28,7 @@ Claim: TypeAlias = tuple[Request, Iterable[Request]]
 class Policy(Protocol):
     """The order of the queue. A preempted request is pushed again and keeps its place by its arrival."""
 
-    keeps_awaited: bool
+    protects_awaited_blocks: bool
     """Whether cached blocks that those who wait will look for are evicted after all others."""
 
     def at(self, now: float) -> bool:
@@ -57,6 +57,9 @@ class Policy(Protocol):
 
     def grown(self, requests: Iterable[Request]) -> None:
         """Each of these running requests gets another block to decode into."""
+
+    def worked(self, request: Request, cost: float) -> None:
+        """So many µs of a step were a running request's alone, beside what its tokens cost."""
 
     def released(self, request: Request) -> None:
         """A running request gave its blocks back: it ended, or was preempted."""
@@ -97,7 +100,7 @@ class Policy(Protocol):
 class FirstComeFirstServed:
     """By arrival; the youngest gives way first, and before all others one that is out of credit anyway."""
 
-    keeps_awaited = False
+    protects_awaited_blocks = False
 
     def __init__(self) -> None:
         self._waiting: dict[int, Request] = {}
@@ -130,6 +133,9 @@ class FirstComeFirstServed:
         """Nobody is charged."""
 
     def grown(self, requests: Iterable[Request]) -> None:
+        """Nobody is charged."""
+
+    def worked(self, request: Request, cost: float) -> None:
         """Nobody is charged."""
 
     def released(self, request: Request) -> None:

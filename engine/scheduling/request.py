@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.protocol.requests import Counts, Lane, Sampling, StorePolicy
-from engine.scheduling.costs import Rates
-from engine.scheduling.tokens import Tokens
-from prompt_cache.block_groups import Block
-from prompt_cache.keys import BLOCK_TOKENS, block_key, chain, prefix_key
+from engine.scheduling.step_costs import Rates
+from engine.scheduling.token_sequence import TokenSequence
+from prompt_cache.kv.block_keys import BLOCK_TOKENS, block_key, chain, prefix_key
+from prompt_cache.kv.grouped_pool import Block
+from protocol.requests import Counts, Lane, Sampling, StorePolicy
 
 if TYPE_CHECKING:  # scheduling alone, as simulators drive it, needs no tensors
-    from engine.sampling.row import SamplingRow
+    from engine.sampling.request_state import SamplingState
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +24,7 @@ class Request:
     attempt: int
     arrival: int
     """Place in the order of arrival; kept when the request is preempted."""
-    tokens: Tokens
+    tokens: TokenSequence
     prompt: int
     """How many of `tokens` are context: prompt and emitted."""
     segments: tuple[tuple[int, bytes, str], ...]
@@ -43,7 +43,7 @@ class Request:
     read: bool = True
     store: StorePolicy = "all"
     arrived_at: float = 0.0
-    row: SamplingRow | None = None
+    row: SamplingState | None = None
     """The sampler's state; None where nothing is sampled."""
     choice: int = 0
     """Which output of its family it is."""
@@ -86,11 +86,13 @@ class Request:
     """µs that its flow and lane were charged for it so far, ahead of what it got."""
     served: float = 0.0
     """µs of what it got that are in its flow's total of service."""
-    repaid: bool = False
-    """Whether it is known to have `recovered`."""
+    debt_repaid: bool = False
+    """Whether it is known to have `has_recovered`."""
     computed: int = 0
     read_hbm: int = 0
     recomputed: int = 0
+    extra: float = 0.0
+    """µs that it got beside its tokens: for its grammar."""
     _kv: int = 0
     _placed_seen: int = 0
     _placed_output: int = 0
@@ -114,12 +116,12 @@ class Request:
     @property
     def spent(self) -> float:
         """µs of engine time that it got so far; what is computed again is our cost and not the flow's."""
-        return self.rates.cost(self.computed, self.read_hbm, len(self.tokens) - self.prompt)
+        return self.extra + self.rates.cost(self.computed, self.read_hbm, len(self.tokens) - self.prompt)
 
     def ahead(self, tokens: int) -> float:
         """µs that it got so far and that so many more tokens of output cost, less what it was charged."""
         output = self.tokens.take() - self.prompt + tokens
-        return self.rates.cost(self.computed, self.read_hbm, output) - self.charged
+        return self.extra + self.rates.cost(self.computed, self.read_hbm, output) - self.charged
 
     @property
     def fresh_output(self) -> int:
@@ -127,12 +129,12 @@ class Request:
         return self.output - self._placed_output
 
     @property
-    def recovered(self) -> bool:
+    def has_recovered(self) -> bool:
         """Whether it made progress since it last got its blocks, as much as it had lost by giving them up before."""
-        if not self.repaid:
-            earned = self._earned()
-            self.repaid = earned > 0 and earned >= self.lost
-        return self.repaid
+        if not self.debt_repaid:
+            earned = self._earned_back()
+            self.debt_repaid = earned > 0 and earned >= self.lost
+        return self.debt_repaid
 
     @property
     def resume_cost(self) -> float:
@@ -141,13 +143,13 @@ class Request:
         return max(0, self.kv - kept) * self.rates.uncached
 
     @property
-    def owes(self) -> int:
+    def tokens_to_recover(self) -> int:
         """Output tokens to come until it has recovered."""
-        if self.repaid or self.recovered:
+        if self.debt_repaid or self.has_recovered:
             return 0
-        return max(1, math.ceil((self.lost - self._earned()) / self.rates.decoded))
+        return max(1, math.ceil((self.lost - self._earned_back()) / self.rates.decoded))
 
-    def _earned(self) -> float:
+    def _earned_back(self) -> float:
         prefilled = min(self.kv, self._placed_tokens) - self._placed_seen
         return self.rates.cost(max(0, prefilled), 0, self.fresh_output)
 
@@ -211,7 +213,7 @@ class Request:
         self._kv = tokens
         self.seen = max(self.seen, tokens)
         self._placed_seen, self._placed_output, self._placed_tokens = self.seen, self.output, len(self.tokens)
-        self.repaid = False
+        self.debt_repaid = False
 
     def account(self, end: int) -> None:
         """Count that the tokens kv..end are computed now: new ones of the prompt, or again after preemption."""
@@ -229,7 +231,7 @@ class Request:
         self.seen = max(self.seen, self._kv)
         self.slot = -1
 
-    def give_up(self) -> None:
+    def release_blocks(self) -> None:
         """Its blocks are gone."""
         self.table = []
         self.laid = 0

@@ -16,16 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from engine.protocol.requests import Lane
 from engine.scheduling.block_needs import BlockNeeds
-from engine.scheduling.costs import FixedCosts, StepCosts
 from engine.scheduling.decode_batch import DecodeBatch
 from engine.scheduling.policy import Capacity, FirstComeFirstServed, Policy
 from engine.scheduling.request import Request
+from engine.scheduling.step_costs import FixedCosts, StepCosts
+from engine.scheduling.step_work import Prefill, Step, Work
 from engine.scheduling.swap_space import SwapSpace
-from engine.scheduling.work import Prefill, Step, Work
-from prompt_cache.block_groups import Block, GroupedPool
-from prompt_cache.keys import BLOCK_TOKENS
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
+from prompt_cache.kv.grouped_pool import Block, GroupedPool
+from protocol.requests import Lane
 
 TOKEN_TARGETS: Mapping[Lane, float] = {"interactive": 100_000.0, "standard": 200_000.0, "batch": 1_000_000.0}
 """µs between two tokens of a decoding request, at most, as far as the decodes alone allow it."""
@@ -94,7 +94,7 @@ class Scheduler:
             self._release(request)
         else:
             self.queue.remove(request)
-            if self.queue.keeps_awaited:
+            if self.queue.protects_awaited_blocks:
                 self.pool.dismiss(self._wanted(request))
             self._changed = True
         self.swap.drop(request)
@@ -163,19 +163,29 @@ class Scheduler:
             self._prefill(step)
         return step
 
-    def commit(self, works: Sequence[Work], tokens: list[int | None]) -> None:
+    def commit(self, works: Sequence[Work], tokens: list[int | None], put_off: Collection[int] = ()) -> None:
         """These works are done: count them, publish the blocks that they filled, take the sampled tokens.
 
-        In the order of the step; works that failed are not among them, and their requests have been removed.
+        In the order of the step; works that failed are not among them, and their requests have been removed. Of those
+        whose arrival is in `put_off` the last token is to be computed again, since nothing could be sampled yet.
         """
         decodes = len(self.batch)
         prefills = list(zip(works[decodes:], tokens[decodes:], strict=True)) if len(works) > decodes else []
         if prefills:
             works, tokens = works[:decodes], tokens[:decodes]
+        if put_off:
+            waiting = [work.request for work in works if work.request.arrival in put_off]
+            kept = [entry for entry in zip(works, tokens, strict=True) if entry[0].request.arrival not in put_off]
+            works, tokens = [work for work, _ in kept], [token for _, token in kept]
+            for request in waiting:
+                self.batch.leave(request)
         # Before the prompts that end now join the batch: they have their first token already.
         self._attend(self.batch.advance(works, tokens))  # type: ignore[arg-type]  # a decode samples
         for work, token in prefills:
-            self._prefilled(work, token)
+            self._prefilled(work, token, again=work.request.arrival in put_off)
+        if put_off:
+            for request in waiting:
+                self._decode(request)
 
     # ------------------------------------------------------------ decoding
 
@@ -184,7 +194,7 @@ class Scheduler:
         for request in due:
             length = request.tokens.take()
             self._fill(request, length - 1)
-            if not request.repaid and request.recovered:
+            if not request.debt_repaid and request.has_recovered:
                 self._changed = True
             if length - request.prompt >= request.credit:
                 self.batch.leave(request)
@@ -275,7 +285,7 @@ class Scheduler:
                 end -= end % BLOCK_TOKENS
             if end <= request.kv:
                 break
-            self._lay(request, len(request.table) if end == total else request.blocks_for(end), step)
+            self._allocate_window_blocks(request, len(request.table) if end == total else request.blocks_for(end), step)
             work = Prefill(request, request.kv, end - request.kv, samples=end == total)
             (ones if work.count == 1 else chunks).append(work)
             left -= work.count
@@ -283,15 +293,16 @@ class Scheduler:
             self.queue.prefilled(request, work.count)
         step.work = [*step.work, *ones, *chunks]
 
-    def _lay(self, request: Request, until: int, step: Step) -> None:
+    def _allocate_window_blocks(self, request: Request, until: int, step: Step) -> None:
         """Take the blocks of groups with windows that the next chunk needs, out of what was promised."""
         if until > request.laid:
             step.fresh += self.pool.lay(request.table, request.laid, until, request.kv)
             request.laid = until
 
-    def _prefilled(self, work: Work, token: int | None) -> None:
+    def _prefilled(self, work: Work, token: int | None, *, again: bool) -> None:
+        """`again`: its last token is left for a later step."""
         request = work.request
-        end = work.start + work.count
+        end = work.start + work.count - again
         request.account(end)
         self._fill(request, end)
         if token is not None:
@@ -314,7 +325,7 @@ class Scheduler:
 
     def _push(self, request: Request) -> None:
         self.queue.push(request)
-        if self.queue.keeps_awaited:
+        if self.queue.protects_awaited_blocks:
             self.pool.expect(self._wanted(request))
         self._changed = True
 
@@ -341,7 +352,7 @@ class Scheduler:
     def _take(self, request: Request, step: Step) -> None:
         self.queue.take(request)
         self._place(request, step)
-        if self.queue.keeps_awaited:
+        if self.queue.protects_awaited_blocks:
             self.pool.dismiss(self._wanted(request))
         self.queue.placed(request)
 
@@ -364,7 +375,9 @@ class Scheduler:
             victim = self.queue.victim(self._held.values())
             if victim is None:
                 outranked = [
-                    other for other in self._running.values() if self.queue.outranks(request, other) and other.recovered
+                    other
+                    for other in self._running.values()
+                    if self.queue.outranks(request, other) and other.has_recovered
                 ]
                 if not outranked or not self._would_fit(request, outranked):
                     return False
@@ -460,7 +473,7 @@ class Scheduler:
         del self._running[request.arrival]
         self.queue.released(request)
         self.pool.free(request.table)
-        request.give_up()
+        request.release_blocks()
 
     def check(self) -> None:
         """Raise AssertionError unless every running request is where it belongs. For tests."""

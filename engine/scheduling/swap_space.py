@@ -6,11 +6,11 @@ what a request forbids to leave the device, or what finds no room, is computed a
 
 from __future__ import annotations
 
-from engine.scheduling.costs import Rates
 from engine.scheduling.request import Request
-from engine.scheduling.work import Step
-from prompt_cache.block_groups import Block, GroupedPool
-from prompt_cache.blocks import OutOfBlocks
+from engine.scheduling.step_costs import Rates
+from engine.scheduling.step_work import Step
+from prompt_cache.kv.block_pool import OutOfBlocks
+from prompt_cache.kv.grouped_pool import Block, GroupedPool
 
 
 class SwapSpace:

@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelError
-from engine.models.fields import Fields
-from engine.quantization.packed import Packed
+from engine.model_config.fields import Fields
+from engine.quantization.packed import PackedWeight
 from engine.quantization.stored import find_weight, read_weight
 
 PARTS = ("weight", "weight_packed", "qweight")
@@ -80,7 +80,7 @@ class Checkpoint:
         """Whether there is a tensor of the layer `name`, such as its weight."""
         return any(f"{name}.{tensor}" in self._where for tensor in PARTS)
 
-    def has_few_bits(self) -> bool:
+    def is_quantized(self) -> bool:
         """Whether there is a weight that is stored in few bits, with scales."""
         return any(name.endswith(_OF_FEW_BITS) for name in self._where)
 
@@ -163,7 +163,7 @@ class Checkpoint:
         one, other = self.read(first), self.read(second)
         return one.dtype == other.dtype and torch.equal(one, other)
 
-    def packed(self, name: str, shape: tuple[int, int]) -> Packed | None:
+    def packed(self, name: str, shape: tuple[int, int]) -> PackedWeight | None:
         """The tensor `name` as it is stored in few bits; None if it is plain. Raises ModelError as `load` does."""
         try:
             weight = find_weight(self, name, self.quantization)

@@ -16,11 +16,10 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from msgspec import Struct
 
-from billing.instants import InvalidInstant, format_instant, parse_instant
+from billing.calendar import InvalidInstant, format_instant, parse_instant
 from billing.money import InvalidMoney, InvalidPrice
 from billing.prices import EVERY_LANE, PriceMissing
 from billing.prices.approval import BY_KEY, PriceSheets
-from billing.prices.books import BASE, PriceBooks
 from billing.prices.errors import (
     NotADraft,
     OverlappingPrices,
@@ -33,14 +32,15 @@ from billing.prices.errors import (
     WrongCurrency,
 )
 from billing.prices.grid import amount, difference, in_order, parse_rows
-from billing.prices.sheets import Kind, Proposal, Sheet
+from billing.prices.price_books import BASE, PriceBooks
+from billing.prices.sheets import PriceProposal, PriceSheet, SheetKind
 from billing.prices.version import Rows
-from gateway.authentication import OPERATORS, operator
 from gateway.dialects.json_paths import decode
 from gateway.dialects.query_parameters import Parameters
-from gateway.endpoints.bodies import read_body
 from gateway.endpoints.prices import ModelPrices, Price
-from gateway.failures import Conflict, InvalidRequest, NotAllowed, NotFound
+from gateway.endpoints.request_body import read_management_body
+from gateway.errors import Conflict, InvalidRequest, NotAllowed, NotFound
+from gateway.http.authentication import OPERATORS, operator
 from gateway.services import Gateway
 from storage.free_text import InvalidText
 
@@ -70,7 +70,7 @@ class NewSheet(Struct, frozen=True, forbid_unknown_fields=True):
     model: str
     prices: tuple[Cell, ...]
     book: str = BASE
-    kind: Kind = "whole"
+    kind: SheetKind = "whole"
     currency: str | None = None
     effective_at: str | None = None
     effective_until: str | None = None
@@ -165,7 +165,7 @@ _NEW, _DECISION = msgspec.json.Decoder(NewSheet), msgspec.json.Decoder(Decision)
 def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # six routes
     """The routes, for one worker."""
     prices, database = gateway.services.prices, gateway.services.database
-    patience = gateway.services.options.patience
+    patience, wait = gateway.services.options.patience, gateway.patience.prices.wait
     sheets, books = PriceSheets(database, via=BY_KEY), PriceBooks(database)
     only = {OPERATORS: True}
 
@@ -180,15 +180,15 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         given = Parameters(request.query_params.dict())
         model, name, at = given.one("model"), given.one("book") or BASE, given.instant("at")
         given.nothing_else()
-        at = await prices.now() if at is None else at
+        at = await wait(prices.now()) if at is None else at
         with _refusing():
-            known = {book.name: book for book in await books.list()}
+            known = {book.name: book for book in await wait(books.list())}
             if name not in known and name != BASE:
                 raise UnknownBook(name)
             found = []
-            for each in [model] if model else await prices.models():
+            for each in [model] if model else await wait(prices.models()):
                 try:
-                    found.append(await prices.in_book(known.get(name), each, at))
+                    found.append(await wait(prices.in_book(known.get(name), each, at)))
                 except PriceMissing:
                     continue
         data = [
@@ -215,7 +215,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
             raise InvalidRequest(f"limit: it is not between 1 and {_MOST}.", path="limit", code="invalid_value")
         found = [
             sheet
-            for sheet in await sheets.history(model, book)
+            for sheet in await wait(sheets.history(model, book))
             if state in (None, sheet.state) and (after is None or sheet.id < after)
         ]
         listed = [_sheet(sheet, SheetObject) for sheet in found[:limit]]
@@ -225,14 +225,14 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
     async def retrieve_sheet(number: FromPath[int]) -> Response[bytes]:
         """One sheet, and what it changes."""
         with _refusing():
-            return _answer(await one(number))
+            return _answer(await wait(one(number)))
 
     @post("/admin/v1/prices/sheets", status_code=201, opt=only)
     async def propose(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Keep a proposal for another operator to activate; or say what it would change."""
-        who, asked = operator(request.scope), decode(_NEW, await read_body(request, patience))
+        who, asked = operator(request.scope), decode(_NEW, await read_management_body(request, patience))
         with _refusing(proposed=True):
-            proposal = Proposal(
+            proposal = PriceProposal(
                 model=asked.model,
                 rows=_rows(asked.prices),
                 book=asked.book,
@@ -242,26 +242,26 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
                 currency=asked.currency,
             )
             if asked.dry_run:
-                before, after, currency = await sheets.check(proposal, asked.force)
+                before, after, currency = await wait(sheets.check(proposal, asked.force))
                 return _answer(Check(currency=currency, difference=_differences(before, after)))
-            made = await sheets.draft(proposal, who.name, asked.reason, asked.force)
-            return _answer(await one(made.id), 201)
+            made = await wait(sheets.draft(proposal, who.name, asked.reason, asked.force))
+            return _answer(await wait(one(made.id)), 201)
 
     @post("/admin/v1/prices/sheets/{number:int}/activate", status_code=200, opt=only)
     async def activate(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
         """Bring a draft into force, at its time."""
-        who, asked = operator(request.scope), decode(_DECISION, await read_body(request, patience) or b"{}")
+        who, asked = operator(request.scope), decode(_DECISION, await read_management_body(request, patience) or b"{}")
         with _refusing():
-            await sheets.approve(number, who.name, asked.reason)
-            return _answer(await one(number))
+            await wait(sheets.approve(number, who.name, asked.reason))
+            return _answer(await wait(one(number)))
 
     @post("/admin/v1/prices/sheets/{number:int}/withdraw", status_code=200, opt=only)
     async def withdraw(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
         """Take back a draft, or what has not begun."""
-        who, asked = operator(request.scope), decode(_DECISION, await read_body(request, patience) or b"{}")
+        who, asked = operator(request.scope), decode(_DECISION, await read_management_body(request, patience) or b"{}")
         with _refusing():
-            await sheets.withdraw(number, who.name, asked.reason)
-            return _answer(await one(number))
+            await wait(sheets.withdraw(number, who.name, asked.reason))
+            return _answer(await wait(one(number)))
 
     return [list_prices, list_sheets, retrieve_sheet, propose, activate, withdraw]
 
@@ -317,7 +317,7 @@ def _differences(before: Rows, after: Rows) -> list[Difference]:
     return [Difference(*cell, said(old), said(new)) for cell, old, new in difference(before, after)]
 
 
-def _sheet(sheet: Sheet, shape: type[Shape], **more: Any) -> Shape:
+def _sheet(sheet: PriceSheet, shape: type[Shape], **more: Any) -> Shape:
     def instant(at: int | None) -> str | None:
         return None if at is None else format_instant(at)
 

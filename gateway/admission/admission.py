@@ -1,6 +1,7 @@
 """From a parsed request to one that may run: prompt, plan, bounds, price, hold.
 
-How much may wait in a lane is for the replica to say, which knows its queue (`engine/scheduling/queue_bounds.py`).
+How much may wait in a lane is for the replica to say, which knows its queue
+(`engine/scheduling/fairness/queue_limits.py`).
 """
 
 from __future__ import annotations
@@ -14,31 +15,31 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from billing.balances import CurrencyMismatch
+from billing.accounts.balances import CurrencyMismatch
 from billing.budgets.windows import describe
-from billing.holds.allowances import Allowances
-from billing.holds.decisions import InsufficientFunds
 from billing.holds.records import Hold, HoldRequest
-from billing.holds.reserving import Holds
 from billing.money import InvalidMoney, format_pico
-from billing.prices import PriceBook, PriceMissing, PriceVersion
-from engine.protocol.requests import CLAIMS, Sampling
-from gateway.admission.bounds import output_bound, refuse_prompt
-from gateway.admission.drawing import sampling_for
-from gateway.admission.lifetimes import Lifetimes
+from billing.prices import PriceCatalog, PriceMissing, PriceVersion
+from billing.reservation.allowances import Allowances
+from billing.reservation.decisions import InsufficientFunds
+from billing.reservation.hold_service import HoldService
+from gateway.admission.fair_threads import FairThreads
+from gateway.admission.request_timeouts import RequestTimeouts
+from gateway.admission.sampling_params import max_output_tokens, raise_context_exceeded, sampling_params
 from gateway.conversation.chat_template import ConversationRefused
 from gateway.conversation.prompt import Prompt, PromptTooLong, Span
-from gateway.conversation.served_model import ServedModel
-from gateway.failures import InvalidRequest, Shortage, Unaffordable, Unavailable
-from gateway.fair_threads import FairThreads
+from gateway.errors import InvalidRequest, Shortage, Unaffordable, Unavailable
 from gateway.fleet.fleet import Fleet
-from gateway.generation import Generation
-from gateway.metering import Terms, pack
-from gateway.registry import Registry
-from gateway.tenancy.authenticator import Principal
-from prompt_cache.directives import CachePlan, plan, rules_for
-from storage.database import DatabaseUnavailable
-from storage.patience import Patience
+from gateway.generation_request import GenerationRequest
+from gateway.metering.billable_usage import MeteringTerms, pack
+from gateway.served_models.registry import ModelRegistry
+from gateway.served_models.served_model import ServedModel
+from prompt_cache.promise.directives import CachePlan, plan, rules_for
+from protocol.requests import CLAIMS, Sampling
+from storage.database.circuit_breaker import Patience
+from storage.database.database import DatabaseUnavailable
+from storage.free_text import counted
+from tenancy.authenticator import Principal
 
 log = structlog.get_logger("gateway.admission")
 
@@ -66,18 +67,18 @@ class Payer(Struct, frozen=True):
         return cls(principal.tenant_id, principal.project_id, principal.key_id, principal.project, principal.public_id)
 
 
-class Prepared(Struct, frozen=True, kw_only=True):
+class PreparedRequest(Struct, frozen=True, kw_only=True):
     """A request that may run as soon as its money is held."""
 
     request_id: UUID
     payer: Payer
-    generation: Generation
+    generation: GenerationRequest
     model: ServedModel
     prompt: Prompt
     plan: CachePlan
     sampling: Sampling
     price: PriceVersion
-    terms: Terms
+    terms: MeteringTerms
     held_output: int
     """Output tokens of each choice that the hold covers: all of them, or the first slice."""
 
@@ -89,12 +90,12 @@ class Admission:
         self,
         gateway: str,
         *,
-        models: Registry,
+        models: ModelRegistry,
         fleet: Fleet,
-        prices: PriceBook,
-        holds: Holds,
+        prices: PriceCatalog,
+        holds: HoldService,
         allowances: Allowances,
-        lifetimes: Lifetimes,
+        lifetimes: RequestTimeouts,
         threads: FairThreads,
         patience: float,
         slice_tokens: int = 0,
@@ -112,15 +113,15 @@ class Admission:
         self._threads = threads
         self._for_prices, self._for_holds = Patience(patience), Patience(patience)
 
-    async def prepare(self, request_id: UUID, payer: Payer, generation: Generation) -> Prepared:
+    async def prepare(self, request_id: UUID, payer: Payer, generation: GenerationRequest) -> PreparedRequest:
         """Render, tokenize, plan, check. Raises ModelNotFound, InvalidRequest, Unavailable."""
         model = self._models.get(generation.model)
         try:
             prompt = await self._prompt(payer.tenant_id, model, generation)
         except PromptTooLong as error:
-            refuse_prompt(generation, self.context_tokens(model), f"at least {error.tokens}")
+            raise_context_exceeded(generation, self.context_tokens(model), f"at least {error.tokens}")
         prompt_tokens = len(prompt.tokens)
-        max_output = output_bound(generation, prompt_tokens, self.context_tokens(model))
+        max_output = max_output_tokens(generation, prompt_tokens, self.context_tokens(model))
         cache = plan(
             rules_for(generation.surface, model.family),
             prompt_tokens=prompt_tokens,
@@ -131,17 +132,17 @@ class Admission:
         except PriceMissing as error:
             raise Unavailable(f"The model {model.name!r} has no price at present.", retry_after=60.0) from error
         except DatabaseUnavailable as error:
-            raise no_database() from error
-        return Prepared(
+            raise database_unavailable() from error
+        return PreparedRequest(
             request_id=request_id,
             payer=payer,
             generation=generation,
             model=model,
             prompt=prompt,
             plan=cache,
-            sampling=sampling_for(generation, model, max_output),
+            sampling=sampling_params(generation, model, max_output),
             price=price,
-            terms=Terms(generation.surface, cache.read_min, prompt_tokens),
+            terms=MeteringTerms(generation.surface, cache.read_min, prompt_tokens),
             held_output=self._first_slice(max_output, generation.min_tokens),
         )
 
@@ -154,9 +155,9 @@ class Admission:
         try:
             self._for_holds.check()
         except DatabaseUnavailable as error:
-            raise no_database() from error
+            raise database_unavailable() from error
 
-    async def reserve(self, prepared: Prepared, overdue: Callable[[], None]) -> tuple[Prepared, Hold]:
+    async def reserve(self, prepared: PreparedRequest, overdue: Callable[[], None]) -> tuple[PreparedRequest, Hold]:
         """Hold the upper bound of the cost, or of what the first slice may cost.
 
         A client who did not say how long the output may become gets what can be paid for: then the request comes back
@@ -167,7 +168,7 @@ class Admission:
             with self._for_holds.waiting(overdue):
                 return await self._reserve(prepared)
         except DatabaseUnavailable as error:
-            raise no_database() from error
+            raise database_unavailable() from error
 
     async def until_database_answers(self, pause: float = 1.0) -> None:
         """Wait until the database answers, and for a pause after that."""
@@ -180,7 +181,7 @@ class Admission:
             await asyncio.sleep(pause)
             return
 
-    async def _reserve(self, prepared: Prepared) -> tuple[Prepared, Hold]:
+    async def _reserve(self, prepared: PreparedRequest) -> tuple[PreparedRequest, Hold]:
         for _ in range(_CLAMPS):
             try:
                 return prepared, await self._hold(prepared)
@@ -196,14 +197,16 @@ class Admission:
         except InsufficientFunds as error:  # others are faster
             raise _unaffordable(error, prepared, _fits(error, prepared)) from error
 
-    async def top_up(self, prepared: Prepared, hold: Hold, output: int) -> Hold:
-        """Let the hold of a request that runs cover so many output tokens of each choice. Raises as `Holds.top_up`."""
-        return await self._holds.top_up(hold, _bound(prepared, output))
+    async def top_up(self, prepared: PreparedRequest, hold: Hold, output: int) -> Hold:
+        """Let the hold of a request that runs cover so many output tokens of each choice. Raises as
+        `HoldService.top_up`; a database that is silent is as good as away, and what was asked of it may come true
+        later."""
+        return await self._for_holds.wait(self._holds.top_up(hold, _bound(prepared, output)))
 
     def _first_slice(self, max_output: int, min_tokens: int) -> int:
         return min(max_output, max(self.slice_tokens, min_tokens)) if self.slice_tokens else max_output
 
-    async def _hold(self, prepared: Prepared) -> Hold:
+    async def _hold(self, prepared: PreparedRequest) -> Hold:
         payer, generation = prepared.payer, prepared.generation
         # what is to be raised, or not given back by the replica's journal, has a row of its own
         whole = prepared.held_output == prepared.sampling.max_tokens
@@ -228,13 +231,13 @@ class Admission:
         except (CurrencyMismatch, InvalidMoney) as error:
             raise Unaffordable(f"This request cannot be paid: {error}.") from error
 
-    async def _prompt(self, tenant: UUID, model: ServedModel, generation: Generation) -> Prompt:
+    async def _prompt(self, tenant: UUID, model: ServedModel, generation: GenerationRequest) -> Prompt:
         if generation.prompt is not None:
             return await self._given_prompt(tenant, model, generation, generation.prompt)
         messages = len(generation.turns)
         if messages > model.context_tokens:  # no template says a message in nothing; spare us rendering them
             raise InvalidRequest(
-                f"{messages} messages do not fit into this model's context of {model.context_tokens} tokens.",
+                f"This model's context is {model.context_tokens} tokens: too few for {counted(messages, 'message')}.",
                 path=generation.turns_path,
                 code="context_length_exceeded",
             )
@@ -249,7 +252,7 @@ class Admission:
             ) from error
 
     async def _given_prompt(
-        self, tenant: UUID, model: ServedModel, generation: Generation, prompt: str | tuple[int, ...]
+        self, tenant: UUID, model: ServedModel, generation: GenerationRequest, prompt: str | tuple[int, ...]
     ) -> Prompt:
         path = generation.turns_path
         if isinstance(prompt, str):
@@ -272,19 +275,19 @@ class Admission:
         return made
 
 
-def no_database() -> Unavailable:
+def database_unavailable() -> Unavailable:
     """What a client is told whose money cannot be reserved."""
     return Unavailable("The database is away, so no money can be reserved; try again shortly.", retry_after=2.0)
 
 
-def _bound(prepared: Prepared, max_output: int) -> int:
+def _bound(prepared: PreparedRequest, max_output: int) -> int:
     """The most that the request can cost, in pico-units, if each choice is at most so long."""
     classes = {breakpoint_.lease for breakpoint_ in prepared.plan.breakpoints}
     generation, prompt_tokens = prepared.generation, len(prepared.prompt.tokens)
     return prepared.price.bound(prompt_tokens, max_output * generation.choices, classes, lane=generation.lane)
 
 
-def _fits(error: InsufficientFunds, prepared: Prepared) -> int:
+def _fits(error: InsufficientFunds, prepared: PreparedRequest) -> int:
     """The `max_tokens` that can be paid for."""
     prompt = _bound(prepared, 0)
     token = _bound(prepared, 1) - prompt
@@ -292,7 +295,7 @@ def _fits(error: InsufficientFunds, prepared: Prepared) -> int:
     return spare // token if token and spare > 0 else 0
 
 
-def _unaffordable(error: InsufficientFunds, prepared: Prepared, fits: int) -> Unaffordable:
+def _unaffordable(error: InsufficientFunds, prepared: PreparedRequest, fits: int) -> Unaffordable:
     """What is needed, what is there, and the `max_tokens` that would fit."""
     prompt_tokens, max_output = len(prepared.prompt.tokens), prepared.held_output
     needed, left = format_pico(error.needed_pico), format_pico(error.affordable_pico)
@@ -304,7 +307,7 @@ def _unaffordable(error: InsufficientFunds, prepared: Prepared, fits: int) -> Un
     advice = (
         f"max_tokens of at most {fits} would fit."
         if fits
-        else f"{whose} does not cover the {prompt_tokens} tokens of the prompt."
+        else f"{whose} does not cover the prompt's {counted(prompt_tokens, 'token')}."
     )
     limit = "" if budget is None else f" under {budget}"
     until = f" It begins anew at {resets_at}." if resets_at else ""

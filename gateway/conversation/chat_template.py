@@ -24,7 +24,7 @@ import jinja2.sandbox
 from msgspec import Struct
 
 from gateway.conversation.segments import Marks, NoMarksLeft, Segment
-from gateway.generation import Text, Turn
+from gateway.generation_request import Text, Turn
 
 _JOINT = "\n"
 """Between the text parts of one message: templates take one string."""

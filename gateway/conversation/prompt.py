@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from gateway.conversation.chat_template import ChatTemplate
 from gateway.conversation.tokenizer import Tokenizer
-from gateway.generation import Turn
+from gateway.generation_request import Turn
 
 
 class Span(Struct, frozen=True):

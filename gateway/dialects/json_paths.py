@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gateway.failures import InvalidRequest
+from gateway.errors import InvalidRequest
 
 Body = TypeVar("Body")
 

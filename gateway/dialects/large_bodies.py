@@ -3,25 +3,29 @@
 A body of 8 MB may be one text, which costs 3 ms, or 200,000 parts of a message, which cost 200 times that while nobody
 else is served. So a large body is first decoded into shapes that hold nothing and count what there is; decoding ends
 with the first part too many. Of a field that is given twice only the last one would be counted, while the decoder that
-reads the fields decodes both; so each field is given once. What is wrong otherwise is left to that decoder.
+reads the fields decodes both; so each field is given once. A field that nobody knows is compared with all that are
+known, so how many fields a body has is bounded first. What is wrong otherwise is left to that decoder.
 """
 
 from __future__ import annotations
 
 import threading
+from enum import Enum
 from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Raw, Struct
 
-from engine.protocol.requests import MOST_CHOICES
 from gateway.dialects.json_paths import ABSENT, decode
-from gateway.failures import InvalidRequest
+from gateway.errors import InvalidRequest
+from protocol.requests import MOST_CHOICES
 
 LARGE_BYTES = 64 * 1024
 """A smaller body is decoded at once, where it is read."""
 MOST_PARTS = 16_384
 """Messages and parts of messages that a request may have."""
+MOST_FIELDS = 4096
+"""Fields of a body, those that nobody knows and repeated ones too."""
 MOST_TOKEN_IDS = 2 * 1024 * 1024
 _FIELD_BYTES = 64 * 1024
 _GRAMMAR_BYTES = 1024 * 1024
@@ -38,6 +42,19 @@ def _count() -> None:
     _counted.left -= 1
     if _counted.left < 0:
         raise _TooMany
+
+
+class _AnyField(Enum):
+    """The name of any field. Decoding looks each one up here, which counts it, and ends with the first one too many."""
+
+    ANY = "\0"
+
+    @classmethod
+    def _missing_(cls, value: object) -> _AnyField:
+        _counted.left -= 1
+        if _counted.left < 0:
+            raise ValueError
+        return cls.ANY
 
 
 class _Part(Struct):
@@ -105,6 +122,7 @@ _FIELDS = {
     "guided_choice": _GRAMMAR_BYTES,
     "structured_outputs": _GRAMMAR_BYTES,
 }
+_fields = msgspec.json.Decoder(dict[_AnyField, Raw])
 _body = msgspec.json.Decoder(_Body)
 _given = msgspec.json.Decoder(_GivenBody)
 _prompts = msgspec.json.Decoder(
@@ -122,6 +140,7 @@ def check_large_body(body: bytes) -> None:
     """Raise InvalidRequest, naming the field, for a large body with more parts than a request may have."""
     if len(body) <= LARGE_BYTES:
         return
+    _check_fields(body)
     _counted.left, _counted.met = MOST_PARTS, 0
     try:
         shape = decode(_body, body)
@@ -132,6 +151,17 @@ def check_large_body(body: bytes) -> None:
         if len(getattr(shape, name)) > most:
             raise _too_long(f"$.{name}", f"is longer than {most} bytes")
     _check_prompt(shape.prompt)
+
+
+def _check_fields(body: bytes) -> None:
+    _counted.left = MOST_FIELDS
+    try:
+        _fields.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if _counted.left < 0:
+            raise InvalidRequest(
+                f"The body has more than {MOST_FIELDS} fields.", path="$", code="invalid_value"
+            ) from error
 
 
 def _check_repeated(given: _GivenBody) -> None:

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from gateway.failures import InvalidRequest
-from storage.base import to_instant
+from gateway.errors import InvalidRequest
+from storage.database.base import to_instant
 
 _LATEST = 2**40
 

@@ -10,12 +10,12 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
 from gateway.admission.admission import Payer
-from gateway.authentication import project_principal
-from gateway.dialects import openai_chat
-from gateway.dialects.openai_answer import ChatAnswer, Header
-from gateway.endpoints.bodies import read_call
-from gateway.endpoints.generating import answer
-from gateway.request_scope import of
+from gateway.dialects.openai import chat_request
+from gateway.dialects.openai.chat_response import ChatAnswer, Header
+from gateway.endpoints.generation_response import respond
+from gateway.endpoints.request_body import read_call
+from gateway.http.authentication import project_principal
+from gateway.request_context import of
 from gateway.services import Gateway
 
 
@@ -27,7 +27,7 @@ def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
         """Generate answers, whole or streamed."""
         gateway.requests.check()
         about, principal = of(request.scope), project_principal(request.scope)
-        call = await read_call(gateway, request, principal, openai_chat.parse)
+        call = await read_call(gateway, request, principal, chat_request.parse)
         model = gateway.services.models.get(call.generation.model)
         about.model = model.name
         payer = Payer.of(principal)
@@ -36,6 +36,6 @@ def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
         header = Header.of("chatcmpl", about.id, model, about.name, int(time.time()), lane=lane)
         logprobs = call.generation.logprobs is not None
         writer = ChatAnswer(header, model.tokenizer, logprobs=logprobs, include_usage=call.include_usage)
-        return await answer(gateway, request, [prepared], writer, stream=call.stream)
+        return await respond(gateway, request, [prepared], writer, stream=call.stream)
 
     return create_chat_completion

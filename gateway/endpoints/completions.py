@@ -11,13 +11,13 @@ from litestar.types import ASGIApp
 from uuid_utils.compat import uuid7
 
 from gateway.admission.admission import Payer
-from gateway.authentication import project_principal
-from gateway.dialects import openai_completions
-from gateway.dialects.openai_answer import Header
-from gateway.dialects.openai_completions_answer import TextAnswer
-from gateway.endpoints.bodies import read_call
-from gateway.endpoints.generating import answer
-from gateway.request_scope import of
+from gateway.dialects.openai import completions_request
+from gateway.dialects.openai.chat_response import Header
+from gateway.dialects.openai.completions_response import TextAnswer
+from gateway.endpoints.generation_response import respond
+from gateway.endpoints.request_body import read_call
+from gateway.http.authentication import project_principal
+from gateway.request_context import of
 from gateway.services import Gateway
 
 
@@ -29,7 +29,7 @@ def completions(gateway: Gateway) -> HTTPRouteHandler:
         """Go on from texts or token ids, whole or streamed."""
         gateway.requests.check()
         about, principal = of(request.scope), project_principal(request.scope)
-        call = await read_call(gateway, request, principal, openai_completions.parse)
+        call = await read_call(gateway, request, principal, completions_request.parse)
         first = call.generations[0]
         model = gateway.services.models.get(first.model)
         about.model = model.name
@@ -40,6 +40,6 @@ def completions(gateway: Gateway) -> HTTPRouteHandler:
         ]
         header = Header.of("cmpl", about.id, model, about.name, int(time.time()), lane=first.lane)
         writer = TextAnswer(header, model.tokenizer, logprobs=first.logprobs, include_usage=call.include_usage)
-        return await answer(gateway, request, prepared, writer, stream=call.stream)
+        return await respond(gateway, request, prepared, writer, stream=call.stream)
 
     return create_completion

@@ -13,13 +13,13 @@ from litestar.response import File
 from msgspec import Struct
 
 from billing.exports.datasets import InvalidExport
-from billing.exports.jobs import ExportNotFound, Job, TooManyExports
+from billing.exports.jobs import ExportJob, ExportNotFound, TooManyExports
 from billing.exports.writers import MEDIA_TYPES
-from gateway.authentication import admin_principal
 from gateway.dialects.json_paths import decode
 from gateway.dialects.query_parameters import Parameters
-from gateway.endpoints.bodies import read_body
-from gateway.failures import Conflict, InvalidRequest, NotFound, RateLimited, Unavailable
+from gateway.endpoints.request_body import read_management_body
+from gateway.errors import Conflict, InvalidRequest, NotFound, RateLimited, Unavailable
+from gateway.http.authentication import admin_principal
 from gateway.services import Gateway
 
 _MOST = 100
@@ -63,10 +63,11 @@ _DECODER = msgspec.json.Decoder(ExportRequest)
 def export_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     jobs, patience = gateway.services.exports, gateway.services.options.patience
+    wait = gateway.patience.exports.wait
 
-    async def found(request: Request[Any, Any, Any], name: str) -> Job:
+    async def found(request: Request[Any, Any, Any], name: str) -> ExportJob:
         try:
-            return await jobs.get(admin_principal(request.scope).tenant_id, _id(name))
+            return await wait(jobs.get(admin_principal(request.scope).tenant_id, _id(name)))
         except ExportNotFound as error:
             raise NotFound(f"There is no export {name[:80]!r}.") from error
 
@@ -74,9 +75,9 @@ def export_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def create_export(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Queue an export."""
         principal = admin_principal(request.scope)
-        asked = decode(_DECODER, await read_body(request, patience))
+        asked = decode(_DECODER, await read_management_body(request, patience))
         try:
-            job = await jobs.ask(principal.tenant_id, principal.key_id, asked.dataset, asked.period, asked.format)
+            job = await wait(jobs.ask(principal.tenant_id, principal.key_id, asked.dataset, asked.period, asked.format))
         except InvalidExport as error:
             raise InvalidRequest(
                 f"$.{error.field}: {error.problem}.", path=f"$.{error.field}", code="invalid_value"
@@ -95,7 +96,7 @@ def export_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         if limit is not None and not 1 <= limit <= _MOST:
             raise InvalidRequest(f"limit: it is not between 1 and {_MOST}.", path="limit", code="invalid_value")
         limit = limit or 20
-        known = await jobs.known(principal.tenant_id, limit + 1, None if after is None else _id(after))
+        known = await wait(jobs.known(principal.tenant_id, limit + 1, None if after is None else _id(after)))
         return _answer(ExportList(data=[_object(job) for job in known[:limit]], has_more=len(known) > limit))
 
     @get("/v1/exports/{name:str}")
@@ -126,7 +127,7 @@ def _id(name: str) -> UUID:
         raise NotFound(f"There is no export {name[:80]!r}.") from error
 
 
-def _object(job: Job) -> ExportObject:
+def _object(job: ExportJob) -> ExportObject:
     return ExportObject(
         id=f"export_{job.id.hex}",
         dataset=job.dataset,

@@ -14,16 +14,16 @@ from litestar import MediaType, Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 
-from billing.instants import InvalidInstant, format_instant, parse_instant
+from billing.calendar import InvalidInstant, format_instant, parse_instant
 from billing.money import MICRO
 from billing.prices import EVERY_LANE, LANES, PriceMissing, PriceVersion
 from billing.prices.grid import amount, in_order
 from billing.prices.version import STORAGE
-from gateway.authentication import KEYLESS
-from gateway.failures import InvalidRequest, Unavailable
-from gateway.request_scope import of
+from gateway.errors import InvalidRequest, Unavailable
+from gateway.http.authentication import KEYLESS
+from gateway.request_context import of
 from gateway.services import Gateway
-from storage.database import DatabaseUnavailable
+from storage.database.database import DatabaseUnavailable
 
 
 class Price(Struct, frozen=True):
@@ -59,6 +59,7 @@ class PriceList(Struct, frozen=True, kw_only=True):
 def list_prices(gateway: Gateway) -> HTTPRouteHandler:
     """The route, for one worker."""
     services = gateway.services
+    wait = gateway.patience.prices.wait
 
     @get("/v1/prices", opt={KEYLESS: services.options.public_prices})
     async def get_prices(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -68,10 +69,10 @@ def list_prices(gateway: Gateway) -> HTTPRouteHandler:
         given = request.query_params.getall("at", [])
         data = []
         try:
-            at = parse_instant(given[-1]) if given else await services.prices.now()
+            at = parse_instant(given[-1]) if given else await wait(services.prices.now())
             for model in services.models:
                 try:
-                    data.append(_model(await services.prices.current(model.name, at, tenant)))
+                    data.append(_model(await wait(services.prices.current(model.name, at, tenant))))
                 except PriceMissing:
                     continue
         except InvalidInstant as error:

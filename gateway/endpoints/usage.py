@@ -10,15 +10,16 @@ from uuid import UUID
 from litestar import MediaType, Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 
-from billing.cost_report import cost_buckets
-from billing.reports import InvalidReport, usage_buckets
-from gateway.dialects import anthropic_usage, openai_usage
+from billing.reports.cost_report import cost_buckets
+from billing.reports.usage_report import InvalidReport, usage_buckets
+from gateway.dialects.anthropic import usage_api as anthropic_usage_api
+from gateway.dialects.openai import usage_api as openai_usage_api
 from gateway.dialects.query_parameters import Parameters
-from gateway.error_answers import SURFACE
-from gateway.failures import InvalidRequest
-from gateway.request_scope import of
+from gateway.errors import InvalidRequest
+from gateway.http.error_responses import SURFACE
+from gateway.request_context import of
 from gateway.services import Gateway
-from gateway.tenancy.authenticator import Principal
+from tenancy.authenticator import Principal
 
 Query = TypeVar("Query")
 
@@ -26,95 +27,104 @@ Query = TypeVar("Query")
 def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     database, prices = gateway.services.database, gateway.services.prices
+    wait = gateway.patience.reports.wait
 
     @get("/v1/organization/usage/completions")
     async def get_completions_usage(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Tokens, requests and exact cost by bucket of time."""
         principal = of(request.scope).known_principal
-        query = _query(request, openai_usage.parse_usage)
+        query = _query(request, openai_usage_api.parse_usage)
         with _refusing({}):
-            found = await usage_buckets(
-                database,
-                principal.tenant_id,
-                start_at=query.start_at,
-                end_at=query.end_at,
-                width=query.width,
-                project_ids=_visible(principal, query.project_ids),
-                key_ids=query.key_ids,
-                models=query.models,
-                group_by=query.group_by,
-                batch=query.batch,
-                limit=query.limit,
-                page=query.page,
+            found = await wait(
+                usage_buckets(
+                    database,
+                    principal.tenant_id,
+                    start_at=query.start_at,
+                    end_at=query.end_at,
+                    width=query.width,
+                    project_ids=_visible(principal, query.project_ids),
+                    key_ids=query.key_ids,
+                    models=query.models,
+                    group_by=query.group_by,
+                    batch=query.batch,
+                    limit=query.limit,
+                    page=query.page,
+                )
             )
-        return _answer(openai_usage.usage_page(found))
+        return _answer(openai_usage_api.usage_page(found))
 
     @get("/v1/organization/costs")
     async def get_costs(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Exact costs by day, and by line item if so asked."""
         principal = of(request.scope).known_principal
-        query = _query(request, openai_usage.parse_costs)
+        query = _query(request, openai_usage_api.parse_costs)
         with _refusing({}):
-            found = await cost_buckets(
-                database,
-                prices,
-                principal.tenant_id,
-                start_at=query.start_at,
-                end_at=query.end_at,
-                project_ids=_visible(principal, query.project_ids),
-                key_ids=query.key_ids,
-                line_items=query.line_items,
-                group_by=query.group_by,
-                limit=query.limit,
-                page=query.page,
+            found = await wait(
+                cost_buckets(
+                    database,
+                    prices,
+                    principal.tenant_id,
+                    start_at=query.start_at,
+                    end_at=query.end_at,
+                    project_ids=_visible(principal, query.project_ids),
+                    key_ids=query.key_ids,
+                    line_items=query.line_items,
+                    group_by=query.group_by,
+                    limit=query.limit,
+                    page=query.page,
+                )
             )
-        return _answer(openai_usage.costs_page(found))
+        return _answer(openai_usage_api.costs_page(found))
 
     @get("/v1/organizations/usage_report/messages", opt={SURFACE: "anthropic"})
     async def get_messages_usage(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Tokens by bucket of time, as Anthropic has them."""
         principal = of(request.scope).known_principal
-        query = _query(request, anthropic_usage.parse_usage)
+        query = _query(request, anthropic_usage_api.parse_usage)
         if query.empty:
-            return _answer(anthropic_usage.no_page())
+            return _answer(anthropic_usage_api.no_page())
         with _refusing(_ANTHROPIC_NAMES):
-            found = await usage_buckets(
-                database,
-                principal.tenant_id,
-                start_at=query.start_at,
-                end_at=query.end_at,
-                width=query.width,
-                project_ids=_visible(principal, query.project_ids),
-                key_ids=query.key_ids,
-                models=query.models,
-                lanes=query.lanes,
-                group_by=query.group_by,
-                limit=query.limit,
-                page=query.page,
+            found = await wait(
+                usage_buckets(
+                    database,
+                    principal.tenant_id,
+                    start_at=query.start_at,
+                    end_at=query.end_at,
+                    width=query.width,
+                    project_ids=_visible(principal, query.project_ids),
+                    key_ids=query.key_ids,
+                    models=query.models,
+                    lanes=query.lanes,
+                    group_by=query.group_by,
+                    limit=query.limit,
+                    page=query.page,
+                )
             )
-        return _answer(anthropic_usage.usage_page(found))
+        return _answer(anthropic_usage_api.usage_page(found))
 
     @get("/v1/organizations/cost_report", opt={SURFACE: "anthropic"})
     async def get_cost_report(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Exact costs by day, as Anthropic has them."""
         principal = of(request.scope).known_principal
-        query = _query(request, anthropic_usage.parse_cost)
+        query = _query(request, anthropic_usage_api.parse_cost)
         if query.empty:
-            return _answer(anthropic_usage.no_page())
+            return _answer(anthropic_usage_api.no_page())
         with _refusing(_ANTHROPIC_NAMES):
-            found = await cost_buckets(
-                database,
-                prices,
-                principal.tenant_id,
-                start_at=query.start_at,
-                end_at=query.end_at,
-                project_ids=_visible(principal, None),
-                group_by=query.group_by,
-                limit=query.limit,
-                limits=anthropic_usage.COST_LIMITS,
-                page=query.page,
+            found = await wait(
+                cost_buckets(
+                    database,
+                    prices,
+                    principal.tenant_id,
+                    start_at=query.start_at,
+                    end_at=query.end_at,
+                    project_ids=_visible(principal, None),
+                    group_by=query.group_by,
+                    limit=query.limit,
+                    limits=anthropic_usage_api.COST_LIMITS,
+                    page=query.page,
+                )
             )
-        return _answer(anthropic_usage.cost_page(found))
+        return _answer(anthropic_usage_api.cost_page(found))
 
     return [get_completions_usage, get_costs, get_messages_usage, get_cost_report]
 

@@ -13,14 +13,21 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from msgspec import UNSET, Struct, UnsetType
 
-from billing.webhooks.dispatch import event_name
-from billing.webhooks.endpoints import OVERLAP_S, Attempt, Delivery, Endpoint, InvalidWebhook, WebhookNotFound
-from gateway.authentication import admin_principal
 from gateway.dialects.json_paths import decode
 from gateway.dialects.query_parameters import Parameters
-from gateway.endpoints.bodies import read_body
-from gateway.failures import InvalidRequest, NotFound
+from gateway.endpoints.request_body import read_management_body
+from gateway.errors import InvalidRequest, NotFound
+from gateway.http.authentication import admin_principal
 from gateway.services import Gateway
+from webhooks.dispatch import event_name
+from webhooks.endpoints import (
+    OVERLAP_S,
+    DeliveryAttempt,
+    InvalidWebhook,
+    WebhookDelivery,
+    WebhookEndpoint,
+    WebhookNotFound,
+)
 
 _MOST = 100
 _LONGEST_OVERLAP_S = 30 * 86_400
@@ -100,6 +107,7 @@ _NEW, _ROTATION = msgspec.json.Decoder(NewEndpoint), msgspec.json.Decoder(Rotati
 def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # ten routes
     """The routes, for one worker."""
     endpoints, patience = gateway.services.webhooks, gateway.services.options.patience
+    wait = gateway.patience.webhooks.wait
 
     def tenant(request: Request[Any, Any, Any]) -> UUID:
         return admin_principal(request.scope).tenant_id
@@ -108,56 +116,57 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     async def create_endpoint(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Add an endpoint. Its secret is in this answer, and never again."""
         mine = tenant(request)
-        asked = decode(_NEW, await read_body(request, patience))
+        asked = decode(_NEW, await read_management_body(request, patience))
         with _refusing():
-            endpoint, secret = await endpoints.add(mine, asked.url, list(asked.topics), asked.description)
+            endpoint, secret = await wait(endpoints.add(mine, asked.url, list(asked.topics), asked.description))
         return _answer(_endpoint(endpoint, secret), 201)
 
     @get("/v1/webhooks")
     async def list_endpoints(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tenant's endpoints."""
-        return _answer(Listing(data=[_endpoint(each) for each in await endpoints.known(tenant(request))]))
+        return _answer(Listing(data=[_endpoint(each) for each in await wait(endpoints.known(tenant(request)))]))
 
     @get("/v1/webhooks/{name:str}")
     async def retrieve_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One endpoint."""
         mine = tenant(request)
         with _refusing():
-            return _answer(_endpoint(await endpoints.get(mine, _id(name))))
+            return _answer(_endpoint(await wait(endpoints.get(mine, _id(name)))))
 
     @delete("/v1/webhooks/{name:str}", status_code=200)
     async def remove_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Remove an endpoint."""
         mine = tenant(request)
         with _refusing():
-            await endpoints.remove(mine, _id(name))
+            await wait(endpoints.remove(mine, _id(name)))
         return _answer(Removed(id=str(_id(name))))
 
     @post("/v1/webhooks/{name:str}/rotate", status_code=200)
     async def rotate_secret(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """A new secret, in this answer and never again."""
         mine = tenant(request)
-        asked = decode(_ROTATION, await read_body(request, patience) or b"{}")
+        asked = decode(_ROTATION, await read_management_body(request, patience) or b"{}")
         if not 0 <= asked.overlap_s <= _LONGEST_OVERLAP_S:
             problem = f"$.overlap_s: it is not between 0 and {_LONGEST_OVERLAP_S}."
             raise InvalidRequest(problem, path="$.overlap_s", code="invalid_value")
         with _refusing():
-            secret = await endpoints.rotate(mine, _id(name), asked.overlap_s)
-            return _answer(_endpoint(await endpoints.get(mine, _id(name)), secret))
+            secret = await wait(endpoints.rotate(mine, _id(name), asked.overlap_s))
+            return _answer(_endpoint(await wait(endpoints.get(mine, _id(name))), secret))
 
     @post("/v1/webhooks/{name:str}/enable", status_code=200)
     async def enable_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Tell a disabled endpoint again."""
         mine = tenant(request)
         with _refusing():
-            return _answer(_endpoint(await endpoints.enable(mine, _id(name))))
+            return _answer(_endpoint(await wait(endpoints.enable(mine, _id(name)))))
 
     @post("/v1/webhooks/{name:str}/test", status_code=202)
     async def test_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Queue a test message."""
         mine = tenant(request)
         with _refusing():
-            delivery, attempts = await endpoints.delivery(mine, await endpoints.test(mine, _id(name)))
+            queued = await wait(endpoints.test(mine, _id(name)))
+            delivery, attempts = await wait(endpoints.delivery(mine, queued))
         return _answer(_delivery(delivery, attempts), 202)
 
     @get("/v1/webhook_deliveries")
@@ -169,8 +178,10 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         given.nothing_else()
         if limit > _MOST:
             raise InvalidRequest(f"limit: it is more than {_MOST}.", path="limit", code="invalid_value")
-        found = await endpoints.deliveries(
-            mine, (endpoint and _id(endpoint)) or None, limit=limit + 1, after=None if after is None else _id(after)
+        found = await wait(
+            endpoints.deliveries(
+                mine, (endpoint and _id(endpoint)) or None, limit=limit + 1, after=None if after is None else _id(after)
+            )
         )
         return _answer(Listing(data=[_delivery(each) for each in found[:limit]], has_more=len(found) > limit))
 
@@ -179,14 +190,14 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         """One delivery, and each attempt at it."""
         mine = tenant(request)
         with _refusing():
-            return _answer(_delivery(*await endpoints.delivery(mine, _id(name))))
+            return _answer(_delivery(*await wait(endpoints.delivery(mine, _id(name)))))
 
     @post("/v1/webhook_deliveries/{name:str}/resend", status_code=202)
     async def resend_delivery(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Send the same message again."""
         mine = tenant(request)
         with _refusing():
-            return _answer(_delivery(await endpoints.resend(mine, _id(name))), 202)
+            return _answer(_delivery(await wait(endpoints.resend(mine, _id(name)))), 202)
 
     return [
         create_endpoint,
@@ -220,7 +231,7 @@ def _id(name: str) -> UUID:
         raise NotFound(f"There is no {name[:80]!r}.") from error
 
 
-def _endpoint(endpoint: Endpoint, secret: str | UnsetType = UNSET) -> EndpointObject:
+def _endpoint(endpoint: WebhookEndpoint, secret: str | UnsetType = UNSET) -> EndpointObject:
     return EndpointObject(
         id=str(endpoint.id),
         url=endpoint.url,
@@ -234,7 +245,7 @@ def _endpoint(endpoint: Endpoint, secret: str | UnsetType = UNSET) -> EndpointOb
     )
 
 
-def _delivery(delivery: Delivery, attempts: list[Attempt] | None = None) -> DeliveryObject:
+def _delivery(delivery: WebhookDelivery, attempts: list[DeliveryAttempt] | None = None) -> DeliveryObject:
     return DeliveryObject(
         id=str(delivery.id),
         endpoint_id=str(delivery.endpoint_id),
@@ -252,7 +263,7 @@ def _delivery(delivery: Delivery, attempts: list[Attempt] | None = None) -> Deli
     )
 
 
-def _attempt(attempt: Attempt) -> AttemptObject:
+def _attempt(attempt: DeliveryAttempt) -> AttemptObject:
     return AttemptObject(
         number=attempt.number,
         at=_seconds(attempt.at),

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from engine.protocol.replicas import Beat, Elsewhere, Hello
-from gateway.fleet.link import Link
+from gateway.fleet.replica_link import ReplicaLink
+from protocol.replicas import Beat, Elsewhere, Hello
 
 _SINCE = 2
 """The protocol version that knows `Elsewhere`."""
@@ -18,10 +18,10 @@ class ServiceRelay:
     """Passes on what is new with each beat; all that was said, to a link that has heard nothing of that replica."""
 
     def __init__(self) -> None:
-        self._last: dict[Link, Mapping[str, int]] = {}
-        self._in_step: set[tuple[Link, Link]] = set()
+        self._last: dict[ReplicaLink, Mapping[str, int]] = {}
+        self._in_step: set[tuple[ReplicaLink, ReplicaLink]] = set()
 
-    def beat(self, source: Link, beat: Beat, links: Iterable[Link]) -> None:
+    def beat(self, source: ReplicaLink, beat: Beat, links: Iterable[ReplicaLink]) -> None:
         """`source` beats; its totals go to those of `links` that serve the same model."""
         hello = source.hello
         if hello is None:
@@ -37,7 +37,7 @@ class ServiceRelay:
             if says:
                 link.send(Elsewhere(hello.replica, hello.epoch, says))
 
-    def closed(self, link: Link) -> None:
+    def closed(self, link: ReplicaLink) -> None:
         """The link is lost: what it says, and what it hears, begins anew."""
         self._last.pop(link, None)
         self._in_step = {pair for pair in self._in_step if link not in pair}

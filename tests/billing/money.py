@@ -6,16 +6,16 @@ from uuid import UUID
 
 import msgspec
 
-from billing.balances import Balances
+from billing.accounts.balances import Balances
 from billing.holds.records import Hold, HoldRequest
 from billing.money import parse_price
-from billing.prices import PriceBook, PriceVersion, everywhere
+from billing.prices import PriceCatalog, PriceVersion, everywhere
 from billing.prices.approval import PriceSheets
-from billing.prices.books import PriceBooks
-from billing.prices.sheets import Proposal
+from billing.prices.price_books import PriceBooks
+from billing.prices.sheets import PriceProposal
 from billing.usage import Counts, Usage, UsageEvent
-from storage.base import new_id
-from storage.database import Database
+from storage.database.base import new_id
+from storage.database.database import Database
 
 PRICES = {
     "uncached": "0.40",
@@ -32,8 +32,8 @@ async def priced_in(database: Database, currency: str, model: str) -> PriceVersi
     """The version of a model's prices in a base book of another currency."""
     made = await PriceBooks(database).create(f"in {currency}", currency)
     rows = everywhere({meter: parse_price(text) for meter, text in PRICES.items()})
-    await PriceSheets(database).put(Proposal(model=model, rows=rows, book=made.name), by="ann")
-    return await PriceBook(database).in_book(made, model)
+    await PriceSheets(database).put(PriceProposal(model=model, rows=rows, book=made.name), by="ann")
+    return await PriceCatalog(database).in_book(made, model)
 
 
 class Tenant(msgspec.Struct):
@@ -48,7 +48,7 @@ class Tenant(msgspec.Struct):
     @classmethod
     async def rich(cls, database: Database, pico: int, model: str = "stdlib-qa") -> Tenant:
         """A tenant who has this much; 0 for one without a balance."""
-        version = await PriceBook(database).set(model, "USD", PRICES)
+        version = await PriceCatalog(database).set(model, "USD", PRICES)
         tenant = cls(database, version, new_id(), new_id(), new_id())
         if pico:
             await Balances(database).grant(tenant.id, pico, "USD")

@@ -7,15 +7,16 @@ from uuid import UUID
 
 import msgspec
 
-from billing import months, traits
-from billing.event_columns import EventColumns
-from billing.event_rows import EventRows
-from billing.open_books import opened
-from billing.prices import PriceBook
-from billing.rollups import roll_up
+from billing.events import columns as dimensions
+from billing.events import partitions
+from billing.events.columns import EventColumns
+from billing.events.rollups import roll_up
+from billing.events.rows import EventRows
+from billing.prices import PriceCatalog
+from billing.transaction.opening import money_transaction
 from billing.usage import Counts, Usage, UsageEvent, period_of
-from storage.base import new_id
-from storage.database import Database
+from storage.database.base import new_id
+from storage.database.database import Database
 from tests.billing.money import PRICES, Tenant
 
 HOUR = 3_600_000_000
@@ -27,9 +28,9 @@ NOVEMBER = 1_793_491_200_000_000
 async def store(database: Database, *events: UsageEvent) -> None:
     """Write events and their rollups, without holds or balances."""
     columns = EventColumns(events)
-    await months.ensure_for(database, columns.ids)
-    numbers = await traits.numbers(database, columns.kinds)
-    async with opened(database) as books:
+    await partitions.ensure_partitions(database, columns.ids)
+    numbers = await dimensions.numbers(database, columns.kinds)
+    async with money_transaction(database) as books:
         await books.roll_up(await books.write_events(EventRows(columns, numbers), lambda: roll_up(columns)))
 
 
@@ -59,7 +60,7 @@ async def record(
 ) -> Past:
     """Record `count` events of a tenant, spread over `span` from `start`; some exactly at the edges of hours."""
     chance = random.Random(seed)
-    book = PriceBook(database)
+    book = PriceCatalog(database)
     versions = [tenant.version, await book.set("big", "USD", PRICES | {"output": "9.99", "uncached": "0.43"})]
     past = Past(tenant, projects or [tenant.project_id, new_id()], keys or [tenant.key_id, new_id()], [])
     for number in range(count):

@@ -6,9 +6,9 @@ import asyncio
 import sys
 
 from billing.prices import PriceVersion, everywhere
-from billing.spool import Spool
+from billing.spool.spool import Spool
 from billing.usage import Usage
-from storage.base import new_id
+from storage.database.base import new_id
 from tests.billing.money import event, loose_request
 
 VERSION = PriceVersion(1, "m", "USD", everywhere({"uncached": 1, "output": 1}))

@@ -7,26 +7,26 @@ import pytest
 from sqlalchemy import func, insert, literal, select, update
 
 from billing import retention
-from billing.adjustments import adjust
-from billing.audit.checks import check
-from billing.budgets.setting import Budgets
-from billing.holds.reserving import Holds
-from billing.periods import Periods
-from billing.prices import PriceBook
+from billing.accounts.adjustments import adjust
+from billing.accounts.budgets import BudgetSettings
+from billing.periods.periods import Periods
+from billing.prices import PriceCatalog
+from billing.reservation.hold_service import HoldService
 from billing.retention import forget_charges, forget_holds, forget_windows
-from billing.settlement import settle
+from billing.settlement.settlement import settle
 from billing.tables.budgets import budget_charge, budget_window
 from billing.tables.money import balance, ended_hold, outbox
-from billing.tables.webhooks import webhook_attempt, webhook_delivery, webhook_endpoint
 from billing.usage import Release, Usage, period_of
-from billing.webhooks import dispatch
-from billing.webhooks.addresses import AddressPolicy
-from billing.webhooks.dispatch import Dispatcher
-from billing.webhooks.sending import Sender
-from billing.webhooks.signing import Sealer
-from storage.base import Count, new_id
-from storage.database import Database
+from billing.verification.checks import check
+from storage.database.base import Count, new_id
+from storage.database.database import Database
 from tests.billing.money import Tenant
+from webhooks import dispatch
+from webhooks.addresses import AddressPolicy
+from webhooks.dispatch import Dispatcher
+from webhooks.sending import WebhookSender
+from webhooks.signing import SecretCipher
+from webhooks.tables import webhook_attempt, webhook_delivery, webhook_endpoint
 
 DAY_S = 86_400
 COST = Usage(uncached=10)
@@ -43,7 +43,7 @@ async def test_holds_and_charges_are_forgotten_once_their_period_is_closed(
 ) -> None:
     monkeypatch.setattr(retention, "BATCH", 3)
     one, two = await Tenant.rich(database, 10**10), await Tenant.rich(database, 10**10)
-    budgets, holds, book = Budgets(database), Holds(database), PriceBook(database)
+    budgets, holds, book = BudgetSettings(database), HoldService(database), PriceCatalog(database)
     events = []
     for tenant in (one, two):
         await budgets.set(tenant.id, "tenant", "", "total", limit_pico=10**9, currency="USD")
@@ -92,13 +92,13 @@ async def test_charges_without_an_event_keep_no_others_from_being_forgotten(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "BATCH", 2)
-    tenant, budgets, holds = await Tenant.rich(database, 10**10), Budgets(database), Holds(database)
+    tenant, budgets, holds = await Tenant.rich(database, 10**10), BudgetSettings(database), HoldService(database)
     await budgets.set(tenant.id, "tenant", "", "month", limit_pico=10**9, currency="USD")
     lost = [{"request_id": new_id(), "tenant_id": tenant.id, "budgets": ""} for _ in range(3)]
     async with database.transaction() as session:
         await session.execute(insert(budget_charge), lost)
     admitted = [await holds.reserve(tenant.request(10**7)) for _ in range(3)]
-    await settle(database, PriceBook(database), [tenant.event(hold, COST) for hold in admitted])
+    await settle(database, PriceCatalog(database), [tenant.event(hold, COST) for hold in admitted])
     now = await database.now()
     database.clock = literal(now + 500 * DAY_S * 1_000_000, Count())
     await Periods(database).close(period_of(now))
@@ -111,13 +111,13 @@ async def test_windows_are_forgotten_once_nothing_can_move_them(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "BATCH", 2)
-    tenant, budgets, holds = await Tenant.rich(database, 10**10), Budgets(database), Holds(database)
+    tenant, budgets, holds = await Tenant.rich(database, 10**10), BudgetSettings(database), HoldService(database)
     for span in ("total", "month", "day"):
         await budgets.set(tenant.id, "tenant", "", span, limit_pico=10**9, currency="USD")
         await budgets.set(tenant.id, "tag", "a", span, limit_pico=10**9, currency="USD")
     request = msgspec.structs.replace(tenant.request(10**7), tag="a")
     used, late = await holds.reserve(request), await holds.reserve(tenant.request(10**7))
-    await settle(database, PriceBook(database), [tenant.event(used, COST)])
+    await settle(database, PriceCatalog(database), [tenant.event(used, COST)])
 
     async def forget(days: int) -> list[int]:
         return [await forget_windows(database, days * DAY_S) for _ in range(3)]
@@ -139,7 +139,7 @@ async def test_windows_are_forgotten_once_nothing_can_move_them(
     assert await check(database) == []
     assert before == {(w.scope, w.span): w.spent for w in await budgets.list(tenant.id) if w.span == "total"}
     new = await holds.reserve(msgspec.structs.replace(request, request_id=new_id()))
-    await settle(database, PriceBook(database), [tenant.event(new, COST)])
+    await settle(database, PriceCatalog(database), [tenant.event(new, COST)])
     assert await _count(database, budget_window) == [6]
     assert await check(database) == []
 
@@ -169,7 +169,7 @@ async def test_told_messages_are_forgotten_with_their_deliveries_and_untold_ones
             {"delivery_id": d["id"], "number": 1, "at": now, "error": "", "milliseconds": 1} for d in deliveries
         ]
         await session.execute(insert(webhook_attempt), attempts)
-    dispatcher = Dispatcher(database, Sealer(b"m" * 32), Sender(AddressPolicy()))
+    dispatcher = Dispatcher(database, SecretCipher(b"m" * 32), WebhookSender(AddressPolicy()))
     database.clock = literal(now + 90 * DAY_S * 1_000_000, Count())
     assert await dispatcher.remove_old(91 * DAY_S) == 0
     assert [await dispatcher.remove_old(89 * DAY_S) for _ in range(3)] == [2, 1, 0]

@@ -20,9 +20,9 @@ from billing.usage import (
     check_period,
     period_of,
 )
-from storage.base import new_id
-from tests.billing.test_prices import usages
-from tests.billing.test_spool import some_event
+from storage.database.base import new_id
+from tests.billing.prices.test_prices import usages
+from tests.billing.spool.test_spool import some_event
 
 
 def test_meters_are_these() -> None:

@@ -16,7 +16,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
 
-from storage.database import Database
+from storage.database.database import Database
 from tests.e2e.endless_model import NAME, make_endless_model
 from tests.e2e.processes import Process, command, get, wait_ready
 from tests.servers import free_port

@@ -17,11 +17,10 @@ from typing import Any, ClassVar
 
 from engine.errors import EngineError
 from engine.options import ReplicaOptions
-from engine.protocol.frames import ToGateway, ToReplica, encode, read_from_replica
-from engine.protocol.greeting import VERSION, link_proof
-from engine.protocol.replicas import Beat, Dial, Hello, Scope
-from engine.protocol.requests import Ack, Began, Done, Generate, Tokens
-from engine.replica import main
+from engine.server.replica import main
+from protocol.frames import VERSION, ToGateway, ToReplica, encode, link_proof, read_from_replica
+from protocol.replicas import Beat, Dial, Hello, Scope
+from protocol.requests import Ack, Began, Done, Generate, Tokens
 
 LINK_KEY = b"k" * 32
 _FORKS = multiprocessing.get_context("forkserver")

@@ -12,30 +12,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.engine import Engine, EngineLimits
-from engine.invariance import ensure_invariance
-from engine.kv_memory import KvMemory, swap_memories
+from engine.core.engine import Engine, EngineLimits
+from engine.execution.cpu_threads import Threads
+from engine.execution.model_runner import ModelRunner
+from engine.kv_cache.memory import KvMemory, swap_memories
 from engine.layers import attention
 from engine.layers.attention_plan import CUTS
 from engine.layers.linear import best_tiling
 from engine.models.registry import load_model, read_config
 from engine.options import KvDtype, Quantize, Weights
-from engine.protocol.replicas import Scope
-from engine.protocol.requests import (
-    Began,
-    Counts,
-    Done,
-    Generate,
-    PromptLogprobs,
-    Sampling,
-    Segment,
-    TokenLogprob,
-    Tokens,
-)
-from engine.runner import Runner
-from engine.scheduling.work import Work
-from engine.threads import Threads
-from prompt_cache.block_groups import ABSENT, Block, GroupedPool
+from engine.scheduling.step_work import Work
+from engine.startup.self_test import ensure_batch_invariance
+from prompt_cache.kv.grouped_pool import ABSENT, Block, GroupedPool
+from protocol.replicas import Scope
+from protocol.requests import Began, Counts, Done, Generate, PromptLogprobs, Sampling, Segment, TokenLogprob, Tokens
 from tests.engine.families import kept_families
 from tests.engine.tiny_tokenizer import write_tokenizer
 
@@ -228,7 +218,7 @@ class Bench:
         return done.counts
 
 
-def poisoning(runner: Runner) -> Callable[[int, int], None]:
+def poisoning(runner: ModelRunner) -> Callable[[int, int], None]:
     """What poisons freed blocks with NaN: in the step after, when what is to be kept of them was copied out."""
     freed: list[tuple[int, int]] = []
     clear = runner.clear
@@ -246,14 +236,14 @@ def poisoning(runner: Runner) -> Callable[[int, int], None]:
 _verdicts: dict[object, tuple[int, int | None, bool, int, bool]] = {}
 
 
-def _be_invariant(runner: Runner, model: object, budget: int, running: int, context: int) -> None:
+def _be_invariant(runner: ModelRunner, model: object, budget: int, running: int, context: int) -> None:
     """What this machine needs for such a model is found out once, by the self-test."""
     if runner.device.type != "cpu":
         return  # the self-test is for the CPU; other devices have nothing to choose yet
     tiling, threads = runner.tiling, runner.threads
     key = model, threads.counts, tiling.kernels, attention.FUSED
     if key not in _verdicts:
-        assert ensure_invariance(runner, budget, running, context)
+        assert ensure_batch_invariance(runner, budget, running, context)
         fixed = runner.threads.counts != threads.counts
         _verdicts[key] = tiling.row_multiple, tiling.row_tile, runner.fused_attention, runner.prefill_tile, fixed
     tiling.row_multiple, tiling.row_tile, runner.fused_attention, runner.prefill_tile, fixed = _verdicts[key]
@@ -297,7 +287,7 @@ def make_bench(
     counts = [blocks if window_blocks is None or not group.window else window_blocks for group in model.groups]
     memories = [KvMemory(group, count, like) for group, count in zip(model.groups, counts, strict=True)]
     kept = swap_memories(model.groups, [swap] * len(model.groups), like) if swap else []
-    runner = Runner(model, memories, like.device, tiling, kept)
+    runner = ModelRunner(model, memories, like.device, tiling, kept)
     runner.threads = Threads(1, many_threads)
     _be_invariant(
         runner, (folder, dtype, quantize, kv_dtype, weights), budget, running, context or config.context_tokens

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from engine.grammar.llguidance_grammar import LlguidanceGrammars
-from engine.protocol.requests import Generate
+from protocol.requests import Generate
 from tests.engine.conftest import VOCABULARY, Bench, Run, generate, make_bench
 from tests.engine.tiny_tokenizer import END
 
@@ -46,7 +46,7 @@ def grammars(folder: Path) -> LlguidanceGrammars:
 def bench_of(folder: Path, tokenizer: Path, **options: Any) -> Bench:
     """A bench whose engine has grammars."""
     bench = make_bench(folder, **options)
-    bench.engine.acceptance.grammars = grammars(tokenizer)
+    bench.engine.input_processor.grammars = grammars(tokenizer)
     return bench
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gateway.conversation.served_model import ServedModel, load_served_model
-from storage import migrate
-from storage.database import Database
+from gateway.served_models.served_model import ServedModel, load_served_model
+from storage.database import migrate
+from storage.database.database import Database
 from tests.conftest import sqlite_copy
 from tests.gateway.tiny_model import make_model_folder
 

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from engine.protocol.frames import ToGateway, encode, read_from_gateway
-from engine.protocol.greeting import OLDEST_VERSION, VERSION, link_proof
-from engine.protocol.replicas import Beat, Capacity, Dial, Elsewhere, Fence, Fenced, Hello, Layout, Scope, ServedModel
-from engine.protocol.requests import Abort, Ack, Began, Counts, Credit, Done, Generate, Tokens
-from engine.scheduling.fair_share import FairShare
+from engine.scheduling.fairness.fair_share import FairShare
+from protocol.frames import OLDEST_VERSION, VERSION, ToGateway, encode, link_proof, read_from_gateway
+from protocol.replicas import Beat, Capacity, Dial, Elsewhere, Fence, Fenced, Hello, Layout, Scope, ServedModel
+from protocol.requests import ATTEMPTS, Abort, Ack, Began, Counts, Credit, Done, Generate, Tokens
 
 LINK_KEY = b"k" * 32
 
@@ -204,8 +203,12 @@ class FakeReplica:
                         self.scopes.append(message)
                     case Generate():
                         if before := self.runs.get(message.id):  # an attempt whose connection was lost
-                            for done in self._crashed(before):
-                                writer.write(encode(done))
+                            if self.version < ATTEMPTS and before.task is not None and not before.task.done():
+                                writer.write(encode(Done(message.id, message.attempt, "rejected", Counts(), 0)))
+                                continue
+                            if not before.aborted.is_set() or before.task is None or before.task.done():
+                                for done in self._crashed(before):
+                                    writer.write(encode(done))
                         run = self.runs[message.id] = Run(message)
                         run.task = asyncio.create_task(self._run(run, writer))
                         self._tasks.add(run.task)
@@ -241,12 +244,16 @@ class FakeReplica:
     def _abort(self, message: Abort, writer: asyncio.StreamWriter) -> None:
         self.aborts.append(message)
         run = self.runs.get(message.id)
-        told = [done for done in self.journal.values() if done.id == message.id]
+        if run is not None and message.attempt not in (0, run.generate.attempt):
+            run = None
+        told = [
+            done for done in self.journal.values() if done.id == message.id and message.attempt in (0, done.attempt)
+        ]
         if told:
             for done in told:
                 writer.write(encode(structs.replace(done, replayed=True)))
         elif run is None:
-            writer.write(encode(Done(message.id, 0, "rejected", Counts(), 0)))
+            writer.write(encode(Done(message.id, message.attempt, "rejected", Counts(), 0)))
         else:
             run.abort_reason = message.why
             run.aborted.set()

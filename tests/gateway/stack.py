@@ -15,30 +15,30 @@ import httpx
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from sqlalchemy import text
 
-from billing.balances import Balances
+from billing.accounts.balances import Balances
 from billing.exports.jobs import ExportJobs
-from billing.holds.reserving import Holds
-from billing.prices import PriceBook
-from billing.settler import Settler
-from billing.spool import Spool
-from billing.webhooks.addresses import AddressPolicy
-from billing.webhooks.endpoints import Endpoints
-from billing.webhooks.signing import Sealer
-from gateway.admission.lifetimes import Lifetimes
+from billing.prices import PriceCatalog
+from billing.reservation.hold_service import HoldService
+from billing.settlement.settler import Settler
+from billing.spool.spool import Spool
+from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.app import create_app, gateway_of
-from gateway.conversation.served_model import load_served_model
-from gateway.domains import CacheDomains
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.options import FleetOptions
-from gateway.registry import Registry
+from gateway.fleet.replica_link import FleetOptions
+from gateway.served_models.registry import ModelRegistry
+from gateway.served_models.served_model import load_served_model
 from gateway.server import GatewayServer
 from gateway.services import Gateway, GatewayOptions, GatewayServices
-from gateway.tenancy.authenticator import Authenticator
-from gateway.tenancy.keys import Peppers
-from gateway.tenancy.repositories import Tenancy
+from prompt_cache.promise.cache_domains import CacheDomains
 from storage.bus import LocalBus
-from storage.database import Database
+from storage.database.database import Database
+from tenancy.authenticator import Authenticator
+from tenancy.keys import Peppers
+from tenancy.repositories import Tenancy
 from tests.gateway.fake_replica import LINK_KEY, FakeReplica, Script
+from webhooks.addresses import AddressPolicy
+from webhooks.endpoints import WebhookEndpoints
+from webhooks.signing import SecretCipher
 
 PRICES = {"uncached": "0.40", "read_automatic": "0.04", "output": "1.60"}
 GRANT = 10 * 10**12
@@ -75,7 +75,7 @@ class Stack:
     """Everything a test may want to touch."""
 
     database: Database
-    models: Registry
+    models: ModelRegistry
     replica: FakeReplica
     replicas: list[FakeReplica]
     spool: SlowSpool
@@ -172,13 +172,13 @@ async def stock(database: Database, grant: int = GRANT) -> None:
     tenancy = Tenancy(database, PEPPERS, LocalBus())
     tenant = await tenancy.create_tenant("demo")
     await tenancy.create_project(tenant.id, "default")
-    await PriceBook(database).set("tiny", "USD", PRICES)
+    await PriceCatalog(database).set("tiny", "USD", PRICES)
     if grant:
         await Balances(database).grant(tenant.id, grant, "USD")
 
 
-def quick_lifetimes(**changes: float) -> Lifetimes:
-    return Lifetimes(**{"request": 20.0, "retry": 1.0, "done": 1.0, "replay": 0.7, **changes})
+def quick_lifetimes(**changes: float) -> RequestTimeouts:
+    return RequestTimeouts(**{"request": 20.0, "retry": 1.0, "done": 1.0, "replay": 0.7, **changes})
 
 
 @asynccontextmanager
@@ -201,7 +201,7 @@ async def running_stack(
     bus = LocalBus()
     stack.tenancy = Tenancy(stack.database, PEPPERS, bus)
     stack.balances = Balances(stack.database)
-    prices = PriceBook(stack.database)
+    prices = PriceCatalog(stack.database)
     if not await stack.tenancy.list_tenants():
         await stock(stack.database, grant)
     stack.tenant = next(tenant for tenant in await stack.tenancy.list_tenants() if tenant.name == "demo")
@@ -209,7 +209,7 @@ async def running_stack(
     issued = await stack.tenancy.create_key(stack.tenant.id, stack.project.id)
     stack.key, stack.public_id = issued.key, issued.public_id
     stack.admin_key = (await stack.tenancy.create_key(stack.tenant.id, None)).key
-    stack.models = Registry([_served(model_folder)])
+    stack.models = ModelRegistry([_served(model_folder)])
     model = next(iter(stack.models))
     stack.replicas = [
         FakeReplica(folder / f"replica-{number}.sock", model.text_digest, name=f"replica-{number}")
@@ -231,14 +231,14 @@ async def running_stack(
         authenticator=Authenticator(
             stack.database, PEPPERS, bus, ttl=key_ttl, patience=(options or GatewayOptions()).database_patience
         ),
-        holds=Holds(stack.database),
+        holds=HoldService(stack.database),
         prices=prices,
         spool=stack.spool,
         settler=Settler(stack.database, stack.spool, prices),
         models=stack.models,
         fleet=fleet,
         exports=ExportJobs(stack.database, prices, folder / "exports"),
-        webhooks=Endpoints(stack.database, Sealer(b"m" * 32), AddressPolicy()),
+        webhooks=WebhookEndpoints(stack.database, SecretCipher(b"m" * 32), AddressPolicy()),
         domains=CacheDomains(b"s" * 32, b"m" * 32),
         options=options or GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=20.0),
     )

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from engine.assembly import assemble
-from engine.engine import Engine
+from engine.core.engine import Engine
 from engine.options import Device, Dtype, ReplicaOptions
-from engine.protocol.replicas import Scope
-from engine.protocol.requests import Done, Generate, Sampling, Segment, Tokens
-from gateway.conversation.served_model import load_served_model
-from gateway.generation import Text, Turn
+from engine.startup.assembly import assemble
+from gateway.generation_request import Text, Turn
+from gateway.served_models.served_model import load_served_model
+from protocol.replicas import Scope
+from protocol.requests import Done, Generate, Sampling, Segment, Tokens
 
 pytestmark = pytest.mark.gpu
 

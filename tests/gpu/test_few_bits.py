@@ -12,15 +12,15 @@ from engine.layers.linear import PackedLinear
 from engine.options import Quantize, Weights
 from engine.quantization import fp8, int4, mxfp4
 from engine.quantization.on_load import encoded
-from engine.quantization.packed import Packed
+from engine.quantization.packed import PackedWeight
 from tests.engine.conftest import generate, make_bench, write_model
-from tests.engine.test_quantization import FORMATS, stored
+from tests.engine.quantization.test_quantization import FORMATS, stored
 from tests.gpu.test_requests import distance
 
 PROMPT = [(7 * i * i + 3 * i) % 131 for i in range(150)]
 
 
-def weights() -> dict[str, Packed]:
+def weights() -> dict[str, PackedWeight]:
     torch.manual_seed(0)
     values, words = torch.randn(96, 128), torch.randint(-(2**31), 2**31, (128, 12), dtype=torch.int64).int()
     zeros = torch.randint(-(2**31), 2**31, (2, 12), dtype=torch.int64).int()

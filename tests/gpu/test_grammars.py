@@ -8,9 +8,9 @@ from functools import cache
 
 import jsonschema
 
-from engine.protocol.requests import Generate
+from protocol.requests import Generate
 from tests.engine.conftest import Bench, generate, make_bench
-from tests.engine.test_grammar import DEMO, END, PERSON, grammars, prompt, text_of
+from tests.engine.grammar.test_grammar import DEMO, END, PERSON, grammars, prompt, text_of
 
 PATTERN = "[0-9]{3}-[a-f]{4,}"
 LIMITS = (50, 53, 60)
@@ -20,7 +20,7 @@ LIMITS = (50, 53, 60)
 @cache
 def demo(device: str) -> Bench:
     bench = make_bench(DEMO, blocks=60, device=device)
-    bench.engine.acceptance.grammars = grammars()
+    bench.engine.input_processor.grammars = grammars()
     return bench
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine.protocol.requests import TokenLogprob
-from engine.sampling.row import SamplingRow
+from engine.sampling.request_state import SamplingState
 from engine.sampling.sampler import sample
-from tests.engine import test_sampling
+from protocol.requests import TokenLogprob
 from tests.engine.conftest import Families, Run, generate, make_bench
 from tests.engine.modes import MODES, bench_of, preempt, request
+from tests.engine.sampling import test_sampler
 from tests.engine.tiny_tokenizer import text_of
 
 # Attention over everything, with windows and soft caps, with windows and sinks, over latents; and mixtures of experts.
@@ -46,17 +46,17 @@ def told(logprobs: Sequence[TokenLogprob]) -> list[float]:
     return [value for one in logprobs for value in (one.logprob, *(likely for _, likely in one.top))]
 
 
-@pytest.mark.parametrize("mode", test_sampling.MODES)
+@pytest.mark.parametrize("mode", test_sampler.MODES)
 def test_the_sampler_draws_the_same(device: str, mode: str):
-    how: dict[str, Any] = {"seed": 3, **test_sampling.MODES[mode]}
-    state = test_sampling.row(0, test_sampling.PROMPT, test_sampling.OUTPUT, **how)
-    rows: list[SamplingRow] = []
+    how: dict[str, Any] = {"seed": 3, **test_sampler.MODES[mode]}
+    state = test_sampler.row(0, test_sampler.PROMPT, test_sampler.OUTPUT, **how)
+    rows: list[SamplingState] = []
     for position in range(200):
         rows.append(copy(state))
         rows[-1].position = position
     # Beside each other on the device, each alone on the CPU.
-    drawn = sample(test_sampling.LOGITS.to(device).repeat(len(rows), 1), rows)
-    assert drawn == [sample(test_sampling.LOGITS[None], [row])[0] for row in rows]
+    drawn = sample(test_sampler.LOGITS.to(device).repeat(len(rows), 1), rows)
+    assert drawn == [sample(test_sampler.LOGITS[None], [row])[0] for row in rows]
     assert len(set(drawn)) > 3
 
 

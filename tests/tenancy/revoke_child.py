@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from gateway.tenancy.keys import Peppers
-from gateway.tenancy.repositories import Tenancy
 from storage.bus import LocalBus
-from storage.database import Database
+from storage.database.database import Database
+from tenancy.keys import Peppers
+from tenancy.repositories import Tenancy
 
 
 async def main(url: str, public_id: str) -> None:

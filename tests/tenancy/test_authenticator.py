@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator
 import pytest
 from sqlalchemy import update
 
-from gateway.tenancy.authenticator import AuthenticationFailed, Authenticator
-from gateway.tenancy.keys import Peppers
-from gateway.tenancy.repositories import Tenancy
-from gateway.tenancy.tables import ApiKey
 from storage.bus import LocalBus, RedisBus
-from storage.database import Database, DatabaseUnavailable
+from storage.database.database import Database, DatabaseUnavailable
+from tenancy.authenticator import AuthenticationFailed, Authenticator
+from tenancy.keys import Peppers
+from tenancy.repositories import Tenancy
+from tenancy.tables import ApiKey
 from tests.awake import Awake
 
 PEPPERS = Peppers({1: b"p" * 32, 2: b"q" * 32}, 2)
@@ -108,7 +108,7 @@ async def test_every_wrong_key_fails_alike(tenancy: Tenancy, authenticator: Auth
 async def test_a_wrong_secret_fails_though_the_key_is_remembered(
     tenancy: Tenancy, authenticator: Authenticator
 ) -> None:
-    from gateway.tenancy import keys
+    from tenancy import keys
 
     tenant = await tenancy.create_tenant("acme")
     issued = await tenancy.create_key(tenant.id, None)
@@ -123,7 +123,7 @@ async def test_known_and_unknown_ids_do_the_same_work(
     tenancy: Tenancy, authenticator: Authenticator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same statements to the database and the same MACs, whatever is wrong with the key."""
-    from gateway.tenancy import keys
+    from tenancy import keys
 
     tenant = await tenancy.create_tenant("acme")
     issued = await tenancy.create_key(tenant.id, None)
@@ -151,7 +151,7 @@ async def test_known_and_unknown_ids_do_the_same_work(
 
 
 async def test_nothing_shows_a_secret(tenancy: Tenancy, caplog: pytest.LogCaptureFixture) -> None:
-    from gateway.tenancy.keys import parse
+    from tenancy.keys import parse
 
     tenant = await tenancy.create_tenant("acme")
     issued = await tenancy.create_key(tenant.id, None)

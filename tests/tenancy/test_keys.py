@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tenancy.keys import Peppers, generate, parse
+from tenancy.keys import Peppers, generate, parse
 
 
 def test_a_key_looks_as_documented_and_no_two_are_alike() -> None:

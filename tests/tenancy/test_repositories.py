@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.tenancy.keys import Peppers
-from gateway.tenancy.repositories import NameTaken, NotFound, Tenancy
-from storage.base import new_id
 from storage.bus import BusUnavailable, LocalBus
-from storage.database import Database
+from storage.database.base import new_id
+from storage.database.database import Database
 from storage.free_text import InvalidText
+from tenancy.keys import Peppers
+from tenancy.repositories import NameTaken, NoSuchRecord, Tenancy
 
 pytestmark = pytest.mark.both_databases
 
@@ -40,23 +40,23 @@ async def test_a_tenant_sees_and_touches_only_its_own(tenancy: Tenancy) -> None:
     acme, zoo = await tenancy.create_tenant("acme"), await tenancy.create_tenant("zoo")
     theirs = await tenancy.create_project(zoo.id, "web")
     key = await tenancy.create_key(zoo.id, theirs.id, "laptop")
-    with pytest.raises(NotFound):
+    with pytest.raises(NoSuchRecord):
         await tenancy.project(acme.id, "web")
-    with pytest.raises(NotFound):
+    with pytest.raises(NoSuchRecord):
         await tenancy.create_key(acme.id, theirs.id)
-    with pytest.raises(NotFound):
+    with pytest.raises(NoSuchRecord):
         await tenancy.revoke(key.public_id, acme.id)
     assert await tenancy.list_keys(acme.id) == []
     assert await tenancy.list_projects(acme.id) == []
     (listed,) = await tenancy.list_keys(zoo.id)
     assert (listed.public_id, listed.name, listed.kind, listed.revoked_at) == (key.public_id, "laptop", "project", None)
-    with pytest.raises(NotFound):
+    with pytest.raises(NoSuchRecord):
         await tenancy.tenant("nobody")
-    with pytest.raises(NotFound):
+    with pytest.raises(NoSuchRecord):
         await tenancy.revoke("nobody")
-    with pytest.raises(NotFound):
+    with pytest.raises(NoSuchRecord):
         await tenancy.create_key(acme.id, new_id())
-    with pytest.raises(NotFound):
+    with pytest.raises(NoSuchRecord):
         await tenancy.create_project(new_id(), "web")
 
 

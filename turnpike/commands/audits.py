@@ -7,25 +7,26 @@ import sys
 
 import msgspec
 
-from billing.audit import checks as audit
 from billing.usage import COUNTS
-from turnpike.commands.running import table, with_office
-from turnpike.office import Office
-from turnpike.probe import probe_replicas
-from turnpike.settings import Settings
+from billing.verification import checks as audit
+from storage.free_text import counted
+from turnpike.admin_services import AdminServices
+from turnpike.commands.running import table, with_admin_services
+from turnpike.processes.replica_probe import probe_replicas
+from turnpike.settings.settings import Settings
 
 
 def audit_money(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike audit money`: 1 on any finding."""
 
-    async def work(office: Office) -> int:
-        findings = await audit.check(office.database, arguments.period, _tell if sys.stderr.isatty() else None)
+    async def work(admin: AdminServices) -> int:
+        findings = await audit.check(admin.database, arguments.period, _tell if sys.stderr.isatty() else None)
         for finding in findings:
             print(msgspec.json.encode(finding).decode())
-        print("the books are right" if not findings else f"{len(findings)} findings", file=sys.stderr)
+        print("the books are right" if not findings else counted(len(findings), "finding"), file=sys.stderr)
         return 1 if findings else 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def _tell(what: str, done: int, of: int) -> None:
@@ -36,10 +37,10 @@ def _tell(what: str, done: int, of: int) -> None:
 def audit_counts(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike audit counts`: what each replica's journal counted against its usage events; 1 if they differ."""
 
-    async def work(office: Office) -> int:
+    async def work(admin: AdminServices) -> int:
         probes = await probe_replicas(settings)
         since = {found.hello.replica: found.hello.since for found in probes}
-        events = {row.replica: row for row in await audit.counts_by_replica(office.database, since)}
+        events = {row.replica: row for row in await audit.counts_by_replica(admin.database, since)}
         rows: list[tuple[str, str, int, int, str]] = []
         for found in probes:
             name = found.hello.replica
@@ -60,4 +61,4 @@ def audit_counts(settings: Settings, arguments: argparse.Namespace) -> int:
             print(f"{name} has events, and does not answer: not compared", file=sys.stderr)
         return 0 if rows and all(row[-1] == "equal" for row in rows) else 1
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)

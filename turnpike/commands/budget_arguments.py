@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from turnpike.commands.tenant_argument import CommandParser
-from turnpike.settings import ADMIN
+from turnpike.settings.settings import ADMIN
 
 
 def declare(tree: Any, command: Callable[[str, str], Any]) -> None:

@@ -7,14 +7,14 @@ import sys
 import time
 from pathlib import Path
 
-from billing.exports.datasets import Asked
-from billing.exports.files import Order, dataset_of, export, format_of, manifest_path
+from billing.exports.datasets import ExportQuery
+from billing.exports.files import ExportOrder, dataset_of, export, format_of, manifest_path
 from billing.exports.journal import parse_account_codes
-from turnpike.commands.running import with_office
-from turnpike.exporting import names
+from storage.free_text import counted
+from turnpike.admin_services import AdminServices, names
+from turnpike.commands.running import with_admin_services
 from turnpike.failures import CommandError
-from turnpike.office import Office
-from turnpike.settings import Settings
+from turnpike.settings.settings import Settings
 
 
 def export_data(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -23,18 +23,18 @@ def export_data(settings: Settings, arguments: argparse.Namespace) -> int:
     period = arguments.period or time.strftime("%Y-%m", time.gmtime())
     codes = parse_account_codes(settings.account_codes)
 
-    async def work(office: Office) -> int:
-        tenant = (await office.tenancy.tenant(arguments.tenant)).id if arguments.tenant else None
-        asked = Asked(
+    async def work(admin: AdminServices) -> int:
+        tenant = (await admin.tenancy.tenant(arguments.tenant)).id if arguments.tenant else None
+        asked = ExportQuery(
             period=period,
             tenant_id=tenant,
-            names=await names(office.tenancy),
+            names=await names(admin.tenancy),
             account_codes=codes,
             provider=settings.provider_name,
         )
         path = _path(arguments.output, f"{dataset.name}-{period}.{form}")
         try:
-            manifest = await export(office.database, office.prices, Order(dataset, form, asked), path, _shown)
+            manifest = await export(admin.database, admin.prices, ExportOrder(dataset, form, asked), path, _shown)
         except OSError as error:
             raise CommandError(f"-o: cannot write {path}: {error.strerror}") from error
         _clear()
@@ -43,11 +43,11 @@ def export_data(settings: Settings, arguments: argparse.Namespace) -> int:
             for column, by_currency in manifest.sums.items()
             for currency, amount in by_currency.items()
         )
-        print(f"{path}: {manifest.rows} rows{f', {sums}' if sums else ''}")
+        print(f"{path}: {counted(manifest.rows, 'row')}{f', {sums}' if sums else ''}")
         print(f"{manifest_path(path)}: SHA-256 {manifest.sha256}")
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def _path(output: str | None, usual: str) -> Path:
@@ -58,7 +58,7 @@ def _path(output: str | None, usual: str) -> Path:
 async def _shown(rows: int) -> None:
     """Progress, where somebody watches."""
     if sys.stderr.isatty():
-        print(f"\r{rows} rows", end="", file=sys.stderr, flush=True)
+        print(f"\r{counted(rows, 'row')}", end="", file=sys.stderr, flush=True)
 
 
 def _clear() -> None:

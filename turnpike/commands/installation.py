@@ -6,11 +6,11 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from storage import migrate as migrations
-from turnpike import secrets
-from turnpike.data_folder import prepare_data_folder
+from storage.database import migrate as migrations
 from turnpike.failures import CommandError
-from turnpike.settings import Settings
+from turnpike.settings import secrets
+from turnpike.settings.data_folder import prepare_data_folder
+from turnpike.settings.settings import Settings
 
 
 def migrate(settings: Settings, arguments: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
-from turnpike.settings import ADMIN
+from turnpike.settings.settings import ADMIN
 
 Command: TypeAlias = Callable[[str, str], Any]
 

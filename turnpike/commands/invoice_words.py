@@ -6,10 +6,11 @@ from datetime import date
 
 import msgspec
 
-from billing.invoices.currencies import format_minor
 from billing.invoices.document import Document
-from billing.invoices.records import Record
+from billing.invoices.minor_units import format_minor
+from billing.invoices.records import InvoiceRecord
 from billing.money import format_pico
+from storage.free_text import counted
 from turnpike.failures import CommandError
 
 NOTHING_WRITTEN = "dry run, nothing written"
@@ -21,7 +22,7 @@ def totals_line(document: Document) -> str:
     def money(amount: int) -> str:
         return f"{format_minor(amount, document.currency)} {document.currency}"
 
-    parts = [f"{len(document.lines)} lines", f"net {money(document.net)}", f"VAT {money(document.tax)}"]
+    parts = [counted(len(document.lines), "line"), f"net {money(document.net)}", f"VAT {money(document.tax)}"]
     if document.prepaid:
         parts.append(f"paid in advance {money(document.prepaid)}")
     if document.returned is not msgspec.UNSET:
@@ -32,7 +33,7 @@ def totals_line(document: Document) -> str:
     return ", ".join([*parts, f"{asked} {money(document.payable)}"])
 
 
-def record_line(record: Record) -> str:
+def record_line(record: InvoiceRecord) -> str:
     """How an invoice or credit note stands."""
 
     def money(amount: int) -> str:

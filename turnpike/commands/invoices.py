@@ -13,30 +13,31 @@ from pathlib import Path
 
 from billing.invoices import drill_down
 from billing.invoices.advice import summary
-from billing.invoices.crediting import credit
-from billing.invoices.currencies import format_minor, minor_digits
+from billing.invoices.collection import give_up, pay, void
+from billing.invoices.credit_notes import credit
 from billing.invoices.document import Document
+from billing.invoices.minor_units import format_minor, minor_digits
 from billing.invoices.parties import vat_warnings
 from billing.invoices.pdf import to_pdf
 from billing.invoices.presentation import carried_on
-from billing.invoices.records import Invoices, Record
-from billing.invoices.settling import give_up, pay, void
+from billing.invoices.records import InvoiceRecord, Invoices
 from billing.money import format_pico
-from storage.base import from_instant, new_id, to_instant
+from storage.database.base import from_instant, new_id, to_instant
+from storage.free_text import counted
+from turnpike.admin_services import AdminServices
 from turnpike.commands.invoice_words import NOTHING_WRITTEN, parse_day, record_line, totals_line
-from turnpike.commands.running import table, with_office
+from turnpike.commands.running import table, with_admin_services
 from turnpike.failures import CommandError
-from turnpike.office import Office
-from turnpike.settings import Settings
+from turnpike.settings.settings import Settings
 
 
 def list_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike invoices list`."""
 
-    async def work(office: Office) -> int:
-        names = {tenant.id: tenant.name for tenant in await office.tenancy.list_tenants()}
-        tenant = (await office.tenancy.tenant(arguments.tenant)).id if arguments.tenant else None
-        found = await Invoices(office.database).found(tenant, arguments.period, arguments.state)
+    async def work(admin: AdminServices) -> int:
+        names = {tenant.id: tenant.name for tenant in await admin.tenancy.list_tenants()}
+        tenant = (await admin.tenancy.tenant(arguments.tenant)).id if arguments.tenant else None
+        found = await Invoices(admin.database).found(tenant, arguments.period, arguments.state)
         rows = [
             {
                 "number": record.number or "",
@@ -60,10 +61,10 @@ def list_invoices(settings: Settings, arguments: argparse.Namespace) -> int:
             print("no invoices")
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
-def _sums(found: Sequence[Record]) -> list[dict[str, str]]:
+def _sums(found: Sequence[InvoiceRecord]) -> list[dict[str, str]]:
     """What documents come to, by currency: credit notes less, what is void or a draft not at all."""
     rows = []
     for currency in sorted({record.currency for record in found}):
@@ -73,7 +74,7 @@ def _sums(found: Sequence[Record]) -> list[dict[str, str]]:
             sign = -1 if record.kind == "credit_note" else 1
             sums.update({name: sign * amount for name, amount in record.counted.items()})
         empty = dict.fromkeys(("number", "kind", "state", "tenant", "period", "issued", "due"), "")
-        named = empty | {"number": "total", "kind": f"{len(counting)} documents", "currency": currency}
+        named = empty | {"number": "total", "kind": counted(len(counting), "document"), "currency": currency}
         names = ("net", "tax", "gross", "prepaid", "paid", "credited", "left")
         rows.append(named | {name: format_minor(sums[name], currency) for name in names})
     return rows
@@ -82,39 +83,39 @@ def _sums(found: Sequence[Record]) -> list[dict[str, str]]:
 def show_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike invoices show`."""
 
-    async def work(office: Office) -> int:
-        record = await _chosen(office, arguments)
-        document = await Invoices(office.database).document(record.id)
+    async def work(admin: AdminServices) -> int:
+        record = await _chosen(admin, arguments)
+        document = await Invoices(admin.database).document(record.id)
         if arguments.line is not None:
-            await _drill_down(office, record, document, arguments)
+            await _drill_down(admin, record, document, arguments)
         elif arguments.format == "json":
-            from billing.invoices.canonical import canonical  # noqa: PLC0415  # for this form alone
+            from billing.invoices.document import canonical  # noqa: PLC0415  # for this form alone
 
             print(canonical(document))
         else:
             _show(record, document)
-            for payment in await Invoices(office.database).payments(record.id):
+            for payment in await Invoices(admin.database).payments(record.id):
                 paid = f"{format_minor(payment.amount, record.currency)} {record.currency}"
                 print(f"paid {paid} on {from_instant(payment.at).date()}: {payment.reference}")
-            for note in await Invoices(office.database).credit_notes(record.id):
+            for note in await Invoices(admin.database).credit_notes(record.id):
                 print(f"credited {format_minor(note.gross, note.currency)} {note.currency} by {note.number}")
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def print_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike invoices pdf`."""
     fonts = Path(arguments.fonts) if arguments.fonts else None
 
-    async def work(office: Office) -> int:
-        invoices = Invoices(office.database)
+    async def work(admin: AdminServices) -> int:
+        invoices = Invoices(admin.database)
         if arguments.all:
             if not arguments.period:
                 raise CommandError("--all needs --period: which month's invoices?")
             records = await invoices.found(None, arguments.period)
         else:
-            records = [await _chosen(office, arguments)]
+            records = [await _chosen(admin, arguments)]
         for record in records:
             document = await invoices.document(record.id)
             name = record.number or f"draft-{record.period}-{str(record.tenant_id)[-12:]}"
@@ -132,38 +133,38 @@ def print_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
             )
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def pay_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike invoices pay NUMBER`."""
 
-    async def change(office: Office, record: Record) -> Record:
+    async def change(admin: AdminServices, record: InvoiceRecord) -> InvoiceRecord:
         amount = None if arguments.amount is None else _minor(arguments.amount, record.currency)
-        return await pay(office.database, record, arguments.reference, amount, write=not arguments.dry_run)
+        return await pay(admin.database, record, arguments.reference, amount, write=not arguments.dry_run)
 
     return _change(settings, arguments, change)
 
 
 def void_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike invoices void NUMBER`."""
-    return _change(settings, arguments, lambda office, it: void(office.database, it, write=not arguments.dry_run))
+    return _change(settings, arguments, lambda admin, it: void(admin.database, it, write=not arguments.dry_run))
 
 
 def uncollectible_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike invoices uncollectible NUMBER`."""
-    return _change(settings, arguments, lambda office, it: give_up(office.database, it, write=not arguments.dry_run))
+    return _change(settings, arguments, lambda admin, it: give_up(admin.database, it, write=not arguments.dry_run))
 
 
 def credit_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike invoices credit-note NUMBER`."""
     issued = parse_day(arguments.issued, "--issued") if arguments.issued else None
 
-    async def work(office: Office) -> int:
-        record = await _chosen(office, arguments)
+    async def work(admin: AdminServices) -> int:
+        record = await _chosen(admin, arguments)
         amounts = dict(_credited(text, record.currency) for text in arguments.line) if arguments.line else None
         note, document = await credit(
-            office.database,
+            admin.database,
             record,
             arguments.reason,
             request=arguments.request or str(new_id()),
@@ -175,24 +176,26 @@ def credit_invoice(settings: Settings, arguments: argparse.Namespace) -> int:
             print(f"a credit note of {totals_line(document)} ({NOTHING_WRITTEN})")
         else:
             print(record_line(note))
-            print(record_line(await Invoices(office.database).numbered(record.name, record.seller)))
+            print(record_line(await Invoices(admin.database).numbered(record.name, record.seller)))
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 # ------------------------------------------------------------ what these are made of
 
 
 def _change(
-    settings: Settings, arguments: argparse.Namespace, change: Callable[[Office, Record], Awaitable[Record]]
+    settings: Settings,
+    arguments: argparse.Namespace,
+    change: Callable[[AdminServices, InvoiceRecord], Awaitable[InvoiceRecord]],
 ) -> int:
-    async def work(office: Office) -> int:
-        after = await change(office, await _chosen(office, arguments))
+    async def work(admin: AdminServices) -> int:
+        after = await change(admin, await _chosen(admin, arguments))
         print(record_line(after) + (f" ({NOTHING_WRITTEN})" if arguments.dry_run else ""))
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def _written(path: Path, usual: str, content: bytes) -> Path:
@@ -207,21 +210,24 @@ def _written(path: Path, usual: str, content: bytes) -> Path:
     return path
 
 
-async def _chosen(office: Office, arguments: argparse.Namespace) -> Record:
+async def _chosen(admin: AdminServices, arguments: argparse.Namespace) -> InvoiceRecord:
     """The invoice that the command line names, by number, or by tenant and period."""
-    invoices = Invoices(office.database)
+    invoices = Invoices(admin.database)
     if arguments.number:
         return await invoices.numbered(arguments.number, arguments.seller)
     if not (getattr(arguments, "tenant", None) and getattr(arguments, "period", None)):
         raise CommandError("say which: its NUMBER, or --tenant and --period")
-    tenant = await office.tenancy.tenant(arguments.tenant)
+    tenant = await admin.tenancy.tenant(arguments.tenant)
     record = await invoices.draft(tenant.id, arguments.period)
     if record is None:
-        raise CommandError(f"{tenant.name} has no invoice of {arguments.period}: turnpike invoices draft")
+        raise CommandError(
+            f"{tenant.name} has no invoice of {arguments.period}: "
+            f"`turnpike invoices draft --tenant {tenant.name} --period {arguments.period}`"
+        )
     return record
 
 
-def _show(record: Record, document: Document) -> None:
+def _show(record: InvoiceRecord, document: Document) -> None:
     print(record_line(record))
     print(f"from {document.seller.name}, for {document.buyer.name}, {document.period}")
     if document.reason:
@@ -250,28 +256,33 @@ def _rate(micro: int, unit: str) -> str:
     return f"{Decimal(micro) / 1_000_000:f}" if unit else ""
 
 
-async def _drill_down(office: Office, record: Record, document: Document, arguments: argparse.Namespace) -> None:
+async def _drill_down(
+    admin: AdminServices, record: InvoiceRecord, document: Document, arguments: argparse.Namespace
+) -> None:
     if not 1 <= arguments.line <= len(document.lines):
         raise CommandError(f"--line: {record.name} has the lines 1 to {len(document.lines)}")
     line = document.lines[arguments.line - 1]
-    print(f"{record.name}, line {arguments.line}: {line.text}, {line.units} units, {format_pico(int(line.exact))}")
+    print(
+        f"{record.name}, line {arguments.line}: {line.text}, {counted(int(line.units), 'unit')}, "
+        f"{format_pico(int(line.exact))}"
+    )
     if line.kind not in drill_down.OPENED or line.of:
         raise CommandError(f"--line: line {arguments.line} is no usage, so it has no days")
     heading = ("units", f"exact {document.currency}")
     if arguments.day is None:
-        parts = await drill_down.days(office.database, record, arguments.line)
+        parts = await drill_down.days(admin.database, record, arguments.line)
         _parts("day", [from_instant(part.start).date().isoformat() for part in parts], parts, document.currency)
         return
     day = to_instant(datetime.combine(parse_day(arguments.day, "--day"), datetime.min.time(), UTC))
     if arguments.hour is None:
-        parts = await drill_down.hours(office.database, record, arguments.line, day)
+        parts = await drill_down.hours(admin.database, record, arguments.line, day)
         _parts("hour", [from_instant(part.start).strftime("%H") for part in parts], parts, document.currency)
         return
     if not 0 <= arguments.hour < 24:
         raise CommandError("--hour: 0 to 23")
     hour, after = day + arguments.hour * drill_down.HOUR, None
     while True:
-        page = await drill_down.requests(office.database, record, arguments.line, hour, after=after, limit=1000)
+        page = await drill_down.requests(admin.database, record, arguments.line, hour, after=after, limit=1000)
         rows_of = [
             (from_instant(r.admitted_at).isoformat(), r.id, r.corrects or "", r.project_id, r.units,
              format_pico(r.exact_pico))
@@ -283,7 +294,7 @@ async def _drill_down(office: Office, record: Record, document: Document, argume
             return
 
 
-def _parts(name: str, labels: Sequence[str], parts: Sequence[drill_down.Part], currency: str) -> None:
+def _parts(name: str, labels: Sequence[str], parts: Sequence[drill_down.LineSlice], currency: str) -> None:
     """Days or hours with their sum, which is that of the level above."""
     rows = [
         (label, part.requests, part.adjustments, part.units, format_pico(part.exact_pico))

@@ -6,22 +6,23 @@ import argparse
 
 import msgspec
 
-from billing.lost_journals import KnownJournal, declare_lost, known_journals
 from billing.money import format_pico
-from gateway.fleet.link import unnamed_journal
-from storage.base import from_instant
-from turnpike.commands.running import table, with_office
-from turnpike.office import Office, system_user
-from turnpike.probe import probe_replicas
-from turnpike.settings import Settings
+from billing.replica_journals.lost_journals import KnownJournal, declare_lost, known_journals
+from gateway.fleet.replica_link import unnamed_journal
+from storage.database.base import from_instant
+from storage.free_text import counted
+from turnpike.admin_services import AdminServices, system_user
+from turnpike.commands.running import table, with_admin_services
+from turnpike.processes.replica_probe import probe_replicas
+from turnpike.settings.settings import Settings
 
 
 def list_journals(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike journals list`."""
 
-    async def work(office: Office) -> int:
+    async def work(admin: AdminServices) -> int:
         answering = await _answering(settings)
-        found = [(_state(one, answering), one) for one in await known_journals(office.database)]
+        found = [(_state(one, answering), one) for one in await known_journals(admin.database)]
         if arguments.format == "json":
             rows = [msgspec.to_builtins(one) | {"state": state} for state, one in found]
             print(msgspec.json.encode(rows).decode())
@@ -44,15 +45,15 @@ def list_journals(settings: Settings, arguments: argparse.Namespace) -> int:
         )
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def declare_journal_lost(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike journals declare-lost REPLICA`."""
 
-    async def work(office: Office) -> int:
+    async def work(admin: AdminServices) -> int:
         loss = await declare_lost(
-            office.database,
+            admin.database,
             arguments.journal,
             author=arguments.by or system_user(),
             reason=arguments.reason,
@@ -61,14 +62,14 @@ def declare_journal_lost(settings: Settings, arguments: argparse.Namespace) -> i
         at = from_instant(loss.at).isoformat(timespec="seconds")
         print(
             f"journal {loss.journal} of {loss.replica} is declared lost since {at} by {loss.author}: {loss.reason}\n"
-            f"{loss.events} of its requests are recorded; {loss.missing} of its numbers have no event, and nobody will "
-            f"know what they counted\n"
-            f"{loss.holds} open holds of {format_pico(loss.held_pico)} waited for it: a gateway gives back those "
-            f"that no other journal knows"
+            f"requests of it that are recorded: {loss.events}; numbers without an event, whose counts nobody "
+            f"will know: {loss.missing}\n"
+            f"{counted(loss.holds, 'open hold')}, {format_pico(loss.held_pico)} in all, waited for it: "
+            f"a gateway gives back those that no other journal knows"
         )
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 async def _answering(settings: Settings) -> set[str]:

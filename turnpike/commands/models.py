@@ -7,22 +7,22 @@ import json
 
 from billing.prices import PriceMissing
 from billing.prices.grid import amount
-from turnpike.commands.running import table, with_office
-from turnpike.office import Office
-from turnpike.probe import probe_replicas
-from turnpike.settings import Settings
+from turnpike.admin_services import AdminServices
+from turnpike.commands.running import table, with_admin_services
+from turnpike.processes.replica_probe import probe_replicas
+from turnpike.settings.settings import Settings
 
 
 def models(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike models`: what the folders say, what the replicas say, what it costs."""
-    from gateway.registry import Registry  # noqa: PLC0415  # tokenizers take a moment to load
+    from gateway.served_models.registry import ModelRegistry  # noqa: PLC0415  # tokenizers take a moment to load
 
-    async def work(office: Office) -> int:
+    async def work(admin: AdminServices) -> int:
         replicas = await probe_replicas(settings)
         rows = []
-        for model in Registry.load(settings.model_folders):
+        for model in ModelRegistry.load(settings.model_folders):
             try:
-                version = await office.prices.current(model.name)
+                version = await admin.prices.current(model.name)
                 currency: str | None = version.currency
                 price = {
                     meter: amount(version.price(meter, "standard", 0))
@@ -63,4 +63,4 @@ def models(settings: Settings, arguments: argparse.Namespace) -> int:
             )
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)

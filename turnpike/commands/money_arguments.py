@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from turnpike.settings import ADMIN
+from turnpike.settings.settings import ADMIN
 
 
 def declare(tree: Any, tenants: Any, command: Callable[[str, str], Any]) -> None:

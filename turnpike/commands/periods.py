@@ -7,19 +7,19 @@ import sys
 
 import msgspec
 
-from billing.epochs import declare_dead
-from billing.periods import Periods
-from storage.base import from_instant
-from turnpike.commands.running import table, with_office
-from turnpike.office import Office
-from turnpike.settings import Settings
+from billing.periods.periods import Periods
+from billing.spool.gateway_epochs import declare_dead
+from storage.database.base import from_instant
+from turnpike.admin_services import AdminServices
+from turnpike.commands.running import table, with_admin_services
+from turnpike.settings.settings import Settings
 
 
 def list_periods(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike periods list`."""
 
-    async def work(office: Office) -> int:
-        periods = Periods(office.database)
+    async def work(admin: AdminServices) -> int:
+        periods = Periods(admin.database)
         found = await periods.known()
         waiting = {p.period: (await periods.waiting(p.period)).reasons() for p in found if p.state == "closing"}
         if arguments.format == "json":
@@ -35,32 +35,32 @@ def list_periods(settings: Settings, arguments: argparse.Namespace) -> int:
                 print(f"{period} waits: {reason}", file=sys.stderr)
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def close_period(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike periods close PERIOD`."""
 
-    async def work(office: Office) -> int:
-        closed = await Periods(office.database).close(arguments.period, dry_run=arguments.dry_run)
+    async def work(admin: AdminServices) -> int:
+        closed = await Periods(admin.database).close(arguments.period, dry_run=arguments.dry_run)
         if closed.state != "closed":
             print(f"{closed.period} can be closed; nothing was written")
             return 0
         print(f"{closed.period} is closed since {_when(closed.closed_at)}")
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def declare_epoch_dead(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike periods declare-dead EPOCH`."""
 
-    async def work(office: Office) -> int:
-        epoch = await declare_dead(office.database, arguments.epoch, arguments.reason, settings.data / "spool")
+    async def work(admin: AdminServices) -> int:
+        epoch = await declare_dead(admin.database, arguments.epoch, arguments.reason, settings.data / "spool")
         print(f"epoch {epoch.epoch} of gateway {epoch.gateway} is {epoch.state}: no period waits for it")
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def _when(instant: int | None) -> str:

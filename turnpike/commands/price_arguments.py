@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from turnpike.commands.platform_arguments import add_second_operator
-from turnpike.settings import ADMIN
+from turnpike.settings.settings import ADMIN
 
 METER_WORDS = {
     "uncached": "prompt tokens that were computed",

@@ -9,10 +9,10 @@ import msgspec
 
 from billing.platform_settings import APPROVALS
 from billing.prices.approval import BY_KEY, PriceSheets
-from gateway.tenancy.authenticator import AuthenticationFailed
+from tenancy.authenticator import AuthenticationFailed
+from turnpike.admin_services import AdminServices, system_user
 from turnpike.failures import CommandError
-from turnpike.office import Office, system_user
-from turnpike.settings import Settings
+from turnpike.settings.settings import Settings
 
 FLAG = "--operator-key-file"
 SECOND_FLAG = "--second-operator-key-file"
@@ -25,45 +25,45 @@ class Author(msgspec.Struct, frozen=True):
     sheets: PriceSheets
 
 
-async def author(office: Office, settings: Settings, arguments: argparse.Namespace) -> Author:
+async def author(admin: AdminServices, settings: Settings, arguments: argparse.Namespace) -> Author:
     """Who runs this command.
 
     Where it takes two operators, a key is the only way to say so. Raises CommandError.
     """
     if settings.operator_key_file:
-        name = await _operator(office, Path(settings.operator_key_file))
+        name = await _operator(admin, Path(settings.operator_key_file))
         if arguments.by not in (None, name):
             raise CommandError(f"--by: the key in {settings.operator_key_file} is {name}'s; leave --by out")
-        return Author(name, PriceSheets(office.database, via=f"{BY_KEY}, {system_user()}"))
-    if await office.platform.value(APPROVALS) == "on":
+        return Author(name, PriceSheets(admin.database, via=f"{BY_KEY}, {system_user()}"))
+    if await admin.platform.value(APPROVALS) == "on":
         raise CommandError(
-            f"changing prices takes two operators (turnpike platform show): present your key, {FLAG} FILE"
+            f"changing prices takes two operators (`turnpike platform show`): present your key, {FLAG} FILE"
         )
-    return Author(system_user() if arguments.by is None else str(arguments.by), office.sheets)
+    return Author(system_user() if arguments.by is None else str(arguments.by), admin.sheets)
 
 
-async def two_operators(office: Office, settings: Settings, arguments: argparse.Namespace) -> list[str]:
+async def two_operators(admin: AdminServices, settings: Settings, arguments: argparse.Namespace) -> list[str]:
     """Who changes what guards the platform: one operator, or two while approvals are on, each by the key presented.
 
     Raises CommandError.
     """
     if not settings.operator_key_file:
         raise CommandError(f"present your operator's key: {FLAG} FILE")
-    names = [await _operator(office, Path(settings.operator_key_file))]
-    if await office.platform.value(APPROVALS) == "on":
+    names = [await _operator(admin, Path(settings.operator_key_file))]
+    if await admin.platform.value(APPROVALS) == "on":
         if not arguments.second_operator_key_file:
             raise CommandError(f"approvals are on, so this takes a second operator's key too: {SECOND_FLAG} FILE")
-        names.append(await _operator(office, Path(arguments.second_operator_key_file), SECOND_FLAG))
+        names.append(await _operator(admin, Path(arguments.second_operator_key_file), SECOND_FLAG))
         if names[0].casefold() == names[1].casefold():
             raise CommandError(f"{SECOND_FLAG}: both keys are {names[0]}'s; it takes another operator's")
     return names
 
 
-async def _operator(office: Office, path: Path, flag: str = FLAG) -> str:
+async def _operator(admin: AdminServices, path: Path, flag: str = FLAG) -> str:
     try:
-        return (await office.authenticator.authenticate_operator(_key_in(path, flag))).name
+        return (await admin.authenticator.authenticate_operator(_key_in(path, flag))).name
     except AuthenticationFailed as error:
-        make = "turnpike keys create --operator --name WHO"
+        make = "`turnpike keys create --operator --name WHO`"
         raise CommandError(f"{flag}: {path} holds no operator's key that is valid: {make}") from error
 
 

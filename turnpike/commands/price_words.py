@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from billing.instants import InvalidInstant, parse_instant
+from billing.calendar import InvalidInstant, parse_instant
 from billing.money import InvalidPrice
 from billing.prices.grid import amount, derived, difference, in_order, parse_factor, parse_rows
 from billing.prices.version import EVERY_LANE, Cell, Rows

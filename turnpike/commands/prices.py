@@ -7,17 +7,18 @@ import json
 import sys
 from pathlib import Path
 
-from billing.instants import format_instant
+from billing.calendar import format_instant
 from billing.money import InvalidPrice
 from billing.platform_settings import APPROVALS
 from billing.prices import PriceMissing
-from billing.prices.books import BASE, Book
 from billing.prices.errors import UnknownBook
 from billing.prices.grid import amount, in_order
 from billing.prices.litellm import read_entry, read_file
-from billing.prices.sheets import Proposal, Sheet
+from billing.prices.price_books import BASE, PriceBook
+from billing.prices.sheets import PriceProposal, PriceSheet
 from billing.prices.spreadsheet import read_csv, write_csv
 from billing.prices.version import Cell, Rows
+from turnpike.admin_services import AdminServices
 from turnpike.commands.price_author import author, two_operators
 from turnpike.commands.price_words import (
     difference_table,
@@ -28,10 +29,9 @@ from turnpike.commands.price_words import (
     rows_asked_for,
     staying_table,
 )
-from turnpike.commands.running import CURRENCY, table, with_office
+from turnpike.commands.running import CURRENCY, table, with_admin_services
 from turnpike.failures import CommandError
-from turnpike.office import Office
-from turnpike.settings import Settings
+from turnpike.settings.settings import Settings
 
 
 def set_prices(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -47,40 +47,40 @@ def draft_prices(settings: Settings, arguments: argparse.Namespace) -> int:
 def approve_prices(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike prices approve`."""
 
-    async def work(office: Office) -> int:
-        who = await author(office, settings, arguments)
+    async def work(admin: AdminServices) -> int:
+        who = await author(admin, settings, arguments)
         _decided(
             await who.sheets.approve(arguments.sheet, who.name, arguments.reason, dry_run=arguments.dry_run), arguments
         )
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def withdraw_prices(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike prices withdraw`."""
 
-    async def work(office: Office) -> int:
-        who = await author(office, settings, arguments)
+    async def work(admin: AdminServices) -> int:
+        who = await author(admin, settings, arguments)
         _decided(
             await who.sheets.withdraw(arguments.sheet, who.name, arguments.reason, dry_run=arguments.dry_run), arguments
         )
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def list_prices(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike prices list`."""
 
-    async def work(office: Office) -> int:
-        book = await _book(office, arguments, writing=False)
+    async def work(admin: AdminServices) -> int:
+        book = await _book(admin, arguments, writing=False)
         at = instant(arguments, "at")
-        models = [arguments.served_model] if arguments.served_model else await office.prices.models()
+        models = [arguments.served_model] if arguments.served_model else await admin.prices.models()
         found = []
         for model in models:
             try:
-                found.append(await office.prices.in_book(book, model, at))
+                found.append(await admin.prices.in_book(book, model, at))
             except PriceMissing:
                 if arguments.served_model:
                     raise
@@ -97,17 +97,17 @@ def list_prices(settings: Settings, arguments: argparse.Namespace) -> int:
                 print(f"{each.model}: version {each.id}, from {format_instant(each.effective_at)}")
                 price_table(each.rows, each.currency)
             if not found:
-                print("no prices; set some: turnpike prices set NAME --uncached … --read … --output …")
+                print("no prices; set some: `turnpike prices set NAME --uncached … --read … --output …`")
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def show_prices(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike prices show`."""
 
-    async def work(office: Office) -> int:
-        sheet = await office.sheets.get(arguments.sheet)
+    async def work(admin: AdminServices) -> int:
+        sheet = await admin.sheets.get(arguments.sheet)
         _tell(sheet)
         price_table(sheet.rows, sheet.book.currency)
         if sheet.forced:
@@ -119,30 +119,30 @@ def show_prices(settings: Settings, arguments: argparse.Namespace) -> int:
             print(f"{format_instant(change.at)}  {change.action} by {change.actor}{via}{why} ({hashes})")
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def diff_prices(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike prices diff`."""
 
-    async def work(office: Office) -> int:
-        sheet = await office.sheets.get(arguments.sheet)
+    async def work(admin: AdminServices) -> int:
+        sheet = await admin.sheets.get(arguments.sheet)
         if arguments.other is not None:
-            other = await office.sheets.get(arguments.other)
+            other = await admin.sheets.get(arguments.other)
             difference_table(other.rows, sheet.rows, sheet.book.currency)
             return 0
-        before, after, _ = await office.sheets.effect(sheet)
+        before, after, _ = await admin.sheets.effect(sheet)
         difference_table(before, after, sheet.book.currency)
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def price_history(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike prices history`."""
 
-    async def work(office: Office) -> int:
-        sheets = await office.sheets.history(arguments.served_model, arguments.book)
+    async def work(admin: AdminServices) -> int:
+        sheets = await admin.sheets.history(arguments.served_model, arguments.book)
         if arguments.format == "json":
             print(json.dumps([_sheet_as_json(sheet) for sheet in sheets], indent=2))
             return 0
@@ -155,16 +155,16 @@ def price_history(settings: Settings, arguments: argparse.Namespace) -> int:
         table(("sheet", "book", "model", "state", "from", "until", "who", "why"), rows)
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def list_books(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike prices books`."""
 
-    async def work(office: Office) -> int:
-        books = await office.books.list()
+    async def work(admin: AdminServices) -> int:
+        books = await admin.books.list()
         names = {book.id: book.name for book in books}
-        tenants = {tenant.id: tenant.name for tenant in await office.tenancy.list_tenants()}
+        tenants = {tenant.id: tenant.name for tenant in await admin.tenancy.list_tenants()}
         rows = [
             (
                 book.name,
@@ -177,7 +177,7 @@ def list_books(settings: Settings, arguments: argparse.Namespace) -> int:
         table(("book", "currency", "base", "tenant"), rows)
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def make_book(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -185,19 +185,19 @@ def make_book(settings: Settings, arguments: argparse.Namespace) -> int:
     if bool(arguments.tenant) == bool(arguments.currency):
         raise CommandError("say either --tenant NAME (its own book) or --currency CODE (a base book)")
 
-    async def work(office: Office) -> int:
+    async def work(admin: AdminServices) -> int:
         if arguments.tenant:
-            tenant = await office.tenancy.tenant(arguments.tenant)
-            if arguments.base != BASE and await office.platform.value(APPROVALS) == "on":
+            tenant = await admin.tenancy.tenant(arguments.tenant)
+            if arguments.base != BASE and await admin.platform.value(APPROVALS) == "on":
                 # other prices, with no sheet that somebody else could approve
-                await two_operators(office, settings, arguments)
-            book = await office.books.create_for(tenant.id, arguments.name, arguments.base)
+                await two_operators(admin, settings, arguments)
+            book = await admin.books.create_for(tenant.id, arguments.name, arguments.base)
         else:
-            book = await office.books.create(arguments.name, arguments.currency)
+            book = await admin.books.create(arguments.name, arguments.currency)
         print(f"made the price book {book.name} in {book.currency}")
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def import_prices(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -213,21 +213,19 @@ def import_prices(settings: Settings, arguments: argparse.Namespace) -> int:
         else (0, [(model, currency, rows) for model, (currency, rows) in read_csv(text).items()])
     )
 
-    async def work(office: Office) -> int:
-        book = await _book(office, arguments, writing=True)
+    async def work(admin: AdminServices) -> int:
+        book = await _book(admin, arguments, writing=True)
         wrong = refused
         for model, currency, rows in chosen:
             print(f"{model}:")
             try:
-                await _write(
-                    office, settings, arguments, _proposal(arguments, book, model, rows, currency), draft=False
-                )
+                await _write(admin, settings, arguments, _proposal(arguments, book, model, rows, currency), draft=False)
             except (ValueError, LookupError) as error:
                 print(f"refused: {error}")
                 wrong += 1
         return 1 if wrong else 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def _from_litellm(text: str, arguments: argparse.Namespace) -> tuple[int, list[tuple[str, str, dict[Cell, int]]]]:
@@ -272,26 +270,26 @@ def _propose(settings: Settings, arguments: argparse.Namespace, *, draft: bool) 
         hint = "" if draft else ", or --from-model-folder"
         raise CommandError(f"say NAME and its prices (--uncached, --read, --output, …){hint}")
 
-    async def work(office: Office) -> int:
-        book = await _book(office, arguments, writing=True)
+    async def work(admin: AdminServices) -> int:
+        book = await _book(admin, arguments, writing=True)
         for model, currency, rows in chosen:
             proposal = _proposal(arguments, book, model, rows, currency)
             try:
-                await _write(office, settings, arguments, proposal, draft=draft)
+                await _write(admin, settings, arguments, proposal, draft=draft)
             except InvalidPrice as error:
                 if from_folder:
                     raise
                 raise CommandError(f"{flag_of(error.meter)}: {error}") from error
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def _proposal(
-    arguments: argparse.Namespace, book: Book | None, model: str, rows: Rows, currency: str | None
-) -> Proposal:
+    arguments: argparse.Namespace, book: PriceBook | None, model: str, rows: Rows, currency: str | None
+) -> PriceProposal:
     overrides = book is not None and book.tenant_id is not None and not getattr(arguments, "whole", False)
-    return Proposal(
+    return PriceProposal(
         model=model,
         rows=rows,
         book=book.name if book else BASE,
@@ -303,31 +301,31 @@ def _proposal(
 
 
 async def _write(
-    office: Office, settings: Settings, arguments: argparse.Namespace, proposal: Proposal, *, draft: bool
+    admin: AdminServices, settings: Settings, arguments: argparse.Namespace, proposal: PriceProposal, *, draft: bool
 ) -> None:
     """Show what changes, then write it, unless this is a dry run."""
-    before, after, currency = await office.sheets.check(proposal, arguments.force)
+    before, after, currency = await admin.sheets.check(proposal, arguments.force)
     difference_table(before, after, currency)
     if proposal.kind == "overrides":
         staying_table(before, after, currency)
     if arguments.dry_run:
         print(f"{proposal.model}: checked, nothing written")
         return
-    who = await author(office, settings, arguments)
+    who = await author(admin, settings, arguments)
     write = who.sheets.draft if draft else who.sheets.put
     _tell(await write(proposal, who.name, arguments.reason, arguments.force))
 
 
-async def _book(office: Office, arguments: argparse.Namespace, *, writing: bool) -> Book | None:
+async def _book(admin: AdminServices, arguments: argparse.Namespace, *, writing: bool) -> PriceBook | None:
     """The book that is meant; None for `base` before its first price. Raises UnknownBook, NotFound."""
-    books = {book.name: book for book in await office.books.list()}
+    books = {book.name: book for book in await admin.books.list()}
     if arguments.tenant:
-        tenant = await office.tenancy.tenant(arguments.tenant)
+        tenant = await admin.tenancy.tenant(arguments.tenant)
         own = [book for book in books.values() if book.tenant_id == tenant.id]
         if not own and writing:
             raise CommandError(
                 f"{tenant.name} has no price book of its own; make one: "
-                f"turnpike prices book BOOK --tenant {tenant.name}"
+                f"`turnpike prices book BOOK --tenant {tenant.name}`"
             )
         return own[0] if own else books.get(BASE)
     name = arguments.book or BASE
@@ -336,21 +334,21 @@ async def _book(office: Office, arguments: argparse.Namespace, *, writing: bool)
     return books.get(name)
 
 
-def _decided(sheet: Sheet, arguments: argparse.Namespace) -> None:
+def _decided(sheet: PriceSheet, arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         print(f"{sheet.model}: price sheet {sheet.id} would be {sheet.state}; nothing written")
     else:
         _tell(sheet)
 
 
-def _tell(sheet: Sheet) -> None:
+def _tell(sheet: PriceSheet) -> None:
     book = "" if sheet.book.name == BASE else f" in the book {sheet.book.name}"
     when = "from its approval on" if sheet.effective_at is None else f"from {format_instant(sheet.effective_at)}"
     until = "" if sheet.effective_until is None else f" until {format_instant(sheet.effective_until)}"
     print(f"{sheet.model}{book}: price sheet {sheet.id}, {sheet.state}, {when}{until}")
     if sheet.state == "draft":
         print(
-            f"somebody else brings it into force: turnpike prices approve {sheet.id} --operator-key-file FILE "
+            f"somebody else brings it into force: `turnpike prices approve {sheet.id} --operator-key-file FILE` "
             f"(or --by NAME, while approvals are off)"
         )
 
@@ -363,7 +361,7 @@ def _as_json(model: str, currency: str, rows: Rows, **more: object) -> dict[str,
     return {"model": model, "currency": currency, **more, "prices": prices}
 
 
-def _sheet_as_json(sheet: Sheet) -> dict[str, object]:
+def _sheet_as_json(sheet: PriceSheet) -> dict[str, object]:
     changes = [
         {
             "action": change.action,

@@ -8,13 +8,13 @@ import time
 
 import msgspec
 
-from billing.journal_comparison import Told
 from billing.money import format_pico
-from billing.reconciliation import Report, reconcile
-from turnpike.commands.running import table, with_office
-from turnpike.office import Office
-from turnpike.probe import probe_replicas
-from turnpike.settings import Settings
+from billing.replica_journals.comparison import JournalReport
+from billing.verification.reconciliation import Report, reconcile
+from turnpike.admin_services import AdminServices
+from turnpike.commands.running import table, with_admin_services
+from turnpike.processes.replica_probe import probe_replicas
+from turnpike.settings.settings import Settings
 
 _REQUESTS = "turnpike_engine_journal_requests_total"
 _UNACKNOWLEDGED = "turnpike_engine_journal_unacknowledged"
@@ -25,8 +25,8 @@ def reconcile_period(settings: Settings, arguments: argparse.Namespace) -> int:
 
     period = arguments.period or time.strftime("%Y-%m", time.gmtime())
 
-    async def work(office: Office) -> int:
-        report = await reconcile(office.database, period, await _journals(settings))
+    async def work(admin: AdminServices) -> int:
+        report = await reconcile(admin.database, period, await _journals(settings))
         if arguments.format == "json":
             print(msgspec.json.encode(report).decode())
         else:
@@ -34,7 +34,7 @@ def reconcile_period(settings: Settings, arguments: argparse.Namespace) -> int:
         print(_verdict(report), file=sys.stderr)
         return 0 if report.clean else 1
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def _verdict(report: Report) -> str:
@@ -48,10 +48,10 @@ def _verdict(report: Report) -> str:
     return "not all is settled: some requests are unacknowledged in a journal"
 
 
-async def _journals(settings: Settings) -> list[Told]:
+async def _journals(settings: Settings) -> list[JournalReport]:
     """What the replicas that answer say of their journals."""
     return [
-        Told(
+        JournalReport(
             probe.hello.replica,
             int(probe.beat.metrics[_REQUESTS]),
             int(probe.beat.metrics.get(_UNACKNOWLEDGED, 0)),
@@ -97,15 +97,15 @@ def _print(report: Report) -> None:
         for first, last in each.missing:
             print(f"replica {each.replica}, epoch {each.epoch}: no event for journal sequences {first} to {last}")
         if each.repeated:
-            print(f"replica {each.replica}, epoch {each.epoch}: {each.repeated} journal sequences have several events")
+            print(f"replica {each.replica}, epoch {each.epoch}: journal sequences with several events: {each.repeated}")
     for journal in report.journals:
         if journal.state == "answers" and journal.requests != journal.events:
             print(
-                f"replica {journal.replica}: its journal has {journal.requests} requests, {journal.events} have "
-                f"events, {journal.unacknowledged} are unacknowledged"
+                f"replica {journal.replica}: requests in its journal {journal.requests}, with events "
+                f"{journal.events}, unacknowledged {journal.unacknowledged}"
             )
         elif journal.state != "answers":
             print(
                 f"replica {journal.replica}: journal {journal.journal} {_STATES[journal.state]}; "
-                f"{journal.events} of its requests have events"
+                f"requests of it with events: {journal.events}"
             )

@@ -6,26 +6,26 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from uuid import UUID
 
-from turnpike.office import Office, opened
-from turnpike.settings import Settings
+from turnpike.admin_services import AdminServices, open_admin_services
+from turnpike.settings.settings import Settings
 
 CURRENCY = "USD"
 DEFAULT_PROJECT = "default"
 
 
-def with_office(settings: Settings, work: Callable[[Office], Awaitable[int]]) -> int:
+def with_admin_services(settings: Settings, work: Callable[[AdminServices], Awaitable[int]]) -> int:
     """Run `work` with the office that the settings describe; its exit status. Raises NoData where there is none."""
 
     async def run() -> int:
-        async with opened(settings) as office:
-            return await work(office)
+        async with open_admin_services(settings) as admin:
+            return await work(admin)
 
     return asyncio.run(run())
 
 
-async def currency_of(office: Office, tenant_id: UUID) -> str:
+async def currency_of(admin: AdminServices, tenant_id: UUID) -> str:
     """The currency of the tenant's balance; the default if it never had money."""
-    balance = await office.balances.get(tenant_id)
+    balance = await admin.balances.get(tenant_id)
     return balance.currency if balance else CURRENCY
 
 

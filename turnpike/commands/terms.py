@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 
 from billing.money import format_pico
-from billing.rating.terms import Terms, parse_terms
+from billing.rating.terms import ContractTerms, parse_terms
+from turnpike.admin_services import AdminServices
 from turnpike.commands.price_author import author
-from turnpike.commands.running import table, with_office
+from turnpike.commands.running import table, with_admin_services
 from turnpike.failures import CommandError
-from turnpike.office import Office
-from turnpike.settings import Settings
+from turnpike.settings.settings import Settings
 
 
 def set_terms(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -31,27 +31,27 @@ def set_terms(settings: Settings, arguments: argparse.Namespace) -> int:
     terms = parse_terms(content)
     period = arguments.from_period or time.strftime("%Y-%m", time.gmtime())
 
-    async def work(office: Office) -> int:
-        tenant = await office.tenancy.tenant(arguments.tenant)
+    async def work(admin: AdminServices) -> int:
+        tenant = await admin.tenancy.tenant(arguments.tenant)
         if arguments.dry_run:
-            await office.contracts.check(tenant.id, terms, period)
+            await admin.contracts.check(tenant.id, terms, period)
             print(f"{tenant.name}: checked, nothing written")
             return 0
-        who = await author(office, settings, arguments)
-        number = await office.contracts.put(tenant.id, terms, period, who.name, arguments.reason)
+        who = await author(admin, settings, arguments)
+        number = await admin.contracts.put(tenant.id, terms, period, who.name, arguments.reason)
         print(f"{tenant.name}: terms {number}, from {period} on")
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def list_terms(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike terms list`."""
 
-    async def work(office: Office) -> int:
-        names = {tenant.id: tenant.name for tenant in await office.tenancy.list_tenants()}
-        wanted = (await office.tenancy.tenant(arguments.tenant)).id if arguments.tenant else None
-        found = await office.contracts.list(wanted)
+    async def work(admin: AdminServices) -> int:
+        names = {tenant.id: tenant.name for tenant in await admin.tenancy.list_tenants()}
+        wanted = (await admin.tenancy.tenant(arguments.tenant)).id if arguments.tenant else None
+        found = await admin.contracts.list(wanted)
         if arguments.format == "json":
             rows = [msgspec.to_builtins(each) | {"tenant": names[each.tenant_id]} for each in found]
             print(json.dumps(rows, indent=2, default=str))
@@ -65,10 +65,10 @@ def list_terms(settings: Settings, arguments: argparse.Namespace) -> int:
         )
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
-def _says(terms: Terms) -> str:
+def _says(terms: ContractTerms) -> str:
     parts = [f"{tiers.kind} {tiers.meter} of {tiers.model}" for tiers in terms.tiers]
     for discount in terms.discounts:
         percent = f"{discount.basis_points // 100}.{discount.basis_points % 100:02d}"

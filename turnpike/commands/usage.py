@@ -8,26 +8,26 @@ import json
 import sys
 import time
 
-from billing import reports
 from billing.money import format_pico
+from billing.reports import usage_report
 from billing.usage import METERS
-from turnpike.commands.running import table, with_office
-from turnpike.office import Office
-from turnpike.settings import Settings
+from turnpike.admin_services import AdminServices
+from turnpike.commands.running import table, with_admin_services
+from turnpike.settings.settings import Settings
 
 
 def usage(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike usage`."""
     month = arguments.period or time.strftime("%Y-%m", time.gmtime())
 
-    async def work(office: Office) -> int:
-        names = {tenant.id: tenant.name for tenant in await office.tenancy.list_tenants()}
-        wanted = (await office.tenancy.tenant(arguments.tenant)).id if arguments.tenant else None
+    async def work(admin: AdminServices) -> int:
+        names = {tenant.id: tenant.name for tenant in await admin.tenancy.list_tenants()}
+        wanted = (await admin.tenancy.tenant(arguments.tenant)).id if arguments.tenant else None
         projects = {
-            project.id: project.name for tenant in names for project in await office.tenancy.list_projects(tenant)
+            project.id: project.name for tenant in names for project in await admin.tenancy.list_projects(tenant)
         }
         rows: list[dict[str, object]] = []
-        for line in await reports.usage_by_project_and_model(office.database, month, wanted):
+        for line in await usage_report.usage_by_project_and_model(admin.database, month, wanted):
             meters = {meter: line.meters.get(meter, 0) for meter in METERS}
             rows.append(
                 {
@@ -43,7 +43,7 @@ def usage(settings: Settings, arguments: argparse.Namespace) -> int:
         _print_usage(month, rows, arguments.format)
         return 0
 
-    return with_office(settings, work)
+    return with_admin_services(settings, work)
 
 
 def _print_usage(month: str, rows: list[dict[str, object]], form: str) -> None:

@@ -8,38 +8,43 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from uuid import UUID
 
-from billing.webhooks.endpoints import Endpoints
-from storage.base import from_instant
-from turnpike import webhooks
-from turnpike.commands.running import table, with_office
-from turnpike.data_folder import read_secrets
+from storage.database.base import from_instant
+from turnpike import admin_services
+from turnpike.admin_services import AdminServices
+from turnpike.commands.running import table, with_admin_services
 from turnpike.failures import CommandError
-from turnpike.office import Office
-from turnpike.settings import Settings
+from turnpike.settings.data_folder import read_secrets
+from turnpike.settings.settings import Settings
+from webhooks.endpoints import WebhookEndpoints
 
 _HOUR_S = 3600
 
 
-def _run(settings: Settings, arguments: argparse.Namespace, work: Callable[[Endpoints, UUID], Awaitable[None]]) -> int:
-    async def run(office: Office) -> int:
-        tenant = await office.tenancy.tenant(arguments.tenant)
-        await work(webhooks.endpoints(settings, office.database, read_secrets(settings)), tenant.id)
+def _run(
+    settings: Settings, arguments: argparse.Namespace, work: Callable[[WebhookEndpoints, UUID], Awaitable[None]]
+) -> int:
+    async def run(admin: AdminServices) -> int:
+        tenant = await admin.tenancy.tenant(arguments.tenant)
+        await work(admin_services.endpoints(settings, admin.database, read_secrets(settings)), tenant.id)
         return 0
 
-    return with_office(settings, run)
+    return with_admin_services(settings, run)
 
 
 def _id(text: str) -> UUID:
     try:
         return UUID(text)
     except ValueError as error:
-        raise CommandError(f"{text!r} is not an id; see turnpike webhooks list or deliveries") from error
+        raise CommandError(
+            f"{text!r} is not an id; see `turnpike webhooks list --tenant NAME` "
+            "or `turnpike webhooks deliveries --tenant NAME`"
+        ) from error
 
 
 def add(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike webhooks add`."""
 
-    async def work(endpoints: Endpoints, tenant_id: UUID) -> None:
+    async def work(endpoints: WebhookEndpoints, tenant_id: UUID) -> None:
         topics = [topic.strip() for topic in arguments.topics.split(",")]
         endpoint, secret = await endpoints.add(tenant_id, arguments.url, topics, arguments.description)
         print(f"endpoint {endpoint.id}; its secret is shown once:", file=sys.stderr)
@@ -51,7 +56,7 @@ def add(settings: Settings, arguments: argparse.Namespace) -> int:
 def list_endpoints(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike webhooks list`."""
 
-    async def work(endpoints: Endpoints, tenant_id: UUID) -> None:
+    async def work(endpoints: WebhookEndpoints, tenant_id: UUID) -> None:
         rows = [
             {"id": str(e.id), "url": e.url, "topics": ",".join(e.topics), "state": e.state, "reason": e.reason,
              "description": e.description}
@@ -67,7 +72,7 @@ def rotate(settings: Settings, arguments: argparse.Namespace) -> int:
     if arguments.overlap < 0:
         raise CommandError("--overlap: it is less than 0")
 
-    async def work(endpoints: Endpoints, tenant_id: UUID) -> None:
+    async def work(endpoints: WebhookEndpoints, tenant_id: UUID) -> None:
         secret = await endpoints.rotate(tenant_id, _id(arguments.endpoint), arguments.overlap * _HOUR_S)
         print(f"the old secret signs too for {arguments.overlap} h; the new one is shown once:", file=sys.stderr)
         print(secret)
@@ -83,7 +88,7 @@ def remove(settings: Settings, arguments: argparse.Namespace) -> int:
 def enable(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike webhooks enable`."""
 
-    async def work(endpoints: Endpoints, tenant_id: UUID) -> None:
+    async def work(endpoints: WebhookEndpoints, tenant_id: UUID) -> None:
         await endpoints.enable(tenant_id, _id(arguments.endpoint))
 
     return _run(settings, arguments, work)
@@ -92,9 +97,12 @@ def enable(settings: Settings, arguments: argparse.Namespace) -> int:
 def test(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike webhooks test`."""
 
-    async def work(endpoints: Endpoints, tenant_id: UUID) -> None:
+    async def work(endpoints: WebhookEndpoints, tenant_id: UUID) -> None:
         delivery = await endpoints.test(tenant_id, _id(arguments.endpoint))
-        print(f"delivery {delivery} is queued; a worker sends it. See: turnpike webhooks deliveries")
+        print(
+            f"delivery {delivery} is queued; a worker sends it. "
+            f"See: `turnpike webhooks deliveries --tenant {arguments.tenant}`"
+        )
 
     return _run(settings, arguments, work)
 
@@ -102,7 +110,7 @@ def test(settings: Settings, arguments: argparse.Namespace) -> int:
 def deliveries(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike webhooks deliveries`."""
 
-    async def work(endpoints: Endpoints, tenant_id: UUID) -> None:
+    async def work(endpoints: WebhookEndpoints, tenant_id: UUID) -> None:
         of = _id(arguments.endpoint) if arguments.endpoint else None
         rows = [
             {"id": str(d.id), "at": _time(d.created_at), "topic": d.topic, "state": d.state, "attempts": d.attempts,
@@ -118,7 +126,7 @@ def deliveries(settings: Settings, arguments: argparse.Namespace) -> int:
 def resend(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike webhooks resend`."""
 
-    async def work(endpoints: Endpoints, tenant_id: UUID) -> None:
+    async def work(endpoints: WebhookEndpoints, tenant_id: UUID) -> None:
         delivery = await endpoints.resend(tenant_id, _id(arguments.delivery))
         print(f"delivery {delivery.id} is queued again; a worker sends it")
 

@@ -24,32 +24,32 @@ import pytest
 from pypdf import PdfReader
 from sqlalchemy import BindParameter, select
 
-from billing.adjustments import adjust
-from billing.balances import Balances
-from billing.budgets.setting import Budgets
-from billing.exports.datasets import Asked, Names
-from billing.exports.files import Order, dataset_of, export
-from billing.holds.decisions import InsufficientFunds
-from billing.holds.reserving import Holds
-from billing.invoices.crediting import credit
+from billing.accounts.adjustments import adjust
+from billing.accounts.balances import Balances
+from billing.accounts.budgets import BudgetSettings
+from billing.exports.datasets import DisplayNames, ExportQuery
+from billing.exports.files import ExportOrder, dataset_of, export
+from billing.invoices.collection import pay
+from billing.invoices.credit_notes import credit
 from billing.invoices.document import Document
 from billing.invoices.drafting import draft
 from billing.invoices.finalizing import finalize
 from billing.invoices.parties import Buyer
 from billing.invoices.party_store import Parties
 from billing.invoices.pdf import to_pdf
-from billing.invoices.records import Invoices, Record, Settlements
-from billing.invoices.settling import pay
+from billing.invoices.records import InvoiceRecord, Invoices, Settlements
 from billing.money import parse_price
-from billing.periods import Periods
-from billing.prices import PriceBook, PriceVersion, Rows
+from billing.periods.periods import Periods
+from billing.prices import PriceCatalog, PriceVersion, Rows
 from billing.prices.approval import PriceSheets
-from billing.prices.sheets import Proposal
-from billing.settlement import settle
+from billing.prices.sheets import PriceProposal
+from billing.reservation.decisions import InsufficientFunds
+from billing.reservation.hold_service import HoldService
+from billing.settlement.settlement import settle
 from billing.tables.invoices import invoice
 from billing.usage import Usage, UsageEvent
-from storage import migrate
-from storage.database import Database
+from storage.database import migrate
+from storage.database.database import Database
 from tests.billing.invoices.books import set_clock
 from tests.billing.invoices.documents import BUYER, SELLER
 from tests.billing.money import Tenant, event
@@ -60,7 +60,7 @@ DATASETS = ("usage", "costs", "invoices", "journal", "focus", "focus-invoices", 
 
 EURO = 10**12
 POSTPAID, PREPAID, CHAT, SEARCH, NOTES, KEY = (UUID(int=0x7000_8000_0000_0000_0000 | n) for n in range(1, 7))
-NAMES = Names(
+NAMES = DisplayNames(
     {POSTPAID: "werk", PREPAID: "société"},
     {CHAT: "chat", SEARCH: "search", NOTES: "notes"},
 )
@@ -134,18 +134,18 @@ async def make_month(database: Database) -> None:
     """October with all its usage, billed; November with what came late, what was mended, and a credit note."""
     set_clock(database, "2026-09-15")
     with own_ids(database):
-        await _Month(database, PriceBook(database)).run()
+        await _Month(database, PriceCatalog(database)).run()
 
 
 class _Month(msgspec.Struct):
     database: Database
-    book: PriceBook
+    book: PriceCatalog
     versions: dict[str, PriceVersion] = {}
 
     async def run(self) -> None:
         await self._set_up()
         late = await self._admitted(*LATE)
-        await Holds(self.database).sweep(late.admitted_at + 3_600_000_000)
+        await HoldService(self.database).sweep(late.admitted_at + 3_600_000_000)
         made = {}
         for moment, request in USED.items():
             if moment > "2026-11":
@@ -179,7 +179,7 @@ class _Month(msgspec.Struct):
                 for lane, texts in lanes.items()
                 for meter, text in zip(METERS, texts, strict=True)
             }
-            await PriceSheets(self.database).put(Proposal(model=model, rows=rows, currency="EUR"), by="ann")
+            await PriceSheets(self.database).put(PriceProposal(model=model, rows=rows, currency="EUR"), by="ann")
             self.book.forget()
             self.versions[model] = await self.book.current(model)
         parties, balances = Parties(self.database), Balances(self.database)
@@ -190,7 +190,7 @@ class _Month(msgspec.Struct):
         await balances.grant(PREPAID, 20 * EURO, "EUR", reason="bank transfer")
         set_clock(self.database, "2026-10-01")
         await balances.grant(PREPAID, EURO // 2, "EUR", kind="promo", reason="welcome")
-        await Budgets(self.database).set(
+        await BudgetSettings(self.database).set(
             POSTPAID, "project", str(SEARCH), "month", limit_pico=12 * EURO, currency="EUR"
         )
 
@@ -200,7 +200,7 @@ class _Month(msgspec.Struct):
         asked = msgspec.structs.replace(
             Tenant(self.database, version, OWNERS[project], project, KEY).request(version.cost(usage, lane)), lane=lane
         )
-        return event(await Holds(self.database).reserve(asked), version, usage)
+        return event(await HoldService(self.database).reserve(asked), version, usage)
 
     async def _used(self, moment: str, project: UUID, model: str, lane: str, usage: Usage) -> UsageEvent:
         made = await self._admitted(moment, project, model, lane, usage)
@@ -211,7 +211,7 @@ class _Month(msgspec.Struct):
         set_clock(self.database, moment)
         await adjust(self.database, self.book, what.tenant_id, what.id, units, reason="miscounted")
 
-    async def _billed(self, period: str) -> dict[UUID, Record]:
+    async def _billed(self, period: str) -> dict[UUID, InvoiceRecord]:
         """Close a period on the second day of the next, and bill both customers."""
         year, month = map(int, period.split("-"))
         set_clock(self.database, f"{year}-{month + 1:02d}-02")
@@ -237,8 +237,8 @@ async def files(database: Database) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         for period, name in itertools.product(MONTHS, DATASETS):
             path = Path(folder, f"{name}.csv")
-            asked = Asked(period=period, names=NAMES, provider=SELLER.name)
-            await export(database, PriceBook(database), Order(dataset_of(name), "csv", asked), path)
+            asked = ExportQuery(period=period, names=NAMES, provider=SELLER.name)
+            await export(database, PriceCatalog(database), ExportOrder(dataset_of(name), "csv", asked), path)
             made[f"{period}/{path.name}"] = _content(path)
     return made
 

@@ -9,19 +9,19 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import literal, select
 
-from billing.holds.reserving import Holds
 from billing.invoices.drafting import draft
 from billing.invoices.finalizing import finalize
 from billing.invoices.parties import Buyer, Seller
 from billing.invoices.party_store import Parties
-from billing.invoices.records import Invoices, Record
-from billing.periods import Periods, following
-from billing.prices import PriceBook
-from billing.settlement import settle
+from billing.invoices.records import InvoiceRecord, Invoices
+from billing.periods.periods import Periods, following
+from billing.prices import PriceCatalog
+from billing.reservation.hold_service import HoldService
+from billing.settlement.settlement import settle
 from billing.tables.money import balance, ledger_entry
 from billing.usage import Usage, UsageEvent
-from storage.base import Count, to_instant
-from storage.database import Database
+from storage.database.base import Count, to_instant
+from storage.database.database import Database
 from tests.billing.invoices.documents import BUYER, SELLER
 from tests.billing.money import Tenant
 
@@ -74,11 +74,11 @@ class Customer(msgspec.Struct):
     async def requests(self, moment: str, *usages: Usage) -> list[UsageEvent]:
         """The events of requests admitted at this moment, not settled yet."""
         set_clock(self.database, moment)
-        holds = Holds(self.database)
+        holds = HoldService(self.database)
         return [self.tenant.event(await holds.reserve(self.tenant.request(0)), usage) for usage in usages]
 
     async def settle(self, events: list[UsageEvent]) -> None:
-        settled = await settle(self.database, PriceBook(self.database), events)
+        settled = await settle(self.database, PriceCatalog(self.database), events)
         assert settled.refused == 0
 
     async def close(self, period: str) -> None:
@@ -86,18 +86,18 @@ class Customer(msgspec.Struct):
         set_clock(self.database, f"{following(period)}-02")
         await Periods(self.database).close(period)
 
-    async def draft(self, period: str) -> Record:
-        record, document = await draft(self.database, PriceBook(self.database), self.id, period)
+    async def draft(self, period: str) -> InvoiceRecord:
+        record, document = await draft(self.database, PriceCatalog(self.database), self.id, period)
         assert record is not None
         assert document is not None
         return record
 
-    async def invoice(self, period: str) -> Record:
+    async def invoice(self, period: str) -> InvoiceRecord:
         """Close a period if need be, and send its invoice."""
         if (await Periods(self.database).get(period)).state != "closed":
             await self.close(period)
         await self.draft(period)
-        return await finalize(self.database, PriceBook(self.database), self.id, period)
+        return await finalize(self.database, PriceCatalog(self.database), self.id, period)
 
     async def accounts(self) -> dict[str, int]:
         """The balances of the tenant's accounts that are not 0, in pico-units: credits less debits."""

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from billing.invoices.document import Document, Line, ModelSavings, Savings
+from billing.invoices.document import Document, InvoiceLine, ModelSavings, Savings
 from billing.invoices.parties import Buyer, Seller
 from billing.invoices.tax import tax_for, tax_totals
 
@@ -40,7 +40,7 @@ def document(lines: int = 3, currency: str = "EUR", **changes: object) -> Docume
     """An invoice of October 2026 with this many lines, over models of long names."""
     tax = tax_for(SELLER, BUYER)
     made = [
-        Line(
+        InvoiceLine(
             kind="usage",
             text="a line",
             project_id=str(UUID(int=7)),

@@ -9,25 +9,25 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from billing.adjustments import adjust
-from billing.audit.checks import check
-from billing.exports.datasets import Asked
-from billing.exports.files import Order, dataset_of, export
+from billing.accounts.adjustments import adjust
+from billing.events.rollups import HOUR
+from billing.exports.datasets import ExportQuery
+from billing.exports.files import ExportOrder, dataset_of, export
 from billing.invoices import drill_down
-from billing.invoices.failures import PeriodNotClosed
-from billing.invoices.records import Record
-from billing.periods import Periods
-from billing.prices import PriceBook
+from billing.invoices.errors import PeriodNotClosed
+from billing.invoices.records import InvoiceRecord
+from billing.periods.periods import Periods
+from billing.prices import PriceCatalog
 from billing.prices.approval import PriceSheets
-from billing.prices.sheets import Proposal
-from billing.rating.storage import Stored, record_storage, storage_lines
+from billing.prices.sheets import PriceProposal
+from billing.rating.storage_hours import Stored, record_storage, storage_lines
 from billing.rating.term_store import Contracts
 from billing.rating.terms import parse_terms
-from billing.reconciliation import reconcile
-from billing.rollups import HOUR
 from billing.usage import Usage, period_bounds
-from storage.base import new_id
-from storage.database import Database
+from billing.verification.checks import check
+from billing.verification.reconciliation import reconcile
+from storage.database.base import new_id
+from storage.database.database import Database
 from tests.billing.invoices.books import Customer, set_clock
 from tests.billing.invoices.documents import BUYER
 
@@ -45,29 +45,29 @@ TERMS = {
 }  # fmt: skip
 
 
-async def _lines(customer: Customer, record: Record) -> list[tuple[str, str, int]]:
+async def _lines(customer: Customer, record: InvoiceRecord) -> list[tuple[str, str, int]]:
     document = await customer.invoices.document(record.id)
     assert sum(line.net for line in document.lines) == record.net
     return [(line.kind, line.corrects, line.net) for line in document.lines]
 
 
-async def _in_focus(database: Database, path: Path, record: Record) -> Decimal:
+async def _in_focus(database: Database, path: Path, record: InvoiceRecord) -> Decimal:
     """What the rows of FOCUS bill by this invoice."""
-    order = Order(dataset_of("focus"), "csv", Asked(period=record.period, provider="Acme AI"))
-    await export(database, PriceBook(database), order, path)
+    order = ExportOrder(dataset_of("focus"), "csv", ExportQuery(period=record.period, provider="Acme AI"))
+    await export(database, PriceCatalog(database), order, path)
     with path.open(newline="", encoding="utf-8") as file:
         return sum((Decimal(row["BilledCost"]) for row in csv.DictReader(file)), Decimal())
 
 
-async def _price_storage(database: Database, book: PriceBook, customer: Customer) -> None:
+async def _price_storage(database: Database, book: PriceCatalog, customer: Customer) -> None:
     rows = dict(customer.tenant.version.rows) | {("storage", "*", 0): 360_000}
-    await PriceSheets(database).put(Proposal(model="stdlib-qa", rows=rows), by="ann")
+    await PriceSheets(database).put(PriceProposal(model="stdlib-qa", rows=rows), by="ann")
     customer.tenant = msgspec.structs.replace(customer.tenant, version=await book.current("stdlib-qa"))
 
 
 @pytest.mark.slow
 async def test_a_contract_and_storage_on_real_invoices(database: Database, tmp_path: Path) -> None:
-    book = PriceBook(database)
+    book = PriceCatalog(database)
     customer = await Customer.make(database, buyer=msgspec.structs.replace(BUYER, country="DE", vat_id=""))
     await _price_storage(database, book, customer)
     tenant = customer.tenant
@@ -126,7 +126,9 @@ async def test_a_month_in_which_nothing_counted_holds_up_no_later_one(database: 
     customer = await Customer.make(database)
     await customer.use("2026-10-03", Usage())
     (event,) = await customer.use("2026-10-04", OUTPUT)
-    await adjust(database, PriceBook(database), customer.id, event.id, {"output": -OUTPUT.output}, reason="all of it")
+    await adjust(
+        database, PriceCatalog(database), customer.id, event.id, {"output": -OUTPUT.output}, reason="all of it"
+    )
     await customer.close("2026-10")
     await customer.use("2026-11-05", OUTPUT)
     november = await customer.invoice("2026-11")
@@ -136,7 +138,7 @@ async def test_a_month_in_which_nothing_counted_holds_up_no_later_one(database: 
 
 @pytest.mark.slow
 async def test_late_storage_is_a_correction_on_the_next_invoice(database: Database, tmp_path: Path) -> None:
-    book = PriceBook(database)
+    book = PriceCatalog(database)
     customer = await Customer.make(database, buyer=msgspec.structs.replace(BUYER, country="DE", vat_id=""))
     await _price_storage(database, book, customer)
     tenant = customer.tenant
@@ -179,7 +181,7 @@ async def test_late_storage_is_a_correction_on_the_next_invoice(database: Databa
 
 @pytest.mark.slow
 async def test_a_month_of_storage_alone_is_invoiced_before_the_next(database: Database) -> None:
-    book = PriceBook(database)
+    book = PriceCatalog(database)
     customer = await Customer.make(database)
     await _price_storage(database, book, customer)
     tenant = customer.tenant

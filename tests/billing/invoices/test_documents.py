@@ -14,15 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pypdf import PdfReader
 
-from billing.invoices.canonical import NotCanonical, canonical, sha256
-from billing.invoices.currencies import format_minor, minor_unit
-from billing.invoices.document import Document, Returned
+from billing.invoices.document import Document, NotCanonical, Returned, canonical, sha256
+from billing.invoices.minor_units import carried, format_minor, minor_unit, rounded
 from billing.invoices.pdf import NotPrintable, to_pdf
 from billing.invoices.presentation import shown
-from billing.invoices.records import NOTHING_SETTLED, Payment, Record, Settlements
-from billing.invoices.rounding import carried, rounded
+from billing.invoices.records import NOTHING_SETTLED, InvoiceRecord, Payment, Settlements
 from billing.money import InvalidMoney
-from storage.base import to_instant
+from storage.database.base import to_instant
 from tests.billing.invoices.documents import BUYER, document
 
 
@@ -156,11 +154,11 @@ def _payment(amount: int) -> Payment:
     return Payment(id=UUID(int=1), amount=amount, reference="bank 4711", at=at)
 
 
-def _credit_note(gross: int) -> Record:
-    empty: dict[str, Any] = dict.fromkeys(Record.__struct_fields__, 0)
+def _credit_note(gross: int) -> InvoiceRecord:
+    empty: dict[str, Any] = dict.fromkeys(InvoiceRecord.__struct_fields__, 0)
     said = {"id": UUID(int=2), "tenant_id": UUID(int=1), "kind": "credit_note", "seller": "s", "period": "2026-10"}
     more = {"currency": "EUR", "state": "finalized", "number": "CN-2026-000003", "issued": "2026-11-21", "due": None}
-    return Record(**(empty | said | more | {"gross": gross, "corrects": UUID(int=3), "sha256": None}))
+    return InvoiceRecord(**(empty | said | more | {"gross": gross, "corrects": UUID(int=3), "sha256": None}))
 
 
 def _words(made: Document, state: str, settled: Settlements = NOTHING_SETTLED) -> str:

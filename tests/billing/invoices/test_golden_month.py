@@ -9,9 +9,9 @@ from decimal import Decimal
 
 import pytest
 
-from billing.audit.checks import check
-from billing.reconciliation import reconcile
-from storage.database import Database
+from billing.verification.checks import check
+from billing.verification.reconciliation import reconcile
+from storage.database.database import Database
 from tests.billing.golden import month
 
 

@@ -7,12 +7,11 @@ from datetime import UTC, date, datetime
 import msgspec
 import pytest
 
-from billing.audit.checks import check
-from billing.balances import Balances
-from billing.holds.reserving import Holds
-from billing.invoices.crediting import credit
+from billing.accounts.balances import Balances
+from billing.invoices.collection import give_up, pay, void
+from billing.invoices.credit_notes import credit
 from billing.invoices.drafting import draft
-from billing.invoices.failures import (
+from billing.invoices.errors import (
     AmountRefused,
     DraftOutdated,
     NoProfile,
@@ -23,11 +22,12 @@ from billing.invoices.failures import (
 )
 from billing.invoices.finalizing import finalize
 from billing.invoices.party_store import Parties
-from billing.invoices.settling import give_up, pay, void
-from billing.prices import PriceBook
+from billing.prices import PriceCatalog
+from billing.reservation.hold_service import HoldService
 from billing.usage import Usage
-from storage.base import new_id, to_instant
-from storage.database import Database
+from billing.verification.checks import check
+from storage.database.base import new_id, to_instant
+from storage.database.database import Database
 from storage.free_text import InvalidText
 from tests.billing.invoices.books import USD, Customer, set_clock
 from tests.billing.invoices.documents import BUYER
@@ -43,7 +43,7 @@ USAGE = Usage(uncached=1_000_000, read={"5m": 3_000_001}, write={"1h": 500_000},
 @pytest.mark.both_databases
 async def test_a_month_from_draft_to_paid(database: Database) -> None:
     customer = await Customer.make(database, buyer=DOMESTIC)
-    book = PriceBook(database)
+    book = PriceCatalog(database)
     (event,) = await customer.use("2026-10-03T12:00", USAGE)
     first = await customer.draft("2026-10")
     await customer.use("2026-10-31T23:59", USAGE)
@@ -120,7 +120,7 @@ async def test_credit_that_expired_before_the_invoice_has_paid_what_it_paid(data
         await balances.grant(customer.id, dollars * DOLLAR, "USD", kind=kind, expires_at=day)
     await customer.use("2026-10-03", USAGE)  # 12.12: all that was given, and 4.12 of what was paid
     set_clock(database, "2026-10-19T23:59")
-    hold = await Holds(database).reserve(customer.tenant.request(2 * DOLLAR))
+    hold = await HoldService(database).reserve(customer.tenant.request(2 * DOLLAR))
     set_clock(database, "2026-10-20")
     await balances.expire()
     assert (await customer.accounts())["breakage"] == 20 * DOLLAR - 4_120_004_840_000 - 2 * DOLLAR
@@ -143,7 +143,7 @@ async def test_late_usage_is_a_correction_on_the_next_invoice(database: Database
     customer = await Customer.make(database)
     await customer.use("2026-10-03", USAGE)
     late = await customer.requests("2026-10-20", USAGE, Usage(output=100))
-    await Holds(database).sweep(late[0].admitted_at + 3_600_000_000)
+    await HoldService(database).sweep(late[0].admitted_at + 3_600_000_000)
     october = await customer.invoice("2026-10")
     assert october.net == 1212
     await customer.settle(late)
@@ -175,7 +175,7 @@ async def test_what_is_carried_becomes_a_line(database: Database) -> None:
     november = (await customer.invoices.found(customer.id, "2026-11"))[0]
     assert (await customer.invoices.document(november.id)).lines[-1].kind == "carry"
     await customer.close("2027-01")  # in which nothing is used: what is carried is no reason for a document
-    assert await draft(database, PriceBook(database), customer.id, "2027-01") == (None, None)
+    assert await draft(database, PriceCatalog(database), customer.id, "2027-01") == (None, None)
     await customer.use("2027-02-04", Usage(output=2500))
     assert int((await customer.invoice("2027-02")).carry_in) == 2_120_000_000
     assert await check(database) == []
@@ -260,7 +260,7 @@ async def test_a_payment_and_its_money_come_together_or_not_at_all(
     assert (await pay(database, sent, "bank", write=False)).state == "paid"
     assert await customer.accounts() == before
     with monkeypatch.context() as dying:
-        dying.setattr("billing.balances.Wallet", None)  # dies with the payment and the grant written
+        dying.setattr("billing.accounts.balances.Wallet", None)  # dies with the payment and the grant written
         for money_in in (pay(database, sent, "bank"), credit(database, sent, "All of it", request="1")):
             with pytest.raises(TypeError):
                 await money_in
@@ -287,7 +287,7 @@ async def test_what_a_credit_note_returns_is_credit_for_the_next_invoice(databas
 @pytest.mark.slow
 async def test_an_outdated_draft_is_not_finalized(database: Database) -> None:
     customer = await Customer.make(database)
-    book = PriceBook(database)
+    book = PriceCatalog(database)
     await customer.use("2026-10-03", USAGE)
     await customer.close("2026-10")
     with pytest.raises(UnknownInvoice):
@@ -316,11 +316,11 @@ async def test_invoices_of_a_tenant_come_in_order_and_dates_of_a_series_too(data
     await customer.close("2026-11")
     await customer.draft("2026-11")
     with pytest.raises(PeriodNotClosed, match="2026-10"):
-        await finalize(database, PriceBook(database), customer.id, "2026-11")
+        await finalize(database, PriceCatalog(database), customer.id, "2026-11")
     assert (await customer.invoice("2026-10")).issued == "2026-12-02"
     await customer.draft("2026-11")
     with pytest.raises(NumberRefused, match="2026-12-02"):
-        await finalize(database, PriceBook(database), customer.id, "2026-11", date(2026, 12, 1))
+        await finalize(database, PriceCatalog(database), customer.id, "2026-11", date(2026, 12, 1))
 
 
 @pytest.mark.slow
@@ -335,9 +335,9 @@ async def test_numbers_begin_again_each_year(database: Database) -> None:
 
 async def test_nothing_used_is_no_invoice_and_no_profile_is_said(database: Database) -> None:
     customer = await Customer.make(database)
-    assert await draft(database, PriceBook(database), customer.id, "2026-10") == (None, None)
+    assert await draft(database, PriceCatalog(database), customer.id, "2026-10") == (None, None)
     with pytest.raises(NoProfile):
-        await draft(database, PriceBook(database), new_id(), "2026-10")
+        await draft(database, PriceCatalog(database), new_id(), "2026-10")
     with pytest.raises(NoProfile):
         await Parties(database).set_buyer(customer.id, msgspec.structs.replace(BUYER, seller="nobody"))
 
@@ -368,10 +368,10 @@ async def test_a_project_has_its_own_lines_where_that_is_wanted(database: Databa
     assert isinstance(elsewhere.tenant, Tenant)
     await elsewhere.use("2026-10-04", Usage(output=2_000_000))
     names = {customer.tenant.project_id: "chat", elsewhere.tenant.project_id: "search"}
-    _, document = await draft(database, PriceBook(database), customer.id, "2026-10", names)
+    _, document = await draft(database, PriceCatalog(database), customer.id, "2026-10", names)
     assert document is not None
     assert {(line.project, line.net) for line in document.lines} == {("chat", 160), ("search", 320)}
     await Parties(database).set_buyer(customer.id, BUYER)
-    _, document = await draft(database, PriceBook(database), customer.id, "2026-10", names, write=False)
+    _, document = await draft(database, PriceCatalog(database), customer.id, "2026-10", names, write=False)
     assert document is not None
     assert [(line.project, line.net) for line in document.lines] == [("", 480)]

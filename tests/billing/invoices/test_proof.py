@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 from sqlalchemy import Executable, delete, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 
-from billing.adjustments import adjust
-from billing.audit.checks import check
+from billing.accounts.adjustments import adjust
 from billing.invoices import drill_down
+from billing.invoices.collection import pay
 from billing.invoices.composing import Funding, compose
-from billing.invoices.crediting import credit
-from billing.invoices.currencies import minor_unit
+from billing.invoices.credit_notes import credit
 from billing.invoices.document import Savings
 from billing.invoices.finalizing import finalize
-from billing.invoices.settling import pay
-from billing.prices import PriceBook
+from billing.invoices.minor_units import minor_unit
+from billing.prices import PriceCatalog
 from billing.rating.lines import RatedLine
 from billing.tables.invoices import invoice, invoice_line, invoice_payment, number_series
 from billing.tables.money import ledger_entry
 from billing.usage import Usage, period_bounds
-from storage.database import Database
+from billing.verification.checks import check
+from storage.database.database import Database
 from tests.billing.invoices.books import USD, Customer, set_clock
 from tests.billing.invoices.documents import BUYER
 
@@ -44,7 +44,9 @@ async def test_every_level_adds_up_to_the_one_above(database: Database) -> None:
             events = await customer.use(f"2026-10-{day:02d}T{moment}", *usages)
     set_clock(database, "2026-10-31T23:59:59.5")
     for event in events[1:3]:  # stands at its request's hour, and is no request
-        await adjust(database, PriceBook(database), customer.id, event.id, {"output": -1, "uncached": 7}, reason="why")
+        await adjust(
+            database, PriceCatalog(database), customer.id, event.id, {"output": -1, "uncached": 7}, reason="why"
+        )
     record = await customer.invoice("2026-10")
     document = await customer.invoices.document(record.id)
     assert len(document.lines) == 2
@@ -58,7 +60,7 @@ async def test_every_level_adds_up_to_the_one_above(database: Database) -> None:
             assert len(hours) == 3
             assert _sums(hours) == _sums([day])
             for hour in hours:
-                found: list[drill_down.Request] = []
+                found: list[drill_down.BilledRequest] = []
                 page = await drill_down.requests(database, record, n, hour.start, limit=3)
                 found += page.requests
                 while page.after is not None:
@@ -76,7 +78,7 @@ async def test_every_level_adds_up_to_the_one_above(database: Database) -> None:
     assert await drill_down.days(database, record, 9) == []
 
 
-def _sums(parts: list[drill_down.Part]) -> tuple[int, ...]:
+def _sums(parts: list[drill_down.LineSlice]) -> tuple[int, ...]:
     names = ("requests", "adjustments", "units", "exact_pico")
     return tuple(sum(getattr(part, name) for part in parts) for name in names)
 
@@ -196,7 +198,7 @@ async def test_parallel_finalizing_leaves_no_gap(database: Database, database_ur
 
     async def one(n: int, customer: Customer) -> str | None:
         pool = pools[n % len(pools)]
-        record = await finalize(pool, PriceBook(pool), customer.id, "2026-10")
+        record = await finalize(pool, PriceCatalog(pool), customer.id, "2026-10")
         return record.number
 
     try:

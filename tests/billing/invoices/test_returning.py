@@ -9,22 +9,22 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from billing.adjustments import adjust
-from billing.audit.checks import check
-from billing.balances import Balances, RefundRefused
+from billing.accounts.adjustments import adjust
+from billing.accounts.balances import Balances, RefundRefused
+from billing.accounts.statements import statement
 from billing.invoices import funding
-from billing.invoices.crediting import credit
-from billing.invoices.records import Record
-from billing.invoices.returning import Return
-from billing.invoices.settling import pay, void
-from billing.prices import PriceBook
+from billing.invoices.balance_returns import Return
+from billing.invoices.collection import pay, void
+from billing.invoices.credit_notes import credit
+from billing.invoices.records import InvoiceRecord
+from billing.ledger.wallet import OpenGrant
+from billing.prices import PriceCatalog
 from billing.rating.term_store import Contracts
 from billing.rating.terms import parse_terms
-from billing.statements import statement
 from billing.usage import Usage
-from billing.wallet import OpenGrant
-from storage.base import new_id, to_instant
-from storage.database import Database
+from billing.verification.checks import check
+from storage.database.base import new_id, to_instant
+from storage.database.database import Database
 from tests.billing.invoices.books import Customer, set_clock
 from tests.billing.invoices.documents import BUYER
 
@@ -35,7 +35,7 @@ HALF = {"discounts": [{"basis_points": 5000}]}
 
 async def _customer(database: Database, terms: dict[str, object]) -> Customer:
     customer = await Customer.make(database, buyer=US)
-    await Contracts(database, PriceBook(database)).put(customer.id, parse_terms(terms), "2026-10", by="ann")
+    await Contracts(database, PriceCatalog(database)).put(customer.id, parse_terms(terms), "2026-10", by="ann")
     return customer
 
 
@@ -50,7 +50,7 @@ async def _grants(customer: Customer) -> dict[UUID, OpenGrant]:
     return {one.id: one for one in await Balances(customer.database).grants(customer.id)}
 
 
-async def _said(customer: Customer, record: Record) -> tuple[int, ...]:
+async def _said(customer: Customer, record: InvoiceRecord) -> tuple[int, ...]:
     document = await customer.invoices.document(record.id)
     assert document.returned is not msgspec.UNSET
     return tuple(int(value) for value in msgspec.structs.astuple(document.returned))
@@ -179,7 +179,7 @@ async def test_a_correction_after_closing_gives_back_what_was_paid_in_the_end(da
     paid = await _grant(customer, 1000)
     (event,) = await customer.use("2026-10-03", Usage(output=5_000_000))  # 8.00, of which 4.00 came back
     await customer.invoice("2026-10")
-    book = PriceBook(database)
+    book = PriceCatalog(database)
     await adjust(database, book, customer.id, event.id, {"output": -5_000_000}, reason="all of it")
     assert (await _grants(customer))[paid].remaining == 1000 * CENT
     assert await check(database) == []

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.invoices.advice import advice, summary
-from billing.invoices.canonical import canonical
-from billing.invoices.document import ClassSavings, ModelSavings, Savings
-from billing.invoices.savings import savings
+from billing.invoices.document import ClassSavings, ModelSavings, Savings, canonical
+from billing.invoices.presentation import shown
+from billing.invoices.savings import CacheHour, savings
 from billing.prices import PriceVersion, everywhere
-from billing.rating.cache_use import CacheHour
 from billing.usage import CLASSES
+from tests.billing.invoices.documents import document
 
 PROJECT = UUID(int=7)
 MINUTES = {"5m": 5, "30m": 30, "1h": 60, "12h": 720, "24h": 1440}
@@ -118,3 +118,26 @@ def test_older_statements_keep_their_hash() -> None:
     older = Savings(models=[model])
     assert canonical(older) == canonical({"models": [msgspec.to_builtins(model)]})
     assert summary(older, "EUR") == ["cache: saved EUR 2.00; 50.0 % of the prompt tokens were read from it"]
+
+
+CENT = PICO // 100
+
+
+@pytest.mark.parametrize(
+    ("cost", "uncached", "saved"),
+    [
+        (9_554 * CENT // 100, 20_040 * CENT // 100, "1.05"),  # 0.96 and 2.00 when each is rounded: 1.04
+        (9_546 * CENT // 100, 20_054 * CENT // 100, "1.05"),
+        (104 * CENT, 100 * CENT, "−0.04"),
+        (1_204 * CENT, 100_000 * CENT, "987.96"),
+    ],
+)
+def test_what_was_saved_is_one_figure_on_every_page(cost: int, uncached: int, saved: str) -> None:
+    model = ModelSavings(model="sage", prompt="10", read="5", written="1", cost=str(cost), uncached=str(uncached))
+    statement = Savings(models=[model])
+    assert summary(statement, "EUR")[0].startswith(f"cache: saved EUR {saved};")
+    words = shown(document(savings=statement), "finalized", "")["savings"]
+    for row in (words["total"], *words["rows"]):
+        assert row["saved"] == saved
+        exact, less = (int(row[name].replace(".", "").replace(",", "")) for name in ("uncached", "cost"))
+        assert exact - less == int(saved.replace(".", "").replace("−", "-"))  # what a reader finds who subtracts

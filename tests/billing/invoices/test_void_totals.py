@@ -8,12 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from billing.exports.datasets import Asked
-from billing.exports.files import Order, dataset_of, export
-from billing.invoices.settling import void
-from billing.prices import PriceBook
+from billing.exports.datasets import ExportQuery
+from billing.exports.files import ExportOrder, dataset_of, export
+from billing.invoices.collection import void
+from billing.prices import PriceCatalog
 from billing.usage import Usage
-from storage.database import Database
+from storage.database.database import Database
 from tests.billing.invoices.books import Customer
 from tests.billing.invoices.documents import BUYER
 
@@ -22,7 +22,10 @@ GERMAN = msgspec.structs.replace(BUYER, country="DE", vat_id="")
 
 async def _sum(database: Database, dataset: str, column: str, path: Path) -> Decimal:
     await export(
-        database, PriceBook(database), Order(dataset_of(dataset), "csv", Asked(period="2026-10", provider="A")), path
+        database,
+        PriceCatalog(database),
+        ExportOrder(dataset_of(dataset), "csv", ExportQuery(period="2026-10", provider="A")),
+        path,
     )
     with path.open(newline="", encoding="utf-8") as file:
         return sum((Decimal(row[column] or 0) for row in csv.DictReader(file)), Decimal())

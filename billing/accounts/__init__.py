@@ -1,0 +1,1 @@
+"""A tenant's money: balances, adjustments, statements, and ids that count once."""

@@ -1,0 +1,164 @@
+"""Adjustments: usage that is corrected afterwards, by a new event and never by an edit.
+
+The new event says what it corrects, in units more or less. It is priced as the corrected one was, and stands at the
+same hour; once that period is closed, it is booked in the one that is open, where the invoice shows it as a correction.
+It counts in the windows of budgets in which the corrected request was counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import select
+
+from billing.accounts.idempotency import IdempotencyConflict, check_id_unused
+from billing.events import columns as dimensions
+from billing.events import partitions
+from billing.events.columns import EventColumns, as_bytes
+from billing.events.rollups import roll_up
+from billing.events.rows import EventRows
+from billing.integrity.hash_chain import batches
+from billing.ledger.entries import Transaction
+from billing.ledger.wallet import ModelCost, Wallet
+from billing.periods.periods import book_late
+from billing.prices import PriceCatalog
+from billing.tables.money import usage_event
+from billing.transaction.budget_charges import BudgetCharges, charge_budgets
+from billing.transaction.opening import money_transaction
+from billing.usage import METERS, Counts, InvalidUsage, SignedUsage, UsageEvent
+from storage.database.base import new_id
+from storage.database.database import Database
+from storage.free_text import REASON, check_text, counted
+
+
+class UnknownEvent(LookupError):
+    """The tenant has no usage event of this id."""
+
+    def __init__(self, event_id: UUID) -> None:
+        super().__init__(f"there is no usage event {event_id} of this tenant")
+        self.event_id = event_id
+
+
+class InvalidAdjustment(ValueError):
+    """An adjustment that cannot be: nothing changes, more is taken back than there was, or it corrects a correction."""
+
+
+async def adjust(
+    database: Database,
+    book: PriceCatalog,
+    tenant_id: UUID,
+    event_id: UUID,
+    units: Mapping[str, int],
+    *,
+    reason: str,
+    adjustment_id: UUID | None = None,
+    dry_run: bool = False,
+) -> UsageEvent:
+    """Add to what an event of the tenant says, or take away from it: units by meter. Returns the new event.
+
+    One that is repeated under the same id (a UUIDv7) counts once. Raises UnknownEvent, InvalidAdjustment, InvalidUsage,
+    IdempotencyConflict, PriceMissing, DatabaseUnavailable; then nothing is written.
+    """
+    check_text("reason", reason, REASON, empty=True)
+    original = await _event(database, tenant_id, event_id)
+    usage = _usage(units)
+    if original["corrects"] is not None:
+        raise InvalidAdjustment(f"{event_id} is an adjustment itself: adjust the event that it corrects")
+    identity = adjustment_id or new_id()
+    if not partitions.is_ordered_by_time(identity):
+        raise InvalidAdjustment(f"{identity} is not a UUIDv7")
+    version = await book.version(original["price_version"])
+    lane, tier = original["lane"], original["context_from"]
+    cost = sum(more * version.price(meter, lane, tier) for meter, more in usage.used())
+    same = ("tenant_id", "project_id", "key_id", "model", "model_digest", "lane", "price_version", "context_from",
+            "admitted_at", "period", "replica")  # fmt: skip
+    event = UsageEvent(
+        **{name: original[name] for name in same},
+        id=identity,
+        finished_at=await database.now(),
+        status="ok",
+        reason="adjustment",
+        delivery="confirmed",
+        source="adjustment",
+        sequence=0,
+        attempt=0,
+        counts=Counts(),
+        usage=usage,
+        cost_pico=cost,
+        corrects=event_id,
+    )
+    if adjustment_id is not None and (made := await _made(database, event)) is not None:
+        return made
+    if dry_run:
+        return await _tried(database, event_id, event)
+    await partitions.ensure_partitions(database, as_bytes([identity]))
+    numbers = await dimensions.numbers(database, dimensions.event_dimensions([event]))
+    async with money_transaction(database) as books:
+        if await books.existing_attempts([identity]):  # since a moment ago
+            raise IdempotencyConflict(identity, "this adjustment alone")
+        columns = await book_late(books, EventColumns([event]))
+        (event,) = columns.events
+        rows = EventRows(columns, numbers)
+        rolled, chained = await books.write_events(rows, lambda: (roll_up(columns), batches(rows)))
+        await books.roll_up(rolled)
+        await books.chain(chained)
+        found = (await books.lock([tenant_id]))[tenant_id]
+        _refuse_negative(await books.units_left(event_id))
+        wallet = Wallet(found, await books.grants([tenant_id], spent=True))
+        used = ModelCost(event.project_id, event.model, abs(cost))
+        entries = wallet.use([used]) if cost >= 0 else wallet.give_back(used)
+        posted = [Transaction(identity, tenant_id, found.currency, "adjustment", event.period, entries, reason)]
+        counted = {identity: await books.budgets.charged(event_id)}
+        notices = await charge_budgets(books, BudgetCharges((), [event], counted, {tenant_id: found.currency}))
+        await books.save([wallet.balance], posted if entries else (), notices, list(wallet.changed.values()))
+    return event
+
+
+async def _event(database: Database, tenant_id: UUID, event_id: UUID) -> dict[str, Any]:
+    query = select(usage_event).where(usage_event.c.tenant_id == tenant_id, usage_event.c.id == event_id)
+    async with database.reading() as session:
+        row = (await session.execute(query)).one_or_none()
+    if row is None:
+        raise UnknownEvent(event_id)
+    return dict(row._mapping)
+
+
+async def _made(database: Database, event: UsageEvent) -> UsageEvent | None:
+    """The very same adjustment, booked already; None if its id is free. Raises IdempotencyConflict if that is
+    something else's."""
+    # all tenants: an id is one for all of them
+    async with database.reading() as session:
+        row = (await session.execute(select(usage_event).where(usage_event.c.id == event.id))).one_or_none()
+    mine = row is not None and (row.tenant_id, row.corrects) == (event.tenant_id, event.corrects)
+    if row is not None and mine and all(row._mapping[name] == units for name, units in event.usage.meters().items()):
+        return msgspec.structs.replace(event, period=row.period, finished_at=row.finished_at)
+    await check_id_unused(database, event.id, f"this adjustment of {event.corrects}")
+    return None
+
+
+def _usage(units: Mapping[str, int]) -> SignedUsage:
+    for meter in units:
+        if meter not in METERS:
+            raise InvalidUsage(f"unknown meter {meter}; there are {', '.join(METERS)}")
+    if not any(units.values()):
+        raise InvalidAdjustment("no units are added or taken away")
+    return SignedUsage.from_meters(dict(units))
+
+
+async def _tried(database: Database, event_id: UUID, event: UsageEvent) -> UsageEvent:
+    """What a dry run can say: whether enough is there now, and in which period it would be booked."""
+    async with money_transaction(database) as books:
+        (event,) = (await book_late(books, EventColumns([event]))).events
+        left = await books.units_left(event_id)
+    more = event.usage.meters()
+    _refuse_negative({meter: units + more[meter] for meter, units in left.items()})
+    return event
+
+
+def _refuse_negative(left: Mapping[str, int]) -> None:
+    for meter, units in left.items():
+        if units < 0:
+            raise InvalidAdjustment(f"{meter}: {counted(-units, 'unit')} more than there were would be taken back")

@@ -1,0 +1,283 @@
+"""What each tenant has: putting money in, paying it back, and taking what has expired.
+
+Whoever puts money in or pays it back may give that an id: repeated as it was, it counts once; anything else under the
+same id is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.accounts.idempotency import check_id_unused
+from billing.ledger.entries import Balance, Transaction, TransactionKind
+from billing.ledger.wallet import PAID_PRIORITY, PROMO_PRIORITY, OpenGrant, Wallet
+from billing.money import MAX_PICO, InvalidMoney, check_currency, format_pico
+from billing.tables.money import balance, grant, grant_balance, ledger_entry, ledger_txn
+from billing.transaction.money_transaction import Grant, MoneyTransaction
+from billing.transaction.opening import money_transaction, money_transaction_in
+from storage.database.base import new_id
+from storage.database.database import Database
+from storage.free_text import NAME, REASON, check_text
+
+GrantKind = Literal["paid", "promo"]
+_MOST_PRIORITY = 2**31 - 1
+
+
+class CurrencyMismatch(ValueError):
+    """Money of one currency was to be mixed with another's."""
+
+    def __init__(self, wanted: str, found: str) -> None:
+        super().__init__(f"the balance is in {wanted}, not in {found}")
+        self.wanted = wanted
+        self.found = found
+
+
+def new_balance(tenant_id: UUID, currency: str) -> dict[str, UUID | str | int]:
+    """The row of a tenant who never had money."""
+    return {"tenant_id": tenant_id, "currency": currency, "credit": 0, "debit": 0, "held": 0, "overdraft": 0}
+
+
+class InvalidGrant(ValueError):
+    """A grant that cannot be: of an unknown kind, paid for one model or project only, or expired before it began."""
+
+
+class RefundRefused(ValueError):
+    """More was to be paid back than is paid, unused and not reserved: `refundable_pico`."""
+
+    def __init__(self, refundable_pico: int, currency: str) -> None:
+        super().__init__(f"only {format_pico(refundable_pico)} {currency} are paid, unused and not reserved")
+        self.refundable_pico = refundable_pico
+
+
+class Balances:
+    """Putting money in, paying it back, and looking at it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def get(self, tenant_id: UUID) -> Balance | None:
+        """The tenant's balance; None if it never had money."""
+        async with self._database.reading() as session:
+            row = (await session.execute(select(balance).where(balance.c.tenant_id == tenant_id))).one_or_none()
+        return None if row is None else Balance(*row)
+
+    async def grants(self, tenant_id: UUID) -> list[OpenGrant]:
+        """The tenant's grants with what became of each, in the order in which they are used."""
+        given = (grant.c[name] for name in ("id", "tenant_id", "kind", "priority", "expires_at", "model", "project_id"))
+        left = (grant_balance.c[name] for name in ("remaining", "used", "gone", "held"))
+        query = select(*given, *left).join(grant_balance, grant_balance.c.grant_id == grant.c.id)
+        async with self._database.reading() as session:
+            rows = await session.execute(query.where(grant.c.tenant_id == tenant_id))
+            return sorted((OpenGrant(*row) for row in rows), key=lambda one: one.order)
+
+    async def grant(
+        self,
+        tenant_id: UUID,
+        amount_pico: int,
+        currency: str,
+        *,
+        kind: str = "paid",
+        reason: str = "",
+        grant_id: UUID | None = None,
+        priority: int | None = None,
+        expires_at: int | None = None,
+        model: str | None = None,
+        project_id: UUID | None = None,
+        dry_run: bool = False,
+    ) -> UUID:
+        """Put money in; the first grant decides the balance's currency. Returns the grant's id.
+
+        A grant that is repeated under the same id counts once. `billing.ledger.wallet` says what is used first; what
+        is given (kind promo) can be for one model or project only. Raises InvalidMoney, InvalidGrant, CurrencyMismatch
+        or IdempotencyConflict, InvalidText; then nothing is written.
+        """
+        check_currency(currency)
+        check_text("reason", reason, REASON, empty=True)
+        if not 0 < amount_pico <= MAX_PICO:
+            raise InvalidMoney(f"a grant of {amount_pico} pico-units")
+        if kind not in ("paid", "promo"):
+            raise InvalidGrant(f"kind: {kind!r} is neither paid nor promo")
+        if kind == "paid" and (model is not None or project_id is not None):
+            raise InvalidGrant("what was paid can be used for everything: only a promo grant has a model or a project")
+        check_text("reason", reason, REASON, empty=True)
+        check_text("model", model or "", NAME, empty=model is None)
+        if priority is not None and not 0 <= priority <= _MOST_PRIORITY:
+            raise InvalidGrant(f"priority: {priority} is not between 0 and {_MOST_PRIORITY}")
+        if priority is None:
+            priority = PROMO_PRIORITY if kind == "promo" else PAID_PRIORITY
+        made = Grant(grant_id or new_id(), tenant_id, amount_pico, currency, kind, reason, priority, expires_at, model,
+                     project_id)  # fmt: skip
+        if grant_id is not None and await self._was_given(made):
+            return made.id
+        if expires_at is not None and expires_at <= await self._database.now():
+            raise InvalidGrant("expires_at: it lies in the past")
+        if dry_run:
+            found = await self.get(tenant_id)
+            if found is not None:
+                _check(self._database, found, made)
+            return made.id
+        async with self._database.transaction() as session:  # one that has no balance has nothing to lock
+            await _begin(self._database, session, tenant_id, currency)
+        async with money_transaction(self._database) as books:
+            new = await _put_in(self._database, books, made)
+        if not new:  # a moment ago
+            await self._was_given(made)
+        return made.id
+
+    async def _was_given(self, made: Grant) -> bool:
+        """Whether this very grant is there. Raises IdempotencyConflict if another thing is under its id."""
+        same = ("id", "tenant_id", "amount_pico", "currency", "kind", "priority", "expires_at", "model", "project_id")
+        async with self._database.reading() as session:
+            # all tenants: an id is one for all of them
+            row = (await session.execute(select(grant).where(grant.c.id == made.id))).one_or_none()
+        if row is not None and all(getattr(row, name) == getattr(made, name) for name in same):
+            return True
+        what = f"{format_pico(made.amount_pico)} {made.currency} of kind {made.kind} for this tenant"
+        await check_id_unused(self._database, made.id, what)
+        return False
+
+    async def posted(self, identity: UUID) -> bool:
+        """Whether money was put in, paid back or used under this id."""
+        async with money_transaction(self._database) as books:
+            return await books.posted(identity)
+
+    async def refund(
+        self,
+        tenant_id: UUID,
+        amount_pico: int,
+        currency: str,
+        *,
+        reason: str = "",
+        refund_id: UUID | None = None,
+        dry_run: bool = False,
+    ) -> UUID:
+        """Note that money was paid back: at most what was paid and is neither used nor reserved. Returns its id.
+
+        A refund that is repeated under the same id counts once. Raises InvalidMoney, CurrencyMismatch, RefundRefused,
+        IdempotencyConflict, InvalidText; then nothing is written.
+        """
+        check_currency(currency)
+        check_text("reason", reason, REASON, empty=True)
+        if not 0 < amount_pico <= MAX_PICO:
+            raise InvalidMoney(f"a refund of {amount_pico} pico-units")
+        identity = refund_id or new_id()
+        if refund_id is not None and await self._was_refunded(identity, tenant_id, amount_pico, currency):
+            return identity
+        async with money_transaction(self._database) as books:
+            found = (await books.lock([tenant_id])).get(tenant_id)
+            if found is None:
+                raise RefundRefused(0, currency)
+            if found.currency != currency:
+                raise CurrencyMismatch(found.currency, currency)
+            known = await books.posted(identity)
+            if not known:
+                wallet = Wallet(found, await books.grants([tenant_id]))
+                if amount_pico > wallet.refundable():
+                    raise RefundRefused(wallet.refundable(), currency)
+                if not dry_run:
+                    await _post(books, wallet, Transaction(identity, tenant_id, currency, "refund", "",
+                                                           wallet.refund(amount_pico), reason))  # fmt: skip
+        if known:  # since a moment ago
+            await self._was_refunded(identity, tenant_id, amount_pico, currency)
+        return identity
+
+    async def _was_refunded(self, identity: UUID, tenant_id: UUID, amount_pico: int, currency: str) -> bool:
+        """Whether this very refund is there. Raises IdempotencyConflict if another thing is under its id."""
+        txn, entry = ledger_txn.c, ledger_entry.c
+        mine = (txn.id == identity, txn.tenant_id == tenant_id, txn.kind == "refund", entry.currency == currency)
+        query = select(entry.amount_pico).join_from(ledger_txn, ledger_entry, entry.txn_id == txn.id).where(*mine)
+        async with self._database.reading() as session:
+            amounts = (await session.scalars(query)).all()
+        if amounts and sum(int(amount) for amount in amounts) == amount_pico:
+            return True
+        await check_id_unused(
+            self._database, identity, f"a refund of {format_pico(amount_pico)} {currency} to this tenant"
+        )
+        return False
+
+    async def set_credit_line(self, tenant_id: UUID, pico: int, currency: str) -> Balance:
+        """Let the tenant use up to so much before it is paid; 0 for a prepaid tenant. What is used beyond a lower line
+        stays owed, and nothing more is admitted until it is paid. Raises InvalidMoney, CurrencyMismatch.
+        """
+        check_currency(currency)
+        if not 0 <= pico <= MAX_PICO:
+            raise InvalidMoney(f"a credit line of {pico} pico-units")
+        async with self._database.transaction() as session:
+            await _begin(self._database, session, tenant_id, currency)
+        async with money_transaction(self._database) as books:
+            found = (await books.lock([tenant_id]))[tenant_id]
+            if found.currency != currency:
+                raise CurrencyMismatch(found.currency, currency)
+            after = found.with_credit_line(pico)
+            await books.save([after])
+        return after
+
+    async def expire(self, now: int | None = None) -> int:
+        """Take what is left of grants whose time had passed at `now` (the database's clock if absent): the worker's.
+
+        What open holds still count on stays until they have ended. Returns from how many tenants something was taken.
+        """
+        instant = await self._database.now() if now is None else now
+        due = (
+            select(grant.c.tenant_id)
+            .join(grant_balance, grant_balance.c.grant_id == grant.c.id)
+            .where(grant.c.expires_at <= instant, grant_balance.c.remaining > 0)
+            .distinct()
+        )
+        async with self._database.reading() as session:
+            tenants = list(await session.scalars(due))
+        taken = 0
+        for tenant in tenants:
+            async with money_transaction(self._database) as books:
+                found = (await books.lock([tenant]))[tenant]
+                wallet = Wallet(found, await books.grants([tenant]))
+                entries = wallet.expire(instant)
+                if entries:
+                    taken += 1
+                    posted = Transaction(new_id(), tenant, found.currency, "expiry", "", entries, "expired")
+                    await _post(books, wallet, posted)
+        return taken
+
+
+async def settle_payment(database: Database, session: AsyncSession, made: Grant) -> None:
+    """Put money in that came in for a document, in the transaction that writes down that it did; once under its id."""
+    await _begin(database, session, made.tenant_id, made.currency)
+    await _put_in(database, await money_transaction_in(database, session), made)
+
+
+async def _begin(database: Database, session: AsyncSession, tenant_id: UUID, currency: str) -> None:
+    """Have a balance to lock."""
+    start = new_balance(tenant_id, currency)
+    await session.execute(database.insert(balance).values(start).on_conflict_do_nothing())
+
+
+async def _put_in(database: Database, books: MoneyTransaction, made: Grant) -> bool:
+    """Write a grant and what follows from it; False, and nothing, if there is one of this id."""
+    found = (await books.lock([made.tenant_id]))[made.tenant_id]
+    _check(database, found, made)
+    if not await books.write_grant(made):
+        return False
+    wallet = Wallet(found, ())
+    scope = (made.priority, made.expires_at, made.model, made.project_id)
+    entries = wallet.put_in(OpenGrant(made.id, made.tenant_id, made.kind, *scope, made.amount_pico, 0, 0))
+    await _post(books, wallet, Transaction(made.id, made.tenant_id, made.currency, "grant", "", entries, made.reason))
+    return True
+
+
+def _check(database: Database, found: Balance, made: Grant) -> None:
+    if found.currency != made.currency:
+        raise CurrencyMismatch(found.currency, made.currency)
+    if database.dialect == "sqlite" and found.credit + made.amount_pico > MAX_PICO:
+        raise InvalidMoney(f"{found.credit} + {made.amount_pico} pico-units are more than SQLite can count")
+
+
+async def _post(books: MoneyTransaction, wallet: Wallet, transaction: Transaction) -> None:
+    await books.save([wallet.balance], [transaction], (), list(wallet.changed.values()))
+
+
+KINDS_OF_CREDIT: tuple[TransactionKind, ...] = ("grant", "expiry", "refund")
+"""The kinds of transactions that say what was put in and taken out again."""

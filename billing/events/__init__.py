@@ -1,0 +1,1 @@
+"""Usage events as rows: their columns, the hash chain over them, and hourly sums."""

@@ -1,0 +1,283 @@
+"""What of the books is about holds: taking them, finding them, ending them. Each database says how rows are read and
+written; what becomes of them is the same on both."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import TypeAlias
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.holds.batches import HoldBatch, HoldEntry, NewBatch, group_into_batches
+from billing.holds.records import Hold, HoldRequest, grants_in, join
+from billing.ledger.wallet import Wallet
+from billing.tables.money import hold_batch
+from billing.usage import UsageEvent
+from storage.database.base import new_id
+
+Paid = dict[str, dict[UUID, int]]
+"""What grants pay, by billing period."""
+Costs = dict[str, dict[tuple[UUID, str], int]]
+"""What was used, by billing period, then by project and model."""
+
+
+def release_holds(
+    wallet: Wallet,
+    ended: Iterable[EndedHolds],
+    events: Mapping[UUID, UsageEvent] = {},
+    costs: Costs | None = None,
+) -> Paid:
+    """End a tenant's holds. `events` are those with usage that counted on grants; what these pay for is taken off
+    `costs`, and returned, for `Wallet.use` to book."""
+    paid: Paid = defaultdict(dict)
+    for some in ended:
+        wallet.balance = wallet.balance.holding(-some.of_balance)
+        if not some.counts_on_grants:
+            continue
+        for request in some.ids:
+            event = events.get(request)
+            parts = wallet.end_hold(some.grants, event.cost_pico if event is not None else 0)
+            if event is not None and parts and costs is not None:
+                costs[event.period][event.project_id, event.model] -= sum(parts.values())
+                of_period = paid[event.period]
+                for grant, pico in parts.items():
+                    of_period[grant] = of_period.get(grant, 0) + pico
+    return paid
+
+
+COLUMNS = [hold_batch.c[name] for name in HoldBatch.__struct_fields__]
+
+
+async def open_hold(session: AsyncSession, request_id: UUID) -> Hold | None:
+    """The hold of this request, if it is open."""
+    # all tenants: a journal knows requests alone
+    query = select(*COLUMNS).where(hold_batch.c.first <= request_id, hold_batch.c.last >= request_id)
+    for row in await session.execute(query):
+        for found in HoldBatch(*row).holds():
+            if found.request_id == request_id:
+                return found
+    return None
+
+
+Places: TypeAlias = Mapping[UUID, UUID | None]
+"""The batch of each request's hold, as far as it is known."""
+
+_number = attrgetter("int")
+
+
+class EndedHolds(msgspec.Struct, frozen=True):
+    """Holds of one tenant that ended now and were reserved from the same (`billing.holds.records.join`): how many, and
+    of what amount together. Which those were is said where that is more than the balance."""
+
+    tenant_id: UUID
+    requests: int
+    amount_pico: int
+    budgets: str = ""
+    ids: Collection[UUID] = ()
+
+    @property
+    def of_balance(self) -> int:
+        """What they held together of the balance."""
+        return self.amount_pico - self.requests * sum(self.grants.values())
+
+    @property
+    def counts_on_grants(self) -> bool:
+        """Whether each was reserved from grants for one model or project too."""
+        return "=" in self.budgets
+
+    @property
+    def grants(self) -> dict[UUID, int]:
+        """How much each counted on of which grants."""
+        return grants_in(self.budgets)
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A hold that ended without usage, as its row says it."""
+
+    hold: Hold
+    request: HoldRequest
+
+
+class HoldStore(ABC):
+    """Holds in the transaction of the books that they belong to (`billing.transaction.money_transaction`, where the
+    order of locks stands)."""
+
+    async def locked(self, places: Places) -> list[Hold]:
+        """Those of the requests' holds that are open, locked until the end: before their balances, as whoever ends them
+        does."""
+        found = await self._holding(places, whole=True)
+        return [hold for batch, ids in found for hold in batch.holds() if hold.request_id.bytes in ids]
+
+    async def take(self, made: Sequence[tuple[HoldRequest, Hold]], held: Mapping[UUID, int]) -> dict[UUID, UUID]:
+        """Write new holds, all of one instant, and add to what is held of locked balances: the database refuses what is
+        not covered. Returns the batch of each."""
+        if not made:
+            return {}
+        new = group_into_batches(
+            HoldEntry(asked, one.amount_pico, join(one.budgets, one.grants)) for asked, one in made
+        )
+        await self._write(new, made[0][1].admitted_at)
+        count: dict[UUID, int] = {}
+        for asked, _ in made:
+            count[asked.tenant_id] = count.get(asked.tenant_id, 0) + 1
+        await self._hold_back([(tenant, pico, count[tenant]) for tenant, pico in held.items()])
+        return {request: batch.id for batch in new for request in batch.ids}
+
+    async def amend(self, changed: Collection[Hold]) -> list[Hold]:
+        """Let locked holds be of these amounts, from these sources; balances and grants are saved apart. Returns them
+        as they are now: one from other sources is in another batch."""
+        amended: list[Hold] = []
+        after: list[HoldBatch] = []
+        wanted = {hold.request_id.bytes: hold for hold in changed}
+        for batch in await self._read({hold.batch for hold in changed if hold.batch is not None}, whole=True):
+            changes: dict[bytes, int | None] = {}
+            asked = batch.asked()
+            for id in batch.ids() & wanted.keys():
+                hold = wanted[id]
+                sources = join(hold.budgets, hold.grants)
+                if sources == batch.sources:
+                    changes[id] = hold.amount_pico
+                else:
+                    changes[id] = None
+                    (moved,) = group_into_batches([HoldEntry(asked[hold.request_id], hold.amount_pico, sources)])
+                    moved = msgspec.structs.replace(moved, id=new_id())  # the row that it leaves may have its own
+                    await self._write([moved], batch.admitted_at)
+                    hold = msgspec.structs.replace(hold, batch=moved.id)
+                amended.append(hold)
+            after.append(batch.amended(changes))
+        await self._save(after)
+        return amended
+
+    async def end(self, places: Places, state: str) -> list[EndedHolds]:
+        """Close those of the requests' holds that are open, as `settled`, `released` or `expired`: each ends once."""
+        if not places:
+            return []
+        kept: list[Kept] = []
+        after: list[HoldBatch] = []
+        totals: dict[tuple[UUID, str], tuple[int, int]] = {}
+        ids_of: dict[tuple[UUID, str], list[UUID]] = {}
+        for batch, ids in await self._holding(places, whole=state != "settled"):
+            if state != "settled":
+                asked = batch.asked()
+                kept += [Kept(one, asked[one.request_id]) for one in batch.holds() if one.request_id.bytes in ids]
+            left = batch.without(ids)
+            after.append(left)
+            of = (batch.tenant_id, batch.sources)
+            requests, amount = totals.get(of, (0, 0))
+            totals[of] = requests + len(ids), amount + batch.amount_pico - left.amount_pico
+            if batch.sources:
+                ids_of.setdefault(of, []).extend(UUID(bytes=id) for id in ids)
+        await self._save(after)
+        if kept:
+            await self._keep(kept, state)
+        return [EndedHolds(of[0], *total, of[1], ids_of.get(of, ())) for of, total in totals.items()]
+
+    async def spend(self, costs: Mapping[tuple[UUID, UUID], int]) -> list[EndedHolds]:
+        """Take so much out of these tenants' allowances, as far as there is so much left. What that was counts as
+        ended, of no request: those that take from an allowance have no holds here."""
+        after: list[HoldBatch] = []
+        spent: list[EndedHolds] = []
+        for batch in await self._read({allowance for _, allowance in costs}, whole=False):
+            cost = costs.get((batch.tenant_id, batch.id), 0)
+            after.append(batch.amended({id: max(0, amount - cost) for id, amount in batch.amounts().items()}))
+            spent.append(EndedHolds(batch.tenant_id, 0, batch.amount_pico - after[-1].amount_pico))
+        await self._save(after)
+        return spent
+
+    async def overdue(self, now: int, most: int) -> dict[UUID, UUID]:
+        """Open holds whose time had passed at `now`, of at most so many batches, with these; not those that someone
+        else is ending."""
+        due: dict[UUID, UUID] = {}
+        while not due and (batches := await self._overdue(now, most)):
+            later: list[HoldBatch] = []
+            for batch in batches:
+                ends = {hold.request_id: hold.expires_at for hold in batch.holds()}
+                due |= {request: batch.id for request, end in ends.items() if end <= now}
+                if left := [end for end in ends.values() if end > now]:
+                    later.append(msgspec.structs.replace(batch, expires_at=min(left)))
+            await self._postpone(later)
+        return due
+
+    @abstractmethod
+    async def budgets_of_ended(self, requests: Collection[UUID]) -> dict[UUID, str]:
+        """The budgets of those of the requests that were released or expired and had any."""
+
+    async def _holding(self, places: Places, *, whole: bool) -> list[tuple[HoldBatch, set[bytes]]]:
+        """The batches of these holds, locked, each with those of the holds that are open there."""
+        wanted = {request.bytes for request in places}
+        named = {batch for batch in places.values() if batch is not None}
+        batches = await self._read(named | await self._around([r for r, b in places.items() if b is None]), whole=whole)
+        found = _found(batches, wanted)
+        # ended by now, or raised from other sources by someone whose answer was lost
+        if moved := [request for request, batch in places.items() if batch is not None and request.bytes in wanted]:
+            others = await self._around(moved) - {batch.id for batch in batches}
+            found += _found(await self._read(others, whole=whole), wanted)
+        return found
+
+    async def _around(self, requests: Sequence[UUID]) -> set[UUID]:
+        """The batches that may have the holds of these requests."""
+        if not requests:
+            return set()
+        numbers = sorted(map(_number, requests))
+        found = await self._between(UUID(int=numbers[0]), UUID(int=numbers[-1]))
+        return {id for id, first, last in found if _any_within(numbers, first.int, last.int)}
+
+    async def _save(self, after: Iterable[HoldBatch]) -> None:
+        after = list(after)
+        if after:
+            await self._change([one for one in after if one.open], [one.id for one in after if not one.open])
+
+    @abstractmethod
+    async def _between(self, least: UUID, greatest: UUID) -> list[tuple[UUID, UUID, UUID]]:
+        """Id, first and last of the batches that may have ids between these."""
+
+    @abstractmethod
+    async def _read(self, batches: Collection[UUID], *, whole: bool) -> list[HoldBatch]:
+        """These batches, locked in the order of their ids; with their requests, if `whole`."""
+
+    @abstractmethod
+    async def _overdue(self, now: int, most: int) -> list[HoldBatch]:
+        """At most so many whole batches in which a hold may have expired, locked, but for those that others have."""
+
+    @abstractmethod
+    async def _write(self, new: Sequence[NewBatch], admitted_at: int) -> None:
+        """Add these rows."""
+
+    @abstractmethod
+    async def _change(self, changed: Sequence[HoldBatch], gone: Sequence[UUID]) -> None:
+        """Save what is open in some rows, and delete others."""
+
+    @abstractmethod
+    async def _postpone(self, batches: Sequence[HoldBatch]) -> None:
+        """Save when these rows expire."""
+
+    @abstractmethod
+    async def _hold_back(self, held: Sequence[tuple[UUID, int, int]]) -> None:
+        """Add an amount, and a number of holds, to what is held of each of these tenants' balances."""
+
+    @abstractmethod
+    async def _keep(self, ended: Sequence[Kept], state: str) -> None:
+        """Write holds that ended now without usage."""
+
+
+def _found(batches: Iterable[HoldBatch], wanted: set[bytes]) -> list[tuple[HoldBatch, set[bytes]]]:
+    """Which of the wanted holds each batch has; they are wanted no more."""
+    found = []
+    for batch in batches:
+        if ids := batch.ids() & wanted:
+            wanted -= ids
+            found.append((batch, ids))
+    return found
+
+
+def _any_within(numbers: Sequence[int], first: int, last: int) -> bool:
+    """Whether any of the sorted numbers is one of these."""
+    at = bisect_left(numbers, first)
+    return at < len(numbers) and numbers[at] <= last

@@ -1,0 +1,225 @@
+"""Seals: the SHA-256 of rows that never change, kept apart from them, so that one that is altered, gone or new shows.
+
+Usage events have their chain (`billing.integrity.hash_chain`), the texts of documents theirs; this is for the rest of
+the books: money in and out, prices and who made them, contracts, storage, payments, closed periods, what is final of
+an invoice. Each is sealed in the transaction that writes it; with it what it consists of, such as a ledger
+transaction's entries.
+`billing.verification.seals` computes all of it again.
+
+A seal is the SHA-256 of the row's digest and its instant. They are apart since the database's clock is read by the very
+statement that writes the busiest of these tables, which then makes the seal itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from hashlib import sha256
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import ColumnElement, Table, insert, select, true
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.ledger.entries import Transaction
+from billing.tables.invoices import invoice, invoice_payment
+from billing.tables.journals import journal_loss
+from billing.tables.money import grant, ledger_entry, ledger_txn
+from billing.tables.periods import billing_period
+from billing.tables.platform import platform_setting
+from billing.tables.prices import (
+    price,
+    price_book,
+    price_change,
+    price_interval,
+    price_resolution,
+    price_row,
+    price_sheet,
+    price_version,
+)
+from billing.tables.rating import contract_terms, storage_event
+from billing.tables.seals import seal
+
+INSTANT = 8
+"""Bytes of an instant."""
+
+
+class SealedPart(msgspec.Struct, frozen=True):
+    """The rows that a sealed row consists of: those of a table whose column `of` has its key, ordered by `order`."""
+
+    table: Table
+    of: str
+    order: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+class SealForm(msgspec.Struct, frozen=True):
+    """What a seal of a table's row is made of. If rows come to say more, later ones need a form of their own."""
+
+    table: Table
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    instant: str | None = None
+    part: SealedPart | None = None
+    final: ColumnElement[bool] = true()
+    """When a row is final; until then it may change and has no seal."""
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return str(self.table.name)
+
+
+_PRICES = ("meter", "lane", "context_from")
+FORMS = {
+    form.name: form
+    for form in (
+        SealForm(
+            grant,
+            ("id",),
+            ("id", "tenant_id", "amount_pico", "currency", "kind", "reason", "priority", "expires_at", "model",
+             "project_id"),
+            "at",
+        ),
+        SealForm(
+            ledger_txn,
+            ("id",),
+            ("id", "tenant_id", "kind", "period", "memo"),
+            "posted_at",
+            SealedPart(
+                ledger_entry,
+                "txn_id",
+                ("seq",),
+                ("seq", "tenant_id", "currency", "debit", "credit", "amount_pico", "grant_id"),
+            ),
+        ),
+        SealForm(
+            price_version,
+            ("id",),
+            ("id", "model", "currency", "effective_at", "sha256"),
+            "created_at",
+            SealedPart(price, "version", _PRICES, (*_PRICES, "price_micro")),
+        ),
+        SealForm(
+            price_sheet,
+            ("id",),
+            ("id", "book", "model", "kind", "effective_at", "effective_until", "author", "reason", "forced", "sha256"),
+            "created_at",
+            SealedPart(price_row, "sheet", _PRICES, (*_PRICES, "price_micro")),
+        ),
+        SealForm(price_book, ("id",), ("id", "name", "currency", "base", "tenant_id"), "created_at"),
+        SealForm(price_interval, ("sheet",), ("sheet", "book", "model", "effective_at", "effective_until")),
+        SealForm(
+            price_change,
+            ("id",),
+            ("id", "sheet", "action", "actor", "reason", "before_sha256", "after_sha256", "via"),
+            "at",
+        ),
+        SealForm(platform_setting, ("id",), ("id", "name", "value", "actor", "via", "reason"), "at"),
+        SealForm(price_resolution, ("sheet", "base_sheet"), ("sheet", "base_sheet", "version")),
+        SealForm(contract_terms, ("id",), ("id", "tenant_id", "from_period", "body", "author", "reason"), "created_at"),
+        SealForm(
+            storage_event,
+            ("tenant_id", "period", "hour", "project_id", "model"),
+            ("tenant_id", "period", "hour", "project_id", "model", "price_version", "token_seconds", "cost_pico"),
+        ),
+        SealForm(
+            invoice_payment,
+            ("id",),
+            ("id", "invoice_id", "tenant_id", "amount", "currency", "usage_pico", "reference"),
+            "at",
+        ),
+        SealForm(
+            invoice,
+            ("id",),
+            ("id", "kind", "seller", "tenant_id", "period", "currency", "series", "year", "n", "number", "issued",
+             "due", "net", "tax", "gross", "prepaid", "payable", "usage_pico", "promo_pico", "charges_pico",
+             "prepaid_pico", "carry_in", "carry_out", "prepaid_carry_in", "prepaid_carry_out", "corrects", "content",
+             "sha256", "drafted_at"),
+            "finalized_at",
+            final=invoice.c.state != "draft",
+        ),
+        SealForm(
+            journal_loss,
+            ("journal",),
+            ("journal", "replica", "since", "author", "reason", "events", "missing", "holds", "held_pico"),
+            "at",
+        ),
+        SealForm(
+            billing_period,
+            ("period",),
+            ("period", "starts_at", "ends_at", "root"),
+            "closed_at",
+            final=billing_period.c.state == "closed",
+        ),
+    )
+}  # fmt: skip
+"""The forms by the name of their table. An invoice's has neither its state nor what was paid."""
+
+_encode = msgspec.msgpack.encode
+
+
+def digest_of(form: SealForm, row: Mapping[Any, Any], parts: Iterable[Mapping[Any, Any]] = ()) -> bytes:
+    """The digest of a row and, in their order, of the rows that it consists of; all but the row's instant."""
+    of = () if form.part is None else form.part.columns
+    said = [[_plain(part[name]) for name in of] for part in parts]
+    return sha256(_encode([form.name, [_plain(row[name]) for name in form.columns], said])).digest()
+
+
+def digest_of_transaction(transaction: Transaction) -> bytes:
+    """The digest of a transaction that is about to be posted."""
+    same = {"tenant_id": transaction.tenant_id, "currency": transaction.currency}
+    entries = [
+        {"seq": seq, **same, **msgspec.structs.asdict(entry)} for seq, entry in enumerate(transaction.entries, 1)
+    ]
+    return digest_of(FORMS["ledger_txn"], msgspec.structs.asdict(transaction), entries)
+
+
+def seal_of(digest: bytes, instant: int | None) -> bytes:
+    """The seal of a row."""
+    return sha256(digest + (b"" if instant is None else instant.to_bytes(INSTANT, "big"))).digest()
+
+
+def key_of(form: SealForm, row: Mapping[Any, Any]) -> str:
+    """Under what the seal of a row is kept."""
+    return "/".join(str(row[name]) for name in form.key)
+
+
+async def seal_rows(session: AsyncSession, table: Table, *where: ColumnElement[bool]) -> None:
+    """Seal rows that this transaction has just written: as they stand in the database now."""
+    form = FORMS[table.name]
+    rows = (await session.execute(select(table).where(*where))).mappings().all()
+    parts = await parts_of(session, form, rows)
+    await session.execute(
+        insert(seal), [{"kind": form.name, "id": key_of(form, row), "sha256": sealed(form, row, parts)} for row in rows]
+    )
+
+
+def sealed(form: SealForm, row: Mapping[Any, Any], parts: Mapping[Any, Sequence[Mapping[Any, Any]]]) -> bytes:
+    """The seal of a row, given the rows that rows consist of (`parts_of`)."""
+    instant = None if form.instant is None else row[form.instant]
+    return seal_of(digest_of(form, row, parts.get(row[form.key[0]], ())), instant)
+
+
+async def parts_of(
+    session: AsyncSession, form: SealForm, rows: Sequence[Mapping[Any, Any]]
+) -> dict[Any, list[Mapping[Any, Any]]]:
+    """What each of these rows consists of, by its key."""
+    part = form.part
+    found: dict[Any, list[Mapping[Any, Any]]] = {}
+    if part is not None:
+        mine = part.table.c[part.of].in_([row[form.key[0]] for row in rows])
+        query = select(part.table).where(mine).order_by(*(part.table.c[name] for name in (part.of, *part.order)))
+        for row in (await session.execute(query)).mappings():
+            found.setdefault(row[part.of], []).append(row)
+    return found
+
+
+def _plain(value: Any) -> str | bytes | None:
+    """A value as both databases have it: ids as bytes, all numbers as text, since sums have more than 64 bits."""
+    if isinstance(value, UUID):
+        return value.bytes
+    if isinstance(value, int | Decimal):
+        return str(int(value))
+    return value if value is None or isinstance(value, bytes) else str(value)

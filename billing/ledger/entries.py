@@ -1,0 +1,111 @@
+"""Double-entry accounts: what each movement of money debits and what it credits, and the balance that follows from it.
+
+Every tenant has its own accounts, in its currency. `clearing` is where money comes from and `goodwill` what we give
+away; `prepaid` and `promo` are what we owe in service; `receivable` is what was used before it was paid; `revenue` is
+what was earned by usage. Invoices have accounts of their own (`billing.invoices.posting`): `invoiced` was asked for
+beyond usage, `tax` is owed to the state, `charges` was earned by lines that are no usage, `credited` was taken back,
+`rounding_carry` is what rounding left for later. An entry debits one account and credits another, so that every
+transaction sums to zero.
+
+`restricted` is what may be used for one model or project only, and `breakage` was paid and expired unused. Which money
+is used first is the wallet's (`billing.ledger.wallet`); what none covers is receivable, and the next payment goes
+there first. A `return` debits `charges` with what a period's rating takes off its usage, and credits what was owed and
+the grants that paid.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+
+Account = Literal[
+    "breakage",
+    "charges",
+    "clearing",
+    "credited",
+    "goodwill",
+    "invoiced",
+    "prepaid",
+    "promo",
+    "receivable",
+    "restricted",
+    "revenue",
+    "rounding_carry",
+    "tax",
+]
+TransactionKind = Literal["adjustment", "expiry", "grant", "invoice", "refund", "return", "usage"]
+OF_EVENTS: tuple[TransactionKind, ...] = ("usage", "adjustment")
+"""The kinds of transactions that post what usage events cost."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """An amount, more than zero, from one account to another."""
+
+    debit: Account
+    credit: Account
+    amount_pico: int
+    grant_id: UUID | None = None
+    """The grant that it is taken from or put into, if it is one."""
+
+
+class Transaction(msgspec.Struct, frozen=True):
+    """Entries that belong together. A grant's has the grant's id; usage is posted by settled batch, tenant and period:
+    that an event counts once is the event's own key."""
+
+    id: UUID
+    tenant_id: UUID
+    currency: str
+    kind: TransactionKind
+    period: str
+    entries: list[Entry]
+    memo: str = ""
+
+
+class Balance(msgspec.Struct, frozen=True):
+    """A tenant's money in pico-units: put in, used, reserved by open holds; `overdraft` is what is missing, if so.
+
+    `promo` is what is left of what was given, `receivable` what was used and not paid, `credit_line` how much that may
+    become. `holds` is how many holds there ever were, `budgets` how many budgets are in force. `restricted` is what is
+    left for one model or project only; it is not in `credit`, and what is held of it is not in `held`.
+    """
+
+    tenant_id: UUID
+    currency: str
+    credit: int
+    debit: int
+    held: int
+    overdraft: int
+    promo: int = 0
+    receivable: int = 0
+    credit_line: int = 0
+    holds: int = 0
+    budgets: int = 0
+    restricted: int = 0
+
+    @property
+    def available(self) -> int:
+        """What may still be reserved; negative only by as much as usage came in after its hold had expired."""
+        return self.credit - self.debit - self.held + self.credit_line
+
+    @property
+    def prepaid(self) -> int:
+        """What is left of what was paid."""
+        return self.credit - self.debit - self.promo + self.receivable
+
+    def holding(self, pico: int) -> Balance:
+        """With this much more held; less, if it is negative. What is not covered any more becomes overdraft."""
+        return self._with(held=self.held + pico)
+
+    def changed(self, **by: int) -> Balance:
+        """With these columns more by so much; less, if it is negative."""
+        return self._with(**{name: getattr(self, name) + more for name, more in by.items()})
+
+    def with_credit_line(self, pico: int) -> Balance:
+        """With another credit line."""
+        return self._with(credit_line=pico)
+
+    def _with(self, **changes: int) -> Balance:
+        after = msgspec.structs.replace(self, **changes)
+        return msgspec.structs.replace(after, overdraft=max(0, -after.available))

@@ -1,0 +1,243 @@
+"""A tenant's balance and the grants that it is made of: which money a usage takes, and which it gets back.
+
+Money is used in this order: what may be used for one model or project only, then all other; in each by priority (the
+lowest first), then what expires first, then what was there first. Given money has the lower priority unless it is said
+otherwise. What no grant covers is owed (`receivable`).
+
+What was given for one model or project stands in `restricted` and counts for `credit` only when it is used. A request
+that it is for is admitted on it first: its hold counts on so much of these grants (`held`) and on the balance for the
+rest. What it counts on is its own until it ends: other usage takes only what is free, so that the money of one never
+has to come from where another's is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from uuid import UUID
+
+import msgspec
+
+from billing.ledger.entries import Account, Balance, Entry
+
+PAID_PRIORITY, PROMO_PRIORITY = 100, 50
+_NEVER = 2**63
+
+
+class OpenGrant(msgspec.Struct, frozen=True):
+    """A grant and what became of it: `amount = remaining + used + gone`, where gone was refunded or has expired."""
+
+    id: UUID
+    tenant_id: UUID
+    kind: str
+    priority: int
+    expires_at: int | None
+    model: str | None
+    project_id: UUID | None
+    remaining: int
+    used: int
+    gone: int
+    held: int = 0
+    """What open holds count on: 0 unless it is restricted."""
+
+    @property
+    def free(self) -> int:
+        """What is left and nobody counts on."""
+        return self.remaining - self.held
+
+    @property
+    def restricted(self) -> bool:
+        """Whether it may be used for one model or project only."""
+        return self.model is not None or self.project_id is not None
+
+    @property
+    def account(self) -> Account:
+        """Where what is left of it stands in the ledger."""
+        return "restricted" if self.restricted else "promo" if self.kind == "promo" else "prepaid"
+
+    def covers(self, project_id: UUID, model: str) -> bool:
+        """Whether it may be used for this."""
+        return self.model in (None, model) and self.project_id in (None, project_id)
+
+    def expired(self, now: int) -> bool:
+        """Whether its time has passed."""
+        return self.expires_at is not None and self.expires_at <= now
+
+    @property
+    def order(self) -> tuple[bool, int, int, int]:
+        """Its place in the order of use."""
+        return not self.restricted, self.priority, _NEVER if self.expires_at is None else self.expires_at, self.id.int
+
+
+class ModelCost(msgspec.Struct, frozen=True):
+    """What was used of one model in one project, in pico-units."""
+
+    project_id: UUID
+    model: str
+    pico: int
+
+
+class Wallet:
+    """The balance and grants of one tenant while money moves; `changed` has the grants that are not what they were."""
+
+    def __init__(self, balance: Balance, grants: Iterable[OpenGrant]) -> None:
+        self.balance = balance
+        self.changed: dict[UUID, OpenGrant] = {}
+        self._grants: dict[UUID, OpenGrant] = {}
+        self._arrange(grants)
+
+    def put_in(self, grant: OpenGrant) -> list[Entry]:
+        """Take in a new grant; return the entries. What was paid goes to what is owed first."""
+        pico = grant.remaining
+        owed = min(pico, self.balance.receivable) if grant.account == "prepaid" else 0
+        self._arrange((*self._grants.values(), grant))
+        self._change(grant, remaining=pico - owed, used=owed)
+        if grant.restricted:
+            self.balance = self.balance.changed(restricted=pico)
+        else:
+            promo = pico if grant.account == "promo" else 0
+            self.balance = self.balance.changed(credit=pico, promo=promo, receivable=-owed)
+        source: Account = "goodwill" if grant.kind == "promo" else "clearing"
+        entries = [Entry(source, "receivable", owed)] if owed else []
+        return entries + ([Entry(source, grant.account, pico - owed, grant.id)] if pico > owed else [])
+
+    def end_hold(self, counted_on: Mapping[UUID, int], pico: int) -> dict[UUID, int]:
+        """End a hold that counted on so much of these grants: they pay for its usage as far as that goes, and are free
+        again of the rest. Returns what each pays, which `use` is told to book."""
+        paid = {}
+        for grant in list(self._grants.values()):
+            if held := counted_on.get(grant.id, 0):
+                part = min(pico, held)
+                left, used = grant.remaining - part, grant.used + part
+                self._change(grant, remaining=left, used=used, held=grant.held - held)
+                pico -= part
+                if part:
+                    paid[grant.id] = part
+        return paid
+
+    def use(self, costs: Sequence[ModelCost], paid: Mapping[UUID, int] = {}) -> list[Entry]:
+        """Pay for usage by what nobody counts on; return the entries. `paid` is what grants of holds that ended pay
+        beside it."""
+        taken: dict[UUID, int] = dict(paid)
+        owed = 0
+        for cost in sorted(costs, key=lambda cost: (cost.project_id.int, cost.model)):
+            left = cost.pico
+            for grant in self._grants.values():
+                if not left:
+                    break
+                if grant.free and grant.covers(cost.project_id, cost.model):
+                    part = min(left, grant.free)
+                    self._change(grant, remaining=grant.remaining - part, used=grant.used + part)
+                    taken[grant.id] = taken.get(grant.id, 0) + part
+                    left -= part
+            owed += left
+        self._book(taken, sum(cost.pico for cost in costs) + sum(paid.values()), owed)
+        entries = [Entry(self._grants[one].account, "revenue", pico, one) for one, pico in taken.items()]
+        return entries + ([Entry("receivable", "revenue", owed)] if owed else [])
+
+    def give_back(self, cost: ModelCost) -> list[Entry]:
+        """Take back what was paid for usage that is corrected.
+
+        First comes what is for such usage only, the narrowest first: it must not have paid for more than there is.
+        Then what is owed, then what was used last. Where a period's rating has given back part of it before, that part
+        is not given back again: it is taken off `charges`.
+        """
+        if cost.pico > self.balance.debit:
+            raise ValueError(f"{cost.pico} pico-units cannot be given back: only {self.balance.debit} were ever used")
+        grants = list(reversed(self._grants.values()))
+        covering = [one for one in grants if one.restricted and one.covers(cost.project_id, cost.model)]
+        narrowest = sorted(covering, key=lambda one: (one.model is None) + (one.project_id is None))
+        returned: dict[UUID, int] = {}
+        left = self._return(narrowest, cost.pico, returned)
+        owed = min(left, self.balance.receivable)
+        left = self._return(sorted(grants, key=lambda one: one.restricted), left - owed, returned)
+        self._book({one: -part for one, part in returned.items()}, -cost.pico, -owed)
+        self.balance = self.balance.changed(credit=-left)
+        entries = [Entry("revenue", self._grants[one].account, part, one) for one, part in returned.items()]
+        entries += [Entry("revenue", "charges", left)] if left else []
+        return ([Entry("revenue", "receivable", owed)] if owed else []) + entries
+
+    def return_charges(self, given: Mapping[UUID, int], money: int, paid: Mapping[UUID, int]) -> list[Entry]:
+        """Return what a period's rating takes off its usage; return the entries.
+
+        `given` goes back to these grants. `money` pays what is owed and goes back to grants that were paid: first as
+        much as `paid` says that each paid for the period's usage, then what else was used; each time the latest first.
+        What was never paid by any grant stays out.
+        """
+        returned: dict[UUID, int] = {}
+        for one, pico in given.items():
+            self._return([self._grants[one]], pico, returned)
+        owed = min(money, self.balance.receivable)
+        left = money - owed
+        bought = [grant for grant in reversed(self._grants.values()) if grant.account == "prepaid"]
+        for grant in bought:
+            part = min(left, paid.get(grant.id, 0))
+            left -= part - self._return([grant], part, returned)
+        self._return(bought, left, returned)
+        by_account = {"promo": 0, "prepaid": 0, "restricted": 0}
+        for one, part in returned.items():
+            by_account[self._grants[one].account] += part
+        promo, restricted = by_account["promo"], by_account["restricted"]
+        credit = owed + promo + by_account["prepaid"]
+        self.balance = self.balance.changed(credit=credit, promo=promo, restricted=restricted, receivable=-owed)
+        entries = [Entry("charges", self._grants[one].account, part, one) for one, part in returned.items()]
+        return ([Entry("charges", "receivable", owed)] if owed else []) + entries
+
+    def _return(self, grants: Iterable[OpenGrant], pico: int, returned: dict[UUID, int]) -> int:
+        """Return so much to these grants as was used of them; what is left."""
+        for one in grants:
+            grant = self._grants[one.id]
+            if part := min(pico, grant.used):
+                self._change(grant, remaining=grant.remaining + part, used=grant.used - part)
+                returned[grant.id] = returned.get(grant.id, 0) + part
+                pico -= part
+        return pico
+
+    def refundable(self) -> int:
+        """What was paid and is neither used nor reserved."""
+        paid = sum(grant.remaining for grant in self._grants.values() if grant.account == "prepaid")
+        return max(0, min(paid, self.balance.credit - self.balance.debit - self.balance.held))
+
+    def refund(self, pico: int) -> list[Entry]:
+        """Pay back at most what is refundable, from what would be used last."""
+        entries = []
+        for grant in reversed(list(self._grants.values())):
+            part = min(pico, grant.remaining) if grant.account == "prepaid" else 0
+            if part:
+                entries.append(self._lose(grant, part, "clearing"))
+                pico -= part
+        return entries
+
+    def expire(self, now: int) -> list[Entry]:
+        """Take what is left of grants whose time has passed, but for what open holds still count on."""
+        entries = []
+        for grant in list(self._grants.values()):
+            if grant.remaining and grant.expired(now):
+                free = max(0, self.balance.credit - self.balance.debit - self.balance.held)
+                part = grant.free if grant.restricted else min(grant.remaining, free)
+                if part:
+                    entries.append(self._lose(grant, part, "goodwill" if grant.kind == "promo" else "breakage"))
+        return entries
+
+    def _arrange(self, grants: Iterable[OpenGrant]) -> None:
+        self._grants = {grant.id: grant for grant in sorted(grants, key=lambda grant: grant.order)}
+
+    def _lose(self, grant: OpenGrant, pico: int, to: Account) -> Entry:
+        self._change(grant, remaining=grant.remaining - pico, gone=grant.gone + pico)
+        if grant.restricted:
+            self.balance = self.balance.changed(restricted=-pico)
+        else:
+            promo = pico if grant.account == "promo" else 0
+            self.balance = self.balance.changed(credit=-pico, promo=-promo)
+        return Entry(grant.account, to, pico, grant.id)
+
+    def _book(self, taken: dict[UUID, int], debit: int, owed: int) -> None:
+        by_account = {"promo": 0, "prepaid": 0, "restricted": 0}
+        for one, pico in taken.items():
+            by_account[self._grants[one].account] += pico
+        restricted = by_account["restricted"]
+        self.balance = self.balance.changed(
+            debit=debit, promo=-by_account["promo"], credit=restricted, restricted=-restricted, receivable=owed
+        )
+
+    def _change(self, grant: OpenGrant, **changes: int) -> None:
+        self._grants[grant.id] = self.changed[grant.id] = msgspec.structs.replace(grant, **changes)

@@ -1,0 +1,1 @@
+"""Billing periods, and how long rows are kept."""

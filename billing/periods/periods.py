@@ -1,0 +1,230 @@
+"""Billing periods: months in UTC by the database's clock, which close once every usage of theirs has arrived.
+
+A request belongs to the period in which it was admitted. A period closes when it is over, the periods before it are
+closed, each hold of its requests has ended, and no gateway has events of it left in its spool
+(`billing.spool.gateway_epochs`). What arrives later all the same is booked in the period that is open then;
+`admitted_at`, and the rollup's hour, still say which it belonged to. Whoever books anything in a period asks
+`closed_periods` of its books first, which keeps the period from closing until the books are closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+from sqlalchemy import func, select, text, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.events import partitions
+from billing.events.columns import EventColumns
+from billing.integrity.hash_chain import root_of
+from billing.integrity.row_seals import seal_rows
+from billing.spool.gateway_epochs import Epoch, epochs_before
+from billing.tables.chain import usage_chain
+from billing.tables.money import hold_batch, rollup_hour
+from billing.tables.periods import CLOSING_LOCK, billing_period
+from billing.transaction.money_transaction import MoneyTransaction
+from billing.usage import check_period, period_of
+from storage.database.base import from_instant, to_instant
+from storage.database.database import Database, transaction
+from storage.free_text import counted
+
+PeriodState = Literal["open", "closing", "closed"]
+
+
+class Period(msgspec.Struct, frozen=True):
+    """A billing period; instants are microseconds since the Unix epoch, `ends_at` is not part of it any more."""
+
+    period: str
+    starts_at: int
+    ends_at: int
+    state: PeriodState
+    closed_at: int | None = None
+    root: bytes | None = None
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """What keeps a period that is over from closing: one line each."""
+
+    open_holds: int
+    epochs: Sequence[Epoch]
+    earlier: Sequence[str]
+
+    def reasons(self) -> list[str]:
+        """The causes in words; none if the period may close."""
+        lines = [f"{period} is not closed yet" for period in self.earlier]
+        if self.open_holds:
+            lines.append(f"{counted(self.open_holds, 'open hold')} of requests that have not ended")
+        for epoch in self.epochs:
+            oldest, seen = (from_instant(at).isoformat(timespec="seconds") for at in (epoch.watermark, epoch.seen_at))
+            lines.append(f"gateway epoch {epoch.epoch} may have usage from {oldest} on in its spool; last seen {seen}")
+        return lines
+
+
+class PeriodOpen(ValueError):
+    """The period cannot be closed now; `reasons` says why, a line each."""
+
+    def __init__(self, period: str, reasons: Sequence[str]) -> None:
+        super().__init__(f"{period} cannot be closed: {'; '.join(reasons)}")
+        self.period = period
+        self.reasons = reasons
+
+
+def bounds(period: str) -> tuple[int, int]:
+    """The period's first instant, and the first one after it. Raises InvalidPeriod."""
+    month = _month(check_period(period))
+    return _start(month), _start(partitions.following(month))
+
+
+def following(period: str) -> str:
+    """The period after this one. Raises InvalidPeriod."""
+    return period_of(bounds(period)[1])
+
+
+def _month(period: str) -> partitions.Month:
+    year, _, number = period.partition("-")
+    return int(year), int(number)
+
+
+def _start(month: partitions.Month) -> int:
+    return to_instant(datetime(*month, 1, tzinfo=UTC))
+
+
+async def book_late(books: MoneyTransaction, columns: EventColumns) -> EventColumns:
+    """The events, those of closed periods moved to the one that is open now. None of them closes under these books."""
+    moved = await moved_periods(books, {period for *_, period in columns.owners})
+    if not moved:
+        return columns
+    return EventColumns(msgspec.structs.replace(e, period=moved.get(e.period, e.period)) for e in columns.events)
+
+
+async def moved_periods(books: MoneyTransaction, periods: Collection[str]) -> dict[str, str]:
+    """Those of the periods that are closed, each with the one that is open now, in which what is late is booked.
+
+    None of the others, nor that one, closes under these books.
+    """
+    closed = await books.closed_periods(periods)
+    if not closed:
+        return {}
+    period = period_of(await books.now())
+    while await books.closed_periods({period}):  # a clock that was set back
+        period = following(period)
+    return dict.fromkeys(closed, period)
+
+
+class Periods:
+    """The calendar of a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def known(self) -> list[Period]:
+        """All periods there are, the newest last."""
+        async with self._database.reading() as session:
+            rows = await session.execute(select(billing_period).order_by(billing_period.c.period))
+            return [Period(*row) for row in rows]
+
+    async def get(self, period: str) -> Period:
+        """The period; one that nothing is known of yet is open. Raises InvalidPeriod."""
+        async with self._database.reading() as session:
+            return await self._get(session, period)
+
+    async def waiting(self, period: str) -> Waiting:
+        """What would keep the period from closing if it were over."""
+        async with self._database.reading() as session:
+            return await self._waiting(session, period)
+
+    async def prepare(self) -> None:
+        """Have a row for every period from the first one on to the next; those that are over are closing."""
+        now = await self._database.now()
+        async with self._database.transaction() as session:
+            await self._prepare(session, now)
+
+    async def close(self, period: str, *, dry_run: bool = False) -> Period:
+        """Close the period for good; one that is closed already stays as it is. A dry run only says whether it can be,
+        and returns it is. Raises InvalidPeriod, PeriodOpen.
+        """
+        found = await self.get(period)
+        if found.state == "closed":
+            return found
+        if (await self._database.now()) < found.ends_at:
+            raise PeriodOpen(period, [f"it ends at {from_instant(found.ends_at).isoformat()}"])
+        _refuse(await self.waiting(period), period)  # mostly here, where nobody has to wait for it
+        if dry_run:
+            now = await self._database.now()
+            async with transaction(self._database, write=False) as session:
+                await self._prepare(session, now)
+                _refuse(await self._waiting(session, period), period)
+            return found
+        await self.prepare()
+        async with self._database.transaction() as session:
+            if self._database.dialect == "postgresql":  # SQLite has one writer, and that is us
+                await session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": CLOSING_LOCK})
+            _refuse(await self._waiting(session, period), period)
+            row = {"period": period, "starts_at": found.starts_at, "ends_at": found.ends_at, "state": "closing"}
+            await session.execute(self._database.insert(billing_period).values(row).on_conflict_do_nothing())
+            heads = select(usage_chain.c.tenant_id, usage_chain.c.head).where(usage_chain.c.period == period)
+            root = root_of({row.tenant_id: row.head for row in await session.execute(heads)})  # all tenants: as above
+            values = {"state": "closed", "closed_at": self._database.clock, "root": root}
+            unclosed = (billing_period.c.period == period) & (billing_period.c.state != "closed")
+            closing = update(billing_period).where(unclosed).values(values).returning(billing_period.c.period)
+            if (await session.execute(closing)).one_or_none() is not None:
+                await seal_rows(session, billing_period, billing_period.c.period == period)
+            return await self._get(session, period)
+
+    async def close_due(self, grace_s: int) -> list[Period]:
+        """Close, in order, what is over for `grace_s` and waits for nothing: the worker's job. Returns what closed."""
+        await self.prepare()
+        now = await self._database.now()
+        closed = []
+        for period in await self.known():
+            if period.state == "closing" and period.ends_at + grace_s * 1_000_000 <= now:
+                try:
+                    closed.append(await self.close(period.period))
+                except PeriodOpen:
+                    break
+        return closed
+
+    async def _prepare(self, session: AsyncSession, now: int) -> None:
+        latest = await session.scalar(select(func.max(billing_period.c.period)))
+        # all tenants: the calendar is everybody's
+        rows, period = [], latest or await self._first(session) or period_of(now)
+        while period <= following(period_of(now)):
+            starts_at, ends_at = bounds(period)
+            rows.append({"period": period, "starts_at": starts_at, "ends_at": ends_at, "state": "open"})
+            period = following(period)
+        if rows:
+            await session.execute(self._database.insert(billing_period).on_conflict_do_nothing(), rows)
+        over = (billing_period.c.state == "open") & (billing_period.c.ends_at <= now)
+        await session.execute(update(billing_period).where(over).values(state="closing"))
+
+    async def _first(self, session: AsyncSession) -> str | None:
+        """The first period in which anything was admitted."""
+        # all tenants: the calendar is everybody's
+        settled = await session.scalar(select(func.min(rollup_hour.c.period)))
+        held = await session.scalar(select(func.min(hold_batch.c.admitted_at)))
+        return min(filter(None, (settled, period_of(held) if held else None)), default=None)
+
+    async def _get(self, session: AsyncSession, period: str) -> Period:
+        row = (await session.execute(select(billing_period).where(billing_period.c.period == period))).one_or_none()
+        return Period(period, *bounds(period), "open") if row is None else Period(*row)
+
+    async def _waiting(self, session: AsyncSession, period: str) -> Waiting:
+        # all tenants: a period closes for everybody
+        starts_at, ends_at = bounds(period)
+        of = hold_batch.c
+        open_holds = select(func.coalesce(func.sum(of.open), 0))
+        open_holds = open_holds.where(of.admitted_at >= starts_at, of.admitted_at < ends_at)
+        earlier = select(billing_period.c.period).where(billing_period.c.period < period)
+        return Waiting(
+            (await session.execute(open_holds)).scalar_one(),
+            await epochs_before(session, ends_at),
+            list(await session.scalars(earlier.where(billing_period.c.state != "closed").order_by("period"))),
+        )
+
+
+def _refuse(waiting: Waiting, period: str) -> None:
+    if reasons := waiting.reasons():
+        raise PeriodOpen(period, reasons)

@@ -1,0 +1,265 @@
+"""The price book as requests see it: which version applies to a tenant, answered from memory.
+
+A tenant's own book comes before its base, cell by cell. What results is a price version, made once and never changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import func, insert, select, text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.integrity.row_seals import seal_rows
+from billing.prices.approval import PriceSheets
+from billing.prices.errors import UnknownPriceVersion
+from billing.prices.grid import digest, parse_rows
+from billing.prices.price_books import BASE, PriceBook, all_books
+from billing.prices.sheets import Interval, PriceProposal, in_force
+from billing.prices.version import EVERY_LANE, Cell, PriceMissing, PriceVersion
+from billing.tables.prices import (
+    price,
+    price_change,
+    price_interval,
+    price_resolution,
+    price_row,
+    price_sheet,
+    price_version,
+)
+from storage.database.database import Database, DatabaseUnavailable
+
+_CACHE_SECONDS = 2
+"""How long another process's change may go unseen. Half of that, and the cache is renewed beside the requests."""
+
+_MOST_CELLS = 250_000
+"""Prices that are remembered, of all versions together: some 270 bytes each, 67 MB, 19,000 versions of a plain grid."""
+
+_Key = tuple[int, int]
+"""A sheet alone (the second is 0), or one laid over a base book's."""
+
+
+class _Known(msgspec.Struct):
+    """All that says which sheets apply to whom, as of one entry of the log."""
+
+    head: int
+    ahead: int  # of our clock, the database's, in microseconds
+    base: int | None
+    books: dict[UUID, tuple[int, int]]  # own book and its base, by tenant
+    intervals: dict[tuple[int, str], list[Interval]]
+    overriding: set[int]
+    resolved: dict[_Key, int]
+
+    def now(self) -> int:
+        """The database's clock, as we know it."""
+        return time.time_ns() // 1000 + self.ahead
+
+    def key(self, model: str, at: int, own: int | None, base: int | None) -> _Key:
+        """The sheets that apply in a book over its base. Raises PriceMissing."""
+        mine = in_force(self.intervals.get((own, model), ()), at) if own is not None else None
+        if mine is not None and mine.sheet not in self.overriding:
+            return mine.sheet, 0
+        theirs = in_force(self.intervals.get((base, model), ()), at) if base is not None else None
+        if theirs is None:
+            raise PriceMissing(model)
+        return (theirs.sheet, 0) if mine is None else (mine.sheet, theirs.sheet)
+
+
+class PriceCatalog:
+    """Which price version applies, remembered for a moment; and what a version says, remembered while it is in use."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._versions: OrderedDict[int, PriceVersion] = OrderedDict()
+        """Those asked for last, the longest unused first. A version never changes: one forgotten reads as it was."""
+        self._cells = 0
+        self._known: _Known | None = None
+        self._loaded_at = 0
+        self._loading: asyncio.Task[None] | None = None
+        self._one = asyncio.Lock()
+
+    async def current(self, model: str, at: int | None = None, tenant_id: UUID | None = None) -> PriceVersion:
+        """The version that applies to a tenant (None: to one without a book) at an instant, or now.
+
+        Now is told by the database's clock. Another process's change is seen within two seconds. Raises PriceMissing,
+        DatabaseUnavailable.
+        """
+        known = await self._fresh()
+        own, base = known.books.get(tenant_id, (None, known.base)) if tenant_id else (None, known.base)
+        return await self._version(known, model, at, own, base)
+
+    async def in_book(self, book: PriceBook | None, model: str, at: int | None = None) -> PriceVersion:
+        """The version that applies in a book (None: in the base book). Raises PriceMissing, DatabaseUnavailable."""
+        known = await self._fresh()
+        if book is None:
+            return await self._version(known, model, at, None, known.base)
+        return await self._version(known, model, at, book.id, book.base)
+
+    async def _version(
+        self, known: _Known, model: str, at: int | None, own: int | None, base: int | None
+    ) -> PriceVersion:
+        key = known.key(model, known.now() if at is None else at, own, base)
+        number = known.resolved.get(key)
+        if number is None:
+            number = known.resolved[key] = await self._resolve(key)
+        return await self.version(number)
+
+    async def version(self, version: int) -> PriceVersion:
+        """The version with this id. Raises UnknownPriceVersion, DatabaseUnavailable."""
+        known = self._versions.get(version)
+        if known is not None:
+            self._versions.move_to_end(version)
+        else:
+            async with self._database.reading() as session:
+                row = (await session.execute(select(price_version).where(price_version.c.id == version))).one_or_none()
+                if row is None:
+                    raise UnknownPriceVersion(version)
+                rows = _cells(await session.execute(select(price).where(price.c.version == version)))
+            known = PriceVersion(row.id, row.model, row.currency, rows, row.effective_at)
+            self._remember(known)
+        return known
+
+    def _remember(self, version: PriceVersion) -> None:
+        if version.id in self._versions:  # somebody read it beside us
+            return
+        self._versions[version.id] = version
+        self._cells += len(version.rows)
+        while self._cells > _MOST_CELLS and len(self._versions) > 1:
+            self._cells -= len(self._versions.popitem(last=False)[1].rows)
+
+    async def now(self) -> int:
+        """The instant that "now" is: the database's clock, without asking it each time."""
+        return (await self._fresh()).now()
+
+    async def models(self) -> list[str]:
+        """The models that any book has a price for, by name."""
+        return sorted({model for _, model in (await self._fresh()).intervals})
+
+    async def set(
+        self, model: str, currency: str, prices: Mapping[str, str], effective_at: int | None = None
+    ) -> PriceVersion:
+        """Put decimal prices per million by meter into the base book, on one person's word, and return their version.
+
+        They are the same in every lane and for every length of prompt. Raises as `PriceSheets.draft` does.
+        """
+        rows = parse_rows({(meter, EVERY_LANE, 0): text for meter, text in prices.items()})
+        proposal = PriceProposal(model=model, rows=rows, currency=currency, effective_at=effective_at)
+        sheet = await PriceSheets(self._database).put(proposal, by="turnpike")
+        self.forget()
+        return await self.current(model, sheet.effective_at)
+
+    def forget(self) -> None:
+        """Look again before the next answer, because this process changed something."""
+        self._known = None
+
+    async def close(self) -> None:
+        """Wait for what is being read."""
+        if self._loading is not None:
+            await asyncio.wait([self._loading])
+
+    async def _fresh(self) -> _Known:
+        limit = _CACHE_SECONDS * 1_000_000_000
+        age = self._age()
+        if self._known is None or age >= limit:
+            async with self._one:
+                if self._known is None or self._age() >= limit:  # nobody did while we waited
+                    return await self._load()
+        elif age >= limit // 2 and self._loading is None:
+            self._loading = asyncio.create_task(self._renew())
+        return self._known
+
+    def _age(self) -> int:
+        return time.monotonic_ns() - self._loaded_at
+
+    async def _renew(self) -> None:
+        """Look again while requests go on with what is known; those who find it too old will look themselves."""
+        try:
+            async with self._one:
+                await self._load()
+        except DatabaseUnavailable:
+            pass
+        finally:
+            self._loading = None
+
+    async def _load(self) -> _Known:
+        began, wall = time.monotonic_ns(), time.time_ns() // 1000
+        async with self._database.reading() as session:
+            head = (await session.execute(select(func.max(price_change.c.id)))).scalar_one() or 0
+            now = (await session.execute(select(self._database.clock))).scalar_one()
+            books = await all_books(session)
+            known = self._known
+            if known is None or known.head != head:
+                known = await _read(session, head)
+        known.ahead = now - wall
+        known.base = next((book.id for book in books if book.name == BASE), None)
+        known.books = {book.tenant_id: (book.id, book.base) for book in books if book.tenant_id and book.base}
+        self._known, self._loaded_at = known, began
+        return known
+
+    async def _resolve(self, key: _Key) -> int:
+        """The version that these sheets make: found, or made by the first who needs it."""
+        async with self._database.transaction() as session:
+            if self._database.dialect == "postgresql":
+                await session.execute(text("LOCK TABLE price_resolution IN SHARE ROW EXCLUSIVE MODE"))
+            sheet, base_sheet = key
+            made = select(price_resolution.c.version).where(
+                price_resolution.c.sheet == sheet, price_resolution.c.base_sheet == base_sheet
+            )
+            found = (await session.execute(made)).scalar_one_or_none()
+            return found if found is not None else await self._make(session, key)
+
+    async def _make(self, session: AsyncSession, key: _Key) -> int:
+        books = {book.id: book for book in await all_books(session)}
+        heads = {}
+        grids = {}
+        for sheet in filter(None, key):
+            began = func.coalesce(price_interval.c.effective_at, price_sheet.c.effective_at, price_sheet.c.created_at)
+            columns = (price_sheet.c.book, price_sheet.c.model, began.label("effective_at"))
+            joined = price_sheet.outerjoin(price_interval, price_interval.c.sheet == price_sheet.c.id)
+            query = select(*columns).select_from(joined).where(price_sheet.c.id == sheet)
+            heads[sheet] = (await session.execute(query)).one()
+            grids[sheet] = _cells(await session.execute(select(price_row).where(price_row.c.sheet == sheet)))
+        rows = grids[key[0]]
+        if key[1]:
+            base = grids[key[1]]
+            rows = base | {cell: micro for cell, micro in rows.items() if cell in base}
+        head = heads[key[0]]
+        values = {
+            "model": head.model,
+            "currency": books[head.book].currency,
+            "effective_at": max(each.effective_at for each in heads.values()),
+            "created_at": self._database.clock,
+            "sha256": digest(rows),
+        }
+        made = await session.execute(insert(price_version).values(values).returning(price_version.c.id))
+        version: int = made.scalar_one()
+        await session.execute(
+            insert(price),
+            [
+                {"version": version, "meter": meter, "lane": lane, "context_from": tier, "price_micro": micro}
+                for (meter, lane, tier), micro in rows.items()
+            ],
+        )
+        await session.execute(insert(price_resolution).values(sheet=key[0], base_sheet=key[1], version=version))
+        await seal_rows(session, price_version, price_version.c.id == version)
+        of = price_resolution.c
+        await seal_rows(session, price_resolution, of.sheet == key[0], of.base_sheet == key[1])
+        return version
+
+
+async def _read(session: AsyncSession, head: int) -> _Known:
+    intervals: dict[tuple[int, str], list[Interval]] = defaultdict(list)
+    for row in await session.execute(select(price_interval).order_by(price_interval.c.effective_at.desc())):
+        intervals[row.book, row.model].append(Interval(row.sheet, row.effective_at, row.effective_until))
+    overriding = set(await session.scalars(select(price_sheet.c.id).where(price_sheet.c.kind == "overrides")))
+    resolved = {(row.sheet, row.base_sheet): row.version for row in await session.execute(select(price_resolution))}
+    return _Known(head, 0, None, {}, dict(intervals), overriding, resolved)
+
+
+def _cells(rows: Any) -> dict[Cell, int]:
+    return {(row.meter, row.lane, row.context_from): row.price_micro for row in rows}

@@ -1,0 +1,105 @@
+"""Price books: a base book for a currency, and tenants' own books, which fall back to their base."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import insert, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.integrity.row_seals import seal_rows
+from billing.money import check_currency
+from billing.prices.errors import PriceRefused, UnknownBook, WrongCurrency
+from billing.tables.prices import price_book
+from storage.database.database import Database
+from storage.free_text import NAME, check_text
+
+BASE = "base"
+"""The book of every tenant who has none of their own. It takes the currency of its first price."""
+
+
+class PriceBook(msgspec.Struct, frozen=True):
+    """A price book. A tenant's has a `base`; a base book has neither."""
+
+    id: int
+    name: str
+    currency: str
+    base: int | None
+    tenant_id: UUID | None
+
+
+class PriceBooks:
+    """Making and finding books."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def list(self) -> list[PriceBook]:
+        """Every book, in the order in which they were made."""
+        async with self._database.reading() as session:
+            return await all_books(session)
+
+    async def create(self, name: str, currency: str) -> PriceBook:
+        """Make a base book. Raises PriceRefused, InvalidMoney."""
+        return await self._create(name, check_currency(currency), None, None)
+
+    async def create_for(self, tenant_id: UUID, name: str, base: str = BASE) -> PriceBook:
+        """Make a tenant's book over a base book, in its currency. Raises PriceRefused, UnknownBook."""
+        found = {book.name: book for book in await self.list()}
+        if base not in found:
+            raise UnknownBook(base)
+        if found[base].tenant_id is not None:
+            raise PriceRefused(f"{base!r} is a tenant's own book; a base book is needed")
+        return await self._create(name, found[base].currency, found[base].id, tenant_id)
+
+    async def _create(self, name: str, currency: str, base: int | None, tenant_id: UUID | None) -> PriceBook:
+        if not name.strip() or len(name) > 100:
+            raise PriceRefused("a price book needs a name of at most 100 characters")
+        check_text("name", name, NAME)
+        async with self._database.transaction() as session:
+            for book in await all_books(session):
+                if book.name == name:
+                    raise PriceRefused(f"there is a price book {name!r} already")
+                if tenant_id is not None and book.tenant_id == tenant_id:
+                    raise PriceRefused(f"this tenant has a price book already: {book.name!r}")
+            return await _insert(session, self._database, PriceBook(0, name, currency, base, tenant_id))
+
+
+async def all_books(session: AsyncSession) -> list[PriceBook]:
+    """Every book, of all tenants, in the order in which they were made."""
+    columns = (getattr(price_book.c, name) for name in PriceBook.__struct_fields__)
+    return [PriceBook(*row) for row in await session.execute(select(*columns).order_by(price_book.c.id))]
+
+
+async def book_named(session: AsyncSession, name: str, currency: str | None) -> PriceBook | None:
+    """The book of this name, which must have the currency, if one is said; None for `base` before its first price.
+
+    Raises UnknownBook, WrongCurrency, InvalidMoney.
+    """
+    if currency is not None:
+        check_currency(currency)
+    for book in await all_books(session):
+        if book.name == name:
+            if currency not in (None, book.currency):
+                raise WrongCurrency(name, book.currency, str(currency))
+            return book
+    if name != BASE or currency is None:
+        raise UnknownBook(name)
+    return None
+
+
+async def book_for_writing(session: AsyncSession, database: Database, name: str, currency: str | None) -> PriceBook:
+    """As `book_named`; `base` is made by its first price."""
+    return await book_named(session, name, currency) or await _insert(
+        session, database, PriceBook(0, name, str(currency), None, None)
+    )
+
+
+async def _insert(session: AsyncSession, database: Database, book: PriceBook) -> PriceBook:
+    values = msgspec.structs.asdict(book) | {"created_at": database.clock}
+    del values["id"]
+    made = await session.execute(insert(price_book).values(values).returning(price_book.c.id))
+    number = made.scalar_one()
+    await seal_rows(session, price_book, price_book.c.id == number)
+    return msgspec.structs.replace(book, id=number)

@@ -1,0 +1,130 @@
+"""Cache storage by token-hour: what lies stored is metered in token-seconds, for each closed hour.
+
+Its price stands in the price book as the meter `storage`, per 1,000,000 token-hours, and is a multiple of 3,600
+micro-units, so that a token-second has a whole price and units × price stays exact. What is recorded after its period
+had closed is booked in the one that is open then, as late usage is, and has lines of its own there that say which
+period they correct.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import case, func, select, tuple_
+
+from billing.events.rollups import HOUR, LIMB
+from billing.integrity.row_seals import FORMS, seal_rows
+from billing.periods.periods import moved_periods
+from billing.prices import EVERY_LANE, PriceCatalog, PriceMissing
+from billing.prices.version import STORAGE
+from billing.rating.lines import RatedLine
+from billing.tables.rating import storage_event
+from billing.transaction.opening import money_transaction_in
+from billing.usage import InvalidUsage, check_period, period_bounds, period_of
+from storage.database.database import Database
+
+SECONDS_PER_HOUR = 3600
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """What a project had stored of one model in the hour that began at `hour`, in token-seconds."""
+
+    tenant_id: UUID
+    project_id: UUID
+    model: str
+    hour: int
+    token_seconds: int
+
+
+async def record_storage(database: Database, book: PriceCatalog, hours: Sequence[Stored]) -> int:
+    """Write hours that are over, at the prices of their beginning; return how many were new. Those that are there stay.
+
+    An hour of a closed period is booked in the one that is open now. A model without a price for storage costs nothing
+    and is not written. Raises InvalidUsage for an hour that is not over or is none, DatabaseUnavailable; then nothing
+    is written.
+    """
+    now = await database.now()
+    rows = []
+    for stored in hours:
+        if stored.hour % HOUR or stored.hour + HOUR > now:
+            raise InvalidUsage(f"storage of the hour {stored.hour}, which is not an hour that is over")
+        if stored.token_seconds < 0:
+            raise InvalidUsage(f"storage is {stored.token_seconds} token-seconds")
+        try:
+            version = await book.current(stored.model, stored.hour, stored.tenant_id)
+            price = version.price(STORAGE, EVERY_LANE, 0) // SECONDS_PER_HOUR
+        except PriceMissing:
+            continue
+        cost = stored.token_seconds * price
+        rows.append(msgspec.structs.asdict(stored) | {"price_version": version.id, "cost_pico": cost})
+    if not rows:
+        return 0
+    key = tuple_(*(storage_event.c[name] for name in FORMS["storage_event"].key))
+    new = database.insert(storage_event).on_conflict_do_nothing().returning(*storage_event.primary_key)
+    async with database.transaction() as session:
+        await session.execute(select(1))  # which begins it
+        moved = await moved_periods(
+            await money_transaction_in(database, session), {period_of(row["hour"]) for row in rows}
+        )
+        for row in rows:
+            row["period"] = moved.get(own := period_of(row["hour"]), own)
+        made = (await session.execute(new, rows)).all()
+        if made:
+            # of the tenants whose hours these are
+            await seal_rows(session, storage_event, key.in_([tuple(row) for row in made]))
+        return len(made)
+
+
+async def storage_lines(database: Database, book: PriceCatalog, tenant_id: UUID, period: str) -> list[RatedLine]:
+    """The storage lines of one tenant's period: one for each project, model and price version. Corrections come last.
+
+    Raises InvalidPeriod, DatabaseUnavailable.
+    """
+    of = storage_event.c
+    start, _ = period_bounds(check_period(period))
+    began = case((of.hour >= start, start), else_=of.hour).label("began")
+    groups = (of.project_id, of.model, of.price_version)
+    query = (
+        select(
+            *groups,
+            began,
+            func.sum(of.token_seconds.op("/")(LIMB)).label("high"),
+            func.sum(of.token_seconds.op("%")(LIMB)).label("low"),
+        )
+        .where(of.tenant_id == tenant_id, of.period == period)
+        .group_by(*groups, began)
+    )
+    async with database.reading() as session:
+        rows: Sequence[Any] = (await session.execute(query)).all()
+    units: dict[tuple[str, UUID, str, int], int] = defaultdict(int)
+    for row in rows:
+        units[period_of(row.began), row.project_id, row.model, row.price_version] += int(row.high) * LIMB + int(row.low)
+    lines = []
+    for own, project_id, model, number in sorted(
+        units, key=lambda key: (key[0] != period, key[0], key[1].int, *key[2:])
+    ):
+        version = await book.version(number)
+        price = version.price(STORAGE, EVERY_LANE, 0) // SECONDS_PER_HOUR
+        stored = units[own, project_id, model, number]
+        service_start, service_end = period_bounds(own)
+        lines.append(
+            RatedLine(
+                kind="storage",
+                description=f"{model}: cached prompts stored, token-seconds",
+                project_id=project_id,
+                model=model,
+                meter=STORAGE,
+                price_version=number,
+                price_micro=price,
+                units=stored,
+                exact_pico=stored * price,
+                service_start=service_start,
+                service_end=service_end,
+                corrects_period=None if own == period else own,
+            )
+        )
+    return lines

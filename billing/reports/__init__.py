@@ -1,0 +1,1 @@
+"""Usage and cost reports over the hourly sums."""

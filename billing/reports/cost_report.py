@@ -1,0 +1,116 @@
+"""What usage cost, by line item: a report taken apart by meter, each part at the price it was billed at.
+
+The parts add up to the cost of the events exactly, which rating checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Literal, TypeAlias, get_args
+from uuid import UUID
+
+import msgspec
+
+from billing.prices import PriceCatalog
+from billing.rating.lines import RatedLine
+from billing.rating.usage_lines import GROUPS, UsageGroup, lines_of
+from billing.reports.usage_report import Group, InvalidReport, Result, UsageBucket, usage_buckets
+from storage.database.database import Database
+
+CostGroup = Literal["project_id", "api_key_id", "model", "lane", "meter"]
+LineItem: TypeAlias = tuple[str, str, str]
+"""Model, lane and meter."""
+LIMITS = (7, 180)
+"""Days on a page: when nothing is said, and at most."""
+
+_GROUPS: tuple[str, ...] = get_args(CostGroup)
+
+
+class CostLine(msgspec.Struct, frozen=True):
+    """What one group of line items cost; `units` are tokens. `group` has the fields that were grouped by."""
+
+    group: dict[str, Any]
+    currency: str
+    units: int
+    cost_pico: int
+
+
+class CostBucket(msgspec.Struct, frozen=True):
+    """Costs of usage admitted from `start_at` (included) to `end_at` (excluded), in microseconds since the epoch."""
+
+    start_at: int
+    end_at: int
+    costs: list[CostLine]
+
+
+class CostPage(msgspec.Struct, frozen=True):
+    """Consecutive days, empty ones too; `next_page` asks for those after them, if there are any."""
+
+    buckets: list[CostBucket]
+    next_page: str | None
+
+
+async def cost_buckets(
+    database: Database,
+    prices: PriceCatalog,
+    tenant_id: UUID,
+    *,
+    start_at: int,
+    end_at: int | None = None,
+    project_ids: Sequence[UUID] | None = None,
+    key_ids: Sequence[UUID] | None = None,
+    line_items: Collection[LineItem] | None = None,
+    group_by: Sequence[CostGroup] = (),
+    limit: int | None = None,
+    limits: tuple[int, int] = LIMITS,
+    page: str | None = None,
+) -> CostPage:
+    """One tenant's costs by day in UTC; like `usage_buckets`.
+
+    Raises InvalidReport, CostMismatch, DatabaseUnavailable.
+    """
+    for group in group_by:
+        if group not in _GROUPS:
+            raise InvalidReport("group_by", f"{group!r} is not one of {', '.join(_GROUPS)}")
+    by: list[Group] = ["project_id", "model", "lane", "context_from", "price_version"]
+    by += ["api_key_id"] if "api_key_id" in group_by else []
+    found = await usage_buckets(
+        database,
+        tenant_id,
+        start_at=start_at,
+        end_at=end_at,
+        project_ids=project_ids,
+        key_ids=key_ids,
+        group_by=by,
+        limit=limit,
+        limits=limits,
+        page=page,
+    )
+    buckets = []
+    for bucket in found.buckets:
+        sums: dict[tuple[Any, ...], CostLine] = {}
+        for result in bucket.results:
+            for line in await _lines(prices, bucket, result):
+                of = result.group | {"meter": line.meter}
+                if line_items is not None and (line.model, line.lane, line.meter) not in line_items:
+                    continue
+                (currency,) = result.costs_pico
+                parts: dict[str, Any] = {name: of[name] for name in group_by}
+                key = (*map(str, parts.values()), currency)
+                before = sums.get(key) or CostLine(parts, currency, 0, 0)
+                sums[key] = CostLine(parts, currency, before.units + line.units, before.cost_pico + line.exact_pico)
+        buckets.append(CostBucket(bucket.start_at, bucket.end_at, [cost for _, cost in sorted(sums.items())]))
+    return CostPage(buckets, found.next_page)
+
+
+async def _lines(prices: PriceCatalog, bucket: UsageBucket, result: Result) -> list[RatedLine]:
+    """The lines of one result, which add up to its cost."""
+    group = result.group
+    version = await prices.version(group["price_version"])
+    used = UsageGroup(
+        **{name: group[name] for name in GROUPS},
+        requests=result.requests,
+        meters=dict(result.usage.used()),
+        cost_pico=result.costs_pico.get(version.currency, 0),
+    )
+    return lines_of([used], {version.id: version}, bucket.start_at, bucket.end_at)

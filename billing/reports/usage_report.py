@@ -1,0 +1,294 @@
+"""What was used, summed exactly: by project and model for a month, and in buckets of time for the usage APIs.
+
+Whole hours are read from the rollups, which add up to the same; what is not a whole hour, from the events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import ColumnElement, Select, Table, func, select
+
+from billing.events.rollups import HOUR, LIMB, SUMS, event_groups, event_sums
+from billing.money import format_pico
+from billing.tables.money import price_version, rollup_hour, usage_event, usage_fact
+from billing.usage import METERS, Usage, check_period, period_of
+from storage.database.database import Database
+from storage.database.sql_arrays import one_of
+
+Width = Literal["1m", "1h", "1d"]
+Group = Literal["project_id", "api_key_id", "model", "lane", "batch", "context_from", "long_context", "price_version"]
+
+_MICROSECONDS = {"1m": 60_000_000, "1h": 3_600_000_000, "1d": 86_400_000_000}
+LIMITS = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
+"""Buckets on a page by width: when nothing is said, and at most."""
+_LAST = 7_226_582_400_000_000  # 2199: whoever asks for later than that gets nothing, and no error
+LONG_CONTEXT = 200_000
+"""Where a context tier begins that both vendors call long."""
+_TRUTHS = ("batch", "long_context")
+_GROUPS: tuple[str, ...] = get_args(Group)
+
+
+class InvalidReport(ValueError):
+    """A report cannot be asked for like this; `parameter` says which of the arguments is wrong."""
+
+    def __init__(self, parameter: str, problem: str) -> None:
+        super().__init__(f"{parameter}: {problem}")
+        self.parameter = parameter
+        self.problem = problem
+
+
+class MonthRow(msgspec.Struct, frozen=True):
+    """What one project used of one model in a month, in tokens by meter (those that are not 0), and its exact cost."""
+
+    tenant_id: UUID
+    project_id: UUID
+    model: str
+    currency: str
+    requests: int
+    meters: dict[str, int]
+    cost_pico: int
+
+    @property
+    def cost(self) -> str:
+        """The cost as a decimal string with all its places."""
+        return format_pico(self.cost_pico)
+
+
+class Result(msgspec.Struct, frozen=True):
+    """Usage of one group in a bucket. `group` has the fields that were grouped by; costs are by currency."""
+
+    group: dict[str, Any]
+    requests: int
+    usage: Usage
+    costs_pico: dict[str, int]
+
+
+class UsageBucket(msgspec.Struct, frozen=True):
+    """Usage admitted from `start_at` (included) to `end_at` (excluded), in microseconds since the Unix epoch."""
+
+    start_at: int
+    end_at: int
+    results: list[Result]
+
+
+class UsagePage(msgspec.Struct, frozen=True):
+    """Consecutive buckets, empty ones too; `next_page` asks for those after them, if there are any."""
+
+    buckets: list[UsageBucket]
+    next_page: str | None
+
+
+SumSource = Literal["rollups", "events"]
+
+
+class _Table:
+    """Where sums come from, and how."""
+
+    def __init__(self, table: Table, at: str, sums: dict[str, ColumnElement[Any]]) -> None:
+        self.columns = of = table.c
+        self.at: ColumnElement[int] = of[at]
+        self.sums = [sums[name].label(name) for name in SUMS]
+        self.groups: dict[str, ColumnElement[Any]] = {
+            "project_id": of.project_id,
+            "api_key_id": of.key_id,
+            "model": of.model,
+            "lane": of.lane,
+            "batch": of.lane == "batch",
+            "context_from": of.context_from,
+            "long_context": of.context_from >= LONG_CONTEXT,
+            "price_version": of.price_version,
+        }
+
+
+_TABLES: dict[SumSource, _Table] = {
+    "events": _Table(usage_event, "admitted_at", event_sums()),
+    "rollups": _Table(rollup_hour, "hour", {name: func.sum(rollup_hour.c[name]) for name in SUMS}),
+}
+
+
+def _cost(row: Any) -> int:
+    return int(row.cost_high) * LIMB + int(row.cost_low)
+
+
+async def usage_by_project_and_model(
+    database: Database,
+    period: str,
+    tenant_id: UUID | None = None,
+    project_id: UUID | None = None,
+    *,
+    source: SumSource = "rollups",
+) -> list[MonthRow]:
+    """A month's usage of one tenant (and project), or of all. Raises InvalidPeriod, DatabaseUnavailable."""
+    inner = ("tenant_id", "project_id", "model", "price_version")
+    wanted = {"period": check_period(period), "tenant_id": tenant_id, "project_id": project_id}
+    table: Any = usage_fact if source == "events" else rollup_hour
+    where = [table.c[name] == value for name, value in wanted.items() if value is not None]
+    # Summed by version first, so that the join is of sums and not of events.
+    if source == "events":
+        part = event_groups(inner, *where)
+    else:
+        of = rollup_hour.c
+        by = [of[name] for name in inner]
+        sums = [func.sum(of[name]).label(name) for name in SUMS]
+        part = select(*by, *sums).where(*where).group_by(*by).subquery()
+    groups = (part.c.tenant_id, part.c.project_id, part.c.model, price_version.c.currency)
+    whole = (
+        select(*groups, *(func.sum(part.c[name]).label(name) for name in SUMS))
+        .join(price_version, price_version.c.id == part.c.price_version)
+        .group_by(*groups)
+        .order_by(*groups)
+    )
+    async with database.reading() as session:
+        rows = (await session.execute(whole)).all()
+    return [
+        MonthRow(
+            tenant_id=row.tenant_id,
+            project_id=row.project_id,
+            model=row.model,
+            currency=row.currency,
+            requests=int(row.requests),
+            meters={meter: int(tokens) for meter in METERS if (tokens := getattr(row, meter))},
+            cost_pico=_cost(row),
+        )
+        for row in rows
+    ]
+
+
+async def usage_buckets(
+    database: Database,
+    tenant_id: UUID,
+    *,
+    start_at: int,
+    end_at: int | None = None,
+    width: Width = "1d",
+    project_ids: Sequence[UUID] | None = None,
+    key_ids: Sequence[UUID] | None = None,
+    models: Sequence[str] | None = None,
+    lanes: Sequence[str] | None = None,
+    group_by: Sequence[Group] = (),
+    batch: bool | None = None,
+    limit: int | None = None,
+    limits: tuple[int, int] | None = None,
+    page: str | None = None,
+) -> UsagePage:
+    """One tenant's usage in buckets aligned to UTC, by the instant of admission.
+
+    From `start_at` (included) to `end_at` (excluded; the database's clock if absent). `limits` are the usual and the
+    largest number of buckets on a page, LIMITS of the width if absent. Raises InvalidReport naming the parameter,
+    DatabaseUnavailable.
+    """
+    size = _width(width)
+    count = _limit(limit, limits or LIMITS[width], width)
+    for group in group_by:
+        if group not in _GROUPS:
+            raise InvalidReport("group_by", f"{group!r} is not one of {', '.join(_GROUPS)}")
+    until = await database.now() if end_at is None else end_at
+    first = _first_bucket(page, start_at, until, size)
+    last = min(first + count * size, -(-until // size) * size)
+    asked = _Asked(
+        tenant_id,
+        {"project_id": project_ids, "key_id": key_ids, "model": models, "lane": lanes},
+        batch,
+        tuple(group_by),
+        size,
+    )
+    rows: list[Any] = []
+    async with database.reading() as session:
+        for source, low, high in _parts(max(first, start_at), min(last, until), width, open_ended=end_at is None):
+            rows += await session.execute(asked.query(database, source, low, high))
+    found: dict[int, dict[tuple[Any, ...], Result]] = {}
+    for row in rows:
+        key: dict[str, Any] = {name: getattr(row, f"group_{name}") for name in group_by}
+        key |= {name: bool(key[name]) for name in _TRUTHS if name in key}
+        usage = Usage.from_meters({meter: int(getattr(row, meter)) for meter in METERS})
+        result = Result(key, int(row.requests), usage, {row.currency: _cost(row)})
+        results = found.setdefault(row.bucket, {})
+        same = results.get(tuple(key.values()))
+        results[tuple(key.values())] = result if same is None else _added(same, result)
+    for results in found.values():
+        results_in_order = sorted(results.items(), key=lambda item: [str(part) for part in item[0]])
+        results.clear()
+        results.update(results_in_order)
+    buckets = [UsageBucket(at, at + size, list(found.get(at, {}).values())) for at in range(first, last, size)]
+    return UsagePage(buckets, f"page_{last}" if last < until else None)
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """What buckets are asked of: a tenant's usage, filtered and grouped."""
+
+    tenant_id: UUID
+    only: dict[str, Sequence[Any] | None]
+    batch: bool | None
+    group_by: tuple[Group, ...]
+    size: int
+
+    def query(self, database: Database, source: SumSource, low: int, high: int) -> Select[Any]:
+        """The sums of one table from `low` (included) to `high` (excluded)."""
+        table = _TABLES[source]
+        of = table.columns
+        in_bucket = (table.at - table.at % self.size).label("bucket")
+        groups = [table.groups[group].label(f"group_{group}") for group in self.group_by]
+        query = (
+            select(in_bucket, price_version.c.currency, *groups, *table.sums)
+            .join(price_version, price_version.c.id == of.price_version)
+            .where(of.tenant_id == self.tenant_id, table.at >= low, table.at < high)
+        )
+        if source == "events":  # which are found by tenant and period, and none is booked before its admission
+            query = query.where(of.period >= period_of(min(low, _LAST)))
+        for name, values in self.only.items():
+            if values is not None:
+                query = query.where(one_of(database, of[name], values))
+        if self.batch is not None:
+            query = query.where((of.lane == "batch") if self.batch else (of.lane != "batch"))
+        return query.group_by(in_bucket, price_version.c.currency, *groups)
+
+
+def _parts(low: int, high: int, width: Width, *, open_ended: bool) -> list[tuple[SumSource, int, int]]:
+    """Whole hours from the rollups, the rest from the events. Until now means all of this hour."""
+    if width == "1m":
+        return [("events", low, high)]
+    first, last = -(-low // HOUR) * HOUR, (-(-high // HOUR) if open_ended else high // HOUR) * HOUR
+    if first >= last:
+        return [("events", low, high)]
+    parts: list[tuple[SumSource, int, int]] = [("events", low, first), ("rollups", first, last), ("events", last, high)]
+    return [part for part in parts if part[1] < part[2]]
+
+
+def _added(one: Result, other: Result) -> Result:
+    """The same group's results from two tables or in two currencies."""
+    meters = other.usage.meters()
+    usage = Usage.from_meters({meter: tokens + meters[meter] for meter, tokens in one.usage.meters().items()})
+    currencies = one.costs_pico.keys() | other.costs_pico.keys()
+    costs = {name: one.costs_pico.get(name, 0) + other.costs_pico.get(name, 0) for name in sorted(currencies)}
+    return Result(one.group, one.requests + other.requests, usage, costs)
+
+
+def _width(width: str) -> int:
+    if width not in _MICROSECONDS:
+        raise InvalidReport("bucket_width", f"{width!r} is not one of {', '.join(_MICROSECONDS)}")
+    return _MICROSECONDS[width]
+
+
+def _limit(limit: int | None, limits: tuple[int, int], width: str) -> int:
+    usual, most = limits
+    if limit is not None and not 1 <= limit <= most:
+        raise InvalidReport("limit", f"{limit} is not between 1 and {most} for buckets of {width}")
+    return usual if limit is None else limit
+
+
+def _first_bucket(page: str | None, start_at: int, until: int, size: int) -> int:
+    if not 0 <= start_at < until:
+        raise InvalidReport("start_time", "it is not before the end")
+    first = start_at - start_at % size
+    if page is None:
+        return first
+    digits = page.removeprefix("page_")
+    if page == digits or not (digits.isascii() and digits.isdigit() and len(digits) < 19):
+        raise InvalidReport("page", "it is not one that was returned here")
+    if int(digits) % size or not first <= int(digits) < until:
+        raise InvalidReport("page", "it belongs to another query")
+    return int(digits)

@@ -1,0 +1,1 @@
+"""Money reserved at admission: holds decided, taken, given back, and budgets."""

@@ -1,0 +1,293 @@
+"""Money set aside for busy tenants: from an allowance, requests are admitted without asking the database.
+
+An allowance is a hold that a gateway worker has for a tenant and not for a request. While it is open, the worker takes
+the holds of that tenant's requests out of it, in memory: what the database reserved cannot be spent twice, so the
+bound of overspending stays 0. A usage event takes its cost out of the allowance in the transaction that debits the
+balance; what the request did not need is the next one's. Requests carry their holds with them (`Hold.claim`), since no
+row says them; what becomes of an allowance whose worker dies is what becomes of its holds.
+
+Nothing is taken from an allowance after two seconds, or after the month: prices in force, budgets and credit lines
+count for who comes later. A tenant gets one only while many of its requests come at once, and much is available.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from uuid import UUID
+
+import structlog
+
+from billing.holds.records import Hold, HoldRequest
+from billing.reservation.decisions import InsufficientFunds
+from billing.reservation.hold_service import HoldService
+from billing.spool.spool import Spool, SpoolUnavailable
+from billing.usage import Release, period_bounds
+from storage.database.base import new_id
+from storage.database.database import DatabaseUnavailable
+
+log = structlog.get_logger(__name__)
+
+BUSY = 8
+"""So many requests of a tenant that wait for their holds at once are many."""
+_OPEN_NS = 2_000_000_000
+_IDLE_NS = 1_000_000_000
+_AHEAD_NS = 500_000_000
+"""An allowance is of what is taken in so much time."""
+_FEW = 4
+"""It is worth having for so many requests; the first is of so many times what waits."""
+_WORTH = 8
+_AGAIN_NS = 1_000_000_000
+"""After a tenant got none, another is asked for as late as this."""
+_TICK = timedelta(milliseconds=250)
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def _now_ns() -> int:
+    """Nanoseconds that have passed, those in which the machine slept too."""
+    return time.clock_gettime_ns(_CLOCK)
+
+
+class Allowance:
+    """What is left of one. `clock` in nanoseconds; the database's was heard when it said `held`."""
+
+    def __init__(self, held: Hold, currency: str, heard_ns: int) -> None:
+        self.id = held.request_id
+        self.tenant_id = held.tenant_id
+        self.currency = currency
+        self.free = held.amount_pico
+        self.worth = held.amount_pico // _WORTH
+        """Less than this is not given back before its end."""
+        self.closed = False
+        """Nothing more is taken from it."""
+        self._low = held.amount_pico // 2
+        self._taken: dict[UUID, int] = {}
+        self._admitted_at = held.admitted_at
+        self._period = held.period
+        self._heard_ns = heard_ns
+        month_ns = (period_bounds(held.period)[1] - held.admitted_at) * 1000
+        self._until_ns = heard_ns + min(_OPEN_NS, month_ns)
+        self._short_ns = self._until_ns - _AHEAD_NS
+
+    @property
+    def unused(self) -> bool:
+        """Whether every request that took from it has ended."""
+        return not self._taken
+
+    def is_over(self, now_ns: int) -> bool:
+        """Whether its time has passed."""
+        return now_ns >= self._until_ns
+
+    def is_short(self, now_ns: int) -> bool:
+        """Whether it is time to have another."""
+        return self.free < self._low or now_ns >= self._short_ns
+
+    def take(self, request: HoldRequest, now_ns: int) -> Hold | None:
+        """The request's hold, admitted now by the database's clock; None if it does not fit."""
+        amount = request.amount_pico
+        if amount > self.free or now_ns >= self._until_ns:
+            return None
+        self.free -= amount
+        self._taken[request.request_id] = amount
+        admitted_at = self._admitted_at + (now_ns - self._heard_ns) // 1000
+        return Hold(
+            request.request_id, request.tenant_id, request.project_id, request.key_id, request.model, request.lane,
+            request.price_version, amount, request.gateway, request.terms, admitted_at, self._period,
+            admitted_at + request.lifetime_s * 1_000_000, allowance=self.id,
+        )  # fmt: skip
+
+    def end(self, request_id: UUID, cost: int) -> None:
+        """The request has ended, and its cost is recorded; 0 if nothing was done for it."""
+        amount = self._taken.pop(request_id, None)
+        if amount is not None:
+            self.free = max(0, self.free + amount - cost)
+
+
+class _Owner:
+    """A busy tenant's allowances, the oldest first, and how fast it takes from them."""
+
+    def __init__(self, now_ns: int) -> None:
+        self.allowances: list[Allowance] = []
+        self.taken = 0
+        self.since_ns = now_ns
+        self.used_ns = now_ns
+        self.not_before_ns = 0
+        self.asking: asyncio.Task[None] | None = None
+
+
+class Allowances:
+    """Holds for the requests of one gateway worker: out of allowances where there are any, else as `HoldService` has
+    them."""
+
+    def __init__(
+        self, holds: HoldService, spool: Spool, gateway: str, *, busy: int = BUSY, clock: Callable[[], int] = _now_ns
+    ) -> None:
+        """`spool` is the worker's own: what is given back comes after the usage that was taken. `busy`: how many
+        requests of a tenant must wait for their holds at once, before money is set aside for it; 0: it never is.
+        `clock` in nanoseconds."""
+        self._holds = holds
+        self._spool = spool
+        self._gateway = gateway
+        self._busy = busy
+        self._clock = clock
+        self._owners: dict[UUID, _Owner] = {}
+        self._open: dict[UUID, Allowance] = {}
+        """By id: every one that is not given back yet."""
+        self._waiting: dict[UUID, int] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    def __len__(self) -> int:
+        """How many allowances there are."""
+        return len(self._open)
+
+    async def reserve(self, request: HoldRequest) -> Hold:
+        """As `HoldService.reserve`."""
+        if (hold := self._take(request)) is not None:
+            return hold
+        tenant = request.tenant_id
+        waiting = self._waiting[tenant] = self._waiting.get(tenant, 0) + 1
+        try:
+            if self._busy and waiting >= self._busy:
+                self._ask(request)
+            return await self._holds.reserve(request)
+        except InsufficientFunds:
+            if not await self._give_back(tenant):
+                raise
+            return await self._holds.reserve(request)
+        finally:
+            self._waiting[tenant] -= 1
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
+
+    def ended(self, hold: Hold, cost: int = 0) -> None:
+        """The request of this hold has ended: usage of this cost is in the spool, or nothing was done for it."""
+        if hold.allowance is not None and (allowance := self._open.get(hold.allowance)) is not None:
+            allowance.end(hold.request_id, cost)
+
+    async def close(self) -> None:
+        """Give back all that no request needs any more; what some still need is left to who ends their holds."""
+        self._stopping = True
+        asking = [owner.asking for owner in self._owners.values() if owner.asking is not None]
+        await asyncio.gather(*asking, return_exceptions=True)
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        for allowance in self._open.values():
+            allowance.closed = True
+        self._owners.clear()
+        await self._tidy()
+
+    # ------------------------------------------------ taking
+
+    def _take(self, request: HoldRequest) -> Hold | None:
+        owner = self._owners.get(request.tenant_id)
+        if owner is None or not owner.allowances:
+            return None
+        now_ns = owner.used_ns = self._clock()
+        owner.taken += request.amount_pico
+        currency = self._holds.currencies.get(request.price_version)
+        for allowance in owner.allowances:
+            if allowance.currency == currency and (hold := allowance.take(request, now_ns)) is not None:
+                if allowance is owner.allowances[-1] and allowance.is_short(now_ns):
+                    self._ask(request)
+                return hold
+        self._ask(request)
+        return None
+
+    # ------------------------------------------------ setting aside
+
+    def _ask(self, request: HoldRequest) -> None:
+        """Set money aside, on the side; at most one allowance at a time for a tenant."""
+        owner, now_ns = self._owners.get(request.tenant_id), self._clock()
+        if owner is None:
+            owner = self._owners[request.tenant_id] = _Owner(now_ns)
+        if owner.asking is not None or now_ns < owner.not_before_ns or self._stopping:
+            return
+        owner.not_before_ns = now_ns + _AGAIN_NS
+        owner.asking = asyncio.create_task(self._set_aside(owner, request))
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._watch())
+
+    async def _set_aside(self, owner: _Owner, request: HoldRequest) -> None:
+        least = _FEW * request.amount_pico
+        soon = owner.taken * _AHEAD_NS // max(1, self._clock() - owner.since_ns)
+        pico = max(least, soon, least * self._waiting.get(request.tenant_id, 0))
+        lifetime_s = request.lifetime_s + _OPEN_NS // 10**9 + 1
+        asked = HoldRequest.for_many(new_id(), request.tenant_id, pico, lifetime_s, self._gateway)
+        try:
+            currency = await self._holds.currency(request.price_version)
+            held = await self._holds.reserve_allowance(asked, currency, least)
+        except DatabaseUnavailable:
+            with contextlib.suppress(SpoolUnavailable):  # then it ends with its time
+                await self._spool.append(Release(asked.request_id, "nobody knows whether it was set aside"))
+            return
+        except Exception:
+            log.exception("no money could be set aside", tenant=str(request.tenant_id))
+            return
+        finally:
+            owner.asking = None
+        if held is None:
+            return
+        now_ns = self._clock()
+        allowance = self._open[held.request_id] = Allowance(held, currency, now_ns)
+        owner.allowances.append(allowance)
+        owner.not_before_ns = owner.taken = 0
+        owner.since_ns = now_ns
+
+    # ------------------------------------------------ giving back
+
+    async def _watch(self) -> None:
+        """Close what is old or idle, and give back what nobody needs, as long as there is anything."""
+        while self._open or self._owners:
+            await asyncio.sleep(_TICK.total_seconds())
+            now_ns = self._clock()
+            for tenant, owner in list(self._owners.items()):
+                idle = now_ns - owner.used_ns > _IDLE_NS
+                self._close(owner, [one for one in owner.allowances if idle or one.is_over(now_ns)])
+                if not owner.allowances and owner.asking is None and now_ns >= owner.not_before_ns:
+                    del self._owners[tenant]
+            try:
+                await self._tidy()
+            except Exception:
+                log.exception("allowances could not be given back, trying again")
+
+    def _close(self, owner: _Owner, some: Sequence[Allowance]) -> None:
+        for one in some:
+            one.closed = True
+            owner.allowances.remove(one)
+
+    async def _give_back(self, tenant: UUID) -> bool:
+        """A tenant's money is short: let what lies in our allowances be available; whether there was anything."""
+        owner = self._owners.get(tenant)
+        if owner is None or not owner.allowances:
+            return False
+        owner.not_before_ns = self._clock() + _AGAIN_NS
+        some = list(owner.allowances)
+        self._close(owner, some)
+        return any([await self._free(allowance) for allowance in some])
+
+    async def _tidy(self) -> None:
+        """Give back what lies in closed allowances, and end those from which no request has anything any more."""
+        for allowance in [one for one in self._open.values() if one.closed]:
+            if allowance.unused:
+                try:
+                    await self._spool.append(Release(allowance.id, "not needed any more", allowance.id))
+                except SpoolUnavailable:
+                    return  # again with the next tick
+                del self._open[allowance.id]
+            elif allowance.free >= allowance.worth:
+                await self._free(allowance)
+
+    async def _free(self, allowance: Allowance) -> bool:
+        pico, allowance.free = allowance.free, 0
+        if not pico:
+            return False
+        try:
+            await self._holds.return_allowance(allowance.tenant_id, allowance.id, pico)
+        except DatabaseUnavailable:  # it may be done: not twice; the rest comes back with the allowance's end
+            return False
+        return True

@@ -1,0 +1,1 @@
+"""From a gateway's spool to settled events, holds and balances."""

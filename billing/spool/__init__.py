@@ -1,0 +1,1 @@
+"""A gateway's durable queue of usage that is not settled yet."""

@@ -1,0 +1,1 @@
+"""The step loop of one replica, free of sockets, threads and files."""

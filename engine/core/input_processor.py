@@ -1,0 +1,168 @@
+"""What a gateway asks for, made into requests of the scheduler, or refused with what is wrong about it."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import msgspec
+
+from engine.core.parent_request import ParentRequest
+from engine.grammar.guide import Grammar, Grammars, InvalidGrammar
+from engine.sampling.counter_random import choice_seed
+from engine.sampling.request_state import SamplingState
+from engine.sampling.validation import InvalidSampling, check_sampling
+from engine.scheduling.request import Request
+from engine.scheduling.token_sequence import TokenSequence
+from prompt_cache.kv.block_keys import block_key
+from protocol.replicas import Scope
+from protocol.requests import MOST_CHOICES, Generate, Refusal
+
+Segments: TypeAlias = tuple[tuple[int, bytes, str], ...]
+
+_LONGEST_ID, _LONGEST_CLAIM = 256, 64 * 1024
+"""Ids and claims go into journal records, which are bounded."""
+
+
+class Rejected(Exception):
+    """A request that cannot be run; the message says why and names the field. `refusal`: it could be, later.
+
+    `invalid`: the field, where only the engine can tell that what the client wrote is wrong.
+    """
+
+    def __init__(self, message: str, refusal: Refusal | None = None, invalid: str | None = None) -> None:
+        super().__init__(message)
+        self.refusal = refusal
+        self.invalid = invalid
+
+
+class InputProcessor:
+    """Checks what is asked for. `room`: tokens that a request may have in all, prompt and output; `root` that of the
+    served model's keys; `clock` as the engine's."""
+
+    def __init__(
+        self, vocabulary: int, room: int, root: bytes, clock: Callable[[], float], grammars: Grammars | None
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._tokens = room
+        self._root = root
+        self._clock = clock
+        self.grammars = grammars
+        self._arrivals = 0
+
+    def room(self, prompt: int) -> int:
+        """Output tokens for which context and memory have room after a prompt of this length."""
+        return self._tokens - prompt
+
+    def accept(
+        self, generate: Generate, scopes: Mapping[str, Scope], compiled: Grammar | Rejected | None = None
+    ) -> ParentRequest:
+        """The requests that this asks for. Raises Rejected, naming the field.
+
+        `compiled`: the compiled grammar, or why there is none; if None it is compiled here.
+        """
+        sampling = generate.sampling
+        _check_limits(generate)
+        if not generate.tokens:
+            raise Rejected("tokens: the prompt is empty")
+        vocabulary = self._vocabulary
+        for name, tokens in (("tokens", generate.tokens), ("emitted", generate.emitted)):
+            if tokens and not (min(tokens) >= 0 and max(tokens) < vocabulary):
+                wrong = next(token for token in tokens if not 0 <= token < vocabulary)
+                raise Rejected(f"{name}: token id {wrong} is outside the vocabulary of {vocabulary}")
+        prompt = len(generate.tokens) + len(generate.emitted)
+        room = self.room(prompt)
+        if room < 1:
+            raise Rejected(f"tokens: a prompt of {prompt} tokens leaves no room in a context of {prompt + room}")
+        least = 1 if sampling.prompt_logprobs is None else 0
+        if not least <= sampling.max_tokens <= room:
+            raise Rejected(f"sampling.max_tokens: {sampling.max_tokens} is not within {least}..{room}, the room left")
+        if not 1 <= generate.choices <= MOST_CHOICES:
+            raise Rejected(f"choices: {generate.choices} is not within 1..{MOST_CHOICES}")
+        try:
+            check_sampling(sampling, vocabulary, len(generate.emitted))
+        except InvalidSampling as error:
+            raise Rejected(str(error)) from error
+        # Whose time is over ends before it begins: its grammar may be what took so long to compile.
+        over = generate.deadline is not None and generate.deadline <= self._clock()
+        grammar = None if generate.grammar is None or over else self._grammar(generate.grammar, compiled)
+        segments = self._segments(generate, scopes)
+        private = generate.choices > 1 and generate.store == "none"
+        root = block_key(secrets.token_bytes(32), self._root, []) if private else self._root
+        members = [self._request(generate, choice, segments, root, private) for choice in range(generate.choices)]
+        for member in members:
+            guide = None if grammar is None else grammar.guide()
+            member.row = SamplingState(member.sampling, generate.tokens, generate.emitted, guide, generate.flow)
+        return ParentRequest(members, private=private, claim=generate.claim)
+
+    def _grammar(self, text: str, compiled: Grammar | Rejected | None) -> Grammar:
+        if isinstance(compiled, Rejected):
+            raise compiled
+        if compiled is not None:
+            return compiled
+        if self.grammars is None:
+            raise Rejected("grammar: this replica has no grammars")
+        try:
+            return self.grammars.compiled(text)
+        except InvalidGrammar as error:
+            raise Rejected(f"grammar: {error}", invalid="grammar") from error
+
+    def _request(self, generate: Generate, choice: int, segments: Segments, root: bytes, private: bool) -> Request:
+        """One choice. What it may not leave for others goes under keys that nobody else can make."""
+        sampling = generate.sampling
+        if choice:
+            sampling = msgspec.structs.replace(sampling, seed=choice_seed(sampling.seed, choice))
+        self._arrivals += 1
+        return Request(
+            id=generate.id,
+            attempt=generate.attempt,
+            arrival=self._arrivals,
+            tokens=TokenSequence(generate.tokens + generate.emitted),
+            prompt=len(generate.tokens) + len(generate.emitted),
+            segments=segments,
+            root=root,
+            sampling=sampling,
+            max_output=sampling.max_tokens,
+            credit=generate.credit,
+            deadline=generate.deadline,
+            lane=generate.lane,
+            flow=generate.flow,
+            sub_flow=generate.sub_flow,
+            weight=generate.weight,
+            # The others read what the first has computed for them.
+            read=choice > 0 or (generate.read and sampling.prompt_logprobs is None),
+            store="hbm" if private else generate.store,
+            arrived_at=self._clock(),
+            choice=choice,
+            input_root=self._root if private else None,
+        )
+
+    def _segments(self, generate: Generate, scopes: Mapping[str, Scope]) -> Segments:
+        segments, before = [], 0
+        for segment in generate.segments:
+            scope = scopes.get(segment.scope)
+            if scope is None:
+                raise Rejected(f"segments: scope {segment.scope!r} was not introduced on this connection")
+            if segment.until <= before:
+                raise Rejected(f"segments: until {segment.until} does not grow")
+            before = segment.until
+            segments.append((segment.until, scope.root, segment.scope))
+        if before != len(generate.tokens):
+            raise Rejected(f"segments: they end at {before}, the prompt at {len(generate.tokens)}")
+        return tuple(segments)
+
+
+def _check_limits(generate: Generate) -> None:
+    """What a request is known by, and on which terms it runs. Raises Rejected, naming the field."""
+    if not 1 <= len(generate.id) <= _LONGEST_ID:
+        raise Rejected(f"id: {len(generate.id)} characters are not within 1..{_LONGEST_ID}")
+    if len(generate.claim) > _LONGEST_CLAIM:
+        raise Rejected(f"claim: {len(generate.claim)} bytes are more than {_LONGEST_CLAIM}")
+    if generate.weight < 1:
+        raise Rejected(f"weight: {generate.weight} is not at least 1")
+    if generate.deadline is not None and not math.isfinite(generate.deadline):
+        raise Rejected(f"deadline: {generate.deadline} is no time")
+    if generate.credit < 0:
+        raise Rejected(f"credit: {generate.credit} is negative")

@@ -1,0 +1,77 @@
+"""Computes a step on the device: blocks are copied and cleared, then comes its work; what fails, fails alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from engine.execution.model_runner import ModelRunner, WorkOutcome
+from engine.scheduling.step_costs import StepCosts
+from engine.scheduling.step_work import Step, Work
+from prompt_cache.kv.grouped_pool import Block
+
+logger = structlog.get_logger("engine.execution.executor")
+
+
+class StepExecutor:
+    """Steps on a runner; what they cost is told to `costs`.
+
+    `working` is what is computed now; another thread may read it.
+    """
+
+    def __init__(self, runner: ModelRunner, costs: StepCosts) -> None:
+        self.runner = runner
+        self.costs = costs
+        self.working: Sequence[Work] = ()
+
+    def prepare(self, step: Step) -> None:
+        """Copy blocks out, clear fresh ones, copy blocks back: in this order, since they may be the same ones."""
+        self._copy(self.runner.copy_out, step.out)
+        self.runner.clear(step.fresh)
+        self._copy(self.runner.copy_back, step.back)
+
+    def run(self, works: Sequence[Work]) -> list[WorkOutcome]:
+        """What came out of each of these works. Where one fails its outcome says so, and nothing else fails with it."""
+        self.working = works
+        try:
+            outcomes = self._together(works)
+            # Not where the error is handled: until then it keeps alive what the failed step had in memory.
+            return self._each_alone(works) if outcomes is None else outcomes
+        finally:
+            self.working = ()
+
+    def _together(self, works: Sequence[Work]) -> list[WorkOutcome] | None:
+        """None if the step failed."""
+        began = time.perf_counter()
+        try:
+            outcomes = self.runner.run(works)
+        except Exception:
+            logger.exception("a step failed; each of its requests runs alone", requests=len(works))
+            return None
+        decodes = sum(work.count == 1 for work in works)
+        prefill = sum(work.count for work in works) - decodes
+        # What grammars take is charged to those who have them: it makes nobody else's tokens dearer.
+        took = time.perf_counter() - began - sum(outcome.grammar_s for outcome in outcomes)
+        self.costs.observe(prefill, decodes, took * 1e6)
+        return outcomes
+
+    def _each_alone(self, works: Sequence[Work]) -> list[WorkOutcome]:
+        # What fails again alone is what made it fail.
+        outcomes = []
+        for work in works:
+            self.working = (work,)
+            try:
+                outcomes += self.runner.run([work])
+            except Exception as error:
+                outcomes.append(WorkOutcome(error=error))
+        return outcomes
+
+    def _copy(
+        self, copy: Callable[[Sequence[tuple[Block, Block]]], None], pairs: Sequence[tuple[Block, Block]]
+    ) -> None:
+        if pairs:
+            began = time.perf_counter()
+            copy(pairs)
+            self.costs.observe_copies(len(pairs), (time.perf_counter() - began) * 1e6)

@@ -1,0 +1,222 @@
+"""Runs one step's work on the device: tokens in, one sampled token per finished row out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.execution.attention_plan_cache import AttentionPlanCache, columns
+from engine.execution.cpu_threads import Threads
+from engine.kv_cache.memory import KvMemory
+from engine.layers.attention_plan import PREFILL_TILE, AttentionPlan
+from engine.layers.linear import Tiling
+from engine.models.decoder import Decoder
+from engine.sampling.grammar_allowance import StepAllowance
+from engine.sampling.logprobs import logprobs_of
+from engine.sampling.sampler import sample
+from engine.scheduling.step_work import Work
+from prompt_cache.kv.grouped_pool import ABSENT, Block
+from protocol.requests import TokenLogprob
+
+_SCORED_ROWS = 64
+"""Of a prompt whose log probabilities are wanted, so many rows of logits are in memory at a time."""
+
+
+class NotFinite(Exception):
+    """The model computed NaN or infinity for this request."""
+
+
+@dataclass(slots=True)
+class WorkOutcome:
+    """What became of one work: the sampled token if it samples, or why it failed.
+
+    `scored` are the log probabilities of prompt tokens from the work's second one on. `put_off`: it is to be done again
+    in a later step, from its last token on. `grammar_s`: CPU time that the request's grammar took.
+    """
+
+    token: int | None = None
+    error: Exception | None = None
+    logprob: TokenLogprob | None = None
+    scored: tuple[TokenLogprob, ...] = ()
+    put_off: bool = False
+    grammar_s: float = 0.0
+
+
+class ModelRunner:
+    """A model, whose tiling is `tiling`, and the memories of its layer groups: on the device, and for `swap`.
+
+    `on_logits` sees works that sample and their logits.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        memories: Sequence[KvMemory],
+        device: torch.device,
+        tiling: Tiling,
+        swap: Sequence[KvMemory] = (),
+    ) -> None:
+        self.model = model
+        self.memories = tuple(memories)
+        self.swap = tuple(swap)
+        self.device = device
+        self.tiling = tiling
+        self.threads = Threads(torch.get_num_threads(), torch.get_num_threads())
+        self.prefill_tile = PREFILL_TILE
+        self.fused_attention = device.type == "cpu" and model.embedding.weight.dtype == torch.float32
+        self._grammar = StepAllowance()
+        self._plan_cache = AttentionPlanCache(model.config.heads, [memory.group for memory in memories], device)
+        self.on_logits: Callable[[Sequence[Work], torch.Tensor], None] | None = None
+
+    def clear(self, blocks: Sequence[Block]) -> None:
+        """Clear newly allocated blocks before their first use."""
+        with torch.inference_mode():
+            for group, memory in enumerate(self.memories):
+                memory.zero([block[group] for block in blocks if block[group] != ABSENT])
+
+    def copy_out(self, pairs: Sequence[tuple[Block, Block]]) -> None:
+        """Copy blocks (of the device's memory, of the swap memory)."""
+        self._copy(self.memories, self.swap, pairs)
+
+    def copy_back(self, pairs: Sequence[tuple[Block, Block]]) -> None:
+        """Copy blocks (of the swap memory, of the device's memory)."""
+        self._copy(self.swap, self.memories, pairs)
+
+    def time_copy(self) -> float:
+        """µs that copying a block takes, after one that pays for warming up. Uses the first block, which it clears."""
+        block = (0,) * len(self.memories)
+        self.clear([block])
+        for _ in range(2):
+            began = time.perf_counter()
+            self.copy_out([(block, block)])
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            took = time.perf_counter() - began
+        return took * 1e6
+
+    def _copy(
+        self, sources: Sequence[KvMemory], targets: Sequence[KvMemory], pairs: Sequence[tuple[Block, Block]]
+    ) -> None:
+        with torch.inference_mode():
+            for group, (source, target) in enumerate(zip(sources, targets, strict=True)):
+                numbers = [(there[group], here[group]) for there, here in pairs]
+                target.copy(source, [pair for pair in numbers if ABSENT not in pair])
+
+    def plans(self, chunks: Sequence[tuple[int, int, Sequence[Block]]], decodes: int) -> list[AttentionPlan]:
+        """One attention plan for each layer group, for chunks (start, count, table); see `plan_attention`."""
+        tables = [(start, count, columns(table)) for start, count, table in chunks]
+        return self._plan_cache.plan(tables, decodes, self.prefill_tile, self.fused_attention)
+
+    def run(self, works: Sequence[Work]) -> list[WorkOutcome]:
+        """Compute these works, those of one token first; raises what the model raises.
+
+        Writing the same KV twice is harmless, so that a step may be run again without one of its requests.
+        """
+        began = time.perf_counter()
+        if self.device.type == "cpu":
+            rows = sum(work.count for work in works)
+            # Decodes that are padded to as many rows take as long, and are compared; prompts differ in more than rows.
+            self.threads.begin(rows + self.tiling.padding(rows) if rows == len(works) else rows)
+        with torch.inference_mode():
+            outcomes = self._run(works)
+        self.threads.ended(time.perf_counter() - began)
+        return outcomes
+
+    def _run(self, works: Sequence[Work]) -> list[WorkOutcome]:
+        tokens: list[int] = []
+        positions: list[int] = []
+        last = []
+        decodes = 0
+        for work in works:
+            start, count = work.start, work.count
+            decodes += count == 1
+            tokens += work.tokens
+            positions += range(start, start + count)
+            last.append(len(tokens) - 1)
+        padding = [0] * self.tiling.padding(len(tokens))
+        plans = self._plan_cache.of(works, decodes, self.prefill_tile, self.fused_attention)
+        rows = torch.from_numpy(np.array([tokens + padding, positions + padding])).to(self.device)
+        hidden = self.model(rows[0], rows[1], plans, self.memories)
+        # What is not finite makes the sum so as well; then it is worth the while to look where it is.
+        sound = [True] * len(works) if math.isfinite(hidden.sum().item()) else self._sound(works, hidden)
+        # Of what is not finite nothing can be drawn or told.
+        sampling = [work for work, good in zip(works, sound, strict=True) if work.samples and good]
+        ends = [end for end, work, good in zip(last, works, sound, strict=True) if work.samples and good]
+        sampled = iter(self._sample(sampling, hidden, ends) if sampling else [])
+        outcomes = []
+        for work, good, end in zip(works, sound, last, strict=True):
+            if not good:
+                outcomes.append(WorkOutcome(error=NotFinite("the model computed NaN or infinity")))
+                continue
+            token, logprob = next(sampled) if work.samples else (None, None)
+            outcome = self._outcome(work, token, logprob)
+            outcome.scored = self._score(work, hidden, end - work.count + 1)
+            outcomes.append(outcome)
+        return outcomes
+
+    def _outcome(self, work: Work, token: int | None, logprob: TokenLogprob | None) -> WorkOutcome:
+        """What became of a work with this token, which its grammar may have put off."""
+        outcome = WorkOutcome(token, None, logprob)
+        row = work.request.row
+        if work.samples and row is not None and row.guide is not None:
+            outcome.grammar_s = self._grammar.count(row)
+            if row.put_off:
+                outcome.token, outcome.logprob, outcome.put_off = None, None, True
+        return outcome
+
+    def _score(self, work: Work, hidden: torch.Tensor, first: int) -> tuple[TokenLogprob, ...]:
+        """Log probabilities of the prompt tokens after those of this work, a tile of rows at a time."""
+        request = work.request
+        wanted = request.sampling.prompt_logprobs
+        if wanted is None or request.choice:
+            return ()
+        end = min(work.start + work.count, request.prompt - 1)
+        start = max(work.start, request.scored)
+        scored: list[TokenLogprob] = []
+        for at in range(start, end, _SCORED_ROWS):
+            until = min(at + _SCORED_ROWS, end)
+            rows = [first + position - work.start for position in range(at, until)]
+            logits = self._logits(hidden[rows + [rows[0]] * self.tiling.padding(len(rows))])[: len(rows)]
+            scored += logprobs_of(logits, request.tokens[at + 1 : until + 1], [wanted] * len(rows))
+        return tuple(scored)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """fp32 logits [rows, padded vocabulary] of normalized hidden states [rows, hidden]."""
+        return self.model.head(hidden)
+
+    def _sound(self, works: Sequence[Work], hidden: torch.Tensor) -> list[bool]:
+        finite = hidden.isfinite().all(-1).tolist()
+        sound, at = [], 0
+        for work in works:
+            sound.append(all(finite[at : at + work.count]))
+            at += work.count
+        return sound
+
+    def _sample(
+        self, works: Sequence[Work], hidden: torch.Tensor, rows: list[int]
+    ) -> list[tuple[int, TokenLogprob | None]]:
+        padding = [rows[0]] * self.tiling.padding(len(rows))
+        if rows[-1] + 1 + len(padding) < hidden.shape[0] or rows[-1] >= len(rows):
+            hidden = hidden.index_select(0, torch.tensor(rows + padding, device=hidden.device))
+        return self._draw(works, self._logits(hidden))
+
+    def _draw(self, works: Sequence[Work], logits: torch.Tensor) -> list[tuple[int, TokenLogprob | None]]:
+        """Tokens of these works, and their log probabilities, by the first rows of fp32 logits."""
+        if self.on_logits is not None:
+            self.on_logits(works, logits[: len(works), : self.model.config.vocabulary])
+        return self._drawn(works, logits)
+
+    def _drawn(self, works: Sequence[Work], logits: torch.Tensor) -> list[tuple[int, TokenLogprob | None]]:
+        tokens = sample(logits, [work.request.row for work in works if work.request.row is not None], self._grammar)
+        logprobs: list[TokenLogprob | None] = [None] * len(tokens)
+        told = {at: n for at, work in enumerate(works) if (n := work.request.sampling.logprobs) is not None}
+        if told:
+            found = logprobs_of(logits[list(told)], [tokens[at] for at in told], list(told.values()))
+            for at, logprob in zip(told, found, strict=True):
+                logprobs[at] = logprob
+        return list(zip(tokens, logprobs, strict=True))

@@ -1,0 +1,163 @@
+"""Compiles grammars with llguidance: JSON schema, regular expression, choice of texts, and Lark or GBNF grammars.
+
+What a grammar may cost is bounded by the library's own limits, so that a mask takes milliseconds at most. This module
+is also what the trial process loads, so it does without torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import llguidance
+from llguidance.gbnf_to_lark import any_to_lark
+
+from engine.grammar.closing_search import ClosingSearch
+from engine.grammar.guide import InvalidGrammar
+from engine.grammar.schema_keywords import prepare_schema
+from protocol.grammar_limits import check_grammar, check_grammar_text
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_MAX_MESSAGE = 300
+_WHITESPACE = r"(\n[ ]{0,32}|[ ])?"
+"""Between the parts of JSON: a space, or a line feed and its indentation; white space never fills the budget."""
+_LIMITS = llguidance.LLParserLimits(
+    step_max_items=10_000,
+    step_lexer_fuel=100_000,
+    max_lexer_states=50_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+"""Items of the parser and steps of its lexer for one mask, states and symbols of one grammar. At these bounds a mask
+took up to 20 ms on one core of 2026; with the library's own it took up to 460 ms."""
+_VERSION = 1
+"""Counted up when another version of this module may judge a grammar differently."""
+
+
+class GrammarCompiler:
+    """Compiles grammars over one model's own tokenizer, which is read when it is first needed."""
+
+    def __init__(self, folder: Path, vocabulary: int, ends: Sequence[int]) -> None:
+        """`folder`: the model's; `vocabulary`: how many tokens the model has; `ends`: its end tokens."""
+        self.folder = folder
+        self.vocabulary = vocabulary
+        self.ends = [end for end in ends if 0 <= end < vocabulary]
+        self._guard = threading.Lock()
+        self._tokenizer: llguidance.LLTokenizer | None = None
+        self._closer: ClosingSearch | None = None
+        self._identity: bytes | None = None
+
+    def prepared(self, text: str) -> str:
+        """The library's own form of the grammar that `Generate.grammar` says. Raises InvalidGrammar."""
+        with _refusing():
+            return _library_form(text)
+
+    def matcher(self, prepared: str) -> llguidance.LLMatcher:
+        """A matcher at the beginning of a prepared grammar. Raises InvalidGrammar."""
+        with _refusing():
+            tokenizer, _ = self.vocabulary_of_model()
+            matcher = llguidance.LLMatcher(tokenizer, prepared, log_level=0, limits=_LIMITS)
+            if matcher.is_error():
+                raise InvalidGrammar(first_line(matcher.get_error()))
+            matcher.compute_bitmask()  # which finds out that nothing can come
+            if matcher.is_error() and _met_limit(matcher):
+                raise InvalidGrammar(first_line(matcher.get_error()))
+            if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()):
+                raise InvalidGrammar("no text fulfils it")
+            return matcher
+
+    def vocabulary_of_model(self) -> tuple[llguidance.LLTokenizer, ClosingSearch]:
+        """The library's form of the tokenizer, and the search for ends over it. Raises InvalidGrammar."""
+        with self._guard:
+            if self._tokenizer is None or self._closer is None:
+                path = self.folder / "tokenizer.json"
+                try:
+                    definition = path.read_text(encoding="utf-8")
+                    tokenizer = _make_tokenizer(definition, self.vocabulary, self.ends)
+                except (OSError, ValueError) as error:
+                    raise InvalidGrammar(f"this model has no tokenizer that a grammar could use: {error}") from error
+                self._closer = ClosingSearch(
+                    (token, tokenizer.decode_bytes([token]))
+                    for token in range(self.vocabulary)
+                    if not tokenizer.is_special_token(token)
+                )
+                self._tokenizer = tokenizer
+            return self._tokenizer, self._closer
+
+    def digest(self, text: str) -> bytes:
+        """What a verdict on this grammar is kept under: the text, the vocabulary and all that may judge it."""
+        if self._identity is None:
+            path = self.folder / "tokenizer.json"
+            known = hashlib.blake2b(path.read_bytes() if path.is_file() else b"", digest_size=16)
+            known.update(repr((_VERSION, llguidance.get_version(), self.vocabulary, self.ends)).encode())
+            self._identity = known.digest()
+        return hashlib.blake2b(text.encode(errors="surrogatepass"), key=self._identity, digest_size=16).digest()
+
+
+def _make_tokenizer(definition: str, vocabulary: int, ends: list[int]) -> llguidance.LLTokenizer:
+    """The library's form of a `tokenizer.json`; older builds of the library know one end token, the first."""
+    try:
+        return llguidance.LLTokenizer(definition, n_vocab=vocabulary, eos_token=ends)
+    except TypeError:
+        return llguidance.LLTokenizer(definition, n_vocab=vocabulary, eos_token=ends[0] if ends else None)
+
+
+def first_line(message: str) -> str:
+    """What is said before the library describes its own state."""
+    return " ".join(re.split("<state>|<non-verbose/>", message)[0].split())[:_MAX_MESSAGE]
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Say whatever the library raises as InvalidGrammar: its panics are no Exception."""
+    try:
+        yield
+    except (InvalidGrammar, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise InvalidGrammar(first_line(str(error)) or type(error).__name__) from error
+
+
+def _met_limit(matcher: llguidance.LLMatcher) -> bool:
+    return re.search("limit|fuel|too many|max is", matcher.get_error(), re.IGNORECASE) is not None
+
+
+def _library_form(text: str) -> str:
+    check_grammar_text(text)
+    try:
+        ((kind, body),) = json.loads(text).items()
+    except RecursionError as error:
+        raise InvalidGrammar("it is nested too deep") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidGrammar(first_line(str(error))) from error
+    check_grammar(kind, body)
+    return _by_kind(kind, body)
+
+
+def _by_kind(kind: str, body: Any) -> str:
+    match kind:
+        case "json_schema":
+            options: JsonCompileOptions = {
+                "whitespace_pattern": _WHITESPACE,
+                "whitespace_flexible": True,
+                "lenient": False,
+            }
+            return llguidance.LLMatcher.grammar_from_json_schema(prepare_schema(body), overrides=options)
+        case "regex":
+            return llguidance.LLMatcher.grammar_from_regex(body)
+        case "choice":
+            if not body:
+                raise InvalidGrammar("there is nothing to choose from")
+            # One expression, whose size does not matter to the parser as that of a rule with as many branches would.
+            return llguidance.LLMatcher.grammar_from_regex("|".join(map(re.escape, body)))
+        case "grammar":
+            return llguidance.LLMatcher.grammar_from_lark(any_to_lark(body))
+    raise InvalidGrammar(f"there is no kind of grammar named {kind!r}")

@@ -1,0 +1,1 @@
+"""The device memory that holds KV, in blocks."""

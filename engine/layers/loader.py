@@ -1,0 +1,173 @@
+"""Makes layers of a checkpoint's tensors: what an architecture is given to build itself with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from engine.errors import ModelError
+from engine.kv_cache.memory import FP8, KvLayout
+from engine.layers.embedding import Embedding, load_embedding
+from engine.layers.linear import Linear, PackedLinear, Tiling
+from engine.layers.norm import RmsNorm, load_norm
+from engine.layers.rotary import Rotary
+from engine.model_config.config import ModelConfig
+from engine.model_config.rope import RopeConfig
+from engine.options import KvDtype, Quantize
+from engine.quantization import mxfp4
+from engine.quantization.mxfp4 import GROUP, Mxfp4Weight
+from engine.quantization.on_load import encoded, quantized
+from engine.quantization.packed import PackedWeight
+from engine.weights.checkpoint import Checkpoint
+
+_GATE_MULTIPLE = 16
+
+
+class Loader:
+    """The layers of one model. Every method raises ModelError naming a missing or mismatched tensor.
+
+    `like` gives type and device; `context_tokens` how long the tables of positions are; `quantize` what linear layers
+    are rounded to (not embeddings, heads, norms and routers); `packed`: weights in few bits are kept like that. `kv`
+    collects the layer groups, whose KV is stored as `kv_dtype`.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        like: torch.Tensor,
+        tiling: Tiling,
+        context_tokens: int,
+        *,
+        quantize: Quantize = "none",
+        kv_dtype: KvDtype = "auto",
+        packed: bool = False,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.config = config
+        self.like = like
+        self.tiling = tiling
+        self.context_tokens = context_tokens
+        self.quantize: Quantize = quantize
+        self.packed = packed
+        self._few_bits = quantize != "none" or checkpoint.is_quantized()
+        self.kv = KvLayout(FP8 if kv_dtype == "fp8" else like.dtype)
+        self._rotaries: dict[tuple[RopeConfig, int], Rotary] = {}
+
+    def linear(self, names: list[str], outputs: list[int], inputs: int, *, bias: bool = False) -> Linear:
+        """The projections `names` (without `.weight`) with these output sizes as one product."""
+        biases = self.like.new_empty(sum(outputs)) if bias else None
+        if biases is not None:
+            for name, part in zip(names, torch.split(biases, outputs), strict=True):
+                self.checkpoint.load(f"{name}.bias", part)
+        if self.packed and self.quantize == "none":
+            pieces = [
+                self.checkpoint.packed(f"{name}.weight", (size, inputs))
+                for name, size in zip(names, outputs, strict=True)
+            ]
+            kept = [piece.to(self.like.device) for piece in pieces if piece is not None]
+            if len(kept) == len(pieces):
+                return PackedLinear(kept, biases, self.tiling, self.like)
+        weight = self.like.new_empty(sum(outputs), inputs)
+        for name, rows in zip(names, torch.split(weight, outputs), strict=True):
+            self.checkpoint.load(f"{name}.weight", rows)
+        return self.product(names[0], weight, biases)
+
+    def product(self, name: str, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None = None) -> Linear:
+        """The layer `name` with this weight [outputs, inputs], quantized if that is asked for."""
+        if isinstance(weight, torch.Tensor):
+            with self._naming(name):
+                small = encoded(weight, self.quantize) if self.packed else None
+            if small is None:
+                return Linear(self.rounded(name, weight), bias, self.tiling, few_bits=self._few_bits)
+            weight = small
+        return PackedLinear([weight], bias, self.tiling, self.like)
+
+    def rounded(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        """The weight [outputs, inputs] of the layer `name`, quantized if that is asked for."""
+        with self._naming(name):
+            return quantized(weight, self.quantize)
+
+    @contextmanager
+    def _naming(self, name: str) -> Iterator[None]:
+        what = "" if self.quantize == "none" else f" cannot become {self.quantize}"
+        try:
+            yield
+        except ValueError as error:
+            raise ModelError(f"{self.checkpoint.folder}: {name}{what}: {error}") from error
+
+    def fused(self, fused: str, names: list[str], outputs: list[int], inputs: int, *, bias: bool = False) -> Linear:
+        """The same where a checkpoint may have the projections fused under the name `fused`, in the same order."""
+        if self.checkpoint.has_part(fused):
+            return self.linear([fused], [sum(outputs)], inputs, bias=bias)
+        return self.linear(names, outputs, inputs, bias=bias)
+
+    def gate(self, name: str, experts: int, *, bias: bool = False, exact: bool = False) -> Linear:
+        """The router `name` of a mixture of experts. Its outputs are padded with zeros to a whole number of vectors.
+
+        `exact`: it is computed in fp32, whatever the model runs in.
+        """
+        padded = -(-experts // _GATE_MULTIPLE) * _GATE_MULTIPLE
+        dtype = torch.float32 if exact else self.like.dtype
+        weight = self.like.new_zeros(padded, self.config.hidden, dtype=dtype)
+        self.checkpoint.load(f"{name}.weight", weight[:experts])
+        biases = None
+        if bias:
+            biases = self.like.new_zeros(padded, dtype=dtype)
+            self.checkpoint.load(f"{name}.bias", biases[:experts])
+        return Linear(weight, biases, self.tiling)
+
+    def tensor(self, name: str, *shape: int) -> torch.Tensor:
+        """The tensor of this full name and shape."""
+        into = self.like.new_empty(shape)
+        self.checkpoint.load(name, into)
+        return into
+
+    def exact(self, name: str, *shape: int) -> torch.Tensor:
+        """The tensor of this full name and shape in fp32, whatever the model runs in."""
+        into = self.like.new_empty(shape, dtype=torch.float32)
+        self.checkpoint.load(name, into)
+        return into
+
+    def experts(
+        self, name: str, count: int, outputs: int, inputs: int, order: torch.Tensor | None = None
+    ) -> Sequence[torch.Tensor | PackedWeight]:
+        """For each expert [outputs, inputs] of stacked weights, its outputs brought into `order`.
+
+        They are stored as MXFP4 blocks or, the other way round, plain.
+        """
+        rows = torch.arange(outputs) if order is None else order
+        if f"{name}_blocks" not in self.checkpoint:
+            weight = self.tensor(name, count, inputs, outputs).transpose(1, 2)
+            return [weight[expert][rows].contiguous() for expert in range(count)]
+        if not (self.packed and self.quantize == "none"):
+            weight = self.tensor(name, count, outputs, inputs)
+            return [weight[expert][rows] for expert in range(count)]
+        blocks = self.checkpoint.stored(f"{name}_blocks", (count, outputs, inputs // GROUP, GROUP // 2))
+        scales = self.checkpoint.stored(f"{name}_scales", (count, outputs, inputs // GROUP))
+        with self._naming(name):
+            mxfp4.check(blocks, scales)
+        device = self.like.device
+        return [Mxfp4Weight(blocks[one][rows], scales[one][rows]).to(device) for one in range(count)]
+
+    def norm(self, name: str, size: int | None = None, *, plus_one: bool = False, eps: float | None = None) -> RmsNorm:
+        """The norm `name` of `size` elements, the hidden size if None; `plus_one` where it is stored as w − 1.
+
+        `eps`: where it is not the one that the configuration says.
+        """
+        size = self.config.hidden if size is None else size
+        eps = self.config.norm_eps if eps is None else eps
+        return load_norm(self.checkpoint, name, size, eps, self.like, plus_one=plus_one)
+
+    def embedding(self, name: str) -> Embedding:
+        """The embedding or head `name`."""
+        return load_embedding(self.checkpoint, name, self.config.vocabulary, self.config.hidden, self.like)
+
+    def rotary(self, rope: RopeConfig, head_dim: int) -> Rotary:
+        """The rotary embedding of heads of this size; layers with the same one share it."""
+        held = self._rotaries.get((rope, head_dim))
+        if held is None:
+            held = self._rotaries[rope, head_dim] = Rotary(rope, head_dim, self.context_tokens, self.like)
+        return held

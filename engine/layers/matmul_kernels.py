@@ -1,0 +1,180 @@
+"""The library's matrix products, and from how many rows on each gives a row the same bits on this machine.
+
+- `onednn`: the weight is packed once for oneDNN, the quickest for large weights. On some machines a single row of a
+  weight with many inputs takes a path of its own.
+- `transposed`: the weight is kept as [inputs, outputs] and multiplied plainly, the quickest for small weights. A single
+  row takes a path of its own, on some machines two rows do.
+- `unordered`: oneDNN with a weight in the usual order, for one that is decoded anew each time.
+- `plain`: torch's own, for types and devices that oneDNN does not serve.
+
+Which is right is a property of the machine, so it is tried and not known (`least_rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch.nn.functional import linear
+
+from engine.device import all_threads
+
+ROW_MULTIPLE = 8
+_TRANSPOSED_ROWS = 512
+"""A transposed weight is multiplied with at most so many rows at a time."""
+_TRIED_ROWS = 512
+_TRIED_WORK = 1 << 29
+"""Rows times elements of a weight that a trial multiplies at once: a large weight is tried with fewer rows."""
+_MADE_UP = 1 << 24
+"""Elements of a weight whose place made-up numbers take in a trial; a larger one is tried itself."""
+
+Multiply: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor]
+"""Multiplies [rows, inputs] with an arranged weight, and adds a bias [outputs] and [rows, outputs] if given."""
+
+
+@dataclass(frozen=True, eq=False)
+class MatmulKernel:
+    """One way to multiply with a weight [outputs, inputs] that was `arranged` for it."""
+
+    multiply: Multiply
+    arranged: Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class MatmulKernels:
+    """The kernels of a machine."""
+
+    onednn: MatmulKernel
+    transposed: MatmulKernel
+    unordered: MatmulKernel
+    plain: MatmulKernel
+
+
+def padded_count(rows: int, least: int) -> int:
+    """How many rows so many are padded to: few different counts, and never fewer than `least`."""
+    if rows <= ROW_MULTIPLE:
+        return max(least, 1 << (rows - 1).bit_length())
+    multiple = ROW_MULTIPLE if rows <= 64 else 32 if rows <= 256 else 64
+    return rows + -rows % multiple
+
+
+def padded_counts(most: int, least: int) -> list[int]:
+    """All counts that up to `most` rows are padded to."""
+    return sorted({padded_count(rows, least) for rows in range(1, most + 1)})
+
+
+def has_onednn(like: torch.Tensor) -> bool:
+    """Whether oneDNN multiplies tensors of `like`'s type and device."""
+    if like.device.type != "cpu" or like.dtype != torch.float32 or not torch._C._has_mkldnn:
+        return False
+    try:
+        _packed(like.new_zeros(1, 1))
+    except (AttributeError, RuntimeError):  # a build of torch without these operations
+        return False
+    return True
+
+
+_known: dict[tuple[MatmulKernel, int, int], int | None] = {}
+
+
+def is_large(weight: torch.Tensor) -> bool:
+    """Whether a trial multiplies with the weight itself, arranged, and does not make up one of its shape."""
+    return weight.numel() > _MADE_UP
+
+
+def least_rows(kernel: MatmulKernel, weight: torch.Tensor, arranged: torch.Tensor | None = None) -> int | None:
+    """From how many rows on a row has the same bits at every count and place, with one thread and with all: 1 to
+    ROW_MULTIPLE, or None where it has them from no such number on. What was tried is remembered by the shape.
+
+    `arranged`: the weight as the kernel wants it, where it is at hand: a large one is then not arranged again.
+    """
+    key = (kernel, *weight.shape)
+    if key not in _known:
+        with torch.inference_mode():
+            _known[key] = _try(kernel, weight, arranged)
+    return _known[key]
+
+
+def _try(kernel: MatmulKernel, weight: torch.Tensor, arranged: torch.Tensor | None) -> int | None:
+    outputs, inputs = weight.shape
+    chance = torch.Generator().manual_seed(outputs)
+    if not is_large(weight):
+        weight = kernel.arranged(torch.randn(outputs, inputs, generator=chance))
+    else:
+        weight = kernel.arranged(weight) if arranged is None else arranged
+    most = max(ROW_MULTIPLE, min(_TRIED_ROWS, _TRIED_WORK // (outputs * inputs)))
+    x = torch.randn(most, inputs, generator=chance)
+    plus = torch.randn(most, outputs, generator=chance)
+    counts = [rows for rows in padded_counts(most, 1) if rows <= most]
+    least = 1
+    before = torch.get_num_threads()
+    try:
+        whole, more = (kernel.multiply(x, weight, None, added) for added in (None, plus))
+        for threads in sorted({1, all_threads()}):
+            torch.set_num_threads(threads)
+            for rows in counts:
+                # Of many rows one place is enough: they are all places of few.
+                places = [slice(at, at + rows) for at in {0, most - rows if rows <= 64 else 0}]
+                if all(
+                    torch.equal(kernel.multiply(x[part], weight, None, None), whole[part])
+                    and torch.equal(kernel.multiply(x[part], weight, None, plus[part]), more[part])
+                    for part in places
+                ):
+                    continue
+                if rows >= ROW_MULTIPLE:
+                    return None
+                least = max(least, 2 * rows)
+    finally:
+        torch.set_num_threads(before)
+    return least
+
+
+def in_tiles(
+    multiply: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
+    x: torch.Tensor,
+    plus: torch.Tensor | None,
+    rows: int,
+) -> torch.Tensor:
+    """Multiply so many rows at a time."""
+    parts = torch.split(x, rows)
+    others = [None] * len(parts) if plus is None else torch.split(plus, rows)
+    return torch.cat([multiply(*both) for both in zip(parts, others, strict=True)])
+
+
+def _packed(weight: torch.Tensor) -> torch.Tensor:
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return packed
+
+
+def _by_onednn(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, plus: torch.Tensor | None
+) -> torch.Tensor:
+    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return y if plus is None else y.add_(plus)
+
+
+def _by_transposed(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, plus: torch.Tensor | None
+) -> torch.Tensor:
+    if x.shape[0] > _TRANSPOSED_ROWS:
+        return in_tiles(lambda rows, more: _by_transposed(rows, weight, bias, more), x, plus, _TRANSPOSED_ROWS)
+    y = torch.mm(x, weight) if plus is None else torch.addmm(plus, x, weight)
+    return y if bias is None else y.add_(bias)
+
+
+def _plainly(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, plus: torch.Tensor | None
+) -> torch.Tensor:
+    y = linear(x, weight, bias)
+    return y if plus is None else y.add_(plus)
+
+
+NATIVE = MatmulKernels(
+    onednn=MatmulKernel(_by_onednn, _packed),
+    transposed=MatmulKernel(_by_transposed, lambda weight: weight.t().contiguous()),
+    unordered=MatmulKernel(_by_onednn, lambda weight: weight),
+    plain=MatmulKernel(_plainly, lambda weight: weight),
+)
+"""This machine's. A test that is to be another machine puts others in their place."""

@@ -1,0 +1,94 @@
+"""What a request does to its logits before the draw: bias, penalties, tokens that may not come.
+
+Bias is added, as OpenAI's `logit_bias` says. The repetition penalty divides the logits of tokens in the prompt or the
+output if they are positive and multiplies them if not (Keskar et al. 2019, CTRL). Then, as OpenAI's reference has it, a
+token drawn c times loses c · frequency_penalty, and presence_penalty if c > 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.sampling.grammar_allowance import MASKS_S, StepAllowance
+from engine.sampling.request_state import SamplingState
+
+_WORD = 32
+_LARGEST = 1e300
+
+
+def shape(values: torch.Tensor, rows: Sequence[SamplingState], allowance: StepAllowance | None = None) -> torch.Tensor:
+    """Change float64 logits [rows, padded vocabulary] in place, each row by its request; returns them.
+
+    Rows for whose masks the step has no time left are put off.
+    """
+    _bias(values, rows)
+    _penalize(values, [(at, row) for at, row in enumerate(rows) if row.counts is not None])
+    _forbid_stops(values, rows)
+    _constrain(values, rows, allowance or StepAllowance())
+    return values
+
+
+def _bias(values: torch.Tensor, rows: Sequence[SamplingState]) -> None:
+    entries = [(at, token, bias) for at, row in enumerate(rows) for token, bias in row.sampling.logit_bias.items()]
+    if entries:
+        ats, tokens, biases = zip(*entries, strict=True)
+        device = values.device
+        place = (torch.tensor(ats, device=device), torch.tensor(tokens, device=device))
+        values[place] += torch.tensor(biases, dtype=torch.float64, device=device)
+
+
+def _penalize(values: torch.Tensor, rows: Sequence[tuple[int, SamplingState]]) -> None:
+    """One gather and one scatter over the tokens that the rows have seen."""
+    tables = [(at, row.sampling, row.counts) for at, row in rows if row.counts is not None]
+    if not tables:
+        return
+    device = values.device
+    sizes = torch.tensor([len(counts.ids) for _, _, counts in tables])
+
+    def spread(numbers: list[float], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=dtype).repeat_interleave(sizes).to(device)
+
+    places = (
+        spread([at for at, _, _ in tables], torch.int64),
+        torch.cat([counts.ids for _, _, counts in tables]).to(device),
+    )
+    drawn = torch.cat([counts.counts for _, _, counts in tables]).to(device)
+    repetition = spread([sampling.repetition_penalty for _, sampling, _ in tables], torch.float64)
+    frequency = spread([sampling.frequency_penalty for _, sampling, _ in tables], torch.float64)
+    presence = spread([sampling.presence_penalty for _, sampling, _ in tables], torch.float64)
+    seen = values[places]
+    # A tiny penalty would make logits infinite, whose differences are none; so would one that is taken many times.
+    seen = torch.where(seen > 0, seen / repetition, seen * repetition).clamp_(-_LARGEST, _LARGEST)
+    values[places] = (seen - drawn * frequency - (drawn > 0) * presence).clamp_(-_LARGEST, _LARGEST)
+
+
+def _forbid_stops(values: torch.Tensor, rows: Sequence[SamplingState]) -> None:
+    for at, row in enumerate(rows):
+        if row.stops_forbidden:
+            values[at, list(row.sampling.stop_tokens)] = -torch.inf
+
+
+def _constrain(values: torch.Tensor, rows: Sequence[SamplingState], allowance: StepAllowance) -> None:
+    """Forbid what the rows' grammars do not allow: a mask for all of them, applied at once."""
+    guided = allowance.begin(rows)
+    if not guided:
+        return
+    allowance.allow(MASKS_S)
+    words = -(-values.shape[-1] // _WORD)
+    masks = torch.zeros((len(guided), words), dtype=torch.int32)
+    bits = torch.arange(_WORD, dtype=torch.int32)
+    places: list[int] = []
+    for at in guided:
+        row = rows[at]
+        row.put_off = not allowance.has_time()
+        if row.guide is not None and not row.put_off:
+            row.guide.allow(masks[len(places)])
+            places.append(at)
+    allowed = ((masks[: len(places), :, None] >> bits) & 1).bool().view(len(places), -1)[:, : values.shape[-1]]
+    allowed = allowed.to(values.device)
+    chosen = values[places].masked_fill_(~allowed, -torch.inf)
+    # Where nothing is left but what was forbidden before, such as the end before its time, the grammar is right.
+    empty = chosen.isinf().all(-1, keepdim=True)
+    values[places] = torch.where(empty & allowed, 0.0, chosen)

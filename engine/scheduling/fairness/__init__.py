@@ -1,0 +1,1 @@
+"""Whose turn it is: fair shares of engine time and slots between lanes, tenants and flows."""

@@ -1,0 +1,99 @@
+"""One gateway's connection, seen from the replica: greeting, scopes, and what is to be sent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+
+import msgspec
+import structlog
+
+from protocol.frames import ProtocolError, ToGateway, ToReplica, agree_version, encode, link_proof, read_from_gateway
+from protocol.replicas import BOUNDED_SCOPES_VERSION, MAX_SCOPES, Dial, Hello, Scope
+from protocol.requests import Generate
+
+logger = structlog.get_logger("engine.server.gateway_link")
+
+GREETING_S = 5.0
+MOST_UNSENT_BYTES = 64 * 1024 * 1024
+"""A gateway that lets this much pile up does not read: its connection is dropped."""
+
+
+class GatewayLink:
+    """A connection that has yet to prove itself (`greet`), then one that may be read and sent on."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.gateway = "?"
+        self.epoch = ""
+        """The run of the gateway; made of its name for one that is too old to say."""
+        self._says_epoch = False
+        self.open = True
+        self._scopes: OrderedDict[str, Scope] = OrderedDict()
+        """Those that were introduced last, the oldest first."""
+        self._bounded = False
+        self._reader = reader
+        self._writer = writer
+
+    async def greet(self, hello: Hello, link_key: bytes) -> None:
+        """Say Hello with a fresh challenge and await the proof. Raises ProtocolError, TimeoutError."""
+        challenge = secrets.token_bytes(32)
+        self.send([msgspec.structs.replace(hello, challenge=challenge)])
+        async with asyncio.timeout(GREETING_S):
+            dial = await self.receive()
+        if not isinstance(dial, Dial):
+            raise ProtocolError("the gateway did not begin with Dial")
+        self._bounded = agree_version(dial.version, dial.version) >= BOUNDED_SCOPES_VERSION
+        if not hmac.compare_digest(dial.proof, link_proof(link_key, challenge, dial.gateway)):
+            raise ProtocolError(f"gateway {dial.gateway!r} does not know the link key")
+        self.gateway = dial.gateway
+        self.epoch = dial.epoch or f"gateway {dial.gateway}"
+        self._says_epoch = bool(dial.epoch)
+
+    def is_of_run(self, other: GatewayLink) -> bool:
+        """Whether both are surely of one run of a gateway: its name alone does not say so."""
+        return other is self or (self._says_epoch and other.epoch == self.epoch)
+
+    async def receive(self) -> ToReplica | None:
+        """The next message; None when the gateway hung up. Raises ProtocolError."""
+        return await read_from_gateway(self._reader)
+
+    def send(self, messages: Iterable[ToGateway]) -> None:
+        """Queue messages in one piece; nothing happens on a closed connection."""
+        if not self.open:
+            return
+        self._writer.write(b"".join(map(encode, messages)))
+        if self._writer.transport.get_write_buffer_size() > MOST_UNSENT_BYTES:
+            logger.error("gateway does not read", gateway=self.gateway)
+            self.abort()
+
+    def introduce(self, scope: Scope) -> None:
+        """A scope may be named from now on."""
+        self._scopes.pop(scope.scope, None)
+        self._scopes[scope.scope] = scope
+        if self._bounded and len(self._scopes) > MAX_SCOPES:
+            self._scopes.popitem(last=False)
+
+    def forget(self, scope: str) -> None:
+        """A scope may no longer be named."""
+        self._scopes.pop(scope, None)
+
+    def scopes(self, generate: Generate) -> Mapping[str, Scope]:
+        """Those of the scopes that a request names which are known now."""
+        names = {segment.scope for segment in generate.segments}
+        return {name: self._scopes[name] for name in names if name in self._scopes}
+
+    def abort(self) -> None:
+        """Drop the connection at once, with what is unsent."""
+        self._writer.transport.abort()
+
+    async def close(self) -> None:
+        """Send what is left and hang up."""
+        self.open = False
+        self._writer.close()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self._writer.wait_closed()

@@ -1,0 +1,126 @@
+"""What the journal's file consists of: records of what happened, each in a frame of its own.
+
+A frame is a mark, a length, a CRC-32 and a msgpack record, so that sound records are found behind damaged ones.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TypeAlias
+
+import msgspec
+
+from protocol.requests import Counts, Done
+
+_MARK = b"\xa9TJ\x01"
+_HEADER = len(_MARK) + 8
+_LARGEST = 1 << 20
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of the journal's records."""
+
+
+class Opened(Record, frozen=True):
+    """A replica started with this epoch; the journal's identity, and the epoch in which that began."""
+
+    epoch: int
+    journal: str = ""
+    since: int = 0
+
+
+class Begun(Record, frozen=True):
+    """A request was scheduled; `handle` stands for it in the records that follow."""
+
+    handle: int
+    id: str
+    attempt: int
+    claim: bytes = b""
+    gateway: str = ""
+    """The gateway epoch that sent it; empty in the records of an older version, which do not say."""
+
+
+class Went(Record, frozen=True):
+    """Counts after a step, for each request that took part."""
+
+    counts: list[tuple[int, Counts]]
+
+
+class Heard(Record, frozen=True):
+    """So many of a request's tokens have reached the client."""
+
+    handle: int
+    delivered: int
+
+
+class Ended(Record, frozen=True):
+    """A request ended; `handle` is 0 if it had never begun."""
+
+    handle: int
+    done: Done
+    gateway: str = ""
+
+
+class Acked(Record, frozen=True):
+    """A gateway has made this `Done` durable."""
+
+    sequence: int
+
+
+class Totals(Record, frozen=True):
+    """What all requests that had ended by now add up to, since this journal began."""
+
+    requests: int
+    counts: Counts
+
+
+class Refused(Record, frozen=True):
+    """Nothing more is taken of these gateway epochs."""
+
+    epochs: list[str]
+
+
+AnyRecord: TypeAlias = Opened | Begun | Went | Heard | Ended | Acked | Totals | Refused
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
+
+
+def frame(record: AnyRecord) -> bytes:
+    """The record as it stands in the file."""
+    body = _encoder.encode(record)
+    return _MARK + len(body).to_bytes(4, "big") + zlib.crc32(body).to_bytes(4, "big") + body
+
+
+def _record_at(data: bytes, at: int) -> tuple[AnyRecord, int] | None:
+    """The record whose frame begins here and where the next one begins; None if there is no sound frame here."""
+    head = data[at : at + _HEADER]
+    if len(head) < _HEADER or not head.startswith(_MARK):
+        return None
+    size, checksum = int.from_bytes(head[4:8], "big"), int.from_bytes(head[8:12], "big")
+    body = data[at + _HEADER : at + _HEADER + size]
+    if size > _LARGEST or len(body) < size or zlib.crc32(body) != checksum:
+        return None
+    try:
+        return _decoder.decode(body), at + _HEADER + size
+    except msgspec.MsgspecError:
+        return None
+
+
+def read_records(data: bytes) -> tuple[list[AnyRecord], int, int]:
+    """The sound records, how many damaged stretches lay between them, and how many bytes of torn tail follow."""
+    records: list[AnyRecord] = []
+    at = damaged = 0
+    while at < len(data):
+        found = _record_at(data, at)
+        if found is None:
+            start = at
+            at = data.find(_MARK, start + 1)
+            while at >= 0 and _record_at(data, at) is None:
+                at = data.find(_MARK, at + 1)
+            if at < 0:
+                return records, damaged, len(data) - start
+            damaged += 1
+            continue
+        record, at = found
+        records.append(record)
+    return records, damaged, 0

@@ -1,0 +1,129 @@
+"""Puts an engine together from a model folder: device, weights, memory, self-test."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.core.engine import Engine, EngineLimits
+from engine.core.quarantine import Quarantine
+from engine.device import block_counts, empty_like_model
+from engine.errors import ModelError, StartError
+from engine.execution.sizes import Sizes
+from engine.grammar.llguidance_grammar import LlguidanceGrammars, end_tokens
+from engine.kv_cache.memory import KvMemory, swap_memories
+from engine.layers.linear import best_tiling
+from engine.models.decoder import Decoder
+from engine.models.registry import load_model, read_config
+from engine.options import ReplicaOptions
+from engine.scheduling.step_costs import MeasuredCosts
+from engine.startup.runner_choice import make_ready, make_runner
+from engine.startup.warm_up import warm_up
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
+from prompt_cache.kv.grouped_pool import GroupedPool
+from prompt_cache.model_digest import model_digest, text_digest
+from protocol.replicas import Capacity, Layout, ServedModel
+
+
+@dataclass(frozen=True)
+class AssembledEngine:
+    """An engine and what it says of itself in `Hello`."""
+
+    engine: Engine
+    model: ServedModel
+    layout: Layout
+    capacity: Capacity
+    warm_up: Iterator[None]
+    """What remains to be done while there is no work."""
+    grammars: LlguidanceGrammars
+
+
+def served_name(folder: Path) -> str:
+    """The name in the folder's `turnpike.toml`, else the folder's own. Raises ModelError."""
+    path = folder / "turnpike.toml"
+    try:
+        name = tomllib.loads(path.read_text()).get("name") if path.is_file() else None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}") from error
+    return name if isinstance(name, str) and name else folder.resolve().name
+
+
+def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model) -> AssembledEngine:
+    """Load the model, by `load`, and test the machine's kernels. Raises ModelError or StartError."""
+    config = read_config(options.model)
+    context = options.context or config.context_tokens
+    if context > config.context_tokens:
+        raise StartError(f"context: {context} tokens are more than the model's {config.context_tokens}")
+    if context < BLOCK_TOKENS:
+        raise StartError(f"context: {context} tokens are less than a block of KV, {BLOCK_TOKENS}")
+    if options.token_budget < options.max_running + BLOCK_TOKENS:
+        raise StartError(
+            f"token_budget: {options.token_budget} is too small for max_running {options.max_running}:"
+            f" at least {options.max_running + BLOCK_TOKENS}"
+        )
+    like = empty_like_model(options)
+    tiling = best_tiling(like)
+    model = load(
+        options.model,
+        config,
+        like,
+        tiling,
+        context,
+        quantize=options.quantize,
+        kv_dtype=options.kv_dtype,
+        weights=options.weights,
+    )
+    blocks = block_counts(options, model.groups, like.device, context)
+    kept = [int(count * options.swap_share) for count in blocks]
+    swap = swap_memories(model.groups, kept, like) if all(kept) else ()
+    sizes = Sizes(options.max_running, options.token_budget, context, blocks)
+    runner = make_runner(model, swap, like, tiling, sizes)
+    dtype = str(like.dtype).removeprefix("torch.")
+    # Other weights than the folder's make other KV, and so do rounding it and, where it decides how positions are
+    # turned, a longer context: none of it may be found under the same keys.
+    run_in = dtype if options.quantize == "none" else f"{dtype} {options.quantize}"
+    run_in += "" if options.kv_dtype == "auto" else f" kv {options.kv_dtype}"
+    run_in += " long" if config.rope.stretched(context) else ""
+    digest = model_digest(options.model, run_in)
+    name = options.served or served_name(options.model)
+    limits = EngineLimits(
+        context,
+        options.max_running,
+        options.max_waiting,
+        options.token_budget,
+        bounds=options.bounds,
+        patience=options.patience,
+        lane_weights=options.lane_weights,
+        token_targets=options.token_targets,
+    )
+    costs = MeasuredCosts(options.max_running)
+    make_ready(runner, costs, sizes)
+    if swap:
+        costs.observe_copies(1, runner.time_copy())
+    windows = [group.window for group in model.groups]
+    pool = GroupedPool(list(zip(blocks, windows, strict=True)))
+    return AssembledEngine(
+        Engine(
+            runner,
+            pool,
+            limits,
+            digest,
+            costs=costs,
+            swap=_swap_pool(windows, kept, swap) if swap else None,
+            quarantine=Quarantine(options.data / "quarantine"),
+        ),
+        ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
+        Layout(BLOCK_TOKENS, model.groups),
+        Capacity(blocks, context, options.max_running),
+        warm_up(runner, options.token_budget),
+        LlguidanceGrammars(options.model, config.vocabulary, end_tokens(options.model)),
+    )
+
+
+def _swap_pool(windows: Sequence[int], blocks: Sequence[int], memories: Sequence[KvMemory]) -> GroupedPool:
+    """The pool of the swap space, whose blocks are cleared as soon as nobody needs them (C5)."""
+    return GroupedPool(
+        list(zip(blocks, windows, strict=True)), on_free=lambda group, block: memories[group].zero([block])
+    )

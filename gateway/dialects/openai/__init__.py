@@ -1,0 +1,1 @@
+"""OpenAI's requests, responses and errors."""

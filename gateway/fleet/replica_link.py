@@ -1,0 +1,278 @@
+"""One connection to one replica, dialed again whenever it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from typing import Protocol
+
+import structlog
+from msgspec import Struct
+
+from protocol.addresses import Address
+from protocol.frames import ProtocolError, ToGateway, ToReplica, agree_version, encode, link_proof, read_from_replica
+from protocol.replicas import DISK_FULL, MAX_SCOPES, Beat, Dial, Hello, Scope
+
+
+class AwakeClock:
+    """Seconds since it was made, of which a pause of this process counts as two ticks at most.
+
+    `tick`: seconds between two looks; it stands still two ticks after the last one.
+    """
+
+    def __init__(self, tick: float) -> None:
+        self._tick = tick
+        self._awake = 0.0
+        self._looked = time.monotonic()
+
+    def now(self) -> float:
+        """Seconds."""
+        return self._awake + min(time.monotonic() - self._looked, 2 * self._tick)
+
+    async def run(self) -> None:
+        """Look, for ever."""
+        while True:
+            self._awake, self._looked = self.now(), time.monotonic()
+            await asyncio.sleep(self._tick)
+
+
+class FleetOptions(Struct, frozen=True, kw_only=True):
+    """Times in seconds.
+
+    A replica is well while its last beat is younger than `beat_timeout` and, with work to do, its step counter moved
+    within `step_timeout`. A link silent for `silence` is closed. Dialing backs off from `backoff_first` to
+    `backoff_most`. A stream may be `credit_window` tokens ahead of its reader; the replica hears of progress each
+    `credit_step` tokens.
+    """
+
+    beat_timeout: float = 5.0
+    step_timeout: float = 30.0
+    silence: float = 15.0
+    dial_timeout: float = 5.0
+    backoff_first: float = 0.05
+    backoff_most: float = 0.25
+    credit_window: int = 256
+    credit_step: int = 32
+
+
+log = structlog.get_logger("gateway.link")
+
+
+def unnamed_journal(replica: str) -> str:
+    """What the journal of a replica is called that is too old to say who it is."""
+    return f"replica {replica}"
+
+
+def _requests(beat: Beat) -> int:
+    return beat.running + sum(beat.waiting.values())
+
+
+class Refused(Exception):
+    """The replica is not one that we may use; the message says why."""
+
+
+class Listener(Protocol):
+    """Who owns the links: the fleet."""
+
+    def check(self, hello: Hello) -> None:
+        """Raise Refused for a replica that must not be used."""
+        ...
+
+    def opened(self, link: ReplicaLink) -> None:
+        """The link is ready."""
+        ...
+
+    def heard(self, link: ReplicaLink, message: ToGateway) -> None:
+        """A beat came, or a message about a request."""
+        ...
+
+    def closed(self, link: ReplicaLink) -> None:
+        """The link is lost."""
+        ...
+
+
+class ReplicaLink:
+    """The client side of protocol towards one address. `clock` tells how long a replica has been silent."""
+
+    def __init__(
+        self,
+        address: Address,
+        gateway: str,
+        link_key: bytes,
+        listener: Listener,
+        *,
+        options: FleetOptions,
+        clock: AwakeClock,
+        epoch: str = "",
+    ) -> None:
+        self.address = address
+        self.hello: Hello | None = None
+        self.beat: Beat | None = None
+        self.problem = "not dialed yet"
+        self.running = 0
+        self.others = 0
+        """Requests that are not ours and that the replica had at its last beat."""
+        self.may_run = True
+        """Whether requests may be sent: the database knows that this replica's journal may know them."""
+        self._gateway = gateway
+        self._epoch = epoch
+        self._link_key = link_key
+        self._listener = listener
+        self._options = options
+        self._clock = clock
+        self._writer: asyncio.StreamWriter | None = None
+        self._scopes: OrderedDict[str, None] = OrderedDict()
+        """Those that the replica knows, the one introduced first ahead."""
+        self._heard_at = 0.0
+        self._beat_at = 0.0
+        self._moved_at = 0.0
+
+    @property
+    def replica(self) -> str:
+        """The replica's name, its address until it said one."""
+        return self.hello.replica if self.hello else self.address.text
+
+    @property
+    def journal(self) -> str:
+        """The identity of the replica's journal."""
+        return (self.hello.journal if self.hello else "") or unnamed_journal(self.replica)
+
+    @property
+    def up(self) -> bool:
+        """Whether the link is open and the replica accepted."""
+        return self._writer is not None
+
+    @property
+    def load(self) -> int:
+        """Requests that the replica has, as far as we know."""
+        return max(self.running, _requests(self.beat) if self.beat else 0)
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since anything was heard from the replica, or since it was dialed."""
+        return self._clock.now() - self._heard_at
+
+    @property
+    def disk_full(self) -> bool:
+        """Whether the replica says that its journal's disk is full: it takes nothing, and what runs there may wait."""
+        return self.up and self.beat is not None and self.beat.metrics.get(DISK_FULL, 0.0) > 0.0
+
+    def healthy(self) -> bool:
+        """Open, beating, with room for its journal, and advancing while work exists (E3); and requests may be sent."""
+        now = self._clock.now()
+        if not self.up or not self.may_run or self.disk_full or now - self._beat_at > self._options.beat_timeout:
+            return False
+        return now - self._moved_at <= self._options.step_timeout
+
+    async def run(self) -> None:
+        """Dial for ever, backing off while nobody answers or we do not want who does."""
+        pause = self._options.backoff_first
+        while True:
+            lasted = await self._connection()
+            pause = self._options.backoff_first if lasted else min(2 * pause, self._options.backoff_most)
+            await asyncio.sleep(pause)
+
+    def send(self, message: ToReplica) -> None:
+        """Queue a message; nothing happens on a lost link."""
+        if self._writer is not None:
+            self._writer.write(encode(message))
+
+    def introduce(self, scope: Scope) -> None:
+        """Send a scope, once per connection as long as the replica remembers it."""
+        if scope.scope not in self._scopes:
+            self._scopes[scope.scope] = None
+            if len(self._scopes) > MAX_SCOPES:
+                self._scopes.popitem(last=False)
+            self.send(scope)
+
+    async def _connection(self) -> bool:
+        """Dial, and serve the connection until it ends. True if it was ever ready."""
+        try:
+            async with asyncio.timeout(self._options.dial_timeout):
+                reader, writer = await self._dial()
+        except (OSError, TimeoutError) as error:
+            self._note(f"cannot connect: {error or type(error).__name__}")
+            return False
+        try:
+            async with asyncio.timeout(self._options.dial_timeout):
+                await self._greet(reader, writer)
+        except (OSError, TimeoutError, ProtocolError, Refused) as error:
+            self._note(str(error) or "no greeting in time", severe=isinstance(error, Refused))
+            await self._hang_up(writer)
+            return False
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
+        self.problem = ""
+        log.info("replica connected", replica=self.replica, address=self.address.text)
+        watchman = asyncio.create_task(self._watch(writer))
+        try:
+            self._listener.opened(self)
+            while (message := await read_from_replica(reader)) is not None:
+                self._take(message)
+            self._note("the replica hung up")
+        except (ProtocolError, OSError) as error:
+            self._note(f"protocol broken: {error}", severe=True)
+        finally:
+            watchman.cancel()
+            self._writer = None
+            self._scopes.clear()
+            self.running = 0
+            self._listener.closed(self)
+            await self._hang_up(writer)
+        return True
+
+    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self.address.path is not None:
+            return await asyncio.open_unix_connection(self.address.path)
+        return await asyncio.open_connection(self.address.host, self.address.port)
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hello = await read_from_replica(reader)
+        if not isinstance(hello, Hello):
+            raise ProtocolError("the replica did not say Hello")
+        version = agree_version(hello.version, hello.oldest)
+        self._listener.check(hello)
+        proof = link_proof(self._link_key, hello.challenge, self._gateway)
+        writer.write(encode(Dial(version, self._gateway, proof, self._epoch)))
+        await writer.drain()
+        self.hello = hello
+        self.beat, self.others = None, 0
+        self._heard_at = self._beat_at = self._moved_at = self._clock.now()
+        self._writer = writer
+
+    def _take(self, message: ToGateway) -> None:
+        self._heard_at = self._clock.now()
+        if isinstance(message, Hello):
+            raise ProtocolError("a second Hello")
+        if isinstance(message, Beat):
+            idle = not message.running and not any(message.waiting.values())
+            if idle or self.beat is None or message.steps != self.beat.steps:
+                self._moved_at = self._heard_at
+            self._beat_at = self._heard_at
+            self.beat = message
+            self.others = max(0, _requests(message) - self.running)
+        self._listener.heard(self, message)
+
+    async def _watch(self, writer: asyncio.StreamWriter) -> None:
+        """Close a link on which nothing was heard for too long: the other end may be gone without a word."""
+        while True:
+            await asyncio.sleep(self._options.silence / 4)
+            if self.silent_for > self._options.silence:
+                log.error("replica silent, closing the link", replica=self.replica)
+                writer.transport.abort()
+                return
+
+    def _note(self, problem: str, *, severe: bool = False) -> None:
+        """Log a problem when it is a new one."""
+        if problem != self.problem:
+            (log.error if severe else log.warning)("replica not connected", address=self.address.text, problem=problem)
+        self.problem = problem
+
+    @staticmethod
+    async def _hang_up(writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()

@@ -1,0 +1,129 @@
+"""One request's side of the link: what the replica says about it, and what we may answer.
+
+An exchange outlives its connection. When that is lost the owner is told once (`LinkLost`); when the replica is back,
+under the same name, the exchange is taken up again to learn the final counts, never to go on generating.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol, TypeAlias
+
+from protocol.frames import ProtocolError, ToReplica
+from protocol.requests import Abort, Ack, Began, Credit, Done, PromptLogprobs, Tokens
+
+
+class LinkLost:
+    """The connection to the replica is gone while the request ran."""
+
+
+class TimeOver:
+    """The owner's timer: what it waited for did not come."""
+
+
+ReplicaEvent: TypeAlias = Began | PromptLogprobs | Tokens | Done | LinkLost | TimeOver
+
+
+class MessageSender(Protocol):
+    """What an exchange needs of a link."""
+
+    def send(self, message: ToReplica) -> None:
+        """Queue a message for the replica; nothing happens on a lost link."""
+        ...
+
+
+class ReplicaStream:
+    """Messages about one attempt of a request. `replica`, `epoch` and `model_digest` are those of who runs it."""
+
+    def __init__(
+        self, request_id: str, attempt: int, credit: int, replica: str, model_digest: str, *, epoch: int = 0
+    ) -> None:
+        self.request_id = request_id
+        self.attempt = attempt
+        self.replica = replica
+        self.model_digest = model_digest
+        self.epoch = epoch
+        self.link: MessageSender | None = None
+        self.lost = False
+        """Whether the connection was lost while it ran."""
+        self.suspect = False
+        """Whether the replica was lost, and this is probably why."""
+        self._received: dict[int, int] = {}
+        self._limit = credit
+        self._wish = credit
+        self._paid: int | None = None
+        self._credited = 0
+        self._heard: asyncio.Queue[ReplicaEvent] = asyncio.Queue()
+
+    @property
+    def received(self) -> int:
+        """Output tokens of all choices that came so far."""
+        return sum(self._received.values())
+
+    async def next(self) -> ReplicaEvent:
+        """What the replica says next."""
+        return await self._heard.get()
+
+    def hear(self, message: Began | PromptLogprobs | Tokens | Done | TimeOver) -> None:
+        """Called by the link. Raises ProtocolError for tokens out of order or beyond the credit given."""
+        if isinstance(message, Began | Tokens) and message.attempt != self.attempt:
+            return
+        if isinstance(message, Tokens):
+            due = self._received.get(message.choice, 0)
+            if message.start != due:
+                raise ProtocolError(f"tokens from {message.start} where {due} was due")
+            due = self._received[message.choice] = due + len(message.tokens)
+            if due > self._limit:
+                raise ProtocolError(f"{due} tokens sent on a credit of {self._limit}")
+        self._heard.put_nowait(message)
+
+    def lose(self, *, suspect: bool = False) -> None:
+        """Called when the link is lost; `suspect`: the replica probably died of this request."""
+        self.link = None
+        self.lost = True
+        self.suspect = suspect
+        self._heard.put_nowait(LinkLost())
+
+    def credit(self, delivered: int, *, held: int, window: int, step: int) -> None:
+        """`delivered` tokens reached the client; tells the replica when that is news to it.
+
+        `held` tokens wait for those that follow, not for the client (a possible stop string): they do not count
+        against the window, or the stream would wait for itself. Several choices share the window: each may go on from
+        the furthest one by what is left of it.
+        """
+        unread = self.received - held - delivered
+        self._wish = max(self._received.values(), default=0) + window - unread
+        wish = self._wish if self._paid is None else min(self._wish, self._paid)
+        limit = max(self._limit, wish)
+        first = self._credited == 0 and delivered > 0
+        last = limit == self._paid and limit > self._limit
+        if first or last or delivered - self._credited >= step or limit - self._limit >= window // 2:
+            self._credited, self._limit = delivered, limit
+            self._send(Credit(self.request_id, delivered, limit, self.attempt))
+
+    def pay(self, tokens: int, *, delivered: int = 0, wish: int = 0) -> None:
+        """So many tokens of each choice are paid for: no more are asked for, and the replica waits there.
+
+        `delivered` tokens reached the client; `wish` is how many might be sent if they were paid for.
+        """
+        self._paid, self._wish = tokens, max(self._wish, wish)
+        limit = min(self._wish, tokens)
+        if limit > self._limit:
+            self._credited, self._limit = max(self._credited, delivered), limit
+            self._send(Credit(self.request_id, self._credited, limit, self.attempt))
+
+    def at(self, tokens: int) -> list[int]:
+        """The choices of which so many tokens came."""
+        return [choice for choice, received in self._received.items() if received >= tokens]
+
+    def abort(self, why: str, choice: int | None = None) -> None:
+        """Ask the replica to stop, or to stop one choice; `Done` follows."""
+        self._send(Abort(self.request_id, why, choice, self.attempt))
+
+    def acknowledge(self, sequence: int) -> None:
+        """The usage is durable."""
+        self._send(Ack(self.request_id, sequence))
+
+    def _send(self, message: ToReplica) -> None:
+        if self.link is not None:
+            self.link.send(message)

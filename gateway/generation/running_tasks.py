@@ -1,0 +1,85 @@
+"""The requests of this worker that are under way: started here, drained here."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from gateway.admission.admission import PreparedRequest
+from gateway.errors import Unavailable
+from gateway.generation.generation_task import GenerationDependencies, GenerationTask
+
+log = structlog.get_logger("gateway.generation.running_tasks")
+
+_AFTER_INTERRUPT_S = 10.0
+
+
+class RunningTasks:
+    """Owners by request. While `draining`, nothing new is taken, and who disconnects may not have wanted to."""
+
+    def __init__(self, around: GenerationDependencies) -> None:
+        self.draining = False
+        self._deps = around
+        self._running: dict[GenerationTask, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def check(self) -> None:
+        """Raise Unavailable if nothing new can be taken now, whatever it is."""
+        if self.draining:
+            raise _stopping()
+        if self._deps.disk.full:
+            raise Unavailable("The gateway's disk is full, so nothing is started.", retry_after=5.0)
+        if self._deps.recorder.failing:
+            raise Unavailable("Usage cannot be recorded at present, so nothing is started.", retry_after=5.0)
+
+    def start(self, prepared: PreparedRequest, *, streamed: bool) -> GenerationTask:
+        """Run a request. Raises Unavailable while draining, or while the disk is full or usage cannot be recorded."""
+        self.check()
+        self._deps.admission.check()
+        self._deps.fleet.choose(prepared.model.name)  # refused here without a hold
+        owner = GenerationTask(self._deps, prepared, streamed=streamed)
+        task = self._running[owner] = asyncio.create_task(owner.run())
+        task.add_done_callback(lambda _: self._running.pop(owner, None))
+        return owner
+
+    def client_left(self, owner: GenerationTask, why: str = "client") -> None:
+        """The connection is gone. At a stop it may be the server that closed it: then it is not the client's doing."""
+        if self.draining:
+            owner.interrupt(_stopping())
+        owner.delivery.leave(why)
+
+    def begin_drain(self) -> None:
+        """Take nothing new from now on."""
+        if not self.draining:
+            self.draining = True
+            log.info("draining", requests=len(self._running))
+
+    async def drain(self, timeout: float) -> None:  # noqa: ASYNC109  # not the caller's patience but the streams' time
+        """Let what runs finish for `timeout` seconds; then interrupt it, and leave what still hangs to recovery."""
+        self.begin_drain()
+        await self._wait(timeout)
+        if self._running:
+            log.warning("interrupting requests that did not end in time", requests=len(self._running))
+            for owner in list(self._running):
+                owner.interrupt(_stopping())
+            await self._wait(_AFTER_INTERRUPT_S)
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait for all but those that wait for a lost replica's journal: that may take longer than we have."""
+        end = asyncio.get_running_loop().time() + seconds
+        while waiting := [task for owner, task in self._running.items() if owner.stage != "lost"]:
+            left = end - asyncio.get_running_loop().time()
+            if left <= 0:
+                return
+            await asyncio.wait(waiting, timeout=min(left, 0.25), return_when=asyncio.FIRST_COMPLETED)
+
+
+def _stopping() -> Unavailable:
+    return Unavailable("This gateway is stopping; try again.", retry_after=1.0)

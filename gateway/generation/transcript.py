@@ -1,0 +1,99 @@
+"""The output of one request as it grows: tokens in, text out, and how many tokens each stretch of text stands for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+
+from msgspec import Struct
+
+from gateway.conversation.detokenizer import Detokenizer, StopStrings
+from protocol.requests import TokenLogprob
+
+
+class TokenScore(Struct, frozen=True):
+    """What is told of a token: where its text begins in the answer, in characters, and its log probability.
+
+    A prompt's first token has none.
+    """
+
+    token: int
+    offset: int
+    score: TokenLogprob | None
+
+
+class Transcript:
+    """Detokenizes, watches for stop strings, and counts.
+
+    `tokens` is how many output tokens were taken in: all up to a stop string's last token. `shown` is how many of them
+    are delivered once the text given out so far is: the text of none of them is still held back. Of the first
+    `min_tokens` tokens no text counts as a stop string.
+    """
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stops: Sequence[str],
+        end_tokens: Collection[int],
+        min_tokens: int = 0,
+        *,
+        offset: int = 0,
+    ) -> None:
+        """`offset`: characters of the answer before this output."""
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(stops)
+        self._end_tokens = end_tokens
+        self._min_tokens = min_tokens
+        self._ends: deque[tuple[int, int]] = deque()
+        self._scores: deque[tuple[int, TokenScore]] = deque()
+        self._offset = offset
+        self._decoded = 0
+        self._given = 0
+        self.tokens = 0
+        self.shown = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string completed; nothing after it counts."""
+        return self._stops.matched is not None
+
+    def feed(self, tokens: Sequence[int], scores: Sequence[TokenLogprob] = ()) -> str:
+        """The text that can be shown now."""
+        shown: list[str] = []
+        for index, token in enumerate(tokens):
+            if self.stopped:
+                break
+            self.tokens += 1
+            if scores and token not in self._end_tokens:
+                score = TokenScore(token, self._offset + self._decoded, scores[index])
+                self._scores.append((self.tokens, score))
+            text = "" if token in self._end_tokens else self._detokenizer.feed(token)
+            self._decoded += len(text)
+            # a token whose last character is incomplete is shown with the next character
+            self._ends.append((self._decoded + self._detokenizer.pending, self.tokens))
+            shown.append(text if self.tokens <= self._min_tokens else self._stops.feed(text))
+        return self._give("".join(shown))
+
+    def scores(self) -> tuple[TokenScore, ...]:
+        """What is to be told of the tokens that became shown since the last call.
+
+        Those of a stop string are paid for and told of too, though their text is not shown.
+        """
+        told = []
+        until = self.tokens if self.stopped else self.shown
+        while self._scores and self._scores[0][0] <= until:
+            told.append(self._scores.popleft()[1])
+        return tuple(told)
+
+    def finish(self) -> str:
+        """The rest of the text, when no token follows."""
+        rest = self._stops.feed(self._detokenizer.finish()) + self._stops.finish()
+        text = self._give(rest)
+        self.shown = self.tokens
+        return text
+
+    def _give(self, text: str) -> str:
+        self._given += len(text)
+        while self._ends and self._ends[0][0] <= self._given:
+            self.shown = self._ends.popleft()[1]
+        return text

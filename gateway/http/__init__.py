@@ -1,0 +1,1 @@
+"""HTTP on connections: protocol, limits, authentication, server-sent events, error responses."""

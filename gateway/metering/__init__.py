@@ -1,0 +1,1 @@
+"""From what an engine counted to usage that is durable."""

@@ -1,0 +1,1 @@
+"""Prometheus metrics of a gateway and its processes."""

@@ -1,0 +1,52 @@
+"""What the gateway knows about an HTTP request beside its content: its id, who asks, for which model."""
+
+from __future__ import annotations
+
+import time
+from typing import cast
+from uuid import UUID
+
+from litestar.types import Scope
+from uuid_utils.compat import uuid7
+
+from tenancy.authenticator import Operator, Principal
+
+_KEY = "turnpike"
+
+
+def public_name(request_id: UUID) -> str:
+    """A request's id as clients and logs see it."""
+    return f"req_{request_id.hex}"
+
+
+class RequestContext:
+    """Kept in the ASGI scope's state; made when it is first asked for."""
+
+    __slots__ = ("id", "model", "operator", "principal", "started")
+
+    def __init__(self) -> None:
+        self.id: UUID = uuid7()
+        self.model = ""
+        self.principal: Principal | None = None
+        self.operator: Operator | None = None
+        self.started = time.monotonic()
+
+    @property
+    def name(self) -> str:
+        """The id as clients see it."""
+        return public_name(self.id)
+
+    @property
+    def known_principal(self) -> Principal:
+        """The principal of an authenticated request."""
+        assert self.principal is not None, "the route is not authenticated"
+        return self.principal
+
+
+def of(scope: Scope) -> RequestContext:
+    """What is known about this request."""
+    state = cast("dict[str, RequestContext]", scope.setdefault("state", {}))
+    known = state.get(_KEY)
+    if known is None:
+        known = state[_KEY] = RequestContext()
+    return known

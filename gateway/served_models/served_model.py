@@ -1,0 +1,178 @@
+"""A served model as the gateway knows it: the folder's text side, its limits and its defaults. Never its weights."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from gateway.conversation.chat_template import ChatTemplate, TemplateError
+from gateway.conversation.detokenizer import Detokenizer, detokenizer_for
+from gateway.conversation.prompt import Prompt, Span, check_length, make_prompt
+from gateway.conversation.tokenizer import Tokenizer, TokenizerError
+from gateway.generation_request import Turn
+from prompt_cache.model_digest import text_digest
+
+DEFAULT_MIN_CACHEABLE = 1024
+CONTEXTS = {
+    "deepseek_v2": 2048,
+    "deepseek_v3": 4096,
+    "gemma2": 8192,
+    "gemma3": 131_072,
+    "gemma3_text": 131_072,
+    "gpt_oss": 131_072,
+    "llama": 2048,
+    "mistral": 131_072,
+    "mixtral": 131_072,
+    "phi3": 4096,
+    "qwen2": 32_768,
+    "qwen3": 32_768,
+    "qwen3_moe": 32_768,
+}
+"""Each `model_type` → the context in tokens where the configuration leaves it out, as the engine takes it."""
+Value = TypeVar("Value", int, str)
+
+
+class ModelFolderError(Exception):
+    """A model folder cannot be served; the message names the file."""
+
+
+class SamplingDefaults(Struct, frozen=True):
+    """What the model's `generation_config.json` says for requests that do not."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+class ServedModel(Struct, frozen=True, kw_only=True):
+    """Name, limits and text side of one model. `created` is the folder's time, seconds since the Unix epoch."""
+
+    name: str
+    folder: Path
+    family: str
+    text_digest: str
+    context_tokens: int
+    min_cacheable_tokens: int
+    stop_tokens: tuple[int, ...]
+    defaults: SamplingDefaults
+    created: int
+    tokenizer: Tokenizer
+    template: ChatTemplate
+
+    def prompt(self, turns: tuple[Turn, ...]) -> Prompt:
+        """The conversation as tokens and spans. Raises ConversationRefused, PromptTooLong."""
+        return make_prompt(turns, self.template, self.tokenizer, self.context_tokens)
+
+    def continued(self, text: str, path: str) -> Prompt:
+        """A text to go on from as tokens: special tokens mean something in it, for no template divides it.
+        Raises PromptTooLong."""
+        check_length(len(text), self.tokenizer, self.context_tokens)
+        tokens = self.tokenizer.opening + self.tokenizer.literal(text)
+        return Prompt(tokens, (Span(path, 0, len(tokens)),))
+
+    def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
+        """A fresh detokenizer for one output; `after`: the tokens that its text goes on from, if it does."""
+        return detokenizer_for(self.tokenizer, after)
+
+
+def load_served_model(folder: Path) -> ServedModel:
+    """Read a Hugging Face folder, with `turnpike.toml` in it if there is one. Raises ModelFolderError."""
+    if not folder.is_dir():
+        raise ModelFolderError(f"{folder}: there is no such model folder")
+    config = _json(folder / "config.json", needed=True)
+    if isinstance(config.get("text_config"), dict):  # of images and text: it is the language part that is served
+        config |= config["text_config"]
+    generation = _json(folder / "generation_config.json", needed=False)
+    ours = _toml(folder / "turnpike.toml")
+    try:
+        tokenizer = Tokenizer.load(folder / "tokenizer.json")
+        template = ChatTemplate.load(folder, tokenizer.special_texts)
+    except (TokenizerError, TemplateError) as error:
+        raise ModelFolderError(str(error)) from error
+    model_type = config.get("model_type")
+    context = config.get("max_position_embeddings", CONTEXTS.get(str(model_type)))
+    if context is None and model_type not in CONTEXTS:  # one that says its size in other words, too
+        supported = ", ".join(sorted(CONTEXTS))
+        raise ModelFolderError(
+            f"{folder / 'config.json'}: model_type {model_type!r} is not supported (supported: {supported})"
+        )
+    if not isinstance(context, int) or context < 2:
+        raise ModelFolderError(f"{folder / 'config.json'}: max_position_embeddings is {context!r}, not a context")
+    return ServedModel(
+        name=_own(ours, folder, "name", folder.resolve().name),
+        folder=folder,
+        family=str(config.get("model_type", "")),
+        text_digest=text_digest(folder),
+        context_tokens=context,
+        min_cacheable_tokens=_own(ours, folder, "min_cacheable_tokens", DEFAULT_MIN_CACHEABLE),
+        stop_tokens=_stop_tokens(generation, config, tokenizer.size),
+        defaults=_defaults(generation),
+        created=int((folder / "config.json").stat().st_mtime),
+        tokenizer=tokenizer,
+        template=template,
+    )
+
+
+def _json(path: Path, *, needed: bool) -> dict[str, Any]:
+    if not needed and not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelFolderError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelFolderError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelFolderError(f"{path} is not a JSON object")
+    return content
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelFolderError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelFolderError(f"{path} is not TOML: {error}") from error
+
+
+def _own(ours: dict[str, Any], folder: Path, name: str, default: Value) -> Value:
+    value = ours.get(name, default)
+    if type(value) is not type(default) or not value:
+        raise ModelFolderError(f"{folder / 'turnpike.toml'}: {name} is {value!r}")
+    return value
+
+
+def _stop_tokens(generation: dict[str, Any], config: dict[str, Any], size: int) -> tuple[int, ...]:
+    """The end tokens: the generation config's, else the model config's. `size`: tokens that the tokenizer knows.
+
+    Without those that the model has no output for, which a configuration may keep from its class's defaults.
+    """
+    named = config.get("vocab_size")
+    vocabulary = named if isinstance(named, int) else size
+    value = generation.get("eos_token_id")
+    if value is None:
+        value = config.get("eos_token_id")
+    tokens = value if isinstance(value, list) else [value]
+    return tuple(token for token in tokens if type(token) is int and 0 <= token < vocabulary)
+
+
+def _defaults(generation: dict[str, Any]) -> SamplingDefaults:
+    numbers = {
+        name: type(default)(value)
+        for name, default in msgspec.structs.asdict(SamplingDefaults()).items()
+        if isinstance(value := generation.get(name), int | float) and not isinstance(value, bool)
+    }
+    if generation.get("do_sample") is False:
+        numbers["temperature"] = 0.0
+    return SamplingDefaults(**numbers)

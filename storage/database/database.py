@@ -1,0 +1,244 @@
+"""One database, PostgreSQL or SQLite, behind the same few verbs: transaction, reading, now, ping, close.
+
+On SQLite all writing goes through one connection (`BEGIN IMMEDIATE`, so a transaction never has to be upgraded) and
+waits its turn there; reading goes through others and never blocks it (WAL). On PostgreSQL both share a pool; `reading`
+sees one snapshot on both. Do not open a transaction inside another: on SQLite it would wait for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import asyncpg  # type: ignore[import-untyped]
+import sqlalchemy.exc
+from sqlalchemy import URL, ColumnElement, Select, Table, event, literal_column, make_url, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+
+from storage.database.asyncpg_pool import AsyncpgPool, Connection, is_unavailable
+from storage.database.base import Count
+
+
+@asynccontextmanager
+async def transaction(database: Database, *, write: bool) -> AsyncIterator[AsyncSession]:
+    """Commits at the end, or rolls back if nothing shall be written. Raises DatabaseUnavailable."""
+    async with database.transaction() as session:
+        yield session
+        if not write:
+            await session.rollback()
+
+
+Dialect = Literal["sqlite", "postgresql"]
+
+SETTING = "TURNPIKE_DATABASE_URL"
+
+_CLOCK: dict[Dialect, ColumnElement[int]] = {
+    "postgresql": literal_column("(extract(epoch FROM clock_timestamp()) * 1000000)::bigint", Count()),
+    "sqlite": literal_column(
+        "(CAST(strftime('%s', 'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%f', 'now'), 4) AS INTEGER) * 1000)",
+        Count(),
+    ),
+}
+_SQLITE_PRAGMAS = ("busy_timeout = 10000", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON")
+_SQLITE_UNAVAILABLE = ("locked", "busy", "unable to open", "disk I/O error", "full", "interrupted")
+_POSTGRESQL_UNAVAILABLE = ("08", "28", "3D", "53", "57P", "58", "40")
+"""Classes of SQLSTATE: no connection, not let in, no such database, no resources, shutting down, a failing disk,
+and transactions that may be tried again."""
+
+
+class InvalidDatabaseUrl(ValueError):
+    """The database URL is malformed. The message names the setting and never the URL, which may hold a password."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{SETTING}: {problem}; expected sqlite:///path or postgresql://user@host/database")
+
+
+class DatabaseUnavailable(Exception):
+    """The database cannot be reached, or cannot take this transaction now. Trying again later may help."""
+
+
+def _parse(text: str) -> URL:
+    try:
+        url = make_url(text)
+    except (sqlalchemy.exc.ArgumentError, ValueError) as error:
+        raise InvalidDatabaseUrl("not a URL") from error
+    if url.drivername not in ("sqlite", "postgresql"):
+        raise InvalidDatabaseUrl(
+            "the driver is chosen by us" if "+" in url.drivername else f"unknown database {url.drivername!r}"
+        )
+    if not url.database or url.database == ":memory:":
+        raise InvalidDatabaseUrl("no path" if url.drivername == "sqlite" else "no database name")
+    if url.drivername == "sqlite" and (url.host or url.query):
+        raise InvalidDatabaseUrl("a path with an authority or a query")
+    if url.drivername == "sqlite" and not Path(url.database).absolute().parent.is_dir():
+        raise InvalidDatabaseUrl("the folder of the file does not exist")
+    return url
+
+
+def _sqlite_engine(url: URL, *, reading: bool) -> AsyncEngine:
+    pool = {"pool_size": 4, "max_overflow": 4} if reading else {"pool_size": 1, "max_overflow": 0}
+    engine = create_async_engine(url.set(drivername="sqlite+aiosqlite"), hide_parameters=True, **pool)
+    begin = "BEGIN" if reading else "BEGIN IMMEDIATE"
+
+    def configure(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # the driver shall not begin transactions of its own
+        cursor = connection.cursor()
+        for pragma in (*_SQLITE_PRAGMAS, *(("query_only = ON",) if reading else ())):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    event.listen(engine.sync_engine, "connect", configure)
+    event.listen(engine.sync_engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    return engine
+
+
+_POSTGRESQL: dict[str, Any] = {"timeout": 5, "command_timeout": 60, "server_settings": {"jit": "off"}}
+
+
+def _postgresql_engine(url: URL, pool_size: int) -> AsyncEngine:
+    return create_async_engine(
+        url.set(drivername="postgresql+asyncpg"),
+        hide_parameters=True,
+        pool_size=pool_size,
+        max_overflow=pool_size,
+        pool_timeout=10,
+        pool_pre_ping=True,
+        connect_args=_POSTGRESQL,
+    )
+
+
+def _direct(engine: AsyncEngine, pool_size: int) -> AsyncpgPool:
+    _, options = engine.dialect.create_connect_args(engine.url)
+    return AsyncpgPool({**options, **_POSTGRESQL}, pool_size)
+
+
+def _is_unavailable(error: Exception) -> bool:
+    if isinstance(error, sqlalchemy.exc.DBAPIError):
+        state = getattr(error.orig, "sqlstate", None)
+        if state is not None:
+            return cast(str, state).startswith(_POSTGRESQL_UNAVAILABLE)
+        if error.connection_invalidated or isinstance(error, sqlalchemy.exc.InterfaceError):
+            return True
+        return any(word in str(error.orig) for word in _SQLITE_UNAVAILABLE)
+    if isinstance(error, asyncpg.PostgresError):
+        return (error.sqlstate or "").startswith(_POSTGRESQL_UNAVAILABLE)
+    return is_unavailable(error) or isinstance(error, (OSError, TimeoutError, sqlalchemy.exc.TimeoutError))
+
+
+def _cause(error: Exception) -> str:
+    """The kind of the driver's own error: its text may hold what nobody should read in a log."""
+    cause = error.orig if isinstance(error, sqlalchemy.exc.DBAPIError) and error.orig is not None else error
+    return type(cause.__cause__ or cause).__name__
+
+
+class Database:
+    """A database that was opened by its URL. `engine` is the one that writes; migrations use it."""
+
+    def __init__(
+        self, dialect: Dialect, engine: AsyncEngine, reader: AsyncEngine, direct: AsyncpgPool | None = None
+    ) -> None:
+        self.dialect: Dialect = dialect
+        self.engine = engine
+        self.clock: ColumnElement[int] = _CLOCK[dialect]
+        """The database's clock as a column: microseconds since the Unix epoch."""
+        self._reader = reader
+        self._direct = direct
+        self._clock_text: tuple[ColumnElement[int] | None, str] = (None, "")
+
+    @classmethod
+    async def open(cls, url: str, pool_size: int = 5) -> Database:
+        """Open lazily: nothing is connected yet. Raises InvalidDatabaseUrl."""
+        parsed = _parse(url)
+        if parsed.drivername == "sqlite":
+            return cls("sqlite", _sqlite_engine(parsed, reading=False), _sqlite_engine(parsed, reading=True))
+        engine = _postgresql_engine(parsed, pool_size)
+        snapshot = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        return cls("postgresql", engine, snapshot, _direct(engine, pool_size))
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncSession]:
+        """A session that commits at the end and rolls back on any exception. Raises DatabaseUnavailable."""
+        async with self._session(self.engine) as session:
+            yield session
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncSession]:
+        """A session that sees one snapshot and may not write. Raises DatabaseUnavailable."""
+        async with self._session(self._reader) as session:
+            yield session
+
+    @asynccontextmanager
+    async def _session(self, engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
+        try:
+            async with AsyncSession(engine, expire_on_commit=False) as session, session.begin():
+                yield session
+        except Exception as error:
+            if _is_unavailable(error):
+                raise DatabaseUnavailable(f"{SETTING}: the database does not serve us: {_cause(error)}") from error
+            raise
+
+    @asynccontextmanager
+    async def direct(self, *, transaction: bool = True) -> AsyncIterator[Connection]:
+        """Like `transaction`, a connection of PostgreSQL's driver (`storage.database.asyncpg_pool`). Raises
+        DatabaseUnavailable.
+
+        Without a transaction, each statement is one.
+        """
+        if self._direct is None:
+            raise RuntimeError("SQLite has no direct connections")
+        try:
+            async with self._direct.transaction() if transaction else self._direct.connection() as connection:
+                yield connection
+        except Exception as error:
+            if _is_unavailable(error):
+                raise DatabaseUnavailable(type(error).__name__) from error
+            raise
+
+    async def now(self) -> int:
+        """The database's clock, in microseconds since the Unix epoch."""
+        async with self.reading() as session:
+            return (await session.execute(select(self.clock))).scalar_one()
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folder of an embedded database's files; none for a database server's."""
+        path = self.engine.url.database
+        return [Path(path).absolute().parent] if self.dialect == "sqlite" and path else []
+
+    async def ping(self) -> None:
+        """Raise DatabaseUnavailable unless the database answers; one that is silent may take a minute."""
+        await self.now()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._direct is not None:
+            await self._direct.close()
+        await self.engine.dispose()
+        if self.dialect == "sqlite":
+            await self._reader.dispose()
+
+    # ------------------------------------------------------------ what the two dialects say differently
+
+    @property
+    def clock_sql(self) -> str:
+        """The clock as SQL text, for direct connections."""
+        clock, text = self._clock_text
+        if clock is not self.clock:
+            text = str(self.clock.compile(dialect=self.engine.dialect, compile_kwargs={"literal_binds": True}))
+            self._clock_text = (self.clock, text)
+        return text
+
+    def insert(self, table: Any) -> postgresql.Insert | sqlite.Insert:
+        """An INSERT that understands `on_conflict_do_nothing` and `on_conflict_do_update`."""
+        return postgresql.insert(table) if self.dialect == "postgresql" else sqlite.insert(table)
+
+    def locked(self, query: Select[Any], of: Table | None = None, *, skip: bool = False) -> Select[Any]:
+        """The query, locking its rows (those of one of its tables: `of`) in its order; `skip` leaves out what others
+        have locked.
+
+        On SQLite the transaction holds the only write lock already.
+        """
+        return query.with_for_update(of=of, skip_locked=skip) if self.dialect == "postgresql" else query

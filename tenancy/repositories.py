@@ -1,0 +1,233 @@
+"""Tenants, projects and keys in the database. A repository of one tenant's things sees no other tenant's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+from uuid import UUID
+
+import structlog
+from advanced_alchemy.repository import SQLAlchemyAsyncRepository
+from sqlalchemy import Select, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from storage.bus import Bus, BusUnavailable
+from storage.database.base import from_instant
+from storage.database.database import Database
+from storage.free_text import NAME, check_text
+from tenancy.keys import IssuedKey, Peppers, generate
+from tenancy.tables import ApiKey, Project, Tenant
+
+log = structlog.get_logger(__name__)
+
+REVOKED = "turnpike.keys.revoked"
+"""The bus topic whose payload is the public id of a key that must be forgotten."""
+
+Owned = TypeVar("Owned", Project, ApiKey)
+
+
+class NameTaken(ValueError):
+    """There is one of this name already."""
+
+
+class NoSuchRecord(LookupError):
+    """There is no such tenant, project or key; or it is another tenant's."""
+
+
+class TenantRepository(SQLAlchemyAsyncRepository[Tenant]):
+    """All tenants: for the operator only."""
+
+    model_type = Tenant
+
+
+class OwnedRepository(SQLAlchemyAsyncRepository[Owned]):
+    """What belongs to one tenant. Every query begins with the tenant's own rows: here, and nowhere else."""
+
+    def __init__(self, session: AsyncSession, tenant_id: UUID) -> None:
+        mine: Select[Any] = select(self.model_type).where(self.model_type.tenant_id == tenant_id)
+        super().__init__(session=session, statement=mine, wrap_exceptions=False)
+
+
+class ProjectRepository(OwnedRepository[Project]):
+    """One tenant's projects."""
+
+    model_type = Project
+
+
+class KeyRepository(OwnedRepository[ApiKey]):
+    """One tenant's keys."""
+
+    model_type = ApiKey
+
+
+class AllKeysRepository(SQLAlchemyAsyncRepository[ApiKey]):
+    """All tenants' keys: for the operator, and for finding out who is asking."""
+
+    model_type = ApiKey
+
+    async def get_with_owners(self, public_id: str) -> tuple[ApiKey, str | None, str | None] | None:
+        """The key, and the names of its tenant and project. An operator's has neither."""
+        query = (
+            select(ApiKey, Tenant.name, Project.name)
+            .outerjoin(Tenant, Tenant.id == ApiKey.tenant_id)
+            .outerjoin(Project, Project.id == ApiKey.project_id)
+            .where(ApiKey.public_id == public_id)
+        )
+        row = (await self.session.execute(query)).one_or_none()
+        return None if row is None else (row[0], row[1], row[2])
+
+    async def note_use(self, key_id: UUID, moment: datetime) -> None:
+        """Write when the key was last used."""
+        await self.session.execute(update(ApiKey).where(ApiKey.id == key_id).values(last_used_at=moment))
+
+
+class Tenancy:
+    """Making, listing and revoking, each in a transaction of its own. Raises DatabaseUnavailable, all of it."""
+
+    def __init__(self, database: Database, peppers: Peppers, bus: Bus) -> None:
+        self._database = database
+        self._peppers = peppers
+        self._bus = bus
+
+    async def create_tenant(self, name: str) -> Tenant:
+        """Raises NameTaken, InvalidText."""
+        check_text("name", name, NAME)
+        async with self._creating("tenant", name) as session:
+            return await TenantRepository(session=session, wrap_exceptions=False).add(
+                Tenant(name=name, created_at=_now())
+            )
+
+    async def tenant(self, name: str) -> Tenant:
+        """The tenant of this name. Raises NoSuchRecord."""
+        async with self._database.reading() as session:
+            return _found(
+                await TenantRepository(session=session, wrap_exceptions=False).get_one_or_none(name=name),
+                "tenant",
+                name,
+            )
+
+    async def list_tenants(self) -> list[Tenant]:
+        """All tenants by name."""
+        async with self._database.reading() as session:
+            return list(
+                await TenantRepository(session=session, wrap_exceptions=False).get_many(order_by=("name", False))
+            )
+
+    async def create_project(self, tenant_id: UUID, name: str) -> Project:
+        """Raises NameTaken if the tenant has one of this name, InvalidText."""
+        check_text("name", name, NAME)
+        async with self._creating("project", name) as session:
+            project = Project(tenant_id=tenant_id, name=name, created_at=_now())
+            return await ProjectRepository(session, tenant_id).add(project)
+
+    async def project(self, tenant_id: UUID, name: str) -> Project:
+        """The tenant's project of this name. Raises NoSuchRecord."""
+        async with self._database.reading() as session:
+            return _found(await ProjectRepository(session, tenant_id).get_one_or_none(name=name), "project", name)
+
+    async def list_projects(self, tenant_id: UUID) -> list[Project]:
+        """The tenant's projects by name."""
+        async with self._database.reading() as session:
+            return list(await ProjectRepository(session, tenant_id).get_many(order_by=("name", False)))
+
+    async def create_key(
+        self, tenant_id: UUID, project_id: UUID | None, name: str = "", *, expires_at: int | None = None
+    ) -> IssuedKey:
+        """A key of a project, or with none an admin key of the tenant. Raises NoSuchRecord if the project is not
+        theirs.
+
+        `expires_at` is in microseconds since the Unix epoch. What is returned holds the only copy of the secret.
+        """
+        check_text("name", name, NAME, empty=True)
+        issued, key = self._new_key(name, expires_at)
+        key.kind, key.tenant_id, key.project_id = "admin" if project_id is None else "project", tenant_id, project_id
+        async with self._database.transaction() as session:
+            if project_id is not None:
+                mine = await ProjectRepository(session, tenant_id).get_one_or_none(id=project_id)
+                _found(mine, "project", str(project_id))
+            await KeyRepository(session, tenant_id).add(key)
+        return issued
+
+    async def create_operator_key(self, name: str, *, expires_at: int | None = None) -> IssuedKey:
+        """A key for whoever runs this installation, by their name: who changes prices is known by it.
+
+        Keys of one name are one person's. `expires_at` is in microseconds since the Unix epoch.
+        """
+        check_text("name", name, NAME)
+        issued, key = self._new_key(name.strip(), expires_at)
+        key.kind = "operator"
+        async with self._database.transaction() as session:
+            await AllKeysRepository(session=session).add(key)
+        return issued
+
+    def _new_key(self, name: str, expires_at: int | None) -> tuple[IssuedKey, ApiKey]:
+        issued, secret = generate()
+        return issued, ApiKey(
+            public_id=issued.public_id,
+            name=name,
+            mac=self._peppers.mac(self._peppers.current, secret),
+            pepper_version=self._peppers.current,
+            created_at=_now(),
+            expires_at=None if expires_at is None else from_instant(expires_at),
+        )
+
+    async def list_keys(self, tenant_id: UUID) -> list[ApiKey]:
+        """The tenant's keys, the oldest first, revoked ones too."""
+        async with self._database.reading() as session:
+            return list(await KeyRepository(session, tenant_id).get_many(order_by=("created_at", False)))
+
+    async def list_operator_keys(self) -> list[ApiKey]:
+        """The operators' keys, the oldest first, revoked ones too."""
+        async with self._database.reading() as session:
+            return list(
+                await AllKeysRepository(session=session).get_many(
+                    ApiKey.kind == "operator", order_by=("created_at", False)
+                )
+            )
+
+    async def revoke(self, public_id: str, tenant_id: UUID | None = None) -> bool:
+        """Revoke a key for good: one of this tenant, or any if the operator asks (None). Raises NoSuchRecord.
+
+        Every gateway on the bus forgets the key at once. False if the bus was down: then they forget it when their
+        caches expire.
+        """
+        async with self._database.transaction() as session:
+            keys = (
+                AllKeysRepository(session=session, wrap_exceptions=False)
+                if tenant_id is None
+                else KeyRepository(session, tenant_id)
+            )
+            key = _found(await keys.get_one_or_none(public_id=public_id), "key", public_id)
+            key.revoked_at = key.revoked_at or _now()
+        try:
+            await self._bus.publish(REVOKED, public_id.encode())
+        except BusUnavailable:
+            log.warning("a revoked key may be accepted until caches expire: the bus is down", key=public_id)
+            return False
+        return True
+
+    @asynccontextmanager
+    async def _creating(self, kind: str, name: str) -> AsyncIterator[AsyncSession]:
+        try:
+            async with self._database.transaction() as session:
+                yield session
+        except IntegrityError as error:
+            if "unique" in str(error.orig).lower():
+                raise NameTaken(f"there is a {kind} {name!r} already") from error
+            raise NoSuchRecord("there is no such tenant") from error
+
+
+Thing = TypeVar("Thing", Tenant, Project, ApiKey)
+
+
+def _found(thing: Thing | None, kind: str, name: str) -> Thing:
+    if thing is None:
+        raise NoSuchRecord(f"there is no {kind} {name!r}")
+    return thing
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

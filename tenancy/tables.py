@@ -1,0 +1,67 @@
+"""Tenants, their projects, the API keys of both, and the keys of operators."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import CheckConstraint, ForeignKey, Integer, LargeBinary, Text, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from storage.database.base import STRICT, Base, Id, Instant, new_id
+
+
+class Tenant(Base):
+    """A customer: has money and projects."""
+
+    __tablename__ = "tenant"
+    __table_args__ = (STRICT,)
+
+    id: Mapped[UUID] = mapped_column(Id, primary_key=True, default=new_id)
+    name: Mapped[str] = mapped_column(Text, unique=True)
+    created_at: Mapped[datetime] = mapped_column(Instant)
+
+
+class Project(Base):
+    """The isolation domain: keys, limits, cache and usage belong to one."""
+
+    __tablename__ = "project"
+    __table_args__ = (UniqueConstraint("tenant_id", "name"), STRICT)
+
+    id: Mapped[UUID] = mapped_column(Id, primary_key=True, default=new_id)
+    tenant_id: Mapped[UUID] = mapped_column(Id, ForeignKey("tenant.id"))
+    name: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[datetime] = mapped_column(Instant)
+
+
+class ApiKey(Base):
+    """What is kept of a key: its public half, and a MAC of its secret half. A tenant's admin key has no project; an
+    operator's has no tenant either, and its name is who presents it.
+    """
+
+    __tablename__ = "api_key"
+    __table_args__ = (
+        CheckConstraint(
+            "(kind = 'project' AND tenant_id IS NOT NULL AND project_id IS NOT NULL) "
+            "OR (kind = 'admin' AND tenant_id IS NOT NULL AND project_id IS NULL) "
+            "OR (kind = 'operator' AND tenant_id IS NULL AND project_id IS NULL)",
+            name="kind",
+        ),
+        STRICT,
+    )
+
+    id: Mapped[UUID] = mapped_column(Id, primary_key=True, default=new_id)
+    public_id: Mapped[str] = mapped_column(Text, unique=True)
+    tenant_id: Mapped[UUID | None] = mapped_column(Id, ForeignKey("tenant.id"), index=True)
+    project_id: Mapped[UUID | None] = mapped_column(Id, ForeignKey("project.id"))
+    kind: Mapped[str] = mapped_column(Text)
+    name: Mapped[str] = mapped_column(Text)
+    mac: Mapped[bytes] = mapped_column(LargeBinary)
+    pepper_version: Mapped[int] = mapped_column(Integer)
+    created_at: Mapped[datetime] = mapped_column(Instant)
+    expires_at: Mapped[datetime | None] = mapped_column(Instant)
+    revoked_at: Mapped[datetime | None] = mapped_column(Instant)
+    last_used_at: Mapped[datetime | None] = mapped_column(Instant)
+
+    def __repr__(self) -> str:
+        return f"ApiKey(public_id={self.public_id!r}, kind={self.kind!r}, name={self.name!r})"

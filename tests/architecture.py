@@ -1,0 +1,309 @@
+"""The rules that the code's structure keeps, as functions of a tree: each returns what breaks it, a line a violation.
+
+`test_architecture.py` runs them on this tree, and on small trees in which each violation was planted.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+ROOMS: Mapping[str, frozenset[str]] = {
+    "turnpike": frozenset(
+        {"gateway", "engine", "webhooks", "billing", "tenancy", "prompt_cache", "protocol", "storage"}
+    ),
+    "gateway": frozenset({"webhooks", "billing", "tenancy", "prompt_cache", "protocol", "storage"}),
+    "engine": frozenset({"protocol", "prompt_cache.kv", "prompt_cache.model_digest", "storage.disk_space"}),
+    "webhooks": frozenset({"billing", "storage"}),
+    "billing": frozenset({"storage"}),
+    "tenancy": frozenset({"storage"}),
+    "prompt_cache": frozenset({"protocol", "storage"}),
+    "protocol": frozenset(),
+    "storage": frozenset(),
+    "migrations": frozenset({"storage", "billing.tables", "tenancy.tables", "webhooks.tables"}),
+}
+"""What each room may import, beside itself."""
+
+FOLDERS: Mapping[str, Sequence[str]] = {
+    "protocol": ("addresses", "grammar_limits", "message", "metric_help", "replicas", "requests", "frames"),
+    "storage": ("backoff", "batcher", "bus", "disk_space", "free_text", "locked_files", "database"),
+    "tenancy": ("keys", "tables", "repositories", "authenticator"),
+    "prompt_cache": ("kv", "model_digest", "promise"),
+    "billing": (
+        *("calendar", "money", "usage", "tables", "ledger", "events", "holds", "spool", "budgets", "integrity"),
+        *("retention", "platform_settings", "replica_journals", "transaction", "periods", "prices", "accounts"),
+        *("rating", "settlement", "invoices", "reports", "reservation", "exports", "verification"),
+    ),
+    "webhooks": ("addresses", "signing", "tables", "endpoints", "sending", "dispatch"),
+    "engine": (
+        *("errors", "model_config", "kernels", "grammar", "sampling", "scheduling", "options", "device"),
+        *("quantization", "kv_cache", "weights", "layers", "models", "execution", "core", "startup", "server"),
+    ),
+    "gateway": (
+        *("errors", "generation_request", "request_context", "conversation", "metering", "served_models", "fleet"),
+        *("admission", "metrics", "recovery", "generation", "dialects", "http", "services", "endpoints", "admin"),
+        *("app", "server"),
+    ),
+    "turnpike": ("logs", "settings", "admin_services", "processes", "failures", "commands", "cli"),
+}
+"""The folders of each room, and the modules beside them: each may import those before it."""
+
+MOST_LOOSE = 6
+"""How many modules may lie beside the folders of a room that has more than a dozen."""
+HEAVY = frozenset({"torch", "triton", "transformers"})
+NAMES_FOR_NOTHING = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
+QUERY_MODULES = ("storage/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py")
+"""Where a query may be written. Elsewhere rows come from a repository, or from billing."""
+TENANT_TABLES = frozenset(
+    (
+        *("usage_event", "usage_fact", "hold_batch", "balance", "grant", "project", "api_key", "ended_hold"),
+        *("ledger_txn", "rollup_hour", "budget", "invoice", "billing_profile", "webhook_endpoint", "export_job"),
+    )
+)
+"""Tables whose rows belong to a tenant."""
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The module, parsed once for all who look at it."""
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of the module's syntax tree."""
+    return tuple(ast.walk(parsed(path)))
+
+
+def modules(root: Path, rooms: Iterable[str] = ROOMS) -> Iterator[Path]:
+    """The modules of these rooms."""
+    for room in rooms:
+        yield from sorted((root / room).rglob("*.py"))
+
+
+def imports(root: Path, path: Path) -> Iterator[tuple[str, str]]:
+    """Where each import stands, and the dotted name that it imports."""
+    where = path.relative_to(root).as_posix()
+    for node in nodes(path):
+        if isinstance(node, ast.Import):
+            yield from ((f"{where}:{node.lineno}", alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module if node.level == 0 else f"relative.{node.module}"
+            yield from ((f"{where}:{node.lineno}", f"{base}.{alias.name}") for alias in node.names)
+
+
+def imports_against_the_arrows(root: Path) -> list[str]:
+    """Imports of a room that the importing room's arrows do not name, and relative imports."""
+    wrong = []
+    for path in modules(root):
+        room = path.relative_to(root).parts[0]
+        for where, name in imports(root, path):
+            top = name.split(".")[0]
+            if top == "relative":
+                wrong.append(f"{where} imports relatively")
+            elif top in ROOMS and top != room and not any(f"{name}.".startswith(f"{a}.") for a in ROOMS[room]):
+                wrong.append(f"{where} imports {name}")
+    return wrong
+
+
+def imports_against_the_order(root: Path) -> list[str]:
+    """Imports inside a room of a folder that comes later in FOLDERS, and folders that FOLDERS does not name."""
+    wrong = []
+    for path in modules(root, FOLDERS):
+        room, *rest = path.relative_to(root).with_suffix("").parts
+        if rest == ["__init__"]:
+            continue
+        order = {name: position for position, name in enumerate(FOLDERS[room])}
+        if rest[0] not in order:
+            wrong.append(f"{path.relative_to(root).as_posix()}: FOLDERS has no {rest[0]} in {room}")
+            continue
+        for where, name in imports(root, path):
+            parts = name.split(".")
+            if parts[0] == room and order.get(parts[1], len(order)) > order[rest[0]]:
+                wrong.append(f"{where} imports {name}, which comes after {room}.{rest[0]}")
+    return wrong
+
+
+def cycles_below_folders(root: Path) -> list[str]:
+    """Import cycles through folders inside folders, at any depth below a room's own."""
+    found = []
+    for package in sorted({path.parent for path in modules(root)}):
+        folders = [child for child in package.iterdir() if (child / "__init__.py").exists()]
+        if not folders or package.parent == root:
+            continue
+        prefix = ".".join(package.relative_to(root).parts)
+        graph: dict[str, set[str]] = {}
+        for path in sorted(package.rglob("*.py")):
+            here = path.relative_to(package).with_suffix("").parts[0]
+            inside = (name for _, name in imports(root, path) if name.startswith(prefix + "."))
+            targets = {name.split(".")[prefix.count(".") + 1] for name in inside}
+            graph.setdefault(here, set()).update(targets - {here})
+        found += [
+            f"{prefix}.{folder.name} imports itself through {sorted(graph[folder.name])}"
+            for folder in folders
+            if folder.name in _reachable(graph, folder.name)
+        ]
+    return found
+
+
+def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
+    seen: set[str] = set()
+    waiting = list(graph.get(start, ()))
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            waiting += graph.get(name, ())
+    return seen
+
+
+def too_many_loose_modules(root: Path) -> list[str]:
+    """Rooms of more than a dozen modules with more than MOST_LOOSE beside their folders."""
+    wrong = []
+    for room in FOLDERS:
+        loose = [path.name for path in (root / room).glob("*.py") if path.name != "__init__.py"]
+        if len(list((root / room).rglob("*.py"))) > 12 and len(loose) > MOST_LOOSE:
+            wrong.append(f"{room}: {', '.join(sorted(loose))}")
+    return wrong
+
+
+def heavy_imports_outside_the_engine(root: Path) -> list[str]:
+    """Imports of libraries that take seconds to load, by anything but the engine."""
+    return [
+        f"{where} imports {name}"
+        for path in modules(root)
+        if path.relative_to(root).parts[0] != "engine"
+        for where, name in imports(root, path)
+        if name.split(".")[0] in HEAVY
+    ]
+
+
+def modules_named_for_nothing(root: Path) -> list[str]:
+    """Modules and folders whose name says nothing of what is in them."""
+    paths = (path.relative_to(root) for path in modules(root))
+    return [path.as_posix() for path in paths if NAMES_FOR_NOTHING & set(path.with_suffix("").parts)]
+
+
+def modules_without_a_purpose(root: Path) -> list[str]:
+    """Modules without a docstring."""
+    return [
+        path.relative_to(root).as_posix()
+        for path in modules(root)
+        if path.stat().st_size and not ast.get_docstring(parsed(path))
+    ]
+
+
+def floats_in_money(root: Path) -> list[str]:
+    """Floats and true divisions in billing. A path may be divided by a text; anything else says `# not money`."""
+    wrong = []
+    for path in modules(root, ["billing"]):
+        lines = path.read_text().splitlines()
+        for node in nodes(path):
+            is_float = (isinstance(node, ast.Constant) and isinstance(node.value, float)) or (
+                isinstance(node, ast.Name) and node.id == "float"
+            )
+            divides = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and not _is_text(node.right)
+            if (is_float or divides) and isinstance(node, ast.expr) and "# not money" not in lines[node.lineno - 1]:
+                wrong.append(f"{path.relative_to(root).as_posix()}:{node.lineno} {lines[node.lineno - 1].strip()}")
+    return wrong
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def queries_outside_their_modules(root: Path) -> list[str]:
+    """Calls that make a query, outside QUERY_MODULES."""
+    return [
+        f"{path.relative_to(root).as_posix()}:{call.lineno}"
+        for path in modules(root)
+        if not path.relative_to(root).as_posix().startswith(QUERY_MODULES)
+        for call in _calls(path, "select", "text", "sa.text", "sa.select", "insert")
+    ]
+
+
+_SQL_ON_TENANTS = re.compile(rf'\b(from|join|into|update)\s+"?({"|".join(sorted(TENANT_TABLES))})\b', re.I)
+
+
+def queries_without_a_tenant(root: Path) -> list[str]:
+    """Functions that use a tenant's table, by its object or in SQL text, and name no tenant.
+
+    A query over all tenants says why in a comment that begins `# all tenants:`.
+    """
+    wrong = []
+    for path in modules(root):
+        where = path.relative_to(root).as_posix()
+        if not where.startswith(QUERY_MODULES) or where.startswith("migrations/") or "tables" in path.stem + where:
+            continue
+        tables = _tenant_tables_imported(path)
+        lines = path.read_text().splitlines()
+        for function in _outermost_functions(path):
+            source = "\n".join(lines[function.lineno - 1 : function.end_lineno])
+            used = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)} & tables
+            if "tenant" not in source and (used or _SQL_ON_TENANTS.search(source)):
+                wrong.append(f"{where}:{function.lineno} {function.name}")
+    return wrong
+
+
+def _tenant_tables_imported(path: Path) -> set[str]:
+    return {
+        alias.asname or alias.name
+        for node in nodes(path)
+        if isinstance(node, ast.ImportFrom) and ".tables" in f".{node.module}"
+        for alias in node.names
+        if alias.name in TENANT_TABLES
+    }
+
+
+def _outermost_functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    waiting: list[ast.AST] = list(parsed(path).body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+        elif isinstance(node, ast.ClassDef):
+            waiting += node.body
+
+
+def values_formatted_into_sql(root: Path) -> list[str]:
+    """Calls of text() with a text that is put together from values: every text() takes a constant."""
+    return [
+        f"{path.relative_to(root).as_posix()}:{call.lineno}"
+        for path in modules(root)
+        if path.relative_to(root).parts[0] != "migrations"
+        for call in _calls(path, "text", "sa.text", "sqlalchemy.text")
+        if any(isinstance(argument, ast.JoinedStr | ast.BinOp) for argument in call.args)
+    ]
+
+
+def _calls(path: Path, *functions: str) -> Iterator[ast.Call]:
+    last = {name.split(".")[-1] for name in functions}
+    for node in nodes(path):
+        if isinstance(node, ast.Call):
+            called = getattr(node.func, "id", None) or getattr(node.func, "attr", None)
+            if called in last and ast.unparse(node.func) in functions:
+                yield node
+
+
+def paths_of_a_workplace(root: Path) -> list[str]:
+    """Lines that name somebody's own folders."""
+    return [
+        f"{path.relative_to(root).as_posix()}:{number}"
+        for path in modules(root)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(r"/(work|root|home)/", line)
+    ]
+
+
+def tests_beside_nothing(root: Path) -> list[str]:
+    """Folders of tests/ROOM that mirror no folder of the room."""
+    wrong = []
+    for room in ROOMS:
+        for folder in sorted(path.parent for path in (root / "tests" / room).rglob("__init__.py")):
+            inside = folder.relative_to(root / "tests")
+            if any(folder.glob("test_*.py")) and not (root / inside).is_dir():
+                wrong.append(f"tests/{inside.as_posix()} mirrors no {inside.as_posix()}/")
+    return wrong

@@ -1,0 +1,129 @@
+"""Export jobs: one worker each, taken up again when a worker dies, kept for their time, each tenant's own."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from pathlib import Path
+
+import msgspec
+import pytest
+from sqlalchemy import update
+
+from billing.exports.datasets import DisplayNames, InvalidExport
+from billing.exports.files import Manifest
+from billing.exports.jobs import MAX_ATTEMPTS, MAX_UNFINISHED, ExportJobs, ExportNotFound, TooManyExports
+from billing.prices import PriceCatalog
+from billing.tables.exports import export_job
+from storage.database.base import new_id
+from storage.database.database import Database
+from tests.billing.money import Tenant
+from tests.billing.recorded import record
+
+
+async def _names() -> DisplayNames:
+    return DisplayNames()
+
+
+async def test_a_job_from_question_to_expiry(database: Database, tmp_path: Path) -> None:
+    past = await record(database, await Tenant.rich(database, 0), count=30)
+    await record(database, await Tenant.rich(database, 0, "other"), count=5, seed=2)
+    jobs = ExportJobs(database, PriceCatalog(database), tmp_path / "exports")
+    asked = await jobs.ask(past.tenant.id, new_id(), "usage", "2026-11", "csv")
+    assert (asked.state, asked.rows, asked.manifest) == ("queued", 0, None)
+    assert await jobs.run_next(_names)
+    assert not await jobs.run_next(_names)
+    done = await jobs.get(past.tenant.id, asked.id)
+    assert (done.state, done.rows, done.attempts, done.error) == ("done", 30, 1, None)
+    manifest = msgspec.json.decode(done.manifest or "", type=Manifest)
+    content = await asyncio.to_thread(jobs.path(done).read_bytes)
+    assert (manifest.file, manifest.tenant_id) == ("usage-2026-11.csv", past.tenant.id)
+    assert manifest.sha256 == hashlib.sha256(content).hexdigest()
+    for stranger in (new_id(), asked.key_id):
+        with pytest.raises(ExportNotFound):
+            await jobs.get(stranger, asked.id)
+        assert await jobs.known(stranger) == []
+    second = await jobs.ask(past.tenant.id, new_id(), "costs", "2026-11", "jsonl")
+    assert [job.id for job in await jobs.known(past.tenant.id)] == [second.id, asked.id]
+    assert [job.id for job in await jobs.known(past.tenant.id, after=second.id)] == [asked.id]
+    assert await jobs.remove_old(3600) == 0
+    await asyncio.sleep(0.01)
+    assert await jobs.remove_old(0) == 1
+    assert (await jobs.get(past.tenant.id, asked.id)).state == "expired"
+    assert not jobs.path(done).exists()
+
+
+async def test_workers_share_the_jobs(database: Database, tmp_path: Path) -> None:
+    past = await record(database, await Tenant.rich(database, 0), count=5)
+    workers = [ExportJobs(database, PriceCatalog(database), tmp_path) for _ in range(3)]
+    for _ in range(6):
+        await workers[0].ask(past.tenant.id, new_id(), "usage", "2026-11", "csv")
+
+    async def drain(worker: ExportJobs) -> int:
+        count = 0
+        while await worker.run_next(_names):
+            count += 1
+        return count
+
+    assert sum(await asyncio.gather(*map(drain, workers))) == 6
+    known = await workers[0].known(past.tenant.id)
+    assert {(job.state, job.attempts) for job in known} == {("done", 1)}
+
+
+@pytest.mark.slow
+async def test_what_a_dead_worker_left_is_taken_up(database: Database, tmp_path: Path) -> None:
+    past = await record(database, await Tenant.rich(database, 0), count=5)
+    jobs = ExportJobs(database, PriceCatalog(database), tmp_path)
+    asked = await jobs.ask(past.tenant.id, new_id(), "usage", "2026-11", "csv")
+    entered = asyncio.Event()
+
+    async def never() -> DisplayNames:
+        entered.set()
+        await asyncio.Event().wait()
+        return DisplayNames()
+
+    dying = asyncio.create_task(jobs.run_next(never))
+    await entered.wait()
+    dying.cancel()
+    await asyncio.wait([dying])
+    assert not await jobs.run_next(_names), "its lease still runs"
+    async with database.transaction() as session:
+        await session.execute(update(export_job).values(leased_until=1))
+    assert await jobs.run_next(_names)
+    done = await jobs.get(past.tenant.id, asked.id)
+    assert (done.state, done.attempts) == ("done", 2)
+
+
+@pytest.mark.slow
+async def test_a_job_that_fails_says_why(database: Database, tmp_path: Path) -> None:
+    tenant = new_id()
+    file = tmp_path / "file"
+    await asyncio.to_thread(file.touch)
+    jobs = ExportJobs(database, PriceCatalog(database), file / "folder")
+    asked = await jobs.ask(tenant, new_id(), "usage", "2026-11", "csv")
+    for attempt in range(MAX_ATTEMPTS):
+        assert await jobs.run_next(_names)
+        assert (await jobs.get(tenant, asked.id)).state == ("failed" if attempt == MAX_ATTEMPTS - 1 else "running")
+        async with database.transaction() as session:
+            await session.execute(update(export_job).values(leased_until=1))
+    failed = await jobs.get(tenant, asked.id)
+    assert "NotADirectoryError" in (failed.error or "")
+    assert not await jobs.run_next(_names)
+
+
+async def test_what_is_refused(database: Database, tmp_path: Path) -> None:
+    jobs, tenant = ExportJobs(database, PriceCatalog(database), tmp_path), new_id()
+    for wrong, question in (
+        ("dataset", ("prompts", "2026-11", "csv")),
+        ("period", ("usage", "2026-13", "csv")),
+        ("format", ("usage", "2026-11", "doc")),
+    ):
+        with pytest.raises(InvalidExport) as refusal:
+            await jobs.ask(tenant, new_id(), *question)
+        assert refusal.value.field == wrong
+    assert await jobs.known(tenant) == []
+    for _ in range(MAX_UNFINISHED):
+        await jobs.ask(tenant, new_id(), "usage", "2026-11", "csv")
+    with pytest.raises(TooManyExports):
+        await jobs.ask(tenant, new_id(), "usage", "2026-11", "csv")
+    await jobs.ask(new_id(), new_id(), "usage", "2026-11", "csv")

@@ -1,0 +1,234 @@
+"""Money that is set aside for a busy tenant: requests are admitted out of it at once, and nothing is spent twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import literal
+
+from billing.accounts.balances import Balances
+from billing.accounts.budgets import BudgetSettings
+from billing.holds.records import Hold, HoldRequest
+from billing.ledger.entries import Balance
+from billing.periods.periods import Periods
+from billing.prices import PriceCatalog
+from billing.reservation.allowances import Allowance, Allowances
+from billing.reservation.decisions import InsufficientFunds
+from billing.reservation.hold_service import HoldService
+from billing.settlement.settlement import settle
+from billing.settlement.settler import Settler
+from billing.spool.spool import Spool
+from billing.usage import Release, Usage, period_bounds
+from billing.verification.checks import check
+from storage.database.base import Count, new_id
+from storage.database.database import Database
+from tests.awake import Awake
+from tests.billing.money import Tenant
+from tests.fast import only_fast
+
+TOKEN = 400_000
+"""Pico-units of one uncached token."""
+BOUND = 10 * TOKEN
+SECOND_NS = 1_000_000_000
+
+
+class Worker:
+    """The part of a gateway worker that deals with money, on a clock that can be put forward, and to which a pause of
+    the machine is short: an allowance is for two seconds."""
+
+    def __init__(self, database: Database, spool: Spool, busy: int, awake: Awake) -> None:
+        self.ahead_ns = 0
+        self.awake = awake
+        self.holds = HoldService(database)
+        self.spool = spool
+        self.settler = Settler(database, spool)
+        self.allowances = Allowances(
+            self.holds, spool, "g1", busy=busy, clock=lambda: int(awake.seconds * SECOND_NS) + self.ahead_ns
+        )
+
+    async def run(self, tenant: Tenant, tokens: int = 5) -> Hold:
+        """A request whose usage is this, from its hold to its record."""
+        hold = await self.allowances.reserve(tenant.request(BOUND))
+        await self.record(tenant, hold, tokens)
+        return hold
+
+    async def record(self, tenant: Tenant, hold: Hold, tokens: int) -> None:
+        event = tenant.event(hold, Usage(uncached=tokens))
+        await self.spool.append(event)
+        self.allowances.ended(hold, event.cost_pico)
+
+    async def crowd(self, tenant: Tenant, count: int = 16) -> list[Hold]:
+        """So many requests at once, none of which ends."""
+        requests = (self.allowances.reserve(tenant.request(BOUND)) for _ in range(count))
+        return await asyncio.gather(*requests)
+
+    async def busy(self, tenant: Tenant) -> None:
+        """Let there be an allowance for the tenant, and no request."""
+        for hold in await self.crowd(tenant):
+            await self.record(tenant, hold, 0)
+        async with asyncio.timeout(30):
+            while not len(self.allowances):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def worker(database: Database, folder: Path, *, busy: int = 4) -> AsyncIterator[Worker]:
+    spool = Spool(folder, f"g1-{time.monotonic_ns()}")
+    with Awake() as awake:
+        one = Worker(database, spool, busy, awake)
+        await one.settler.start()
+        yield one
+        await one.allowances.close()
+    assert await one.settler.drain(30)
+    await one.settler.stop()
+    await spool.close()
+
+
+def _asked(tenant: Tenant, lifetime_s: int = 600) -> HoldRequest:
+    return HoldRequest.for_many(new_id(), tenant.id, 100 * BOUND, lifetime_s, "g1")
+
+
+async def balance_of(database: Database, tenant: Tenant) -> Balance:
+    found = await Balances(database).get(tenant.id)
+    assert found is not None
+    return found
+
+
+@pytest.mark.both_databases
+async def test_a_busy_tenants_requests_take_from_what_is_set_aside(database: Database, tmp_path: Path) -> None:
+    tenant = await Tenant.rich(database, 10**6 * BOUND)
+    async with worker(database, tmp_path) as one:
+        assert (await one.run(tenant)).allowance is None, "one request at a time needs none"
+        await one.busy(tenant)
+        before = await database.now()
+        hold = await one.run(tenant)
+        assert hold.allowance is not None
+        assert hold.batch is None
+        assert abs(hold.admitted_at - before) < (5 + one.awake.paused) * 1_000_000
+        assert hold.expires_at == hold.admitted_at + 600_000_000
+        assert Hold.claimed(hold.claim) == hold
+        assert await one.holds.get(hold.request_id) is None, "the database does not know it"
+        assert (await balance_of(database, tenant)).held >= 4 * BOUND
+        holds = [hold for _ in range(20) for hold in await asyncio.gather(*(one.run(tenant) for _ in range(10)))]
+        assert sum(hold.allowance is not None for hold in holds) > 100
+    found = await balance_of(database, tenant)
+    assert (found.debit, found.held) == (202 * 5 * TOKEN, 0)
+    assert await check(database) == []
+
+
+@pytest.mark.parametrize("clients", only_fast(40, of=[8, 40]))
+async def test_exactly_what_is_affordable_is_admitted(database: Database, tmp_path: Path, clients: int) -> None:
+    """By two workers, until the last pico: what lies in one's allowance is missed by the other for a moment only."""
+    affordable = 600
+    tenant = await Tenant.rich(database, affordable * BOUND)
+    admitted: list[Hold] = []
+    async with worker(database, tmp_path / "a", busy=2) as a, worker(database, tmp_path / "b", busy=2) as b:
+
+        async def client(one: Worker) -> None:
+            refused = 0
+            while refused < 3:
+                try:
+                    admitted.append(await one.run(tenant, 10))
+                except InsufficientFunds:
+                    refused += 1
+                    await asyncio.sleep(0.7)
+
+        await asyncio.gather(*(client(one) for _ in range(clients) for one in (a, b)))
+    assert len(admitted) == affordable
+    assert any(hold.allowance for hold in admitted)
+    found = await balance_of(database, tenant)
+    assert (found.available, found.overdraft) == (0, 0)
+    assert await check(database) == []
+
+
+@pytest.mark.slow
+async def test_where_more_than_the_balance_counts_nothing_is_set_aside(database: Database, tmp_path: Path) -> None:
+    limited, restricted = [await Tenant.rich(database, 10**6 * BOUND) for _ in range(2)]
+    poor = await Tenant.rich(database, 100 * BOUND)
+    key = str(limited.key_id)
+    await BudgetSettings(database).set(limited.id, "key", key, "total", limit_pico=10**6 * BOUND, currency="USD")
+    await Balances(database).grant(restricted.id, BOUND, "USD", kind="promo", model="stdlib-qa")
+    async with worker(database, tmp_path) as one:
+        for tenant in (limited, restricted, poor):
+            for _ in range(3):
+                for hold in await one.crowd(tenant):
+                    assert hold.allowance is None
+                    await one.record(tenant, hold, 1)
+        assert not len(one.allowances)
+    async with worker(database, tmp_path, busy=0) as never:
+        for _ in range(3):
+            assert not any(hold.allowance for hold in await never.crowd(await Tenant.rich(database, 10**6 * BOUND)))
+
+
+@pytest.mark.slow
+async def test_nothing_is_taken_after_its_time_and_all_of_it_comes_back(database: Database, tmp_path: Path) -> None:
+    tenant = await Tenant.rich(database, 10**6 * BOUND)
+    async with worker(database, tmp_path) as one:
+        await one.busy(tenant)
+        long = await one.run(tenant, 0), await one.allowances.reserve(tenant.request(BOUND))
+        assert all(hold.allowance for hold in long)
+        one.ahead_ns = 10 * SECOND_NS
+        assert (await one.run(tenant)).allowance is None, "a budget of meanwhile would count for it"
+        async with asyncio.timeout(30):
+            while (await balance_of(database, tenant)).held > BOUND * 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert len(one.allowances) == 1, "one of its requests still runs"
+        await one.record(tenant, long[1], 7)
+        async with asyncio.timeout(30):
+            while len(one.allowances):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    found = await balance_of(database, tenant)
+    assert (found.debit, found.held) == ((5 + 7) * TOKEN, 0)
+    assert await check(database) == []
+
+
+async def test_none_reaches_into_another_month(database: Database) -> None:
+    tenant = await Tenant.rich(database, 10**6 * BOUND)
+    ends = period_bounds("2026-10")[1]
+    database.clock = literal(ends - 500_000, Count())  # half a second before
+    held = await HoldService(database).reserve_allowance(_asked(tenant), "USD", BOUND)
+    assert held is not None
+    allowance = Allowance(held, "USD", 0)
+    last = allowance.take(tenant.request(BOUND), SECOND_NS // 2 - 1000)
+    assert last is not None
+    assert (last.admitted_at, last.period) == (ends - 1, "2026-10")
+    assert allowance.take(tenant.request(BOUND), SECOND_NS // 2) is None
+    database.clock = literal(ends + 1, Count())
+    periods = Periods(database)
+    assert await periods.close_due(0) == [], "its requests may still run"
+    event = tenant.event(last, Usage(uncached=3))
+    await settle(database, PriceCatalog(database), [event, Release(held.request_id, "done", held.request_id)])
+    assert [one.period for one in await periods.close_due(0)] == ["2026-10"]
+
+
+@pytest.mark.slow
+async def test_usage_counts_once_and_also_after_its_allowance_has_ended(database: Database) -> None:
+    tenant = await Tenant.rich(database, 10**6 * BOUND)
+    holds, book = HoldService(database), PriceCatalog(database)
+    held = await holds.reserve_allowance(_asked(tenant, lifetime_s=5), "USD", BOUND)
+    assert held is not None
+    allowance = Allowance(held, "USD", 0)
+    first, second = (allowance.take(tenant.request(BOUND), 1) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    used = tenant.event(first, Usage(uncached=4))
+    for _ in range(2):
+        await settle(database, book, [used, used])
+    found = await balance_of(database, tenant)
+    assert (found.debit, found.held) == (4 * TOKEN, 100 * BOUND - 4 * TOKEN)
+    await holds.return_allowance(tenant.id, held.request_id, 50 * BOUND)
+    assert (await balance_of(database, tenant)).held == 50 * BOUND - 4 * TOKEN
+    other = await Tenant.rich(database, 10**6 * BOUND)
+    await holds.return_allowance(other.id, held.request_id, 50 * BOUND)
+    assert (await balance_of(database, tenant)).held == 50 * BOUND - 4 * TOKEN, "it is not the other's"
+    assert await holds.sweep(held.expires_at) == 1
+    assert (await balance_of(database, tenant)).held == 0
+    await settle(database, book, [tenant.event(second, Usage(uncached=6))])
+    found = await balance_of(database, tenant)
+    assert (found.debit, found.held) == (10 * TOKEN, 0)
+    assert await check(database) == []

@@ -1,0 +1,273 @@
+"""A database that says nothing: requests are answered with 503 soon, and no hold is left when it speaks again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import psutil
+import pytest
+
+from gateway.services import GatewayOptions
+from storage.database import migrate
+from storage.database.circuit_breaker import Patience
+from storage.database.database import DatabaseUnavailable
+from tests.gateway.fake_replica import Script
+from tests.gateway.stack import Stack, quick_lifetimes, running_stack
+from tests.servers import PostgresServer, postgres_server
+
+PATIENCE_S = 0.5
+REMEMBERED_S = 3600.0
+"""For so long a key is remembered: what is asked of the database is money alone."""
+BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+OPTIONS = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=5.0, database_patience=PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def own_postgres() -> Iterator[PostgresServer]:
+    with postgres_server(fsync="off") as server:
+        yield server
+
+
+@pytest.fixture
+async def on_postgres(own_postgres: PostgresServer, tmp_path: Path, model_folder: Path) -> AsyncIterator[Stack]:
+    url = own_postgres.database_url("postgres")
+    await migrate.upgrade(url)
+    async with running_stack(url, tmp_path, model_folder, options=OPTIONS, key_ttl=REMEMBERED_S) as stack:
+        yield stack
+
+
+@contextmanager
+def stopped(server: PostgresServer) -> Iterator[None]:
+    """The server and all its backends stand still."""
+    processes = [server.process_id, *(child.pid for child in psutil.Process(server.process_id).children())]
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            os.kill(process, signal.SIGCONT)
+
+
+async def refused(stack: Stack, key: str | None = None) -> httpx.Response:
+    """What a request is answered while the database is silent; that it is answered at all is the point."""
+    async with asyncio.timeout(30):
+        answer = await stack.post(BODY, key)
+    assert answer.status_code == 503, answer.text
+    assert int(answer.headers["retry-after"]) >= 1
+    assert "database" in answer.json()["error"]["message"]
+    return answer
+
+
+async def answered(stack: Stack) -> None:
+    """Wait until a request is answered well: a busy machine's database may take longer than our patience, too."""
+    end = time.monotonic() + 30
+    while (answer := await stack.post(BODY)).status_code != 200:
+        assert time.monotonic() < end, answer.text
+        await asyncio.sleep(0.1)
+
+
+async def whole(stack: Stack) -> None:
+    """Requests are answered again, every hold has ended, and what ended was given back once."""
+    await answered(stack)
+    end = time.monotonic() + 30
+    while "open" in await stack.holds():
+        assert time.monotonic() < end, await stack.holds()
+        await asyncio.sleep(0.1)
+    balance = await stack.balances.get(stack.tenant.id)
+    assert balance is not None
+    assert balance.held == 0
+    assert balance.debit == sum(event.cost_pico for event in await stack.events())
+
+
+@pytest.mark.slow
+async def test_a_postgresql_that_stands_still(on_postgres: Stack, own_postgres: PostgresServer) -> None:
+    stack = on_postgres
+    stack.say("ok")
+    await answered(stack)
+    with stopped(own_postgres):
+        answers = await asyncio.gather(*(refused(stack) for _ in range(20)))
+        assert len(answers) == 20
+        before = len(stack.gateway.requests)
+        await asyncio.sleep(2 * PATIENCE_S)
+        for _ in range(20):
+            await refused(stack)
+        assert len(stack.gateway.requests) <= before + 20, "what would only wait piles up"
+        ready = await stack.http.get("/readyz")
+        assert ready.status_code == 503
+        assert (await stack.http.get("/healthz")).status_code == 200
+    await whole(stack)
+    assert not stack.replica.aborts, "nothing was sent that nobody waited for"
+
+
+@pytest.mark.slow
+async def test_a_key_that_is_not_remembered(on_postgres: Stack, own_postgres: PostgresServer) -> None:
+    stack = on_postgres
+    stack.say("ok")
+    other = (await stack.tenancy.create_key(stack.tenant.id, stack.project.id)).key
+    with stopped(own_postgres):
+        await refused(stack, other)
+    await whole(stack)
+
+
+@pytest.mark.slow
+async def test_a_connection_that_ends_before_the_answer(on_postgres: Stack, own_postgres: PostgresServer) -> None:
+    """Nobody knows then whether the hold was taken; it is given back either way."""
+    stack = on_postgres
+    stack.say("ok")
+    await answered(stack)
+    with stopped(own_postgres):
+        await refused(stack)
+        direct: Any = stack.database._direct  # as a network would end them, of which no interface of ours knows
+        for holder in direct._pool._holders:
+            if holder._con is not None:
+                holder._con.terminate()
+    await whole(stack)
+
+
+async def test_a_sqlite_that_another_process_has_locked(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    options: dict[str, Any] = {"options": OPTIONS, "key_ttl": REMEMBERED_S}
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, **options) as stack:
+        stack.say("ok")
+        await whole(stack)
+        other = sqlite3.connect(stocked_sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        await refused(stack)
+        await refused(stack)
+        other.execute("ROLLBACK")
+        other.close()
+        await whole(stack)
+        assert len([state for state in await stack.holds() if state == "released"]) >= 1
+
+
+async def test_patience_does_not_pile_up() -> None:
+    gate, begun = asyncio.Event(), 0
+
+    async def ask() -> int:
+        nonlocal begun
+        begun += 1
+        await gate.wait()
+        return begun
+
+    patience = Patience(0.05)
+    for _ in range(10):
+        with pytest.raises(DatabaseUnavailable):
+            await patience.wait(ask())
+    assert begun <= 10
+    asked = begun
+    tries = await asyncio.gather(*(patience.wait(ask()) for _ in range(100)), return_exceptions=True)
+    assert all(isinstance(one, DatabaseUnavailable) for one in tries)
+    assert begun <= asked + 2, "the oldest has waited too long: one may try, the others are told at once"
+    gate.set()
+    await asyncio.sleep(0.01)
+    assert await patience.wait(ask()) > 0
+
+
+ENDPOINT = {"url": "https://hook.test/in", "topics": ["invoice.*"]}
+REPORTS = (
+    "/v1/organization/usage/completions?start_time=1700000000",
+    "/v1/organization/costs?start_time=1700000000",
+    "/v1/organizations/usage_report/messages?starting_at=2026-01-01T00:00:00Z",
+    "/v1/organizations/cost_report?starting_at=2026-01-01T00:00:00Z",
+)
+
+
+@pytest.mark.slow
+async def test_who_manages_is_not_kept_waiting(on_postgres: Stack, own_postgres: PostgresServer) -> None:
+    """Reports, exports, webhooks and price sheets: each is answered with 503 while the database is silent."""
+    stack = on_postgres
+    admin = {"authorization": f"Bearer {stack.admin_key}"}
+    operator = {"authorization": f"Bearer {(await stack.tenancy.create_operator_key('Ann')).key}"}
+
+    async def call(method: str, path: str, body: Any = None, headers: Any = admin) -> httpx.Response:
+        return await stack.http.request(method, path, json=body, headers=headers)
+
+    hook = (await call("POST", "/v1/webhooks", ENDPOINT)).json()["id"]
+    delivery = (await call("POST", f"/v1/webhooks/{hook}/test")).json()["id"]
+    wanted = {"dataset": "usage", "period": "2026-11"}
+    export = (await call("POST", "/v1/exports", wanted)).json()["id"]
+    assert (await call("GET", "/admin/v1/prices", headers=operator)).status_code == 200
+    asked: list[tuple[str, str, Any, Any]] = [
+        *(("GET", path, None, admin) for path in REPORTS),
+        ("POST", "/v1/exports", wanted, admin),
+        *(("GET", path, None, admin) for path in ("/v1/exports", f"/v1/exports/{export}")),
+        ("GET", f"/v1/exports/{export}/content", None, admin),
+        ("POST", "/v1/webhooks", ENDPOINT, admin),
+        ("GET", "/v1/webhooks", None, admin),
+        *((method, f"/v1/webhooks/{hook}", None, admin) for method in ("GET", "DELETE")),
+        *(("POST", f"/v1/webhooks/{hook}/{verb}", None, admin) for verb in ("rotate", "enable", "test")),
+        ("GET", "/v1/webhook_deliveries", None, admin),
+        ("GET", f"/v1/webhook_deliveries/{delivery}", None, admin),
+        ("POST", f"/v1/webhook_deliveries/{delivery}/resend", None, admin),
+        ("GET", "/admin/v1/prices", None, operator),
+        ("GET", "/admin/v1/prices/sheets", None, operator),
+        ("GET", "/admin/v1/prices/sheets/1", None, operator),
+        ("POST", "/admin/v1/prices/sheets/1/activate", None, operator),
+        ("POST", "/admin/v1/prices/sheets/1/withdraw", None, operator),
+    ]
+    with stopped(own_postgres):
+        async with asyncio.timeout(30):
+            answers = await asyncio.gather(*(call(*each) for each in asked))
+        wrong = [(each[:2], answer.status_code) for each, answer in zip(asked, answers, strict=True)]
+        assert [status for _, status in wrong] == [503] * len(asked), wrong
+        assert (await stack.http.get("/healthz")).status_code == 200
+    await whole(stack)
+    assert (await call("GET", REPORTS[0])).status_code == 200
+
+
+@pytest.mark.slow
+async def test_a_slice_that_is_not_heard_of_ends_the_answer(
+    own_postgres: PostgresServer, tmp_path: Path, model_folder: Path
+) -> None:
+    """The answer ends where its money does, and no hold is left when the database speaks again."""
+    url = own_postgres.database_url("postgres")
+    await migrate.upgrade(url)
+    options = msgspec.structs.replace(OPTIONS, hold_slice=8)
+    async with running_stack(url, tmp_path, model_folder, options=options, key_ttl=REMEMBERED_S) as stack:
+        stack.say("ok")
+        await answered(stack)
+        stack.forget()
+        tokens = stack.tokens("so long " * 100, end=False)[:200]
+        stack.replica.script = Script(tokens=tokens, prefill=1.0)
+        answer = asyncio.create_task(stack.post({**BODY, "max_tokens": 200, "stream": True}))
+        await stack.until(lambda: stack.replica.runs)
+        with stopped(own_postgres):
+            async with asyncio.timeout(40):
+                text = (await answer).text
+        assert '"limited_by":"budget"' in text
+        stack.say("ok")
+        await whole(stack)
+
+
+async def test_one_slow_question_keeps_no_other_from_being_asked() -> None:
+    """The pings are answered, so the database is not silent: only the slow question is given up."""
+    pings, gate = Patience(0.05), asyncio.Event()
+    patience = Patience(0.05, pings)
+    with pytest.raises(DatabaseUnavailable):
+        await patience.wait(_until(gate))
+    for _ in range(3):
+        await pings.wait(_at_once())
+        assert await patience.wait(_at_once()) == 1
+        with pytest.raises(DatabaseUnavailable):
+            await patience.wait(_until(gate))
+    gate.set()
+
+
+async def _until(gate: asyncio.Event) -> None:
+    await gate.wait()
+
+
+async def _at_once() -> int:
+    return 1

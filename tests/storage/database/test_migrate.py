@@ -1,0 +1,179 @@
+"""The migrations lead to what the tables say, on both databases."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Integer, MetaData, Numeric, Text, inspect, select, text
+
+import billing.tables.chain
+import billing.tables.exports
+import billing.tables.invoices
+import billing.tables.money
+import billing.tables.periods
+import billing.tables.platform
+import billing.tables.prices
+import billing.tables.rating
+import billing.tables.reconciliation
+import tenancy.tables
+import webhooks.tables
+from billing.reports import usage_report
+from billing.reservation.hold_service import HoldService
+from billing.verification import checks as audit
+from storage.database import migrate
+from storage.database.base import Base, new_id
+from storage.database.database import Database
+
+ROOMS = (
+    billing.tables.chain,
+    billing.tables.exports,
+    billing.tables.invoices,
+    billing.tables.periods,
+    billing.tables.platform,
+    billing.tables.prices,
+    billing.tables.rating,
+    billing.tables.reconciliation,
+    billing.tables.money,
+    webhooks.tables,
+    tenancy.tables,
+)
+
+
+def _differences(connection: Connection) -> list[object]:
+    def ours(name: str | None, kind: str, _parents: object) -> bool:
+        return not (kind == "table" and re.fullmatch(r"usage_fact_\d{4}_\d{2}", name or ""))  # a partition
+
+    options = {"compare_type": True, "compare_server_default": True, "include_name": ours}
+    context = MigrationContext.configure(connection, opts=options)
+    return list(compare_metadata(context, Base.metadata))
+
+
+def _checks(connection: Connection) -> dict[str, set[str | None]]:
+    inspector = inspect(connection)
+    return {t: {c["name"] for c in inspector.get_check_constraints(t)} for t in Base.metadata.tables}
+
+
+@pytest.mark.both_databases
+async def test_migrations_make_the_tables_of_the_metadata(database: Database) -> None:
+    async with database.reading() as session:
+        connection = await session.connection()
+        assert await connection.run_sync(_differences) == []
+        found = await connection.run_sync(_checks)
+    for name, table in Base.metadata.tables.items():
+        wanted = {str(c.name) for c in table.constraints if type(c).__name__ == "CheckConstraint"}
+        assert found[name] == wanted
+
+
+@pytest.mark.slow
+async def test_an_empty_database_is_told_from_a_migrated_one(tmp_path: Path, empty_postgres_url: str) -> None:
+    for url in (f"sqlite:///{tmp_path}/new.sqlite", empty_postgres_url):
+        assert await migrate.current(url) is None
+        with pytest.raises(migrate.SchemaMismatch, match="empty"):
+            await migrate.check(url)
+        await migrate.upgrade(url)
+        await migrate.upgrade(url)
+        assert await migrate.current(url) == migrate.head()
+        await migrate.check(url)
+
+
+async def test_the_schema_of_a_newer_program_is_left_alone(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/newer.sqlite"
+    await migrate.upgrade(url)
+    database = await Database.open(url)
+    async with database.transaction() as session:
+        await session.execute(text("UPDATE alembic_version SET version_num = 'r9999'"))
+    await database.close()
+    for refused in (migrate.upgrade, migrate.check):
+        with pytest.raises(migrate.SchemaMismatch, match="a newer program has migrated it"):
+            await refused(url)
+
+
+@pytest.mark.slow
+async def test_the_ledger_is_made_of_what_was_there(tmp_path: Path, empty_postgres_url: str) -> None:
+    """A database of the first schema, with grants, holds and events, comes out with books that agree: each revision
+    is applied by itself, to what the one before it made of the data."""
+    for url in (f"sqlite:///{tmp_path}/old.sqlite", empty_postgres_url):
+        old = await Database.open(url)
+        async with old.transaction() as session:
+            connection = await session.connection()
+            await connection.run_sync(_upgrade_to, "r0001")
+            await connection.run_sync(_fill_first)
+            before = (await session.execute(_EVENTS)).all()
+        for revision in _revisions()[1:]:
+            async with old.transaction() as session:
+                await (await session.connection()).run_sync(_upgrade_to, revision)
+            async with old.reading() as session:
+                assert (await session.execute(_EVENTS)).all() == before, revision
+        await old.close()
+        database = await Database.open(url)
+        # What an old version let a tenant overspend is said, and nothing else is wrong.
+        assert [finding.what for finding in await audit.check(database)] == ["a balance is below zero"]
+        async with database.reading() as session:
+            row = (await session.execute(select(billing.tables.money.balance))).one()
+        assert (row.credit, row.debit, row.promo, row.receivable, row.held) == (900, 1000, 0, 100, 0)
+        assert row.overdraft == 100
+        assert (await usage_report.usage_by_project_and_model(database, "2026-11"))[0].cost_pico == 700
+        holds = HoldService(database)
+        (open_one, other) = [await holds.get(request) for request in await holds.open_of("g")]
+        assert open_one is not None
+        assert other is not None
+        assert (open_one.state, open_one.model, open_one.terms, open_one.expires_at) == ("open", "m", b"t", 10**7)
+        assert await holds.sweep() == 2
+        assert [finding.what for finding in await audit.check(database)] == ["a balance is below zero"]
+        await database.close()
+
+
+_EVENTS = text("SELECT id, tenant_id, period, model, uncached, output, cost_pico FROM usage_event ORDER BY id")
+
+
+def _revisions() -> list[str]:
+    """All revisions, the first first."""
+    script = ScriptDirectory.from_config(migrate.configuration())
+    return [each.revision for each in script.walk_revisions()][::-1]
+
+
+def _upgrade_to(connection: Connection, revision: str) -> None:
+    config = migrate.configuration()
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
+
+
+def _fill_first(connection: Connection) -> None:
+    tenant, at = new_id(), 1_795_000_000_000_000
+    metadata = MetaData()
+    metadata.reflect(connection)
+    table = metadata.tables
+
+    def row(name: str, **values: object) -> None:
+        filled = {
+            c.name: 0 if isinstance(c.type, Integer | Numeric) else "" if isinstance(c.type, Text) else b""
+            for c in table[name].columns
+        }
+        wanted = filled | values
+        if connection.dialect.name == "sqlite":
+            wanted = {k: v.bytes if isinstance(v, UUID) else v for k, v in wanted.items()}
+        connection.execute(table[name].insert().values(wanted))
+
+    row("price_version", id=1, model="m", currency="USD")
+    for meter in ("uncached", "read_automatic", "output"):
+        row("price", version=1, meter=meter, lane="*", price_micro=1)
+    row("balance", tenant_id=tenant, currency="USD", credit=900, debit=1000, held=0, overdraft=100)
+    row("grant", id=new_id(), tenant_id=tenant, amount_pico=600, currency="USD", kind="promo", at=at)
+    row("grant", id=new_id(), tenant_id=tenant, amount_pico=300, currency="USD", kind="paid", at=at)
+    for cost, period, sequence in ((300, "2026-10", 0), (700, "2026-11", 1)):
+        identity = new_id()
+        ids = {"tenant_id": tenant, "project_id": tenant, "key_id": tenant}
+        row("hold", request_id=identity, **ids, state="settled", price_version=1)
+        for state in ("open", "expired"):
+            row("hold", request_id=new_id(), **ids, state=state, model="m", gateway="g", terms=b"t", expires_at=10**7)
+        row(
+            "usage_event", id=identity, **ids, model="m", period=period, sequence=sequence, uncached=cost,
+            cost_pico=cost, admitted_at=at, price_version=1,
+        )  # fmt: skip

@@ -1,0 +1,357 @@
+"""Webhooks end to end: signed, told at least once, tried again, given up, sent again; one worker at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import insert, literal, select, update
+from standardwebhooks.webhooks import Webhook, WebhookVerificationError
+
+from billing.accounts.budgets import BudgetSettings
+from billing.prices import PriceCatalog
+from billing.reservation.hold_service import HoldService
+from billing.settlement.settlement import settle
+from billing.tables.money import outbox
+from billing.usage import Usage
+from storage.database.base import Count, new_id
+from storage.database.database import Database
+from tests.billing.hooks import Receiver, receiver, status
+from tests.billing.money import Tenant
+from webhooks.addresses import AddressPolicy, parse_networks
+from webhooks.dispatch import Dispatcher, delay_us
+from webhooks.endpoints import MAX_ENDPOINTS, InvalidWebhook, WebhookEndpoints, WebhookNotFound, wants
+from webhooks.sending import WebhookSender
+from webhooks.signing import SecretCipher, headers, new_secret, shown
+from webhooks.tables import webhook_delivery, webhook_endpoint
+
+POLICY = AddressPolicy(allow_http=True, networks=parse_networks("127.0.0.1/32"))
+SEALER = SecretCipher(b"m" * 32)
+PAYLOAD = {"subject": "", "spent": "12.50", "über": True}
+
+
+async def _happen(database: Database, tenant: UUID, topic: str, count: int = 1) -> list[UUID]:
+    rows = [
+        {"id": new_id(), "tenant_id": tenant, "topic": topic, "payload": json.dumps(PAYLOAD), "created_at": 10**15}
+        for _ in range(count)
+    ]
+    async with database.transaction() as session:
+        await session.execute(insert(outbox), rows)
+    return [UUID(str(row["id"])) for row in rows]
+
+
+async def _hurry(database: Database) -> None:
+    """Let what waits be due now."""
+    async with database.transaction() as session:
+        await session.execute(update(webhook_delivery).values(next_at=0, leased_until=0))
+
+
+def _dispatcher(database: Database, **options: Any) -> Dispatcher:
+    return Dispatcher(database, SEALER, WebhookSender(POLICY, timeout_s=options.pop("timeout_s", 15)), **options)
+
+
+def _verified(secret: str, message: Any) -> Any:
+    return Webhook(secret).verify(message.body, message.headers)
+
+
+def _url(right: Receiver, path: str = "/") -> str:
+    return f"http://127.0.0.1:{right.port}{path}"
+
+
+async def test_what_happens_is_told_to_who_wants_it(database: Database) -> None:
+    endpoints, dispatcher, tenant, other = (
+        WebhookEndpoints(database, SEALER, POLICY),
+        _dispatcher(database),
+        new_id(),
+        new_id(),
+    )
+    async with receiver() as right:
+        _, secret = await endpoints.add(tenant, _url(right, "/all"), ["*"])
+        await endpoints.add(tenant, _url(right, "/invoices"), ["invoice.*"])
+        _, strange = await endpoints.add(other, _url(right, "/other"), ["*"])
+        (event,) = await _happen(database, tenant, "budget.threshold")
+        assert await dispatcher.run()
+        assert not await dispatcher.run()
+        (message,) = right.received
+        assert (message.path, message.headers["content-type"]) == ("/all", "application/json")
+        assert message.headers["webhook-id"] == f"evt_{event.hex}"
+        body = _verified(secret, message)
+        assert (body["type"], body["data"]) == ("budget.threshold", PAYLOAD)
+        assert body["timestamp"].startswith("2001-09-09T01:46:40")
+        for wrong in (strange, shown(b"x" * 32)):
+            with pytest.raises(WebhookVerificationError):
+                _verified(wrong, message)
+        with pytest.raises(WebhookVerificationError):
+            Webhook(secret).verify(message.body + b" ", message.headers)
+        await _happen(database, tenant, "invoice.paid")
+        await dispatcher.run()
+        assert sorted(each.path for each in right.received) == ["/all", "/all", "/invoices"]
+    newest = (await endpoints.deliveries(tenant))[0]
+    assert (newest.state, newest.attempts, newest.status) == ("delivered", 1, 204)
+    assert await endpoints.deliveries(other) == []
+    with pytest.raises(WebhookNotFound):
+        await endpoints.delivery(other, newest.id)
+
+
+@pytest.mark.slow
+async def test_a_budget_is_told_of_with_the_names_that_people_use(database: Database) -> None:
+    tenant = await Tenant.rich(database, 10**9)
+    endpoints, project, key = WebhookEndpoints(database, SEALER, POLICY), str(tenant.project_id), str(tenant.key_id)
+    for scope, subject in (("tenant", ""), ("project", project), ("key", key)):
+        await BudgetSettings(database).set(tenant.id, scope, subject, "day", limit_pico=400_000, currency="USD")  # type: ignore[arg-type]
+    hold = await HoldService(database).reserve(tenant.request(400_000))
+    await settle(database, PriceCatalog(database), [tenant.event(hold, Usage(uncached=1))])
+
+    async def names(tenant_id: UUID) -> dict[str, str]:
+        assert tenant_id == tenant.id
+        return {project: "research"}
+
+    async with receiver() as right:
+        await endpoints.add(tenant.id, _url(right), ["budget.*"])
+        await _dispatcher(database, names=names).run()
+        told = {data["scope"]: data for data in (json.loads(each.body)["data"] for each in right.received)}
+    assert {scope: (data["subject"], data["subject_name"]) for scope, data in told.items()} == {
+        "tenant": ("", ""),
+        "project": (project, "research"),
+        "key": (key, key),  # nobody knows it any more
+    }
+    assert told["project"]["what"] == "the daily budget of the project research"
+    assert told["tenant"]["what"] == "the daily budget of the tenant"
+
+
+async def test_tried_again_until_it_is_taken_and_sent_again_when_asked(database: Database) -> None:
+    endpoints, dispatcher, tenant = WebhookEndpoints(database, SEALER, POLICY), _dispatcher(database), new_id()
+    async with receiver() as right:
+        answers = {1: status(500), 2: status(503, "retry-after: 3600"), 3: status(302, "location: http://10.0.0.1/")}
+        right.answer = lambda number: answers.get(number, status(200))
+        endpoint, secret = await endpoints.add(tenant, _url(right), ["*"])
+        await _happen(database, tenant, "invoice.finalized")
+        for attempt in range(1, 5):
+            before = await database.now()
+            database.clock = literal(before, Count())
+            await dispatcher.run()
+            assert not await dispatcher.run(), "not due yet"
+            (delivery,) = await endpoints.deliveries(tenant, endpoint.id)
+            assert (delivery.attempts, delivery.state) == (attempt, "delivered" if attempt == 4 else "pending")
+            if attempt == 1:
+                assert 2_000_000 < delivery.next_at - before < 9_000_000
+            if attempt == 2:
+                assert delivery.next_at - before > 3_590_000_000
+            await _hurry(database)
+        ids = {message.headers["webhook-id"] for message in right.received}
+        assert (len(right.received), len(ids)) == (4, 1)
+        delivery, attempts = await endpoints.delivery(tenant, delivery.id)
+        assert [each.status for each in attempts] == [500, 503, 302, 200]
+        assert "redirects" in attempts[2].error
+        await endpoints.resend(tenant, delivery.id)
+        await dispatcher.run()
+        assert right.received[-1].headers["webhook-id"] == right.received[0].headers["webhook-id"]
+        assert _verified(secret, right.received[-1])["type"] == "invoice.finalized"
+        with pytest.raises(WebhookNotFound):
+            await endpoints.resend(new_id(), delivery.id)
+
+
+async def test_given_up_after_its_time_and_switched_off_when_gone(database: Database) -> None:
+    endpoints, tenant = WebhookEndpoints(database, SEALER, POLICY), new_id()
+    async with receiver() as right:
+        right.answer = lambda _: status(500)
+        endpoint, _ = await endpoints.add(tenant, _url(right), ["*"])
+        await _happen(database, tenant, "invoice.paid")
+        await _dispatcher(database, give_up_s=1).run()
+        (delivery,) = await endpoints.deliveries(tenant)
+        assert (delivery.state, delivery.error, delivery.attempts) == ("failed", "answered 500", 1)
+        right.answer = lambda _: status(410)
+        await _happen(database, tenant, "invoice.paid", count=6)
+        dispatcher = _dispatcher(database)
+        while await dispatcher.run():
+            pass
+        assert {each.state for each in await endpoints.deliveries(tenant)} == {"failed"}
+        gone = await endpoints.get(tenant, endpoint.id)
+        assert (gone.state, gone.reason) == ("disabled", "it answered 410 Gone")
+        with pytest.raises(InvalidWebhook, match="disabled"):
+            await endpoints.resend(tenant, delivery.id)
+        seen = len(right.received)
+        assert seen <= 5
+        await _happen(database, tenant, "invoice.paid")
+        assert not await dispatcher.run()
+        assert (await endpoints.enable(tenant, endpoint.id)).state == "enabled"
+        right.answer = lambda _: status(200)
+        await endpoints.resend(tenant, delivery.id)
+        await dispatcher.run()
+        assert len(right.received) == seen + 1
+
+
+async def test_a_secret_is_changed_with_an_overlap(database: Database) -> None:
+    endpoints, dispatcher, tenant = WebhookEndpoints(database, SEALER, POLICY), _dispatcher(database), new_id()
+    async with receiver() as right:
+        endpoint, old = await endpoints.add(tenant, _url(right), ["*"])
+        new = await endpoints.rotate(tenant, endpoint.id)
+        assert new != old
+        await endpoints.test(tenant, endpoint.id)
+        await dispatcher.run()
+        for secret in (old, new):
+            assert _verified(secret, right.received[-1])["type"] == "webhook.test"
+        with pytest.raises(InvalidWebhook, match="overlap_s: the secret before this one signs until"):
+            await endpoints.rotate(tenant, endpoint.id)
+        async with database.transaction() as session:
+            await session.execute(update(webhook_endpoint).values(previous_until=1))
+        await endpoints.test(tenant, endpoint.id)
+        await dispatcher.run()
+        _verified(new, right.received[-1])
+        with pytest.raises(WebhookVerificationError):
+            _verified(old, right.received[-1])
+        await endpoints.rotate(tenant, endpoint.id)
+        newest = await endpoints.rotate(tenant, endpoint.id, overlap_s=0)
+        await endpoints.test(tenant, endpoint.id)
+        await dispatcher.run()
+        _verified(newest, right.received[-1])
+        with pytest.raises(WebhookVerificationError):
+            _verified(new, right.received[-1])
+
+
+async def test_secrets_are_sealed_and_go_with_the_endpoint(database: Database) -> None:
+    endpoints, tenant = WebhookEndpoints(database, SEALER, POLICY), new_id()
+    async with receiver() as right:
+        endpoint, secret = await endpoints.add(tenant, _url(right), ["*"])
+        async with database.reading() as session:
+            row = (await session.execute(select(webhook_endpoint))).one()
+        import base64
+
+        plain = base64.b64decode(secret.removeprefix("whsec_"))
+        assert plain not in row.secret
+        assert SEALER.open(row.secret, endpoint.id) == plain
+        for sealer, identity in ((SecretCipher(b"n" * 32), endpoint.id), (SEALER, new_id())):
+            with pytest.raises(Exception):  # noqa: B017, PT011  # cryptography's InvalidTag has no message
+                sealer.open(row.secret, identity)
+        await _happen(database, tenant, "invoice.paid")
+        stranger = Dispatcher(database, SecretCipher(b"n" * 32), WebhookSender(POLICY))
+        await stranger.run()
+        (delivery,) = await endpoints.deliveries(tenant)
+        assert (delivery.state, "master key" in delivery.error) == ("pending", True)
+        await endpoints.remove(tenant, endpoint.id)
+        await _hurry(database)
+        assert not await _dispatcher(database).run()
+        (delivery,) = await endpoints.deliveries(tenant)
+        assert (delivery.state, delivery.error) == ("failed", "the endpoint was removed")
+        async with database.reading() as session:
+            assert (await session.execute(select(webhook_endpoint))).one().secret == b""
+        assert await endpoints.known(tenant) == []
+        for call in (endpoints.remove, endpoints.rotate, endpoints.test, endpoints.get, endpoints.enable):
+            with pytest.raises(WebhookNotFound):
+                await call(tenant, endpoint.id)
+        assert right.received == []
+
+
+@pytest.mark.slow
+async def test_several_workers_tell_each_once(database: Database) -> None:
+    endpoints, tenant = WebhookEndpoints(database, SEALER, POLICY), new_id()
+    async with receiver() as right:
+        await endpoints.add(tenant, _url(right, "/a"), ["*"])
+        await endpoints.add(tenant, _url(right, "/b"), ["*"])
+        events = await _happen(database, tenant, "invoice.paid", count=12)
+
+        async def work() -> None:
+            dispatcher = _dispatcher(database)
+            for _ in range(40):
+                if not await dispatcher.run():
+                    await asyncio.sleep(0.005)
+
+        await asyncio.gather(work(), work(), work())
+        told = [(message.path, message.headers["webhook-id"]) for message in right.received]
+        assert sorted(told) == sorted((path, f"evt_{event.hex}") for path in ("/a", "/b") for event in events)
+        assert await _dispatcher(database).remove_old(86_400) == 0
+
+
+async def test_what_a_dead_worker_took_is_told_by_another(database: Database) -> None:
+    endpoints, tenant = WebhookEndpoints(database, SEALER, POLICY), new_id()
+    async with receiver() as right:
+        right.answer = lambda number: None if number == 1 else status(200)
+        await endpoints.add(tenant, _url(right), ["*"])
+        await _happen(database, tenant, "invoice.paid")
+        dying = asyncio.create_task(_dispatcher(database).run())
+        while not right.received:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        dying.cancel()
+        await asyncio.wait([dying])
+        other = _dispatcher(database)
+        assert not await other.run(), "its lease still runs"
+        await _hurry(database)
+        await other.run()
+        assert len(right.received) == 2
+        (delivery,) = await endpoints.deliveries(tenant)
+        assert (delivery.state, delivery.attempts) == ("delivered", 1)
+
+
+async def test_a_slow_endpoint_does_not_hold_up_the_others(fresh_sqlite_url: str) -> None:
+    database = await Database.open(fresh_sqlite_url)
+    endpoints, tenant = WebhookEndpoints(database, SEALER, POLICY), new_id()
+    async with receiver() as slow, receiver() as quick:
+        slow.answer = lambda _: None
+        await endpoints.add(tenant, _url(slow), ["*"])
+        await _happen(database, tenant, "invoice.paid", count=30)
+        await endpoints.add(tenant, _url(quick), ["budget.*"])
+        await _happen(database, tenant, "budget.threshold")
+        await _dispatcher(database, timeout_s=1).run()
+        assert (len(slow.received), len(quick.received)) == (4, 1)
+    await database.close()
+
+
+async def test_what_is_refused(database: Database) -> None:
+    strict, tenant = WebhookEndpoints(database, SEALER, AddressPolicy()), new_id()
+    for field, url, topics in (
+        ("url", "http://hook.test/", ["*"]),
+        ("url", "https://169.254.169.254/latest", ["*"]),
+        ("url", "https://localhost:1/", []),
+        ("topics", "https://hook.test/", []),
+        ("topics", "https://hook.test/", ["invoice.*", "Invoice"]),
+        ("topics", "https://hook.test/", ["*.paid"]),
+        ("topics", "https://hook.test/", ["a,b"]),
+        ("topics", "https://hook.test/", ["invoice.payed"]),
+        ("topics", "https://hook.test/", ["invoices.*"]),
+        ("description", "https://hook.test/", ["*"]),
+    ):
+        with pytest.raises(InvalidWebhook) as refusal:
+            await strict.add(tenant, url, topics, "x" * 501)
+        assert refusal.value.field == field or not topics
+    assert await strict.known(tenant) == []
+    for number in range(MAX_ENDPOINTS):
+        await strict.add(tenant, f"https://hook.test/{number}", ["*"])
+    with pytest.raises(InvalidWebhook, match="50"):
+        await strict.add(tenant, "https://hook.test/", ["*"])
+
+
+def test_delays_grow_and_stay_in_their_bounds() -> None:
+    for failures, usual in ((1, 5), (2, 20), (3, 80), (4, 320), (8, 43_200), (60, 43_200)):
+        for _ in range(50):
+            assert usual * 500_000 <= delay_us(failures) < usual * 1_500_000
+    assert len({delay_us(3) for _ in range(20)}) > 10
+
+
+@given(st.binary(max_size=200), st.integers(1_700_000_000, 1_700_000_200), st.lists(st.just(0), min_size=1, max_size=3))
+def test_signatures_are_the_standards(body: bytes, seconds: int, count: list[int]) -> None:
+    keys = [new_secret() for _ in count]
+    made = headers("evt_1", seconds, body, keys)
+    for key in keys:
+        oracle = Webhook(shown(key)).sign("evt_1", _moment(seconds), body.decode("latin-1"))
+        expected = headers("evt_1", seconds, body.decode("latin-1").encode(), [key])["webhook-signature"]
+        assert expected == oracle
+    assert made["webhook-signature"].count("v1,") == len(keys)
+
+
+def _moment(seconds: int) -> Any:
+    import datetime
+
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+
+
+def test_patterns_of_topics() -> None:
+    assert wants(["*"], "invoice.paid")
+    assert wants(["budget.threshold", "invoice.*"], "invoice.paid")
+    assert not wants(["invoice.*"], "invoices.paid")
+    assert not wants(["invoice.*"], "invoice")
+    assert not wants(["invoice"], "invoice.paid")

@@ -1,0 +1,1 @@
+"""The processes of a deployment, and how `serve` keeps them running."""

@@ -1,0 +1,102 @@
+"""One gateway process: the rooms that a request passes through, built from the settings and served on a socket."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from billing.exports.jobs import ExportJobs
+from billing.settlement.settler import Settler
+from billing.spool.gateway_epochs import EpochKeeper
+from billing.spool.spool import Spool
+from gateway.admission.request_timeouts import RequestTimeouts
+from gateway.fleet.fleet import Fleet
+from gateway.http.connections import raise_open_files_limit
+from gateway.served_models.registry import ModelRegistry
+from gateway.server import GatewayServer
+from gateway.services import GatewayOptions, GatewayServices
+from prompt_cache.promise.cache_domains import CacheDomains
+from tenancy.authenticator import Authenticator
+from tenancy.keys import Peppers
+from turnpike import admin_services
+from turnpike.admin_services import AdminServices
+from turnpike.processes import listener as listening
+from turnpike.settings.data_folder import identity
+from turnpike.settings.secrets import Secrets
+from turnpike.settings.settings import Settings
+
+_YOUNG = 50_000
+_MIDDLE = 20
+_OLD = 50
+
+
+def tune_garbage_collector() -> None:
+    """Leave all objects there are to themselves, and collect the coming ones seldom. Called once, when all is built."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG, _MIDDLE, _OLD)
+
+
+@asynccontextmanager
+async def services(
+    settings: Settings, admin: AdminServices, known: Secrets, registry: ModelRegistry
+) -> AsyncIterator[GatewayServices]:
+    """Everything that the gateway's application is made of. Raises ModelWithoutPrice, AddressError, GatewayNameTaken,
+    OSError."""
+    raise_open_files_limit()
+    name = settings.own_gateway_name
+    epoch = f"{name}-{time.time_ns():x}"
+    await registry.check_prices(admin.prices)
+    spool = Spool(settings.data / "spool", epoch)
+    keeper = EpochKeeper(admin.database, spool, name, folder=identity(settings.data))
+    try:
+        await keeper.start()
+        yield GatewayServices(
+            name=name,
+            database=admin.database,
+            authenticator=Authenticator(
+                admin.database,
+                Peppers(known.peppers, known.pepper_current),
+                admin.bus,
+                patience=settings.database_timeout,
+            ),
+            holds=admin.holds,
+            prices=admin.prices,
+            spool=spool,
+            settler=Settler(admin.database, spool, admin.prices),
+            models=registry,
+            fleet=Fleet(
+                settings.replica_addresses, gateway=name, link_key=known.link_key, models=registry, epoch=epoch
+            ),
+            exports=ExportJobs(admin.database, admin.prices, settings.exports),
+            webhooks=admin_services.endpoints(settings, admin.database, known),
+            epoch=keeper,
+            domains=CacheDomains(known.scope_secret, known.master_key),
+            options=GatewayOptions(
+                body_limit=settings.body_limit,
+                drain_timeout=settings.drain_timeout,
+                public_prices=settings.public_prices,
+                hold_slice=settings.hold_slice_tokens,
+                allowance_requests=settings.allowance_requests,
+                connections=settings.max_connections,
+                connections_per_address=settings.max_connections_per_address,
+                public_metrics=not settings.metrics_listen and listening.is_loopback(settings.host),
+                database_patience=settings.database_timeout,
+                lifetimes=RequestTimeouts(request=settings.request_timeout),
+            ),
+        )
+    finally:
+        await keeper.stop()
+        await spool.close()
+
+
+async def serve_until_signal(server: GatewayServer, listener: socket.socket) -> None:
+    """Serve until a signal. uvicorn raises it again when it is done; we are cleaning up then, so ignore it."""
+    tune_garbage_collector()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    await server.serve(sockets=[listener])

@@ -1,0 +1,138 @@
+"""The worker's jobs, which no request waits for: each for ever, at its own pace, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+import structlog
+
+from billing.events import partitions
+from billing.exports.jobs import ExportJobs
+from billing.exports.journal import parse_account_codes
+from billing.periods.periods import Periods
+from billing.retention import BATCH, forget_charges, forget_holds, forget_windows
+from storage.backoff import Backoff
+from storage.database.database import DatabaseUnavailable
+from turnpike import admin_services
+from turnpike import admin_services as webhooks
+from turnpike.admin_services import AdminServices
+from turnpike.settings.data_folder import read_secrets
+from turnpike.settings.settings import Settings
+from webhooks.dispatch import FORGOTTEN
+
+_DAY_S = 86_400
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
+"""The pauses after failures in a row, however seldom the job is done."""
+
+logger = structlog.get_logger(__name__)
+
+
+class Job(msgspec.Struct, frozen=True):
+    """Done again after `every_s` seconds; at once while it answers that there is more to do."""
+
+    name: str
+    every_s: float
+    run: Callable[[], Awaitable[bool]]
+
+
+class Outage:
+    """What the log says of a database that is away: one line for all jobs when it goes, and one when it is back."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._waiting: set[str] = set()
+
+    @property
+    def problem(self) -> str:
+        """What keeps the jobs waiting; empty if nothing does."""
+        return "" if self._since is None else "the database is away; the worker's jobs wait"
+
+    def began(self, job: str, error: DatabaseUnavailable) -> None:
+        """A job found no database."""
+        if self._since is None:
+            self._since = time.monotonic()
+            logger.warning("the database is away; the worker's jobs wait", job=job, cause=str(error))
+        self._waiting.add(job)
+
+    def ended(self, job: str) -> None:
+        """A job came to its end."""
+        self._waiting.discard(job)
+        if self._since is not None and not self._waiting:
+            logger.info("the database is back; the worker's jobs go on", away_s=round(time.monotonic() - self._since))
+            self._since = None
+
+
+async def work(admin: AdminServices, settings: Settings, outage: Outage | None = None) -> None:
+    """Do all jobs for ever; `outage` knows whether the database is there."""
+    await do_for_ever(jobs(admin, settings), outage)
+
+
+async def do_for_ever(all_jobs: Sequence[Job], outage: Outage | None = None) -> None:
+    """Do these jobs, each at its own pace, whatever becomes of the others."""
+    outage = outage or Outage()
+    async with asyncio.TaskGroup() as group:
+        for job in all_jobs:
+            group.create_task(_for_ever(job, outage))
+
+
+async def _for_ever(job: Job, outage: Outage) -> None:
+    backoff = Backoff(min(job.every_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+    while True:
+        more = False
+        try:
+            more = await job.run()
+        except DatabaseUnavailable as error:
+            outage.began(job.name, error)
+            await backoff.wait()
+            continue
+        except Exception:
+            logger.exception("a job of the worker failed, trying again", job=job.name)
+            await backoff.wait()
+            continue
+        outage.ended(job.name)
+        backoff.reset()
+        if not more:
+            await asyncio.sleep(job.every_s)
+
+
+def jobs(admin: AdminServices, settings: Settings) -> list[Job]:
+    """Holds and grants expire, months to come get partitions, periods close, exports are made, webhooks are sent, and
+    what nobody needs any more is forgotten."""
+    periods = Periods(admin.database)
+    exports = ExportJobs(admin.database, admin.prices, settings.exports)
+    dispatcher = webhooks.dispatcher(settings, admin.tenancy, admin.database, read_secrets(settings))
+    codes = parse_account_codes(settings.account_codes)
+
+    async def sweep() -> bool:
+        await partitions.prepare(admin.database)
+        if expired := await admin.holds.sweep():
+            logger.warning("holds expired without any usage", holds=expired)
+        if expired := await admin.balances.expire():
+            logger.info("money expired unused", tenants=expired)
+        for closed in await periods.close_due(settings.period_grace):
+            logger.info("a billing period is closed", period=closed.period)
+        return False
+
+    async def export() -> bool:
+        return await exports.run_next(lambda: admin_services.names(admin.tenancy), codes, settings.provider_name)
+
+    async def clean() -> bool:
+        if removed := await exports.remove_old(settings.export_keep_days * _DAY_S):
+            logger.info("old exports are removed", exports=removed)
+        removed = await dispatcher.remove_old(settings.webhook_keep_days * _DAY_S)
+        holds = await forget_holds(admin.database, settings.hold_keep_days * _DAY_S)
+        charges = await forget_charges(admin.database, settings.budget_keep_days * _DAY_S)
+        windows = await forget_windows(admin.database, settings.budget_keep_days * _DAY_S)
+        if removed or holds or charges or windows:
+            logger.info("old rows are forgotten", webhooks=removed, holds=holds, charges=charges, windows=windows)
+        return removed >= FORGOTTEN or max(holds, charges, windows) >= BATCH
+
+    return [
+        Job("sweep", 30.0, sweep),
+        Job("export", 2.0, export),
+        Job("webhooks", 1.0, dispatcher.run),
+        Job("clean", 3600.0, clean),
+    ]

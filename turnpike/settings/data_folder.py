@@ -1,0 +1,165 @@
+"""The data folder, and the secrets in it: what every role needs, and nothing that is slow to import."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import msgspec
+import structlog
+
+from storage.disk_space import is_disk_full
+from turnpike.settings import secrets
+from turnpike.settings.secrets import Secrets
+from turnpike.settings.settings import Settings
+
+OWNER_ONLY = 0o077
+"""The umask of every process of ours: what it makes is for its owner alone (files 0600, folders 0700)."""
+_OURS = ("*.db", "*.db-wal", "*.db-shm", "secrets.json", "api-key", "serve.lock", "run", "metrics/*", "metrics/*/*")
+_OURS_WITHIN = ("spool", "journal", "exports")
+
+logger = structlog.get_logger(__name__)
+
+
+class DataFolderError(Exception):
+    """The data folder cannot be made, written or had for us alone; the message names it."""
+
+
+class DataFolderFull(DataFolderError):
+    """The data folder's disk has no room. The same start works when there is some."""
+
+
+class NoData(Exception):
+    """A command was given a folder in which there is nothing to work with."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(
+            f"data_dir: there is no data in {settings.data.absolute()}: name the folder with --data-dir, or a database "
+            "with --database-url; `turnpike serve` or `turnpike migrate` makes a new one"
+        )
+
+
+def prepare_data_folder(settings: Settings) -> None:
+    """Make the data folder (mode 0700). Raises DataFolderError."""
+    try:
+        settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with TemporaryFile(dir=settings.data):  # has no name, for another process to trip over
+            pass
+    except OSError as error:
+        failure = DataFolderFull if is_disk_full(error) else DataFolderError
+        raise failure(f"data_dir: cannot write to {settings.data}: {error.strerror}") from error
+
+
+def check_data(settings: Settings) -> None:
+    """Raise NoData where an embedded database should be and is not; nothing is made."""
+    if settings.embedded_database is not None and not settings.embedded_database.exists():
+        raise NoData(settings)
+
+
+def protect_data_folder(settings: Settings) -> None:
+    """Take our files from everybody but their owner, and warn of a folder that is open to others.
+
+    The folder itself is left as it is: it may hold more than what is ours.
+    """
+    for path in _our_files(settings):
+        try:
+            found = path.lstat()
+            if found.st_uid == os.geteuid() and found.st_mode & OWNER_ONLY and not path.is_symlink():
+                path.chmod(found.st_mode & 0o700)
+        except OSError as error:
+            if error.errno != errno.ENOENT:  # another process of ours has just removed it
+                logger.warning("a file of the data folder stays open to others", path=str(path), cause=error.strerror)
+    mode = settings.data.stat().st_mode & 0o777
+    if mode & OWNER_ONLY:
+        logger.warning(
+            "the data folder is open to others; the files in it are not",
+            folder=str(settings.data.absolute()),
+            mode=f"{mode:04o}",
+            run=f"chmod 700 {settings.data.absolute()}",
+        )
+
+
+def _our_files(settings: Settings) -> Iterator[Path]:
+    for pattern in _OURS:
+        yield from settings.data.glob(pattern)
+    for name in _OURS_WITHIN:
+        folder = settings.data / name
+        if folder.is_dir():
+            yield from folder.rglob("*")
+            yield folder
+    if (database := settings.embedded_database) is not None:
+        yield from (database.with_name(database.name + end) for end in ("", "-wal", "-shm"))
+
+
+def read_secrets(settings: Settings) -> Secrets:
+    """The secrets; made at the first use when they belong to an embedded database, else they must be there."""
+    if settings.secrets_file or settings.database_url.startswith("postgresql"):
+        return secrets.load(settings.secrets)
+    return secrets.load_or_make(settings.secrets)
+
+
+@contextlib.contextmanager
+def gateway_folder(settings: Settings) -> Iterator[Settings]:
+    """Have the data folder for one gateway alone; the settings with its folder and its name. Raises DataFolderError."""
+    if settings.shared_data_dir:
+        settings, lock = _first_free(settings)
+    elif (locked := _locked(settings)) is not None:
+        lock = locked
+    else:
+        raise DataFolderError(
+            f"data_dir: another gateway uses {settings.data}: give each its own --data-dir, or start all of them "
+            "with --shared-data-dir"
+        )
+    try:
+        if not settings.gateway_name:
+            name = f"{socket.gethostname()}-{identity(settings.data)[:8]}"
+            settings = msgspec.structs.replace(settings, gateway_name=name)
+        yield settings
+    finally:
+        os.close(lock)
+
+
+def _first_free(shared: Settings) -> tuple[Settings, int]:
+    """The settings with the first folder of the shared one that no gateway uses, and its lock."""
+    for slot in count():
+        own = str(shared.data / f"gateway-{slot}")
+        settings = msgspec.structs.replace(shared, data_dir=own, shared_data_dir=False)
+        if (lock := _locked(settings)) is not None:
+            return settings, lock
+    raise AssertionError("unreachable")
+
+
+def _locked(settings: Settings) -> int | None:
+    """The lock of the folder, which a gateway holds as long as it lives; None if another one has it."""
+    prepare_data_folder(settings)
+    lock = os.open(settings.data / "gateway.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def identity(folder: Path) -> str:
+    """The identity of a data folder: made with it, and another one wherever another folder is. Raises
+    DataFolderError."""
+    path = folder / "identity"
+    try:
+        if not path.exists():
+            mine = folder / f"identity.{uuid.uuid4().hex}"
+            mine.write_text(f"{uuid.uuid4().hex}\n")
+            with contextlib.suppress(FileExistsError):  # somebody was faster
+                os.link(mine, path)
+            mine.unlink()
+        return path.read_text().strip()
+    except OSError as error:
+        raise DataFolderError(f"data_dir: cannot write to {folder}: {error.strerror}") from error

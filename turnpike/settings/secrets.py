@@ -1,0 +1,95 @@
+"""The server's secrets: one versioned JSON file, mode 0600, made at the first start or given.
+
+Key peppers are versioned: a new one is added as the current, the old ones stay until no key uses them. Everything else
+is one value. Rotation and backup are described in `docs/operations.md`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+FILE_VERSION = 1
+SECRET_BYTES = 32
+
+
+class SecretsError(Exception):
+    """The secrets file cannot be read, is not of this version, or is open to others."""
+
+
+class Secrets(msgspec.Struct, frozen=True):
+    """The content of the secrets file; byte values are base64 there.
+
+    `peppers` keys the MACs of API keys, `scope_secret` the roots of cache domains, `master_key` wraps the data keys of
+    projects, `receipt_key` signs receipts, `link_key` proves a gateway to a replica.
+    """
+
+    version: int
+    pepper_current: int
+    peppers: dict[int, bytes]
+    scope_secret: bytes
+    master_key: bytes
+    receipt_key: bytes
+    link_key: bytes
+
+    def __repr__(self) -> str:
+        return f"Secrets(version={self.version}, …)"
+
+
+def generate() -> Secrets:
+    """Fresh secrets from the operating system's random source."""
+    values = [secrets.token_bytes(SECRET_BYTES) for _ in range(5)]
+    return Secrets(FILE_VERSION, 1, {1: values[0]}, *values[1:])
+
+
+def save(content: Secrets, path: Path) -> None:
+    """Write the file atomically with mode 0600."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".secrets-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load(path: Path) -> Secrets:
+    """Read the file. Raises SecretsError naming it."""
+    try:
+        mode = path.stat().st_mode
+        content = msgspec.json.decode(path.read_bytes(), type=Secrets)
+    except FileNotFoundError as error:
+        raise SecretsError(f"secrets_file: there is no {path}: `turnpike secrets create {path}`") from error
+    except OSError as error:
+        raise SecretsError(f"secrets_file: cannot read {path}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise SecretsError(f"secrets_file: {path} is damaged: {error}") from error
+    if mode & 0o077:
+        raise SecretsError(f"secrets_file: {path} is open to others (mode {mode & 0o777:04o}); run: chmod 600 {path}")
+    if content.version != FILE_VERSION:
+        raise SecretsError(f"secrets_file: {path} has version {content.version}, this program knows {FILE_VERSION}")
+    if content.pepper_current not in content.peppers:
+        raise SecretsError(f"secrets_file: {path} has no pepper {content.pepper_current}")
+    return content
+
+
+def load_or_make(path: Path) -> Secrets:
+    """The secrets of the file, which is made when it does not exist."""
+    if not path.exists():
+        save(generate(), path)
+    return load(path)
+
+
+def with_new_pepper(content: Secrets) -> Secrets:
+    """The secrets with one more pepper, which becomes the current one."""
+    version = max(content.peppers) + 1
+    peppers = content.peppers | {version: secrets.token_bytes(SECRET_BYTES)}
+    return msgspec.structs.replace(content, peppers=peppers, pepper_current=version)

@@ -1,0 +1,115 @@
+"""One attempt at telling one endpoint: signed, to a checked address, without redirects, bounded in time and size."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Sequence
+
+import httpx
+import msgspec
+
+from webhooks import signing
+from webhooks.addresses import AddressPolicy, UrlRefused
+
+TIMEOUT_S = 15
+MAX_ANSWER = 64 * 1024
+"""Bytes of an answer that are read; what it says does not matter."""
+_MAX_ERROR = 300
+_MAX_WAIT_S = 86_400
+
+_NOBODY = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Trusts no certificate: what a connection without TLS is given."""
+
+
+class SendResult(msgspec.Struct, frozen=True):
+    """What came of an attempt. `status` is None where there was no answer; `retry_after` is in seconds, if told."""
+
+    status: int | None
+    error: str
+    milliseconds: int
+    retry_after: int = 0
+
+    @property
+    def delivered(self) -> bool:
+        """Whether the endpoint took it."""
+        return self.status is not None and 200 <= self.status < 300 and not self.error
+
+    @property
+    def gone(self) -> bool:
+        """Whether the endpoint wants no more."""
+        return self.status == 410
+
+
+class WebhookSender:
+    """Sends; `verify` are the certificates that are trusted, the usual ones if absent."""
+
+    def __init__(self, policy: AddressPolicy, verify: ssl.SSLContext | None = None, timeout_s: int = TIMEOUT_S) -> None:
+        self._policy = policy
+        self._verify = verify
+        self._loading = asyncio.Lock()
+        self._timeout_s = timeout_s
+
+    async def send(self, url: str, event: str, body: bytes, keys: Sequence[bytes]) -> SendResult:
+        """One attempt. Never raises for what the other side, the network or the resolver does."""
+        began = time.monotonic_ns()
+        status, error, retry_after = None, "", 0
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                status, retry_after = await self._post(url, event, body, keys)
+        except TimeoutError:
+            error = f"no answer within {self._timeout_s} s"
+        except UrlRefused as refusal:
+            error = f"refused: {refusal}"
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ssl.SSLError) as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        if status is not None and not error and not 200 <= status < 300:
+            error = f"answered {status}" + (", and redirects are not followed" if 300 <= status < 400 else "")
+        return SendResult(status, error[:_MAX_ERROR], (time.monotonic_ns() - began) // 1_000_000, retry_after)
+
+    async def _post(self, text: str, event: str, body: bytes, keys: Sequence[bytes]) -> tuple[int, int]:
+        url = self._policy.check_url(text)
+        address = await self._policy.pin(url)
+        verify = await self._trusted() if url.scheme == "https" else _NOBODY
+        # A pool would keep connections by address, and hand one that was verified for a host to another of the same
+        # address: so each attempt has its own. No proxy from the environment, which would connect where it likes.
+        client = httpx.AsyncClient(verify=verify, trust_env=False, follow_redirects=False, timeout=self._timeout_s)
+        async with client:
+            request = client.build_request(
+                "POST",
+                url.copy_with(host=address),
+                content=body,
+                headers={
+                    "host": url.netloc.decode(),
+                    "content-type": "application/json",
+                    "user-agent": "Turnpike-Webhooks/1",
+                    **signing.headers(event, time.time_ns() // 1_000_000_000, body, keys),
+                },
+                extensions={"sni_hostname": url.host},
+            )
+            answer = await client.send(request, stream=True)
+            try:
+                await _read(answer)
+            finally:
+                await answer.aclose()
+        return answer.status_code, _seconds(answer.headers.get("retry-after", ""))
+
+    async def _trusted(self) -> ssl.SSLContext:
+        async with self._loading:  # once: it reads all certificates of the machine
+            if self._verify is None:
+                self._verify = await asyncio.to_thread(httpx.create_ssl_context)
+        return self._verify
+
+
+async def _read(answer: httpx.Response) -> None:
+    """Read the answer, but no more than we would ever want of it."""
+    size = 0
+    async for chunk in answer.aiter_raw():
+        size += len(chunk)
+        if size > MAX_ANSWER:
+            return
+
+
+def _seconds(text: str) -> int:
+    return min(int(text), _MAX_WAIT_S) if text.isascii() and text.isdigit() and len(text) < 9 else 0
