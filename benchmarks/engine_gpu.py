@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
-from engine.step_result import Event
 
 from benchmarks.gpu.random_weights import SHAPES, load_random, write_shape
 from benchmarks.gpu.workloads import workloads
+from engine.core.engine import Event
 from engine.options import KvDtype, Quantize, ReplicaOptions
 from engine.server.engine_loop import EngineLoop
 from engine.server.journal import Journal
@@ -33,7 +33,8 @@ from protocol.requests import Done, Generate, Sampling, Segment, Tokens
 
 SCOPES = {"project": Scope("project", b"root" * 8, b"key")}
 RUNNING, BUDGET, CONTEXT = 512, 8_192 + 512, 40_960
-PRECISIONS: dict[str, tuple[Quantize, KvDtype]] = {"bf16": ("none", "auto"), "fp8": ("fp8", "fp8")}
+PRECISIONS: dict[str, tuple[Quantize, KvDtype]] = {"bf16": ("none", "auto"), "fp8": ("fp8", "auto")}
+"""What weights are rounded to, and what KV is kept as."""
 
 
 def process_started() -> float:
@@ -187,7 +188,7 @@ def main() -> None:
         ready = time.time() - started
         driver.run([[5] * 64], 1, 60)
         report: dict[str, Any] = {
-            "shape": args.shape, "precision": args.precision, "machine": torch.cuda.get_device_name(),
+            "shape": args.shape, "precision": args.precision, "kv": kv_dtype, "machine": torch.cuda.get_device_name(),
             "torch": torch.__version__, "host": platform.processor(), "ready_s": ready,
             "start_s": time.time() - started,
         }  # fmt: skip

@@ -69,13 +69,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-3.2-1b")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quantize", choices=("none", "fp8"), default="none")
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = write_shape(Path(folder) / "model", args.shape)
         options: dict[str, Any] = {
-            "device": args.device, "dtype": "bfloat16", "swap_share": 0.0, "context": 16_384, "served": args.shape
+            "device": args.device, "quantize": args.quantize, "dtype": "bfloat16", "swap_share": 0.0, "context": 16_384, "served": args.shape
         }  # fmt: skip
         chance = random.Random(1)
         prefixes = [[chance.randrange(100, 100_000) for _ in range(size)] for size in (300, 1_100, 4_096)]

@@ -59,7 +59,7 @@ class _RandomTensors:
     def has_part(self, name: str) -> bool:
         return not name.endswith(("qkv_proj", "gate_up_proj"))
 
-    def has_few_bits(self) -> bool:
+    def is_quantized(self) -> bool:
         return False
 
     def same(self, first: str, second: str) -> bool:
@@ -77,5 +77,5 @@ def load_random(
     with torch.inference_mode():
         kept.pop("weights", None)
         tensors: Any = _RandomTensors()
-        load = Loader(tensors, config, like, tiling, context_tokens, **kept)
+        load = Loader(tensors, config, like, tiling, context_tokens, **kept, packed=kept.get("quantize") == "fp8")
         return FAMILIES[config.model_type].build(load)

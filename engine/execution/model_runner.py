@@ -73,6 +73,11 @@ class ModelRunner:
         self._plan_cache = AttentionPlanCache(model.config.heads, [memory.group for memory in memories], device)
         self.on_logits: Callable[[Sequence[Work], torch.Tensor], None] | None = None
 
+    @property
+    def numerics(self) -> str:
+        """What decides the bits of KV beside weights and types: blocks of another kind are not found as ours."""
+        return ""
+
     def clear(self, blocks: Sequence[Block]) -> None:
         """Clear newly allocated blocks before their first use."""
         with torch.inference_mode():

@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.dependent_launch import LAUNCH, let_next_begin, wait_for_inputs
+
 _PART = 4_096
 """Tokens that a program looks at."""
 NOT_FINITE = -1
@@ -38,16 +40,18 @@ class Likeliest:
         rows = len(logits)
         _parts[(rows, self._parts)](
             logits, self._values, self._tokens, logits.stride(0), self._parts,
-            VOCABULARY=self.vocabulary, PART=_PART, num_warps=4,
+            VOCABULARY=self.vocabulary, PART=_PART, num_warps=4, **LAUNCH,
         )  # fmt: skip
         _best[(rows,)](
             self._values, self._tokens, positions, slots, tokens, latest, self._parts,
-            PARTS_PADDED=triton.next_power_of_2(self._parts), num_warps=1,
+            PARTS_PADDED=triton.next_power_of_2(self._parts), num_warps=1, **LAUNCH,
         )  # fmt: skip
 
 
 @triton.jit
 def _parts(logits, values, tokens, row_stride, parts, VOCABULARY: tl.constexpr, PART: tl.constexpr):
+    wait_for_inputs()
+    let_next_begin()
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     token = part * PART + tl.arange(0, PART)
@@ -63,6 +67,8 @@ def _parts(logits, values, tokens, row_stride, parts, VOCABULARY: tl.constexpr, 
 
 @triton.jit
 def _best(values, tokens, positions, slots, out, latest, parts, PARTS_PADDED: tl.constexpr):
+    wait_for_inputs()
+    let_next_begin()
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS_PADDED)
     inside = part < parts

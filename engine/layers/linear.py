@@ -182,6 +182,11 @@ class PackedLinear(Linear):
         tiling.add(self, (PackedLinear, *outputs, self.inputs, bias is not None), self._least)
 
     @property
+    def pieces(self) -> Sequence[PackedWeight]:
+        """Its weight as it is kept."""
+        return self._pieces
+
+    @property
     def nbytes(self) -> int:
         return sum(piece.nbytes for piece in self._pieces)
 

@@ -86,6 +86,7 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
     run_in = dtype if options.quantize == "none" else f"{dtype} {options.quantize}"
     run_in += "" if options.kv_dtype == "auto" else f" kv {options.kv_dtype}"
     run_in += " long" if config.rope.stretched(context) else ""
+    run_in += runner.numerics
     digest = model_digest(options.model, run_in)
     name = options.served or served_name(options.model)
     limits = EngineLimits(

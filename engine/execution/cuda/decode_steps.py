@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder, FusedLayer, Rows
 from engine.execution.cuda.slots import Slots
 from engine.execution.cuda.uploads import Ints
@@ -43,7 +44,7 @@ class DecodeSteps:
     def __init__(
         self, model: FusedDecoder, memories: list[KvMemory], slots: Slots, most: int, bounds: torch.Tensor
     ) -> None:
-        device = model.device
+        device, most = model.device, padded_rows(most)
         self.model = model
         self.slots = slots
         self.counts = row_counts(most)

@@ -10,31 +10,48 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from engine.kernels.linear import LinearTile, linear, tile_for
-from engine.layers.linear import Linear
+from engine.kernels.linear import LinearTile, fp8_tile_for, linear, tile_for
+from engine.layers.linear import Linear, PackedLinear
+from engine.quantization.fp8 import Fp8Weight
 
-_LEAST_LIBRARY_ROWS = 384
-"""With fewer rows our kernel is as quick, and the library cuts the inputs of long rows into parts."""
-_ROW_MULTIPLE = 128
+_FEW_ROWS, _SEVERAL_ROWS = 64, 384
+"""With fewer rows our kernel is as quick. Up to the other number rows come in multiples of 32, then of 128."""
 
 
 def padded_rows(rows: int) -> int:
     """How many rows so many are padded to, so that the library meets few counts."""
-    return rows if rows < _LEAST_LIBRARY_ROWS else rows + -rows % _ROW_MULTIPLE
+    if rows <= _FEW_ROWS:
+        return rows
+    return rows + -rows % (32 if rows <= _SEVERAL_ROWS else 128)
 
 
 def library_counts(most: int) -> list[int]:
     """The counts of rows up to `most`, padded, at which the library may be used."""
-    return list(range(_LEAST_LIBRARY_ROWS, padded_rows(most) + 1, _ROW_MULTIPLE))
+    return sorted({padded_rows(rows) for rows in range(_FEW_ROWS + 1, most + 1)})
+
+
+def fp8_weight(product: Linear) -> Fp8Weight | None:
+    """The weight of a layer that is kept in e4m3 with one scale for each output, None for any other."""
+    if not isinstance(product, PackedLinear) or len(product.pieces) != 1:
+        return None
+    piece = product.pieces[0]
+    if not isinstance(piece, Fp8Weight) or piece.values.dtype != torch.float8_e4m3fn:
+        return None
+    return piece if piece.block == (1, product.inputs) else None
 
 
 class ExactLinear:
-    """y = x Wᵀ + b, with the weight of a layer of the model."""
+    """y = x Wᵀ + b, with the weight of a layer of the model. `in_fp8`: both x and W are e4m3, with scales."""
 
     def __init__(self, product: Linear) -> None:
-        self.weight = product.weight
+        kept = fp8_weight(product)
+        self.in_fp8 = kept is not None
+        self.weight = product.weight if kept is None else kept.values
+        self._scales = None if kept is None else kept.scales.view(-1).contiguous()
         self.bias = product.bias
         self.outputs, self.inputs = self.weight.shape
+        self.dtype = product.dtype
+        """Of its outputs."""
         self.library: frozenset[int] = frozenset()
         """The counts of rows that the library multiplies."""
         self._tiles: dict[int, LinearTile] = {}
@@ -44,34 +61,55 @@ class ExactLinear:
         """Linear layers of the same shape are computed in the same way."""
         return self.outputs, self.inputs, self.bias is not None
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[rows, inputs] → [rows, outputs], in `out` if given."""
-        rows = len(x)
-        if rows in self.library:
-            return self._by_library(x, out)
-        tile = self._tiles.get(rows) or self._tiles.setdefault(rows, tile_for(rows, self.outputs, self.inputs))
-        return linear(x, self.weight, out, bias=self.bias, tile=tile)
+    def __call__(
+        self, x: torch.Tensor, scales: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[rows, inputs] → [rows, outputs], in `out` if given. In e4m3 `scales` [rows] are those of the rows."""
+        if len(x) in self.library:
+            return self._by_library(x, scales, out)
+        return self._by_kernel(x, scales, out)
 
-    def _by_library(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def _by_kernel(self, x: torch.Tensor, scales: torch.Tensor | None, out: torch.Tensor | None = None) -> torch.Tensor:
+        rows = len(x)
+        tile = self._tiles.get(rows)
+        if tile is None:
+            tile = fp8_tile_for(rows) if self.in_fp8 else tile_for(rows, self.outputs, self.inputs)
+            self._tiles[rows] = tile
+        if self._scales is None or scales is None:
+            return linear(x, self.weight, out, bias=self.bias, tile=tile)
+        out = torch.empty(rows, self.outputs, dtype=self.dtype, device=x.device) if out is None else out
+        return linear(x, self.weight, out, bias=self.bias, tile=tile, scales=(scales, self._scales))
+
+    def _by_library(
+        self, x: torch.Tensor, scales: torch.Tensor | None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        weight = self.weight.t()
+        if self._scales is not None and scales is not None:
+            # Without fast accumulation: that is three times less exact, and has other bits than our kernel.
+            return torch._scaled_mm(
+                x, weight, scales[:, None], self._scales[None], bias=self.bias, out_dtype=self.dtype,
+                use_fast_accum=False,
+            )  # fmt: skip
         if self.bias is None:
-            return torch.mm(x, self.weight.t(), out=out)
-        return torch.addmm(self.bias, x, self.weight.t(), out=out)
+            return torch.mm(x, weight, out=out)
+        return torch.addmm(self.bias, x, weight, out=out)
 
     def try_library(self, counts: Sequence[int]) -> frozenset[int]:
         """Of these counts of rows those at which the library gives the bits of our kernel, on this machine."""
         if not counts:
             return frozenset()
-        x = torch.randn(max(counts), self.inputs, dtype=self.weight.dtype, device=self.weight.device)
-        own = linear(x, self.weight, bias=self.bias, tile=tile_for(len(x), self.outputs, self.inputs))
-        same = [(self._by_library(x[:count]) == own[:count]).all() for count in counts]
+        device = self.weight.device
+        x = torch.randn(max(counts), self.inputs, dtype=self.dtype, device=device)
+        scales = None
+        if self.in_fp8:
+            x = (x * 64).to(self.weight.dtype)
+            scales = torch.rand(len(x), dtype=torch.float32, device=device) + 0.5
+        own = self._by_kernel(x, scales)
+        same = [
+            (self._by_library(x[:count], None if scales is None else scales[:count]) == own[:count]).all()
+            for count in counts
+        ]
         return frozenset(count for count, equal in zip(counts, torch.stack(same).tolist(), strict=True) if equal)
-
-    def tiles_agree(self) -> bool:
-        """Whether our kernel's tiles give a row the same bits at few rows and at many."""
-        x = torch.randn(200, self.inputs, dtype=self.weight.dtype, device=self.weight.device)
-        outputs = [linear(x[:rows], self.weight, bias=self.bias, tile=tile_for(rows, self.outputs, self.inputs))
-                   for rows in (1, 16, 17, 32, 33, 64, 65, 200)]  # fmt: skip
-        return all(torch.equal(y, outputs[-1][: len(y)]) for y in outputs)
 
 
 def use_library(products: Iterable[ExactLinear], most: int) -> dict[tuple[int, int, bool], frozenset[int]]:

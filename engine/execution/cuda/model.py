@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 import torch
 
-from engine.execution.cuda.linears import ExactLinear
+from engine.execution.cuda.linears import ExactLinear, fp8_weight
 from engine.kernels.paged_kv import PagedKv, Scores
-from engine.kernels.rows import rms_norm, rotate_and_append, silu_mul
+from engine.kernels.rows import quantize_rows, rms_norm, rotate_and_append, silu_mul
 from engine.kv_cache.memory import KvMemory
 from engine.layers.activation import silu_times
 from engine.layers.linear import Linear
@@ -24,8 +24,8 @@ from engine.layers.rotary import Rotary
 from engine.models.decoder import Decoder
 from engine.models.llama import LlamaLayer
 
-_LEAST_INPUTS = 16
-"""A matrix instruction takes so many inputs at a time."""
+_LEAST_INPUTS, _LEAST_FP8_INPUTS = 16, 128
+"""So many inputs are multiplied at a time, at least."""
 
 Attend: TypeAlias = Callable[["FusedLayer", torch.Tensor, torch.Tensor], None]
 """Writes the attention of a layer's queries [rows, heads, head dim] to the second tensor of the same shape."""
@@ -76,9 +76,10 @@ def _unsupported_layer(layer: object) -> str | None:
     if layer.mlp.activation is not silu_times:
         return "the activation is not SiLU"
     for product in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down):
-        if type(product) is not Linear or not product.is_plain:
+        in_fp8 = fp8_weight(product) is not None
+        if not in_fp8 and (type(product) is not Linear or not product.is_plain):
             return "weights are kept in few bits, or in another order"
-        if product.inputs % _LEAST_INPUTS:
+        if product.inputs % (_LEAST_FP8_INPUTS if in_fp8 else _LEAST_INPUTS):
             return f"a projection has {product.inputs} inputs"
     return None
 
@@ -123,23 +124,46 @@ class FusedDecoder:
         count = len(h)
         plus: torch.Tensor | None = None
         for layer in self.layers:
-            qkv = layer.qkv(_normalized(h, layer.attention_norm, plus))
+            qkv = layer.qkv(*_normalized(h, layer.attention_norm, plus, layer.qkv.in_fp8))
             query = torch.empty(count, self.heads, self.head_dim, dtype=h.dtype, device=h.device)
             norms = None if layer.qk_norms is None else (layer.qk_norms[0].weight, layer.qk_norms[1].weight)
             rotate_and_append(
                 qkv, query, layer.kv, layer.cosines, layer.sines, rows.positions, rows.tables,
-                rows.block_tables[layer.group], norms=norms, eps=0.0 if norms is None else layer.qk_norms[0].eps,  # type: ignore[index]
+                rows.block_tables[layer.group], norms=norms,
+                eps=0.0 if layer.qk_norms is None else layer.qk_norms[0].eps,
             )  # fmt: skip
             mixed = torch.empty_like(query)
             attend(layer, query, mixed)
-            gate_up = layer.gate_up(_normalized(h, layer.mlp_norm, layer.output(mixed.view(count, -1))))
-            acted = torch.empty(count, layer.down.inputs, dtype=h.dtype, device=h.device)
-            silu_mul(gate_up, acted)
-            plus = layer.down(acted)
-        return _normalized(h, self.norm, plus)
+            plus = layer.output(*_as_input(mixed.view(count, -1), layer.output.in_fp8))
+            gate_up = layer.gate_up(*_normalized(h, layer.mlp_norm, plus, layer.gate_up.in_fp8))
+            acted, scales = _input_memory(h, layer.down.inputs, layer.down.in_fp8)
+            silu_mul(gate_up, acted, scales=scales)
+            plus = layer.down(acted, scales)
+        return _normalized(h, self.norm, plus, False)[0]
 
 
-def _normalized(h: torch.Tensor, norm: RmsNorm, plus: torch.Tensor | None) -> torch.Tensor:
-    out = torch.empty_like(h)
-    rms_norm(h, norm.weight, norm.eps, out, plus=plus)
-    return out
+Input: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+"""What a linear layer takes: rows, and their scales where they are e4m3."""
+
+
+def _input_memory(like: torch.Tensor, size: int, in_fp8: bool) -> Input:
+    rows, device = len(like), like.device
+    if not in_fp8:
+        return torch.empty(rows, size, dtype=like.dtype, device=device), None
+    values = torch.empty(rows, size, dtype=torch.float8_e4m3fn, device=device)
+    return values, torch.empty(rows, dtype=torch.float32, device=device)
+
+
+def _normalized(h: torch.Tensor, norm: RmsNorm, plus: torch.Tensor | None, in_fp8: bool) -> Input:
+    out, scales = _input_memory(h, h.shape[1], in_fp8)
+    rms_norm(h, norm.weight, norm.eps, out, plus=plus, scales=scales)
+    return out, scales
+
+
+def _as_input(x: torch.Tensor, in_fp8: bool) -> Input:
+    if not in_fp8:
+        return x, None
+    out, scales = _input_memory(x, x.shape[1], in_fp8)
+    assert scales is not None
+    quantize_rows(x, out, scales)
+    return out, scales

@@ -99,6 +99,10 @@ class CudaRunner(ModelRunner):
         self._spare = list(range(spare))
         self._ahead: Flight | None = None
 
+    @property
+    def numerics(self) -> str:
+        return " fused fp8" if any(product.in_fp8 for product in self.fused.linears()) else " fused"
+
     def clear(self, blocks: Sequence[Block]) -> None:
         """Nothing to do: the kernels read no key that its request has not written."""
 
