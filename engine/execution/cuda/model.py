@@ -27,6 +27,9 @@ from engine.models.llama import LlamaLayer
 _LEAST_INPUTS, _LEAST_FP8_INPUTS = 16, 128
 """So many inputs are multiplied at a time, at least."""
 
+_MOST_GROUPED = 64
+"""Query heads of a KV head, at most: one tile of attention has them all."""
+
 Attend: TypeAlias = Callable[["FusedLayer", torch.Tensor, torch.Tensor], None]
 """Writes the attention of a layer's queries [rows, heads, head dim] to the second tensor of the same shape."""
 
@@ -67,6 +70,8 @@ def unsupported(decoder: Decoder) -> str | None:
     for group in decoder.groups:
         if group.kind == "latent" or group.dtype != str(decoder.norm.weight.dtype).removeprefix("torch."):
             return f"KV is kept as {group.kind} {group.dtype}"
+        if group.head_dim < _LEAST_INPUTS or decoder.config.heads // group.kv_heads > _MOST_GROUPED:
+            return f"there are {decoder.config.heads} heads of {group.head_dim} for {group.kv_heads} of KV"
     return next((reason for layer in decoder.layers if (reason := _unsupported_layer(layer)) is not None), None)
 
 
