@@ -50,7 +50,7 @@ class Probe:
         places = np.tile(np.arange(self.blocks, dtype=np.int32), rows)
         blocks = np.tile(places[:, None], (1, len(runner.memories)))
         slots.put(np.repeat(slots.rows, self.blocks), places, blocks)
-        slots.tell(list(range(rows)), self.tokens[positions].tolist())
+        slots.tell(slots.rows, self.tokens[positions].tolist())
         runner.steps.run(slots.rows, positions, slots.rows)
         slots.rows = np.zeros(0, np.int32)
         return runner.steps.logits[:rows]

@@ -21,10 +21,11 @@ from engine.execution.cuda.decode_steps import DecodeSteps
 from engine.execution.cuda.model import FusedDecoder
 from engine.execution.cuda.prefill import Chunk, Prefill
 from engine.execution.cuda.slots import Slots
+from engine.execution.cuda.uploads import upload
 from engine.execution.model_runner import ModelRunner, NotFinite, WorkOutcome
 from engine.execution.sizes import Sizes
 from engine.kernels.attention_splits import split_bounds
-from engine.kernels.likeliest import NOT_FINITE
+from engine.kernels.likeliest import NOT_FINITE, Likeliest
 from engine.kv_cache.memory import KvMemory
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
@@ -41,8 +42,9 @@ Flags: TypeAlias = NDArray[np.bool_]
 class Flight:
     """A decode step that was queued for `works` at positions `starts`. `tokens` are on the host once `event` has come.
 
-    `row_of` says at which row each of `works` was computed, None for its own. `skipped` rows were not computed;
-    `spare` has, by row, the spare block to which its token was written.
+    `row_of` says at which row each of `works` was computed, None for its own; rows behind those of `tokens` are in
+    `more`. `skipped` rows were not computed; `spare` has, by row, the spare block to which its token was written.
+    `shown` are logits of all of `works` that somebody wants to see.
     """
 
     works: Sequence[Decode]
@@ -52,17 +54,34 @@ class Flight:
     skipped: Flags | None = None
     spare: dict[int, int] = field(default_factory=dict)
     row_of: list[int] | None = None
+    more: Flight | None = None
+    shown: torch.Tensor | None = None
+
+    def wait(self) -> list[int]:
+        """The likeliest tokens of `works`."""
+        if self.event is not None:
+            self.event.synchronize()
+        tokens: list[int] = self.tokens.tolist()
+        if self.more is not None:
+            tokens += self.more.wait()
+        return tokens if self.row_of is None else [tokens[row] for row in self.row_of]
 
 
 @dataclass(frozen=True)
 class Prefilled:
-    """A pass over prompts that was queued: hidden states and their sums by row, and logits of the works `sampling`."""
+    """A pass over prompts that was queued: hidden states, and logits of the works `sampling`.
+
+    Once `events` have come, `sums` of hidden states by row and the likeliest `tokens` of the works `sampling` are on
+    the host; no tokens where somebody draws otherwise.
+    """
 
     works: Sequence[Work]
     hidden: torch.Tensor
     sums: torch.Tensor
+    events: Sequence[torch.cuda.Event | None]
     sampling: list[int]
     logits: torch.Tensor | None
+    tokens: torch.Tensor | None
 
 
 def spare_blocks(running: int) -> int:
@@ -121,20 +140,21 @@ class CudaRunner(ModelRunner):
         flight = self._decode(decodes) if decodes else None
         logits = None if flight is None else self._wanted_logits(flight, drawn)
         prefilled = self._prefill(prefills) if prefills else None
-        if flight is not None and not prefills and not drawn:
+        if flight is not None and not drawn and (prefilled is None or prefilled.tokens is not None):
             self._ahead = self._launch_ahead(flight)
-        outcomes = [] if flight is None else self._read(flight)
+        outcomes = [] if flight is None else _outcomes(flight.wait())
         if logits is not None and self.on_logits is not None:
             self.on_logits(decodes, logits[:, : self.fused.vocabulary])
             logits = logits[drawn]
         if prefilled is not None:
             outcomes += self._finish_prefill(prefilled)
-            drawn += [len(decodes) + at for at in prefilled.sampling]
             more = None if prefilled.logits is None else self._exact(prefilled.logits)
             if more is not None and self.on_logits is not None:
                 self.on_logits([prefills[at] for at in prefilled.sampling], more[:, : self.fused.vocabulary])
-            parts = [part for part in (logits, more) if part is not None]
-            logits = torch.cat(parts) if parts else None
+            if prefilled.tokens is None:
+                drawn += [len(decodes) + at for at in prefilled.sampling]
+                parts = [part for part in (logits, more) if part is not None]
+                logits = torch.cat(parts) if parts else None
         if logits is not None and drawn:
             self._draw_rows(works, drawn, logits, outcomes)
         if flight is not None and drawn:
@@ -158,32 +178,62 @@ class CudaRunner(ModelRunner):
     # ------------------------------------------------------------ decoding
 
     def _decode(self, works: Sequence[Decode]) -> Flight:
-        """This step: what was computed ahead, or a new launch."""
+        """This step: what was computed ahead, as far as it was, and a new launch for the rest."""
         starts = np.array([work.start for work in works])
         ahead, self._ahead = self._ahead, None
         self.slots.bind(works)
-        if ahead is not None:
-            served = self._serve(ahead, works, starts)
-            if served is not None:
-                return served
-        stale = np.nonzero(self.slots.token_at[self.slots.rows] != starts)[0].tolist()
-        if stale:
-            self.slots.tell(stale, [works[row].tokens[0] for row in stale])
-        return self._launch(works, starts)
+        if ahead is None:
+            return self._launch_now(works, starts)
+        row_of = self._rows_ahead(ahead, works, starts)
+        if row_of is None:
+            self._spare += ahead.spare.values()
+            return self._launch_now(works, starts)
+        self._bring_home(ahead, works, row_of)
+        self._spare += ahead.spare.values()
+        missing = [at for at, row in enumerate(row_of) if row < 0]
+        if not missing:
+            return Flight(works, starts, ahead.tokens, ahead.event, row_of=row_of)
+        kept = [at for at, row in enumerate(row_of) if row >= 0]
+        shown = self._exact(self.steps.logits[[row_of[at] for at in kept]]) if self.on_logits is not None else None
+        more = self._launch_now([works[at] for at in missing], starts[missing], np.array(missing))
+        if shown is not None:
+            logits = torch.cat([shown, self._exact(self.steps.logits[: len(missing)])])
+            shown = logits[np.argsort([*kept, *missing])]
+        for place, at in enumerate(missing):
+            row_of[at] = len(ahead.tokens) + place
+        return Flight(works, starts, ahead.tokens, ahead.event, row_of=row_of, more=more, shown=shown)
 
-    def _launch(self, works: Sequence[Decode], starts: Positions, skipped: Flags | None = None) -> Flight:
-        slots = self.slots
+    def _launch_now(self, works: Sequence[Decode], starts: Positions, rows: Positions | None = None) -> Flight:
+        """Launch `works`, which are these rows of the bound ones, all of them if None."""
+        slots = self.slots.rows if rows is None else self.slots.rows[rows]
+        stale = np.nonzero(self.slots.token_at[slots] != starts)[0].tolist()
+        if stale:
+            self.slots.tell(slots[stale], [works[row].tokens[0] for row in stale])
+        return self._launch(works, starts, rows=rows)
+
+    def _launch(
+        self, works: Sequence[Decode], starts: Positions, skipped: Flags | None = None, rows: Positions | None = None
+    ) -> Flight:
+        slots, order = self.slots.rows, self.slots.order
+        if rows is not None:
+            # In the order that all rows have.
+            slots, order = slots[rows], np.argsort(np.argsort(order)[rows]).astype(np.int32)
         positions = starts if skipped is None else np.where(skipped, -1, starts)
-        self.steps.run(slots.rows, positions.astype(np.int32), slots.order)
-        computed = slots.rows if skipped is None else slots.rows[~skipped]
-        slots.token_at[computed] = (starts if skipped is None else starts[~skipped]) + 1
+        self.steps.run(slots, positions.astype(np.int32), order)
+        computed = slots if skipped is None else slots[~skipped]
+        self.slots.token_at[computed] = (starts if skipped is None else starts[~skipped]) + 1
+        tokens, event = self._to_host(self.steps.tokens[: len(works)])
+        return Flight(works, starts, tokens, event, skipped)
+
+    def _to_host(self, there: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        """A copy on the host, which is there once the event has come."""
         if self.device.type != "cuda":
-            return Flight(works, starts, self.steps.tokens[: len(works)].clone(), None, skipped)
-        tokens = torch.empty(len(works), dtype=torch.int32, pin_memory=True)
-        tokens.copy_(self.steps.tokens[: len(works)], non_blocking=True)
+            return there.clone(), None
+        here = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
+        here.copy_(there, non_blocking=True)
         event = torch.cuda.Event()
         event.record()
-        return Flight(works, starts, tokens, event, skipped)
+        return here, event
 
     def _launch_ahead(self, flight: Flight) -> Flight | None:
         """Queue the step after this one, but for rows that end with it; None if there is none, or no room for it."""
@@ -199,30 +249,27 @@ class CudaRunner(ModelRunner):
         ahead.spare = spare
         return ahead
 
-    def _serve(self, ahead: Flight, works: Sequence[Decode], starts: Positions) -> Flight | None:
-        """What was computed ahead, if all of this step is in it. Spare blocks are copied to where they belong."""
-        rows = range(len(works))
-        if ahead.works != works:
-            row_of = {work: row for row, work in enumerate(ahead.works)}
-            found = [row_of.get(work) for work in works]
-            rows = [row for row in found if row is not None]  # type: ignore[assignment]
-        complete = len(rows) == len(works)
-        if complete:
-            at = list(rows)
-            complete = bool((ahead.starts[at] == starts).all()) and not (
-                ahead.skipped is not None and ahead.skipped[at].any()
-            )
-        if complete:
-            self._bring_home(ahead, works, list(rows))
-        self._spare += ahead.spare.values()
-        if not complete:
-            return None
-        return Flight(works, starts, ahead.tokens, ahead.event, row_of=None if ahead.works == works else list(rows))
+    @staticmethod
+    def _rows_ahead(ahead: Flight, works: Sequence[Decode], starts: Positions) -> list[int] | None:
+        """At which row each of `works` was computed ahead, −1 for one that was not. None: nothing of it is of use."""
+        if ahead.works == works:
+            row_of = list(range(len(works)))
+        else:
+            places = {work: row for row, work in enumerate(ahead.works)}
+            row_of = [places.get(work, -1) for work in works]
+        skipped = ahead.skipped
+        row_of = [
+            row if row >= 0 and ahead.starts[row] == start and (skipped is None or not skipped[row]) else -1
+            for row, start in zip(row_of, starts.tolist(), strict=True)
+        ]
+        # A launch takes as long for a few rows as for one: with few rows to keep, all are launched together.
+        missing = sum(row < 0 for row in row_of)
+        return row_of if 2 * missing <= len(row_of) else None
 
-    def _bring_home(self, ahead: Flight, works: Sequence[Decode], rows: Sequence[int]) -> None:
+    def _bring_home(self, ahead: Flight, works: Sequence[Decode], row_of: Sequence[int]) -> None:
         if not ahead.spare:
             return
-        for work, row in zip(works, rows, strict=True):
+        for work, row in zip(works, row_of, strict=True):
             spare = ahead.spare.get(row)
             if spare is None:
                 continue
@@ -238,26 +285,21 @@ class CudaRunner(ModelRunner):
 
     def _wanted_logits(self, flight: Flight, drawn: Sequence[int]) -> torch.Tensor | None:
         """fp32 logits of the rows that the general sampler draws; of all rows where somebody wants to see them."""
+        if flight.shown is not None:
+            return flight.shown
         rows = list(range(len(flight.works))) if self.on_logits is not None else list(drawn)
         if not rows:
             return None
         if flight.row_of is not None:
-            rows = [flight.row_of[row] for row in rows]
+            # Who draws was not computed ahead.
+            behind = 0 if flight.more is None else len(flight.tokens)
+            rows = [flight.row_of[row] - behind for row in rows]
         return self._exact(self.steps.logits[rows])
 
     def _exact(self, logits: torch.Tensor) -> torch.Tensor:
         exact = logits.float()
         exact[:, self.fused.vocabulary :] = -torch.inf
         return exact
-
-    def _read(self, flight: Flight) -> list[WorkOutcome]:
-        """Wait for the step's likeliest tokens."""
-        if flight.event is not None:
-            flight.event.synchronize()
-        tokens: list[int] = flight.tokens.tolist()
-        if flight.row_of is not None:
-            tokens = [tokens[row] for row in flight.row_of]
-        return [WorkOutcome(token) if token != NOT_FINITE else WorkOutcome(error=_not_finite()) for token in tokens]
 
     # ------------------------------------------------------------ prompts
 
@@ -269,25 +311,44 @@ class CudaRunner(ModelRunner):
         hidden = self.prefill(chunks)
         counts = [work.count for work in works]
         # What is not finite makes its row's sum so as well.
-        sums = hidden[: sum(counts)].sum(-1, dtype=torch.float32)
+        sums, summed = self._to_host(hidden[: sum(counts)].sum(-1, dtype=torch.float32))
         ends = np.cumsum(counts) - 1
         sampling = [at for at, work in enumerate(works) if work.samples]
-        logits = None
+        logits = tokens = drawn = None
         if sampling:
-            rows = torch.from_numpy(ends[sampling])
-            logits = self.fused.head(hidden.index_select(0, rows.to(self.device)))
-        return Prefilled(works, hidden, sums, sampling, logits)
+            (rows,) = upload([ends[sampling].astype(np.int32)], self.device)
+            logits = self.fused.head(hidden.index_select(0, rows))
+        if logits is None or all(_takes_likeliest(works[at].request) for at in sampling):
+            tokens, drawn = self._likeliest(logits)
+        return Prefilled(works, hidden, sums, [summed, drawn], sampling, logits, tokens)
+
+    def _likeliest(self, logits: torch.Tensor | None) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        if logits is None:
+            return torch.zeros(0, dtype=torch.int32), None
+        nothing = torch.full((len(logits),), -1, dtype=torch.int32, device=self.device)
+        tokens = torch.empty_like(nothing)
+        likeliest = Likeliest(len(logits), self.fused.vocabulary, self.device)
+        likeliest(logits, nothing, nothing, tokens, nothing)
+        return self._to_host(tokens)
 
     def _finish_prefill(self, done: Prefilled) -> list[WorkOutcome]:
         """Wait for a pass over prompts; what it samples is drawn later."""
         works = done.works
-        finite = np.isfinite(done.sums.cpu().numpy())
+        for event in done.events:
+            if event is not None:
+                event.synchronize()
+        finite = np.isfinite(done.sums.numpy())
         firsts = np.concatenate([[0], np.cumsum([work.count for work in works])[:-1]])
         sound = np.logical_and.reduceat(finite, firsts).tolist()
-        return [
+        outcomes = [
             WorkOutcome(scored=self._score(work, done.hidden, first)) if good else WorkOutcome(error=_not_finite())
             for work, first, good in zip(works, firsts.tolist(), sound, strict=True)
         ]
+        if done.tokens is not None:
+            for at, token in zip(done.sampling, done.tokens.tolist(), strict=True):
+                if outcomes[at].error is None:
+                    outcomes[at].token = token
+        return outcomes
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._exact(self.fused.head(hidden))
@@ -295,6 +356,10 @@ class CudaRunner(ModelRunner):
 
 def _not_finite() -> NotFinite:
     return NotFinite("the model computed NaN or infinity")
+
+
+def _outcomes(tokens: Sequence[int]) -> list[WorkOutcome]:
+    return [WorkOutcome(token) if token != NOT_FINITE else WorkOutcome(error=_not_finite()) for token in tokens]
 
 
 def _takes_likeliest(request: Request) -> bool:

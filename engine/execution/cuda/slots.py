@@ -67,9 +67,9 @@ class Slots:
         for table, values in zip(self.block_tables, there[1:], strict=True):
             table.view(-1).index_copy_(0, index, values)
 
-    def tell(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
-        """Write the latest tokens of these rows."""
-        there = upload([self.rows[list(rows)], np.array(tokens, np.int32)], self.device)
+    def tell(self, slots: Ints, tokens: Sequence[int]) -> None:
+        """Write the latest tokens of these slots."""
+        there = upload([slots, np.array(tokens, np.int32)], self.device)
         self.latest.index_copy_(0, there[0].long(), there[1])
 
     def _assign(self, works: Sequence[Decode]) -> None:

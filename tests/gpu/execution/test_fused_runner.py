@@ -106,7 +106,8 @@ def test_what_is_not_finite_fails_alone(model: Path) -> None:
     bench = fused_bench(model)
     expected = bench.one(generate("expected", PROMPT[:10], 4))
     harmful = 130
-    bench.engine.runner.model.embedding.weight[harmful] = torch.nan
+    with torch.inference_mode():
+        bench.engine.runner.model.embedding.weight[harmful] = torch.nan
     beside = bench.add(generate("beside", PROMPT[:10], 4, read=False))
     failing = bench.one(generate("failing", [1, harmful, 2], 4))
     assert failing.done is not None
