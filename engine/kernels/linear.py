@@ -31,13 +31,13 @@ class LinearTile:
     swapped: bool = True
 
 
-def tile_for(rows: int, outputs: int, inputs: int) -> LinearTile:
+def tile_for(rows: int, outputs: int, inputs: int, itemsize: int = 2) -> LinearTile:
     """The quickest tile known on an H200 in bf16 for a weight [outputs, inputs] (`benchmarks/gpu/NOTES.md`).
 
-    Its inputs divide the weight's, as far as these are a multiple of 16.
+    Its inputs divide the weight's, as far as these are a multiple of 16; elements of more bytes come fewer at a time.
     """
     tile = _quickest_tile(rows, outputs)
-    step = tile.inputs
+    step = tile.inputs * 2 // itemsize
     while inputs % step and step > 16:
         step //= 2
     return replace(tile, inputs=step)
@@ -63,7 +63,7 @@ def _quickest_tile(rows: int, outputs: int) -> LinearTile:
 def fp8_tile_for(rows: int) -> LinearTile:
     """A tile for weights in e4m3. Others have other bits: fewer than 64 outputs, or steps of other than 128 inputs."""
     tall = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    return LinearTile(64, tall, 128, 4, 6)
+    return LinearTile(64, tall, 128, 4, 6 if tall == 64 else 8)
 
 
 def linear(
@@ -84,7 +84,7 @@ def linear(
     """
     rows, inputs = x.shape
     outputs = weight.shape[0]
-    tile = tile or tile_for(rows, outputs, inputs)
+    tile = tile or tile_for(rows, outputs, inputs, x.itemsize)
     if inputs % tile.inputs:
         raise ValueError(f"{inputs} inputs are no multiple of {tile.inputs}")
     y = x.new_empty(rows, outputs) if out is None else out

@@ -73,7 +73,7 @@ class ExactLinear:
         rows = len(x)
         tile = self._tiles.get(rows)
         if tile is None:
-            tile = fp8_tile_for(rows) if self.in_fp8 else tile_for(rows, self.outputs, self.inputs)
+            tile = fp8_tile_for(rows) if self.in_fp8 else tile_for(rows, self.outputs, self.inputs, x.itemsize)
             self._tiles[rows] = tile
         if self._scales is None or scales is None:
             return linear(x, self.weight, out, bias=self.bias, tile=tile)
