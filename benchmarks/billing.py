@@ -1,16 +1,18 @@
-"""How money fares: `python -m benchmarks.billing hot-tenant|settle|invoice|kill --json OUT`.
+"""Throughput and correctness of money: `python -m benchmarks.billing hot-tenant|settle|invoice|kill --json OUT`.
 
-`hot-tenant`: many clients of one tenant, each reserving, spooling (fsync) and going on, in gateway workers of their own
-(`benchmarks.hot_tenant`), on a PostgreSQL of its own or on SQLite.
+`hot-tenant`: many clients of one tenant. Each reserves money, spools its usage (fsync) and goes on. They run in several
+gateway worker processes (`benchmarks.hot_tenant`), on a PostgreSQL of the benchmark's own or on SQLite.
 
-`settle`: a month of 200 tenants' events in the order of time, with the dedup, indexes, rollups and ledger that every
-event gets, through `billing.settlement.settlement.settle` itself (the events' making is not counted; 2 % come twice).
+`settle`: a month of usage events of 200 tenants, in the order of time, through `billing.settlement.settlement.settle`
+with everything that an event gets: deduplication, indexes, rollups and ledger. Making the events is not counted. 2 % of
+the events come twice.
 
-`invoice`: the same events, then the largest tenant's month rated from events and from rollups, which must be equal.
+`invoice`: the same events, then the largest tenant's month rated from the events and from the rollups, which must give
+the same lines.
 
-`kill`: `benchmarks.killing`.
+`kill`: `benchmarks.random_kills`.
 
-`--keep DIR` leaves the filled PostgreSQL in a folder, so that `invoice --keep DIR` can be measured on it again.
+`--keep DIR` keeps the filled PostgreSQL in a folder, so that `invoice --keep DIR` can measure on it again.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from typing import Any
 import uvloop
 
 from benchmarks.hot_tenant import hot_tenant
-from benchmarks.killing import is_clean, kill
-from benchmarks.settling import analyze, invoice_month, settle_month
+from benchmarks.random_kills import is_clean, kill
+from benchmarks.settlement import analyze, invoice_month, settle_month
 from storage.database import migrate
 from tests.servers import postgres_server
 

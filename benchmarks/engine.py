@@ -1,9 +1,11 @@
-"""How fast the engine is here: `python -m benchmarks.engine --model DIR --json OUT`.
+"""Speed of the engine on this machine: `python -m benchmarks.engine --model DIR --json OUT`.
 
-Decode at batch 1 and 8, 64 requests of mixed length from the first token computed to the last one sampled, prefill, and
-`transformers.generate` beside it at batch 1 and 8 and on the mixed requests: in batches of 8 as they come, padded to
-the longest prompt and run to the longest output, and the first of them one by one. All in one process and one run,
-without sockets; greedy. All take turns, round by round, so that a slow minute of the machine falls on each.
+Measured are decoding at batch 1 and 8, prefill, and 64 requests of mixed length from the first token computed to the
+last one sampled. `transformers.generate` runs beside it at batch 1 and 8 and on the mixed requests: in batches of 8 in
+their order, padded to the longest prompt and run to the longest output, and the first of them one by one.
+
+All runs are greedy, in one process, without sockets. They take turns, round by round, so that a slow minute of the
+machine falls on each of them.
 """
 
 from __future__ import annotations

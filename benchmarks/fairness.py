@@ -1,10 +1,15 @@
-"""Fairness of scheduling policies side by side, in simulation: service, time to the first token, cache hits.
+"""Fairness of scheduling policies in simulation: service, time to the first token, cache hits.
 
-The real policy classes drive the real scheduler and block pool; only the model is missing: a step takes what fixed
-rates say. Engine time is the unit of service. max_gap is the largest difference in service, over any interval, between
-two flows of one lane that both had requests waiting throughout; jain is Jain's index of what such flows got, p99_ttft
-the seconds to the first token by lane, hit_share the share of prompt tokens that were read from memory. In long_streams
-a short request's slowest first token is held against a bar, and so is how long all of the work takes.
+The real policies drive the real scheduler and block pool. Only the model is missing: fixed rates say how long a step
+takes. The unit of service is engine time.
+
+- `max_gap`: the largest difference in service, over any interval, between two flows of one lane that both had requests
+  waiting throughout.
+- `jain`: Jain's fairness index of the service of such flows.
+- `p99_ttft`: seconds to the first token, by lane.
+- `hit_share`: share of prompt tokens that were read from memory.
+
+In `long_streams`, bars hold for a short request's slowest first token and for how long all of the work takes.
 """
 
 from __future__ import annotations

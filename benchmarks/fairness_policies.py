@@ -1,7 +1,7 @@
-"""The policies that ours is measured against, as the systems that are in use have them.
+"""Scheduling policies of other systems, which ours is measured against.
 
-Each one drives the same scheduler with the same blocks, budget and costs. What differs is the order, and that ours
-evicts last what those who wait will look for; under the others the least recently used block goes, as in those systems.
+All drive the same scheduler with the same blocks, budget and costs. They differ in the order of requests. Ours also
+evicts last the blocks that waiting requests will look for; the others evict the least recently used block.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the simulated tenants do, made up: each scenario brings out one kind of unfairness."""
+"""Made-up traffic of simulated tenants; each scenario brings out one kind of unfairness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas without a model: the real scheduler, policy and block pool, with steps that take what the rates say."""
+"""Replicas without a model: the real scheduler, policy and block pool; fixed rates say how long a step takes."""
 
 from __future__ import annotations
 

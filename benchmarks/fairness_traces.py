@@ -1,7 +1,7 @@
-"""Recorded traffic as a scenario: JSON lines in Mooncake's form, or CSV as Azure and BurstGPT publish it.
+"""Recorded traffic as a scenario: JSON Lines in Mooncake's form, or CSV in the form of Azure and BurstGPT.
 
-JSON lines: `timestamp` (ms), `input_length`, `output_length` (tokens), `hash_ids` (one for each 512 tokens of the
-prompt; without them no prompt shares anything), and, where it is known who asked, `tenant` and `lane`.
+JSON Lines: `timestamp` (ms), `input_length` and `output_length` (tokens), `hash_ids` (one for each 512 tokens of the
+prompt; without them no prompts share a prefix), and optionally `tenant` and `lane`.
 CSV: `TIMESTAMP,ContextTokens,GeneratedTokens` (Azure), or `Timestamp`, `Request tokens`, `Response tokens` (BurstGPT).
 """
 

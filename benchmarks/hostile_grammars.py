@@ -1,8 +1,8 @@
-"""Hostile grammars against a real replica, beside a neighbour's stream: none may end it or hold the stream up.
+"""Hostile grammars against a real replica: none may end it, or delay another flow's stream.
 
-First requests without grammars, then as many with a hostile grammar each (`hostile_inputs`), of four flows, eight at a
-time. Beside both, another flow streams without a grammar, and one more asks for a fresh ordinary schema each half
-second. The largest gap between two tokens of the stream is compared. Parts of a long run are asked for with `--first`.
+First come requests without grammars, then as many with a hostile grammar each (`hostile_inputs`), of four flows, eight
+at a time. Beside both, another flow streams without a grammar, and one more asks for a new ordinary schema every half
+second. Compared is the largest gap between two tokens of the stream. `--first` runs a part of a long run.
 
     python -m benchmarks.hostile_grammars --count 10000 --json OUT
 """

@@ -1,7 +1,7 @@
-"""Grammars that mean harm or no sense, by seed: schemas, regular expressions, Lark and GBNF grammars, choices, garbage.
+"""Hostile and nonsensical grammars by seed: schemas, regular expressions, Lark and GBNF grammars, choices, garbage.
 
-Each is the text of `Generate.grammar`. Half are known ways to exhaust a parser, with sizes drawn at random; half are
-drawn from the languages' own pieces, so that what nobody thought of is among them.
+Each is the text of `Generate.grammar`. Half are known ways to exhaust a parser, with random sizes. Half are random
+pieces of the languages themselves, to cover what nobody thought of.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Many clients of one tenant: each reserves, spools its usage (fsync) and goes on, while settlers work beside them.
+"""Many clients of one tenant: each reserves money, spools its usage (fsync) and goes on, while settlers settle it.
 
-The clients are shared out among gateway workers, each a process with its own pool, spool and settler, as in production
-(`turnpike gateway` runs one for each core). What is counted ends when the last usage is settled. Then twice as much is
-asked for as there is money: exactly what is affordable may be admitted. `billing.verification.checks` has the last
-word.
+The clients are divided among gateway workers. Each worker is a process with its own connection pool, spool and settler,
+as in production (`turnpike gateway` runs one for each core). Counting ends when the last usage is settled. Then the
+clients ask for twice as much as there is money: exactly what is affordable may be admitted. At the end
+`billing.verification.audit` must find nothing.
 
-Beside the rate stand the CPU seconds that a request cost, which other load on the machine changes less.
+The CPU seconds of a request stand beside the rate, since other load on the machine changes them less.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from billing.reservation.hold_service import HoldService
 from billing.settlement.settler import Settler
 from billing.spool.spool import Spool
 from billing.usage import Counts, Usage, UsageEvent
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from storage.database import migrate
 from storage.database.base import new_id
 from storage.database.database import Database
@@ -192,6 +192,6 @@ async def _prepare(url: str, rich: UUID, scarce: UUID) -> int:
 
 async def _findings(url: str) -> int:
     database = await Database.open(url)
-    found = await check(database)
+    found = await audit_money(database)
     await database.close()
     return len(found)

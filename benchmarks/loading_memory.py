@@ -1,10 +1,11 @@
-"""What a model takes in memory, and what loading it takes on the way: `python -m benchmarks.loading_memory --json OUT`.
+"""Memory that a model takes, and that loading it takes: `python -m benchmarks.loading_memory --json OUT`.
 
 A random Qwen2 of the shape of Qwen2-0.5B (494 million parameters in bf16, the head tied to the embedding) is written to
-a temporary folder, loaded in fp32 by a process of its own, and asked for one token. All figures are MiB:
-`file` is the weights file; `weights` what its parameters take in fp32, tied ones once; `before` what the process has
-resident before it loads anything; `resident` what it has after the answer, `peak` the most that it ever had;
-`mapped` is the part of `resident` that is pages of files. `peak_ratio` is peak / resident.
+a temporary folder, loaded in fp32 by a process of its own, and asked for one token. All figures are in MiB:
+
+- `file`: the weights file. `weights`: the parameters in fp32, tied ones once.
+- `before`: resident before anything is loaded. `resident`: after the answer. `peak`: the most at any time.
+- `mapped`: the part of `resident` that is pages of files. `peak_ratio`: peak / resident.
 """
 
 from __future__ import annotations

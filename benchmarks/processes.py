@@ -1,4 +1,4 @@
-"""Processes that do a benchmark's work beside each other, as a gateway's workers do: each is asked, and answers."""
+"""Worker processes for a benchmark, as a gateway has them: each gets requests from the benchmark and answers them."""
 
 from __future__ import annotations
 

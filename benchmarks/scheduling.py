@@ -1,10 +1,10 @@
-"""What scheduling and block accounting cost a step, in µs, with many requests decoding and others waiting.
+"""Cost of scheduling and block accounting for a step, in µs, with many requests decoding and others waiting.
 
-Counted is all that `schedule` and `commit` do: whose turn it is, the step's work, its tokens taken to their requests,
-keys of full blocks and their place in the index, new blocks, and charges to flows and lanes. Not counted is the model.
+Counted is everything in `schedule` and `commit`: the order of requests, the step's work, handing tokens to requests,
+keys of full blocks and their index, new blocks, and charges to flows and lanes. The model is not counted.
 
-Measured in rounds, each with a scheduler of its own and by the median of its steps; the figure is the median round.
-Where rounds differ much the machine was doing something else as well: the least says what the code costs.
+Each round has a scheduler of its own and is measured by the median of its steps. The figure is the median round. Where
+rounds differ much, other load disturbed them: the least one says what the code costs.
 """
 
 from __future__ import annotations

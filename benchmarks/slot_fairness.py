@@ -1,10 +1,9 @@
-"""How soon a short request is answered beside another tenant's long streams, which want every slot of a replica.
+"""Time until a short request is answered beside another tenant's long streams, which want every slot of a replica.
 
 `python -m benchmarks.slot_fairness --streams 256 --json OUT` starts `turnpike serve` with the demo model. Tenant A
-opens the streams; a part of its clients may stop reading. Tenant B then asks for four tokens again and again. Reported
+opens the streams; some of its clients may stop reading. Tenant B then asks for four tokens again and again. Reported
 are B's times to the first token, and the output tokens per second of both tenants: while B asks, and in the pauses
-between, in which A is alone. With `--replicas 2` there are a gateway and two replicas, on a PostgreSQL and a Redis of
-their own.
+between, when A is alone. `--replicas 2` runs a gateway and two replicas, on a PostgreSQL and a Redis of their own.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Whether a replica's memory stays flat: `python -m benchmarks.soak --requests 100000 --json OUT`.
+"""Memory of a replica over many requests: `python -m benchmarks.soak --requests 100000 --json OUT`.
 
-A real replica process of a tiny random model, over its socket, under short requests of many flows and scopes; some are
-aborted, some end by their deadline, some read slowly. Its resident memory is read after each thousand requests, and a
-line fitted through the readings after the first fifth; the run fails (exit 1) when the line rises more than
-`--bound` bytes a request, when blocks are still held at the end, or when the counts of the requests do not add up to
-what the replica counted itself.
+A real replica process with a tiny random model gets short requests of many flows and scopes over its socket. Some are
+aborted, some end by their deadline, some are read slowly. Its resident memory is read every thousand requests, and a
+line is fitted through the readings after the first fifth.
+
+The run fails (exit 1) if the line rises by more than `--bound` bytes a request, if blocks are still held at the end, or
+if the counts of the requests do not add up to the replica's own.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Usage as many tenants make it: in the order of time, ten million requests a month, two fifths by one of them."""
+"""A month of usage events of many tenants: ten million requests in the order of time, two fifths of one tenant."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
 
+from billing.calendar import period_of
 from billing.prices import PriceCatalog, PriceVersion
-from billing.usage import Counts, Usage, UsageEvent, period_of
+from billing.usage import Counts, Usage, UsageEvent
 from storage.database.base import id_of, new_id
 
 PRICES = {"uncached": "0.40", "read_automatic": "0.04", "read_5m": "0.04", "write_5m": "0.50", "output": "1.60"}

@@ -1,15 +1,23 @@
-"""Instants as people and clients write them: RFC 3339, a date, or seconds since the Unix epoch."""
+"""Instants and billing periods: text to integers and back, and the arithmetic of months.
+
+An instant is an integer in microseconds since the Unix epoch. A billing period is a calendar month in UTC, written
+YYYY-MM.
+"""
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from storage.database.base import from_instant, to_instant
+from storage.reported_error import ReportedError
 
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?(?:[Zz]|[+-]\d\d:\d\d))?", re.ASCII)
 _SECONDS = re.compile(r"\d{1,12}", re.ASCII)
 _LAST_SECOND = 253_402_300_800  # the year 10000
+_PERIOD = re.compile(r"\d{4}-(0[1-9]|1[0-2])", re.ASCII)
+_HOUR = 3_600_000_000
 
 
 class InvalidInstant(ValueError):
@@ -19,6 +27,13 @@ class InvalidInstant(ValueError):
         super().__init__(
             f"{text[:40]!r} is not an instant such as 2027-01-01T00:00:00Z, 2027-01-01 (UTC) or 1798761600"
         )
+
+
+class InvalidPeriod(ReportedError, ValueError):
+    """A billing period that is not YYYY-MM."""
+
+    def __init__(self, period: str) -> None:
+        super().__init__(f"{period!r} is not a period such as 2026-11")
 
 
 def parse_instant(text: str) -> int:
@@ -40,3 +55,36 @@ def parse_instant(text: str) -> int:
 def format_instant(instant: int) -> str:
     """RFC 3339 in UTC, with a fraction only if there is one: 2027-01-01T00:00:00Z."""
     return from_instant(instant).replace(tzinfo=None).isoformat() + "Z"
+
+
+@lru_cache(64)
+def check_period(period: str) -> str:
+    """The period, if it is one. Raises InvalidPeriod."""
+    if _PERIOD.fullmatch(period) is None:
+        raise InvalidPeriod(period)
+    return period
+
+
+def period_of(instant: int) -> str:
+    """The billing period that an instant is in."""
+    return _period_of_hour(instant // _HOUR)
+
+
+@lru_cache(64)
+def _period_of_hour(hour: int) -> str:
+    return datetime.fromtimestamp(hour * 3600, UTC).strftime("%Y-%m")
+
+
+def period_bounds(period: str) -> tuple[int, int]:
+    """The first instant of a period, and the first one after it. Raises InvalidPeriod."""
+    year, month = map(int, check_period(period).split("-"))
+    try:
+        first, after = datetime(year, month, 1, tzinfo=UTC), datetime(year + month // 12, month % 12 + 1, 1, tzinfo=UTC)
+    except ValueError:  # the years 0 and 10000
+        raise InvalidPeriod(period) from None
+    return to_instant(first), to_instant(after)
+
+
+def following_period(period: str) -> str:
+    """The period after this one. Raises InvalidPeriod."""
+    return period_of(period_bounds(period)[1])

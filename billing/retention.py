@@ -15,12 +15,12 @@ from uuid import UUID
 from sqlalchemy import bindparam, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from billing.calendar import period_bounds, period_of
 from billing.events.partitions import least_id, made_at
 from billing.holds.records import split
 from billing.tables.budgets import budget_charge, budget_window
 from billing.tables.money import balance, ended_hold, usage_fact
 from billing.tables.periods import billing_period
-from billing.usage import period_bounds, period_of
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, datetime
-from functools import lru_cache
 from itertools import product
 from typing import Literal, Self, TypeAlias, get_args
 from uuid import UUID
 
 import msgspec
 
+from billing.calendar import check_period
 from billing.money import MAX_PICO
+from storage.reported_error import ReportedError
 
 CLASSES = ("5m", "30m", "1h", "12h", "24h")
 """How long a lease lives."""
@@ -27,47 +26,9 @@ Status = Literal["ok", "cancelled", "failed"]
 DeliveryCertainty = Literal["confirmed", "unconfirmed"]
 RecordedBy = Literal["gateway", "journal", "adjustment"]
 
-_PERIOD = re.compile(r"\d{4}-(0[1-9]|1[0-2])", re.ASCII)
 
-
-class InvalidUsage(ValueError):
+class InvalidUsage(ReportedError, ValueError):
     """Usage or counts that cannot be true: negative, of an unknown meter, or breaking an identity."""
-
-
-class InvalidPeriod(ValueError):
-    """A billing period that is not YYYY-MM."""
-
-    def __init__(self, period: str) -> None:
-        super().__init__(f"{period!r} is not a period such as 2026-11")
-
-
-@lru_cache(64)
-def check_period(period: str) -> str:
-    """The period, if it is one. Raises InvalidPeriod."""
-    if _PERIOD.fullmatch(period) is None:
-        raise InvalidPeriod(period)
-    return period
-
-
-def period_of(instant: int) -> str:
-    """The billing period (a month in UTC) of microseconds since the Unix epoch."""
-    return _period_of_hour(instant // 3_600_000_000)
-
-
-@lru_cache(64)
-def _period_of_hour(hour: int) -> str:
-    return datetime.fromtimestamp(hour * 3600, UTC).strftime("%Y-%m")
-
-
-def period_bounds(period: str) -> tuple[int, int]:
-    """The first instant of a period and the first after it. Raises InvalidPeriod."""
-    year, month = map(int, check_period(period).split("-"))
-    following = (year + 1, 1) if month == 12 else (year, month + 1)
-    try:
-        first, after = (datetime(*at, 1, tzinfo=UTC) for at in ((year, month), following))
-    except ValueError:
-        raise InvalidPeriod(period) from None
-    return int(first.timestamp()) * 1_000_000, int(after.timestamp()) * 1_000_000
 
 
 MAX_TOKENS = 2**31 - 1

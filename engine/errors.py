@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from storage.reported_error import ReportedError
 
-class EngineError(Exception):
+
+class EngineError(ReportedError):
     """Base: the replica cannot start; the message is one line and names the path, field or tensor."""
 
 
@@ -18,6 +20,10 @@ class StartError(EngineError):
 class DiskFull(EngineError):
     """The journal's disk has no room. The same start works when there is some."""
 
+    temporary = True
+
 
 class EngineFailed(EngineError):
     """The engine's thread ended by an error, which is in the log. A new start may work."""
+
+    temporary = True

@@ -15,6 +15,8 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from storage.reported_error import ReportedError
+
 log = structlog.get_logger(__name__)
 
 SETTING = "TURNPIKE_REDIS_URL"
@@ -34,7 +36,7 @@ class BusUnavailable(Exception):
     """The message was not published: Redis did not take it in time."""
 
 
-class InvalidRedisUrl(ValueError):
+class InvalidRedisUrl(ReportedError, ValueError):
     """The Redis URL is malformed. The message names the setting and never the URL, which may hold a password."""
 
     def __init__(self) -> None:

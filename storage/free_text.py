@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from storage.reported_error import ReportedError
+
 
 def counted(count: int, noun: str) -> str:
     """The noun in the singular for one thing and with an s for any other number: "1 line", "2 lines"."""
@@ -12,7 +14,7 @@ NAME, REASON = 200, 500
 """Characters that a name and a reason have at most."""
 
 
-class InvalidText(ValueError):
+class InvalidText(ReportedError, ValueError):
     """Text that is empty, too long, or more than a line; `field` says which."""
 
     def __init__(self, field: str, problem: str) -> None:

@@ -18,6 +18,7 @@ from storage.bus import Bus, BusUnavailable
 from storage.database.base import from_instant
 from storage.database.database import Database
 from storage.free_text import NAME, check_text
+from storage.reported_error import ReportedError
 from tenancy.keys import IssuedKey, Peppers, generate
 from tenancy.tables import ApiKey, Project, Tenant
 
@@ -29,11 +30,11 @@ REVOKED = "turnpike.keys.revoked"
 Owned = TypeVar("Owned", Project, ApiKey)
 
 
-class NameTaken(ValueError):
+class NameTaken(ReportedError, ValueError):
     """There is one of this name already."""
 
 
-class NoSuchRecord(LookupError):
+class NoSuchRecord(ReportedError, LookupError):
     """There is no such tenant, project or key; or it is another tenant's."""
 
 

@@ -15,6 +15,7 @@ from billing.transaction.budget_charges import THRESHOLD
 from storage.database.base import from_instant, new_id
 from storage.database.database import Database
 from storage.free_text import REASON, problem_of_text
+from storage.reported_error import ReportedError
 from webhooks.addresses import AddressPolicy, UrlRefused
 from webhooks.signing import SecretCipher, new_secret, shown
 from webhooks.tables import webhook_attempt, webhook_delivery, webhook_endpoint
@@ -46,7 +47,7 @@ _SECOND = 1_000_000
 _ENDPOINT, _DELIVERY, _ATTEMPT = webhook_endpoint.c, webhook_delivery.c, webhook_attempt.c
 
 
-class InvalidWebhook(ValueError):
+class InvalidWebhook(ReportedError, ValueError):
     """An endpoint cannot be like this; `field` says what of it is wrong."""
 
     def __init__(self, field: str, problem: str) -> None:
@@ -55,7 +56,7 @@ class InvalidWebhook(ValueError):
         self.problem = problem
 
 
-class WebhookNotFound(LookupError):
+class WebhookNotFound(ReportedError, LookupError):
     """The tenant has no such endpoint or delivery."""
 
     def __init__(self, what: str, identity: UUID) -> None:

@@ -1,6 +1,6 @@
-"""Are the kernels right and exact on this GPU, and how fast are they? `python -m benchmarks.gpu.kernels --json OUT`
+"""Correctness and speed of the kernels on this GPU: `python -m benchmarks.gpu.kernels --json OUT`.
 
-Everything is compared with a float64 reference or the library's own result before it is timed. Times are medians of
+Every kernel is compared with a float64 reference or the library's own result before it is timed. Times are medians of
 CUDA graph replays; weights and KV are larger than the L2 cache or rotate.
 """
 

@@ -32,9 +32,10 @@ from billing.usage import METERS, Counts, InvalidUsage, SignedUsage, UsageEvent
 from storage.database.base import new_id
 from storage.database.database import Database
 from storage.free_text import REASON, check_text, counted
+from storage.reported_error import ReportedError
 
 
-class UnknownEvent(LookupError):
+class UnknownEvent(ReportedError, LookupError):
     """The tenant has no usage event of this id."""
 
     def __init__(self, event_id: UUID) -> None:
@@ -42,7 +43,7 @@ class UnknownEvent(LookupError):
         self.event_id = event_id
 
 
-class InvalidAdjustment(ValueError):
+class InvalidAdjustment(ReportedError, ValueError):
     """An adjustment that cannot be: nothing changes, more is taken back than there was, or it corrects a correction."""
 
 

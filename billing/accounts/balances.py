@@ -22,12 +22,13 @@ from billing.transaction.opening import money_transaction, money_transaction_in
 from storage.database.base import new_id
 from storage.database.database import Database
 from storage.free_text import NAME, REASON, check_text
+from storage.reported_error import ReportedError
 
 GrantKind = Literal["paid", "promo"]
 _MOST_PRIORITY = 2**31 - 1
 
 
-class CurrencyMismatch(ValueError):
+class CurrencyMismatch(ReportedError, ValueError):
     """Money of one currency was to be mixed with another's."""
 
     def __init__(self, wanted: str, found: str) -> None:
@@ -41,11 +42,11 @@ def new_balance(tenant_id: UUID, currency: str) -> dict[str, UUID | str | int]:
     return {"tenant_id": tenant_id, "currency": currency, "credit": 0, "debit": 0, "held": 0, "overdraft": 0}
 
 
-class InvalidGrant(ValueError):
+class InvalidGrant(ReportedError, ValueError):
     """A grant that cannot be: of an unknown kind, paid for one model or project only, or expired before it began."""
 
 
-class RefundRefused(ValueError):
+class RefundRefused(ReportedError, ValueError):
     """More was to be paid back than is paid, unused and not reserved: `refundable_pico`."""
 
     def __init__(self, refundable_pico: int, currency: str) -> None:

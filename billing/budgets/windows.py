@@ -13,8 +13,8 @@ from uuid import UUID
 
 import msgspec
 
+from billing.calendar import period_bounds, period_of
 from billing.holds.records import HoldRequest
-from billing.usage import period_bounds, period_of
 from storage.database.base import from_instant, to_instant
 
 BudgetScope = Literal["tenant", "project", "key", "tag"]

@@ -7,23 +7,19 @@ partition: an event that has nowhere to go makes its month first.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
-from typing import TypeAlias
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.database.base import to_instant
+from billing.calendar import following_period, period_bounds, period_of
 from storage.database.database import Database
 
-FIRST_YEAR, LAST_YEAR = 2020, 2199
+_FIRST_PERIOD, _END_PERIOD = "2020-01", "2199-01"
 _MILLISECONDS = 80
 _LOCK = 7_233_104_872
 """PostgreSQL's advisory lock: two processes that need the same month make it one after the other."""
-
-Month: TypeAlias = tuple[int, int]
 
 
 def is_ordered_by_time(identity: UUID) -> bool:
@@ -46,20 +42,9 @@ def _milliseconds(ids: NDArray[np.uint8]) -> NDArray[np.int64]:
     return first.view(">i8")[:, 0].astype(np.int64)
 
 
-def month_of(identity: UUID) -> Month:
-    """Year and month, in UTC, of a UUIDv7."""
-    return _month(identity.int >> _MILLISECONDS)
-
-
-def _month(milliseconds: int) -> Month:
-    moment = datetime.fromtimestamp(milliseconds // 1000, UTC)
-    return moment.year, moment.month
-
-
-def following(month: Month) -> Month:
-    """The month after this one."""
-    year, number = month
-    return (year + 1, 1) if number == 12 else (year, number + 1)
+def period_of_id(identity: UUID) -> str:
+    """The period in which a UUIDv7 was made."""
+    return period_of(made_at(identity))
 
 
 def least_id(instant: int) -> UUID:
@@ -72,28 +57,28 @@ def made_at(identity: UUID) -> int:
     return (identity.int >> _MILLISECONDS) * 1000
 
 
-def _start(month: Month) -> UUID:
-    """The least id of a month."""
-    return least_id(to_instant(datetime(*month, 1, tzinfo=UTC)))
+def _first_id(period: str) -> UUID:
+    """The least id of a period."""
+    return least_id(period_bounds(period)[0])
 
 
-_FIRST, _LAST = _start((FIRST_YEAR, 1)).int, _start((LAST_YEAR, 1)).int
+_FIRST, _LAST = _first_id(_FIRST_PERIOD).int, _first_id(_END_PERIOD).int
 
-_known: WeakKeyDictionary[Database, set[Month]] = WeakKeyDictionary()
-"""The months that have a partition in each database, as far as this process knows."""
+_known: WeakKeyDictionary[Database, set[str]] = WeakKeyDictionary()
+"""The periods that have a partition in each database, as far as this process knows."""
 
 
-async def ensure(database: Database, months: Iterable[Month]) -> None:
-    """Make the partitions of these months that are missing, each in a transaction. SQLite has none to make.
+async def ensure(database: Database, periods: Iterable[str]) -> None:
+    """Make the partitions of these periods that are missing, each in a transaction. SQLite has none to make.
 
     Raises DatabaseUnavailable.
     """
     if database.dialect != "postgresql":
         return
     known = _known.setdefault(database, set())
-    for month in sorted(set(months) - known):
-        await _make(database, month)
-        known.add(month)
+    for period in sorted(set(periods) - known):
+        await _make(database, period)
+        known.add(period)
 
 
 async def ensure_partitions(database: Database, ids: NDArray[np.uint8]) -> None:
@@ -103,17 +88,16 @@ async def ensure_partitions(database: Database, ids: NDArray[np.uint8]) -> None:
     """
     milliseconds = _milliseconds(ids[are_ordered_by_time(ids)])
     if len(milliseconds):
-        months = {_month(int(milliseconds.min())), _month(int(milliseconds.max()))}
-        if len(months) > 1:
-            months |= {_month(instant) for instant in np.unique(milliseconds).tolist()}
-        await ensure(database, months)
+        periods = {period_of(int(instant) * 1000) for instant in (milliseconds.min(), milliseconds.max())}
+        if len(periods) > 1:
+            periods |= {period_of(instant * 1000) for instant in np.unique(milliseconds).tolist()}
+        await ensure(database, periods)
 
 
 async def prepare(database: Database, ahead: int = 2) -> None:
     """Make this month's partition and those of the next: the worker's job. Raises DatabaseUnavailable."""
-    moment = datetime.fromtimestamp(await database.now() // 1_000_000, UTC)
-    month = (moment.year, moment.month)
-    await ensure(database, [month] + [month := following(month) for _ in range(ahead)])
+    period = period_of(await database.now())
+    await ensure(database, [period] + [period := following_period(period) for _ in range(ahead)])
 
 
 # Asked of the catalog's rows: a lookup by name may be answered from what the connection remembers.
@@ -123,8 +107,8 @@ _THERE = """
 """
 
 
-async def _make(database: Database, month: Month) -> None:
-    name = f"usage_fact_{month[0]:04d}_{month[1]:02d}"
+async def _make(database: Database, period: str) -> None:
+    name = f"usage_fact_{period.replace('-', '_')}"
     async with database.direct() as connection:
         if await connection.fetchval(_THERE, name):
             return
@@ -137,7 +121,7 @@ async def _make(database: Database, month: Month) -> None:
             f"CREATE TRIGGER immutable BEFORE UPDATE OR DELETE OR TRUNCATE ON {name} "
             "FOR EACH STATEMENT EXECUTE FUNCTION refuse_change()"
         )
-        lower, upper = _start(month), _start(following(month))
+        lower, upper = _first_id(period), _first_id(following_period(period))
         await connection.execute(
             f"ALTER TABLE usage_fact ATTACH PARTITION {name} FOR VALUES FROM ('{lower}') TO ('{upper}')"
         )

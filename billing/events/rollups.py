@@ -12,9 +12,10 @@ import numpy as np
 from sqlalchemy import ColumnElement, Label, Subquery, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from billing.calendar import check_period, period_bounds
 from billing.events.columns import EventColumns, Numbers, groups
 from billing.tables.money import rollup_hour, usage_event, usage_fact, usage_traits
-from billing.usage import METERS, TRAITS, check_period, period_bounds
+from billing.usage import METERS, TRAITS
 
 HOUR = 3_600_000_000
 LIMB = 10**9

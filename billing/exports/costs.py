@@ -9,26 +9,26 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import func, select
 
+from billing.calendar import period_bounds
 from billing.events.rollups import HOUR, LIMB, SUMS
-from billing.exports.columns import Column
-from billing.exports.datasets import Dataset, ExportQuery, ExportSnapshot
-from billing.exports.writers import Row
+from billing.exports.datasets import Column, Dataset, ExportQuery, ExportSnapshot, Row
 from billing.rating.lines import RatedLine
 from billing.rating.usage_lines import UsageGroup, lines_of
 from billing.tables.money import rollup_hour
-from billing.usage import METERS, period_bounds
+from billing.usage import METERS
 
 DAY = 24 * HOUR
 _OF = rollup_hour.c
 
 
 async def rated_groups(
-    reading: ExportSnapshot, asked: ExportQuery, width: int, before: int | None = None
+    snapshot: ExportSnapshot, wanted: ExportQuery, width: int, before: int | None = None
 ) -> AsyncIterator[list[tuple[Any, str, RatedLine]]]:
-    """Each group of rollups with its currency and lines: a span of `width` microseconds of a key's use of a model; of
-    hours `before` an instant alone, if one is given.
+    """Yields portions of (group, currency, line): the lines of each group of rollups, at their prices.
 
-    In the order of tenant, time, project, key, model, lane, tier and version. Raises CostMismatch.
+    A group is a key's use of a model in a span of `width` microseconds, at one lane, tier and price version. With
+    `before`, only hours before that instant count. Groups are ordered by tenant, time, project, key, model, lane, tier
+    and version. Raises CostMismatch.
     """
     start = (_OF.hour - _OF.hour % width).label("start")
     groups = [
@@ -36,26 +36,26 @@ async def rated_groups(
         start,
         _OF.project_id,
         _OF.key_id,
-        reading.in_order(_OF.model),
-        reading.in_order(_OF.lane),
+        snapshot.in_order(_OF.model),
+        snapshot.in_order(_OF.lane),
         _OF.context_from,
         _OF.price_version,
     ]
     shown = (_OF.tenant_id, start, _OF.project_id, _OF.key_id, _OF.model, _OF.lane, _OF.context_from, _OF.price_version)
     query = (
         select(*shown, *(func.sum(_OF[name]).label(name) for name in SUMS))
-        .where(_OF.period == asked.period)
+        .where(_OF.period == wanted.period)
         .group_by(*shown)
         .order_by(*groups)
     )
     if before is not None:
         query = query.where(_OF.hour < before)
-    if asked.tenant_id is not None:  # else all tenants: an export of the whole installation
-        query = query.where(_OF.tenant_id == asked.tenant_id)
-    async for portion in reading.portions(query):
+    if wanted.tenant_id is not None:  # else all tenants: an export of the whole installation
+        query = query.where(_OF.tenant_id == wanted.tenant_id)
+    async for portion in snapshot.portions(query):
         rated = []
         for row in portion:
-            version = await reading.prices.version(row.price_version)
+            version = await snapshot.prices.version(row.price_version)
             used = UsageGroup(
                 project_id=row.project_id,
                 model=row.model,
@@ -71,23 +71,26 @@ async def rated_groups(
         yield rated
 
 
-async def taken_back(reading: ExportSnapshot, asked: ExportQuery, tenant_id: UUID) -> int:
-    """What the period takes back of the tenant's earlier usage, in pico-units: 0 or less. Raises CostMismatch."""
-    first, _ = period_bounds(asked.period)
-    mine = msgspec.structs.replace(asked, tenant_id=tenant_id)
+async def taken_back(snapshot: ExportSnapshot, wanted: ExportQuery, tenant_id: UUID) -> int:
+    """What the period's corrections take off the tenant's earlier usage, in pico-units: 0 or less.
+
+    Raises CostMismatch.
+    """
+    first, _ = period_bounds(wanted.period)
+    of_tenant = msgspec.structs.replace(wanted, tenant_id=tenant_id)
     back = 0
-    async for rated in rated_groups(reading, mine, HOUR, before=first):
+    async for rated in rated_groups(snapshot, of_tenant, HOUR, before=first):
         back += sum(min(0, line.exact_pico) for _, _, line in rated)
     return back
 
 
-async def _rows(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Sequence[Row]]:
-    names = asked.names
-    async for rated in rated_groups(reading, asked, DAY):
+async def _rows(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[Sequence[Row]]:
+    names = wanted.names
+    async for rated in rated_groups(snapshot, wanted, DAY):
         yield [
             (
                 row.start,
-                asked.period,
+                wanted.period,
                 row.tenant_id,
                 names.tenants.get(row.tenant_id),
                 row.project_id,

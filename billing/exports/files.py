@@ -1,6 +1,6 @@
-"""Making an export: its file, and beside it a manifest with the number of rows, the sums and the SHA-256.
+"""Writing an export: its file, and beside it a manifest with the number of rows, the sums and the SHA-256.
 
-Neither holds anything of when or where it was made, so that a closed period gives the same bytes for ever.
+Neither contains when or where it was made, so a closed period always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -14,38 +14,43 @@ from uuid import UUID
 
 import msgspec
 
+from billing.calendar import check_period
 from billing.exports.costs import COSTS
-from billing.exports.datasets import Dataset, ExportQuery, ExportSnapshot, InvalidExport
-from billing.exports.focus import FOCUS
+from billing.exports.datasets import Dataset, ExportQuery, ExportSnapshot, InvalidExport, Row
+from billing.exports.focus.cost_and_usage import COST_AND_USAGE
+from billing.exports.focus.invoice_detail import BILLING_PERIOD, INVOICE_DETAIL
+from billing.exports.formats.writers import FORMATS, Format, Writer, open_writer
 from billing.exports.invoices import INVOICES
 from billing.exports.journal import JOURNAL
 from billing.exports.usage import USAGE
-from billing.exports.writers import FORMATS, Format, Row, Writer, open_writer
 from billing.money import format_pico
 from billing.periods.periods import Periods
 from billing.prices import PriceCatalog
-from billing.usage import check_period
 from storage.database.database import Database
 
 MANIFEST_VERSION = 1
-DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in (USAGE, COSTS, INVOICES, JOURNAL, *FOCUS)}
+DATASETS: dict[str, Dataset] = {
+    dataset.name: dataset
+    for dataset in (USAGE, COSTS, INVOICES, JOURNAL, COST_AND_USAGE, INVOICE_DETAIL, BILLING_PERIOD)
+}
+"""Every dataset by name. A new export is a Dataset in a module of its own, named here."""
 
 Progress: TypeAlias = Callable[[int], Awaitable[None]]
-"""Told how many rows are written."""
+"""Called with the number of rows written so far."""
 
 
 class ExportOrder(msgspec.Struct, frozen=True):
-    """What is to be exported, and in which format."""
+    """A dataset, its format and its query."""
 
     dataset: Dataset
     form: Format
-    asked: ExportQuery
+    query: ExportQuery
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file holds. `sums` are decimal strings by column and currency; `tenant_id` is None for all tenants.
+    """What a file contains. `sums` are decimal strings by column and currency; `tenant_id` is None for all tenants.
 
-    `closed` says that the period was closed, so that the same file can be made again for ever.
+    `closed`: the period was closed, so the same file can always be made again.
     """
 
     version: int = MANIFEST_VERSION
@@ -63,7 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def dataset_of(name: str) -> Dataset:
-    """The dataset of this name. Raises InvalidExport."""
+    """The dataset with this name. Raises InvalidExport."""
     try:
         return DATASETS[name]
     except KeyError:
@@ -71,7 +76,7 @@ def dataset_of(name: str) -> Dataset:
 
 
 def format_of(name: str) -> Format:
-    """The format of this name. Raises InvalidExport."""
+    """The format with this name. Raises InvalidExport."""
     for form in FORMATS:
         if form == name:
             return form
@@ -79,30 +84,30 @@ def format_of(name: str) -> Format:
 
 
 def manifest_path(path: Path) -> Path:
-    """Where the manifest of a file lies."""
+    """The path of a file's manifest."""
     return path.with_name(f"{path.name}.manifest.json")
 
 
 async def export(
     database: Database, prices: PriceCatalog, order: ExportOrder, path: Path, progress: Progress | None = None
 ) -> Manifest:
-    """Write the file and its manifest; both are there whole or not at all.
+    """Write the file and its manifest, and return the manifest. Nothing is written if it fails.
 
-    Everything is read from one snapshot. Raises InvalidPeriod, InvalidExport, CostMismatch, DatabaseUnavailable,
+    All rows are read from one snapshot. Raises InvalidPeriod, InvalidExport, CostMismatch, DatabaseUnavailable,
     OSError.
     """
-    dataset, asked = order.dataset, order.asked
-    check_period(asked.period)
-    closed = (await Periods(database).get(asked.period)).state == "closed"
+    dataset, wanted = order.dataset, order.query
+    check_period(wanted.period)
+    closed = (await Periods(database).get(wanted.period)).state == "closed"
     partial = path.with_name(f".{path.name}.partial")
     try:
         rows, sums = await _write(database, prices, order, partial, progress)
         size, digest = await asyncio.to_thread(_digest, partial)
         manifest = Manifest(
             dataset=dataset.name,
-            period=asked.period,
+            period=wanted.period,
             closed=closed,
-            tenant_id=asked.tenant_id,
+            tenant_id=wanted.tenant_id,
             format=order.form,
             file=path.name,
             rows=rows,
@@ -121,13 +126,13 @@ async def export(
 async def _write(
     database: Database, prices: PriceCatalog, order: ExportOrder, path: Path, progress: Progress | None
 ) -> tuple[int, dict[str, dict[str, str]]]:
-    dataset, asked = order.dataset, order.asked
+    dataset, wanted = order.dataset, order.query
     count = 0
     totals = _Totals(dataset)
-    writer = open_writer(order.form, path, dataset.columns, title=dataset.title, period=asked.period)
+    writer = open_writer(order.form, path, dataset.columns, title=dataset.title, period=wanted.period)
     try:
         async with database.reading() as session:
-            async for portion in dataset.rows(ExportSnapshot(database, session, prices), asked):
+            async for portion in dataset.rows(ExportSnapshot(database, session, prices), wanted):
                 await asyncio.to_thread(_add, writer, totals, portion)  # a gateway may run in this process too
                 count += len(portion)
                 if progress is not None:

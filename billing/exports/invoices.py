@@ -1,7 +1,7 @@
 """The invoices export: one row for each line of a period's invoices, and of the credit notes issued in its month.
 
-Drafts are left out. A credit note is of the month in which it was issued, whatever it corrects: a month that was
-reported does not change by it.
+Drafts are left out. A credit note belongs to the month in which it was issued, so that a month that was reported does
+not change.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from typing import Any
 
 from sqlalchemy import Select, select
 
-from billing.exports.columns import Column
-from billing.exports.datasets import Dataset, ExportQuery, ExportSnapshot
-from billing.exports.writers import Row
-from billing.invoices.minor_units import minor_unit
+from billing.exports.datasets import Column, Dataset, ExportQuery, ExportSnapshot, Row
+from billing.money import minor_to_pico
 from billing.tables.invoices import invoice, invoice_line
 from storage.database.base import to_instant
 
@@ -23,38 +21,35 @@ _OF, _LINE = invoice.c, invoice_line.c
 _CORRECTED = invoice.alias("corrected_invoice")
 
 
-def documents(asked: ExportQuery) -> Select[Any]:
-    """The period's documents that have a number, in the order of tenant and id; `corrected` is the number of the
-    invoice that a credit note corrects."""
-    invoices = (_OF.kind == "invoice") & (_OF.period == asked.period)
-    notes = (_OF.kind == "credit_note") & (_OF.issued >= f"{asked.period}-01") & (_OF.issued <= f"{asked.period}-31")
+def documents(wanted: ExportQuery) -> Select[Any]:
+    """The period's issued documents, ordered by tenant and id.
+
+    The column `corrected` is the number of the invoice that a credit note corrects.
+    """
+    invoices = (_OF.kind == "invoice") & (_OF.period == wanted.period)
+    notes = (_OF.kind == "credit_note") & (_OF.issued >= f"{wanted.period}-01") & (_OF.issued <= f"{wanted.period}-31")
     query = select(invoice, _CORRECTED.c.number.label("corrected")).where(invoices | notes, _OF.state != "draft")
     query = query.outerjoin(_CORRECTED, _CORRECTED.c.id == _OF.corrects).order_by(_OF.tenant_id, _OF.id)
-    # Without a tenant, all tenants: an export of the whole installation.
-    return query if asked.tenant_id is None else query.where(_OF.tenant_id == asked.tenant_id)
-
-
-def in_pico(minor: int, currency: str) -> int:
-    """Minor units as pico-units."""
-    return minor * minor_unit(currency)
+    # all tenants: without a tenant this exports the whole installation
+    return query if wanted.tenant_id is None else query.where(_OF.tenant_id == wanted.tenant_id)
 
 
 def midnight(day: str | None) -> int | None:
-    """The first instant of an ISO date."""
+    """The first instant of an ISO date in UTC; None of None."""
     return None if day is None else to_instant(datetime.fromisoformat(day).replace(tzinfo=UTC))
 
 
-async def _rows(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Sequence[Row]]:
-    async for portion in reading.portions(documents(asked)):
+async def _rows(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[Sequence[Row]]:
+    async for portion in snapshot.portions(documents(wanted)):
         for document in portion:
             query = (
                 select(invoice_line)
                 .where(_LINE.tenant_id == document.tenant_id, _LINE.invoice_id == document.id)
                 .order_by(_LINE.n)
             )
-            tenant = asked.names.tenants.get(document.tenant_id)
+            tenant = wanted.names.tenants.get(document.tenant_id)
             sign = 0 if document.state == "void" else -1 if document.kind == "credit_note" else 1
-            async for lines in reading.portions(query):
+            async for lines in snapshot.portions(query):
                 yield [
                     (
                         document.number,
@@ -71,7 +66,7 @@ async def _rows(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Se
                         line.text,
                         line.corrects,
                         line.project_id,
-                        asked.names.projects.get(line.project_id),
+                        wanted.names.projects.get(line.project_id),
                         line.model,
                         line.meter,
                         line.lane,
@@ -80,7 +75,7 @@ async def _rows(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Se
                         line.price_micro,
                         document.currency,
                         sign * int(line.exact_pico),
-                        sign * in_pico(line.net, document.currency),
+                        sign * minor_to_pico(line.net, document.currency),
                         line.category,
                         line.rate * 10_000,
                         document.sha256,

@@ -1,7 +1,7 @@
-"""Exports as jobs: asked for by a tenant's administrator, made by a worker, kept for a while in a folder.
+"""Export jobs: requested by a tenant's administrator, run by a worker, their files kept for some days in a folder.
 
-A worker takes one job at a time and holds it by a lease that it renews; what a dead worker left is taken up again by
-another. Since the same question gives the same file, making one twice harms nothing.
+A worker runs one job at a time and holds it by a lease that it renews. When the lease of a dead worker runs out,
+another worker takes the job. The same query makes the same file, so making one twice is harmless.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ import msgspec
 import structlog
 from sqlalchemy import func, insert, or_, select, update
 
+from billing.calendar import InvalidPeriod, check_period
 from billing.exports.datasets import PROVIDER, DisplayNames, ExportQuery, InvalidExport
 from billing.exports.files import ExportOrder, dataset_of, export, format_of, manifest_path
 from billing.prices import PriceCatalog
 from billing.tables.exports import export_job
-from billing.usage import InvalidPeriod, check_period
 from storage.database.base import new_id
 from storage.database.database import Database, DatabaseUnavailable
 
 JobState = Literal["queued", "running", "done", "failed", "expired"]
 
 LEASE_S = 60
+"""How long a worker holds a job without renewing it."""
 MAX_ATTEMPTS = 3
+"""Runs of a job until it is failed."""
 MAX_UNFINISHED = 20
-"""Jobs of one tenant that may wait or run at a time."""
+"""Queued and running jobs that a tenant may have."""
 _SECOND = 1_000_000
 _OF = export_job.c
 
@@ -39,11 +41,11 @@ log = structlog.get_logger(__name__)
 
 
 class TooManyExports(Exception):
-    """The tenant has as many unfinished exports as it may."""
+    """The tenant has MAX_UNFINISHED unfinished exports."""
 
 
 class ExportNotFound(LookupError):
-    """The tenant has no export of this id."""
+    """The tenant has no export with this id."""
 
 
 class ExportJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,12 +69,12 @@ class ExportJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def file_name(self) -> str:
-        """What the file is called for whoever downloads it."""
+        """The name under which the file is downloaded."""
         return f"{self.dataset}-{self.period}.{self.format}"
 
 
 class ExportJobs:
-    """The jobs of a database, and the folder with their files: one that gateways and workers share."""
+    """The export jobs of a database, and the folder of their files, which gateways and workers share."""
 
     def __init__(self, database: Database, prices: PriceCatalog, folder: Path) -> None:
         self._database = database
@@ -81,8 +83,8 @@ class ExportJobs:
 
     # ------------------------------------------------------------ for the tenant
 
-    async def ask(self, tenant_id: UUID, key_id: UUID, dataset: str, period: str, form: str) -> ExportJob:
-        """Queue an export of the tenant's. Raises InvalidExport, TooManyExports, DatabaseUnavailable."""
+    async def queue(self, tenant_id: UUID, key_id: UUID, dataset: str, period: str, form: str) -> ExportJob:
+        """Queue an export of a tenant. Raises InvalidExport, TooManyExports, DatabaseUnavailable."""
         dataset_of(dataset)
         format_of(form)
         try:
@@ -116,7 +118,7 @@ class ExportJobs:
         return await self.get(tenant_id, identity)
 
     async def get(self, tenant_id: UUID, job_id: UUID) -> ExportJob:
-        """The tenant's job. Raises ExportNotFound, DatabaseUnavailable."""
+        """One of the tenant's jobs. Raises ExportNotFound, DatabaseUnavailable."""
         async with self._database.reading() as session:
             query = select(export_job).where(_OF.tenant_id == tenant_id, _OF.id == job_id)
             row = (await session.execute(query)).one_or_none()
@@ -124,15 +126,15 @@ class ExportJobs:
             raise ExportNotFound(str(job_id))
         return _job(row)
 
-    async def known(self, tenant_id: UUID, limit: int = 20, after: UUID | None = None) -> list[ExportJob]:
-        """The tenant's jobs, the newest first, from the one after `after` on."""
+    async def list(self, tenant_id: UUID, limit: int = 20, after: UUID | None = None) -> list[ExportJob]:
+        """The tenant's jobs, newest first, that follow the job `after`. Raises DatabaseUnavailable."""
         query = select(export_job).where(_OF.tenant_id == tenant_id).order_by(_OF.id.desc()).limit(limit)
         async with self._database.reading() as session:
             rows = (await session.execute(query if after is None else query.where(_OF.id < after))).all()
         return [_job(row) for row in rows]
 
     def path(self, job: ExportJob) -> Path:
-        """Where the job's file lies, once it is done."""
+        """The path of a done job's file."""
         return self._folder / f"{job.id.hex}.{job.format}"
 
     # ------------------------------------------------------------ for the worker
@@ -143,26 +145,29 @@ class ExportJobs:
         account_codes: Mapping[str, str] | None = None,
         provider: str = PROVIDER,
     ) -> bool:
-        """Take one job and make its file; False if there was none. What fails is kept with the job."""
+        """Run one job; False if none was waiting. A failure is stored with the job.
+
+        `names` reads the names of tenants and projects. Raises DatabaseUnavailable; then the job is run again later.
+        """
         job = await self._take()
         if job is None:
             return False
         renewing = asyncio.create_task(self._renew(job))
         try:
             await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True, mode=0o700)
-            asked = ExportQuery(
+            query = ExportQuery(
                 period=job.period,
                 tenant_id=job.tenant_id,
                 names=await names(),
                 account_codes=account_codes or {},
                 provider=provider,
             )
-            order = ExportOrder(dataset_of(job.dataset), format_of(job.format), asked)
-            manifest = await export(self._database, self._prices, order, self.path(job), self._told(job))
+            order = ExportOrder(dataset_of(job.dataset), format_of(job.format), query)
+            manifest = await export(self._database, self._prices, order, self.path(job), self._progress(job))
             stated = msgspec.structs.replace(manifest, file=job.file_name)
             await self._finish(job, "done", rows=manifest.rows, manifest=msgspec.json.encode(stated).decode())
         except DatabaseUnavailable:
-            raise  # the lease runs out, and somebody tries again
+            raise  # the lease runs out, and a worker tries again
         except Exception as error:
             log.exception("an export failed", export=str(job.id), dataset=job.dataset, attempt=job.attempts)
             if job.attempts >= MAX_ATTEMPTS or isinstance(error, InvalidExport):
@@ -174,9 +179,9 @@ class ExportJobs:
         return True
 
     async def remove_old(self, keep_s: int) -> int:
-        """Remove the files that were made more than `keep_s` ago; how many there were."""
+        """Remove the files of jobs that finished more than `keep_s` seconds ago; return how many jobs that were."""
         now = await self._database.now()
-        async with self._database.reading() as session:  # all tenants: files are everybody's
+        async with self._database.reading() as session:  # all tenants: the worker cleans up for all
             old = select(export_job).where(_OF.state == "done", _OF.finished_at < now - keep_s * _SECOND).limit(1000)
             jobs = [_job(row) for row in await session.execute(old)]
         for job in jobs:
@@ -186,7 +191,7 @@ class ExportJobs:
         return len(jobs)
 
     async def _take(self) -> ExportJob | None:
-        async with self._database.transaction() as session:  # all tenants: the worker works for everybody
+        async with self._database.transaction() as session:  # all tenants: a worker runs every tenant's jobs
             now = (await session.execute(select(self._database.clock))).scalar_one()
             free = or_(_OF.state == "queued", (_OF.state == "running") & (_OF.leased_until < now))
             first = select(export_job).where(free).order_by(_OF.id).limit(1)
@@ -200,35 +205,38 @@ class ExportJobs:
                 "leased_until": now + LEASE_S * _SECOND,
                 "rows": 0,
             }
-            await session.execute(update(export_job).where(_OF.id == row.id).values(values))
+            await session.execute(
+                update(export_job).where(_OF.tenant_id == row.tenant_id, _OF.id == row.id).values(values)
+            )
         return msgspec.structs.replace(_job(row), **values)
 
     async def _renew(self, job: ExportJob) -> None:
         while True:
             await asyncio.sleep(LEASE_S // 3)
             with contextlib.suppress(DatabaseUnavailable):
-                async with self._database.transaction() as session:
-                    until = self._database.clock + LEASE_S * _SECOND
-                    await session.execute(update(export_job).where(_OF.id == job.id).values(leased_until=until))
+                await self._update(job, leased_until=self._database.clock + LEASE_S * _SECOND)
 
-    def _told(self, job: ExportJob) -> Callable[[int], Awaitable[None]]:
-        """Writes how many rows there are, once a second."""
+    def _progress(self, job: ExportJob) -> Callable[[int], Awaitable[None]]:
+        """A function that writes the number of rows, at most once a second."""
         last = time.monotonic()
 
-        async def told(rows: int) -> None:
+        async def progress(rows: int) -> None:
             nonlocal last
             if time.monotonic() - last >= 1:
                 last = time.monotonic()
-                async with self._database.transaction() as session:
-                    await session.execute(update(export_job).where(_OF.id == job.id).values(rows=rows))
+                await self._update(job, rows=rows)
 
-        return told
+        return progress
 
     async def _finish(self, job: ExportJob, state: JobState, **values: Any) -> None:
+        if state != "expired":
+            values |= {"finished_at": self._database.clock}
+        await self._update(job, state=state, **values)
+
+    async def _update(self, job: ExportJob, **values: Any) -> None:
+        this_row = (_OF.tenant_id == job.tenant_id, _OF.id == job.id)
         async with self._database.transaction() as session:
-            if state != "expired":
-                values |= {"finished_at": self._database.clock}
-            await session.execute(update(export_job).where(_OF.id == job.id).values(state=state, **values))
+            await session.execute(update(export_job).where(*this_row).values(**values))
 
 
 def _job(row: Any) -> ExportJob:

@@ -1,7 +1,7 @@
-"""The journal export: the ledger as double entries, one row for each side, for any accounting program.
+"""The journal export: the ledger's double entries, one row for each debit and each credit, for accounting software.
 
-Usage, adjustments and invoices belong to their billing period; all else, such as payments and credit notes, to the
-month in which it was posted. The debits of a file are equal to its credits, and both to the ledger's entries.
+Usage, adjustments and invoices belong to their billing period. Everything else, such as payments and credit notes,
+belongs to the month in which it was posted. The debits of a file equal its credits, and both the ledger's entries.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from sqlalchemy import and_, or_, select
 
-from billing.exports.columns import Column
-from billing.exports.datasets import Dataset, ExportQuery, ExportSnapshot, InvalidExport
-from billing.exports.writers import Row
+from billing.calendar import period_bounds
+from billing.exports.datasets import Column, Dataset, ExportQuery, ExportSnapshot, InvalidExport, Row
 from billing.tables.money import ledger_entry, ledger_txn
-from billing.usage import period_bounds
 
 ACCOUNT_CODES: dict[str, str] = {
     "clearing": "1010",
@@ -31,12 +29,15 @@ ACCOUNT_CODES: dict[str, str] = {
     "credited": "4900",
     "goodwill": "6300",
 }
-"""The code of each account where nothing else was set."""
+"""Account → its code, unless another is set."""
 _MICROSECOND = 1
 
 
 def parse_account_codes(text: str) -> dict[str, str]:
-    """Codes by account from `clearing=1010,revenue=4400`; the others keep theirs. Raises InvalidExport."""
+    """Codes by account from a text such as `clearing=1010,revenue=4400`; the other accounts keep theirs.
+
+    Raises InvalidExport.
+    """
     codes = dict(ACCOUNT_CODES)
     for part in filter(None, (part.strip() for part in text.split(","))):
         account, _, code = (piece.strip() for piece in part.partition("="))
@@ -48,8 +49,8 @@ def parse_account_codes(text: str) -> dict[str, str]:
     return codes
 
 
-async def _rows(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Sequence[Row]]:
-    first, after = period_bounds(asked.period)
+async def _rows(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[Sequence[Row]]:
+    first, after = period_bounds(wanted.period)
     txn, entry = ledger_txn.c, ledger_entry.c
     query = (
         select(
@@ -59,21 +60,21 @@ async def _rows(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Se
         .join(ledger_entry, entry.txn_id == txn.id)
         .where(
             or_(
-                txn.period == asked.period,
+                txn.period == wanted.period,
                 and_(txn.period == "", txn.posted_at >= first, txn.posted_at < after),
             )
         )
         .order_by(txn.tenant_id, txn.posted_at, txn.id, entry.seq)
     )  # fmt: skip
-    if asked.tenant_id is not None:  # else all tenants: the books of the whole installation
-        query = query.where(txn.tenant_id == asked.tenant_id)
-    codes = ACCOUNT_CODES | dict(asked.account_codes)
-    async for portion in reading.portions(query):
+    if wanted.tenant_id is not None:  # else all tenants: the books of the whole installation
+        query = query.where(txn.tenant_id == wanted.tenant_id)
+    codes = ACCOUNT_CODES | dict(wanted.account_codes)
+    async for portion in snapshot.portions(query):
         rows: list[Row] = []
         for row in portion:
-            # Posted a moment after its month ended, it still belongs to that month.
+            # A transaction of a period may be posted a moment after its month ended.
             date = min(max(row.posted_at, first), after - _MICROSECOND)
-            tenant = asked.names.tenants.get(row.tenant_id)
+            tenant = wanted.names.tenants.get(row.tenant_id)
             for account, debit, credit in (
                 (row.debit, row.amount_pico, None),
                 (row.credit, None, row.amount_pico),

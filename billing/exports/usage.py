@@ -8,9 +8,7 @@ from typing import Any
 from sqlalchemy import select
 
 from billing.events.rollups import earliest
-from billing.exports.columns import Column
-from billing.exports.datasets import Dataset, ExportQuery, ExportSnapshot
-from billing.exports.writers import Row
+from billing.exports.datasets import Column, Dataset, ExportQuery, ExportSnapshot, Row
 from billing.tables.money import price_version, usage_event
 from billing.usage import METERS
 
@@ -30,10 +28,10 @@ _RECORDED = (
 )
 
 
-async def _rows(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Sequence[Row]]:
-    names = asked.names
-    async for tenant_id in _tenants(reading, asked):
-        since = await earliest(reading.session, tenant_id, asked.period)
+async def _rows(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[Sequence[Row]]:
+    names = wanted.names
+    async for tenant_id in _tenants(snapshot, wanted):
+        since = await earliest(snapshot.session, tenant_id, wanted.period)
         query = (
             select(
                 _OF.id,
@@ -44,26 +42,26 @@ async def _rows(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Se
                 _OF.cost_pico,
             )
             .join(price_version, price_version.c.id == _OF.price_version)
-            .where(_OF.tenant_id == tenant_id, _OF.period == asked.period, _OF.admitted_at >= since)
+            .where(_OF.tenant_id == tenant_id, _OF.period == wanted.period, _OF.admitted_at >= since)
             .order_by(_OF.id)
         )
         tenant = names.tenants.get(tenant_id)
-        async for portion in reading.portions(query):
+        async for portion in snapshot.portions(query):
             yield [
-                (*row[:2], asked.period, tenant_id, tenant, row[2], names.projects.get(row[2]), *row[3:])
+                (*row[:2], wanted.period, tenant_id, tenant, row[2], names.projects.get(row[2]), *row[3:])
                 for row in portion
             ]
 
 
-async def _tenants(reading: ExportSnapshot, asked: ExportQuery) -> AsyncIterator[Any]:
-    """Whose events there are, in order; then those of each are read by their index, without sorting a month."""
-    if asked.tenant_id is not None:
-        yield asked.tenant_id
+async def _tenants(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[Any]:
+    """The tenants that have events, in order. Events of one tenant are then read by an index, without sorting."""
+    if wanted.tenant_id is not None:
+        yield wanted.tenant_id
         return
     last = None
     while True:  # all tenants: an export of the whole installation, one index probe for each
         query = select(_OF.tenant_id).order_by(_OF.tenant_id).limit(1)
-        last = await reading.session.scalar(query if last is None else query.where(_OF.tenant_id > last))
+        last = await snapshot.session.scalar(query if last is None else query.where(_OF.tenant_id > last))
         if last is None:
             return
         yield last

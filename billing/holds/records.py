@@ -8,8 +8,8 @@ from uuid import UUID
 
 import msgspec
 
+from billing.calendar import period_of
 from billing.money import MAX_PICO, InvalidMoney
-from billing.usage import period_of
 
 _NOBODY = UUID(int=0)
 HoldState = Literal["open", "released", "expired"]

@@ -1,4 +1,4 @@
-"""What happens to an invoice after it is out: it is paid, in one or several parts, voided, or given up."""
+"""Collecting an issued invoice: payments, voiding, and marking it uncollectible."""
 
 from __future__ import annotations
 
@@ -10,125 +10,154 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.accounts.balances import settle_payment
 from billing.integrity.row_seals import seal_rows
+from billing.invoices.accounting.posting import balanced_entries, entries_of, post, reversed_entries, step_id
 from billing.invoices.errors import AmountRefused, WrongState
-from billing.invoices.minor_units import format_minor, minor_unit
-from billing.invoices.notices import notice, topic_of
-from billing.invoices.party_store import lock_documents
-from billing.invoices.posting import entries_of, moves, post, reversed_entries, step_id, write_to_outbox
-from billing.invoices.records import InvoiceRecord, locked
-from billing.invoices.states import InvoiceState, after_settling, follow
+from billing.invoices.notices import TOPICS, send_notice
+from billing.invoices.parties.store import lock_documents
+from billing.invoices.states import InvoiceState, check_transition, settled_state
+from billing.invoices.store import InvoiceRecord, lock_invoice
 from billing.ledger.entries import Entry
+from billing.money import format_minor, minor_to_pico
 from billing.tables.invoices import invoice, invoice_payment
 from billing.transaction.money_transaction import Grant
-from storage.database.database import Database, transaction
+from storage.database.database import Database
 from storage.free_text import check_text
 
 MOST_TEXT = 200
+"""Characters of a payment's reference and of a credit note's reason."""
 
 
 async def pay(
     database: Database, record: InvoiceRecord, reference: str, amount: int | None = None, *, write: bool = True
 ) -> InvoiceRecord:
-    """Money came in for an invoice: `amount` in minor units, or all that is left. Returns how it stands then.
+    """Record a payment of an invoice, and return the invoice afterwards.
 
-    A payment that is told again under the same reference counts once. What pays for usage goes to the tenant's balance,
-    in the same transaction. Without `write` nothing changes.
+    `amount` is in minor units; None pays all that is left. `reference` identifies the payment: recording it again
+    changes nothing. What pays for usage goes to the tenant's balance in the same transaction. Without `write` this is a
+    dry run.
 
     Raises WrongState, AmountRefused, InvalidText, DatabaseUnavailable.
     """
     if record.kind != "invoice":
-        raise AmountRefused(f"{record.name} is a credit note: nobody pays it")
+        raise AmountRefused(f"{record.name} is a credit note, which cannot be paid")
     check_text("reference", reference, MOST_TEXT)
-    identity = step_id(record.id, f"payment:{reference}")
-    async with transaction(database, write=write) as session:
+    payment_id = step_id(record.id, f"payment:{reference}")
+    async with database.transaction(write=write) as session:
         await lock_documents(database, session, record.tenant_id)
-        now = await locked(database, session, record.id)
-        known = (await session.execute(select(invoice_payment).where(invoice_payment.c.id == identity))).one_or_none()
-        if known is None:
-            usage = await _receive(database, session, now, identity=identity, reference=reference, amount=amount)
-        elif amount not in (None, known.amount):
-            paid = format_minor(known.amount, now.currency)
-            raise AmountRefused(f"payment {reference!r} of {now.name} was {paid} {now.currency}, not another amount")
+        current = await lock_invoice(database, session, record.tenant_id, record.id)
+        of_payment = select(invoice_payment).where(invoice_payment.c.id == payment_id)
+        recorded = (await session.execute(of_payment)).one_or_none()
+        if recorded is None:
+            usage_pico = await _record_payment(
+                database, session, current, payment_id=payment_id, reference=reference, amount=amount
+            )
+        elif amount not in (None, recorded.amount):
+            paid = format_minor(recorded.amount, current.currency)
+            raise AmountRefused(
+                f"payment {reference!r} of {current.name} was recorded with {paid} {current.currency}, "
+                "not with this amount"
+            )
         else:
-            usage = int(known.usage_pico)
-        if usage:
+            usage_pico = int(recorded.usage_pico)
+        if usage_pico:
             reason = f"payment of {record.name}"
-            paid_in = Grant(identity, record.tenant_id, usage, record.currency, "paid", reason)
-            await settle_payment(database, session, paid_in)
-        return await locked(database, session, record.id)
+            await settle_payment(
+                database, session, Grant(payment_id, record.tenant_id, usage_pico, record.currency, "paid", reason)
+            )
+        return await lock_invoice(database, session, record.tenant_id, record.id)
 
 
-async def _receive(
-    database: Database, session: AsyncSession, now: InvoiceRecord, *, identity: UUID, reference: str, amount: int | None
+async def _record_payment(
+    database: Database,
+    session: AsyncSession,
+    current: InvoiceRecord,
+    *,
+    payment_id: UUID,
+    reference: str,
+    amount: int | None,
 ) -> int:
-    """Write the payment down; what of it pays for usage, in pico-units."""
-    if now.state in ("draft", "void", "paid"):
-        raise WrongState(now.name, now.state, "paid")
-    amount = now.left if amount is None else amount
-    if not 0 < amount <= now.left:
-        left = f"{format_minor(now.left, now.currency)} {now.currency}"
-        raise AmountRefused(f"{format_minor(amount, now.currency)} for {now.name}, of which {left} is left")
-    pico = amount * minor_unit(now.currency)
-    usage = max(0, min(pico, now.owed_pico - now.settled_pico))
+    """Write the payment and its effect on the invoice; return the part that pays for usage, in pico-units."""
+    if current.state in ("draft", "void", "paid"):
+        raise WrongState(current.name, current.state, "paid")
+    amount = current.left if amount is None else amount
+    if not 0 < amount <= current.left:
+        left = f"{format_minor(current.left, current.currency)} {current.currency}"
+        raise AmountRefused(
+            f"{format_minor(amount, current.currency)} cannot be paid: {left} of {current.name} is left to pay"
+        )
+    pico = minor_to_pico(amount, current.currency)
+    usage_pico = max(0, min(pico, current.owed_pico - current.settled_pico))
     row = {
-        "id": identity,
-        "invoice_id": now.id,
-        "tenant_id": now.tenant_id,
+        "id": payment_id,
+        "invoice_id": current.id,
+        "tenant_id": current.tenant_id,
         "amount": amount,
-        "currency": now.currency,
-        "usage_pico": usage,
+        "currency": current.currency,
+        "usage_pico": usage_pico,
         "reference": reference,
         "at": database.clock,
     }
     await session.execute(insert(invoice_payment).values(row))
-    await seal_rows(session, invoice_payment, invoice_payment.c.id == identity)
-    rest = moves(("clearing", "invoiced", pico - usage))
-    await post(database, session, now, f"payment:{reference}:rest", rest, memo=f"payment of {now.name}")
-    await settled(database, session, now, paid=now.paid + amount, settled_pico=now.settled_pico + usage)
-    return usage
+    await seal_rows(session, invoice_payment, invoice_payment.c.id == payment_id)
+    rest = balanced_entries(("clearing", "invoiced", pico - usage_pico))
+    await post(database, session, current, f"payment:{reference}:rest", rest, memo=f"payment of {current.name}")
+    await settle_invoice(
+        database, session, current, paid=current.paid + amount, settled_pico=current.settled_pico + usage_pico
+    )
+    return usage_pico
 
 
-async def settled(database: Database, session: AsyncSession, now: InvoiceRecord, **changes: int) -> None:
-    """Write what was paid or credited, with the state that follows from it."""
-    after = msgspec.structs.replace(now, **changes)
-    something = bool(after.paid or after.credited)
-    state = after_settling(now.name, now.state, left=after.left, something=something) if now.left else now.state
-    await session.execute(update(invoice).where(invoice.c.id == now.id).values(state=state, **changes))
-    if state != now.state:
-        told = msgspec.structs.replace(after, state=state)
-        await write_to_outbox(database, session, topic_of(state), now.tenant_id, notice(told))
+async def settle_invoice(database: Database, session: AsyncSession, current: InvoiceRecord, **changes: int) -> None:
+    """Write amounts of an invoice that were paid or credited, with the state that follows from them."""
+    after = msgspec.structs.replace(current, **changes)
+    state = current.state
+    if current.left:
+        settled = bool(after.paid or after.credited)
+        state = settled_state(current.name, current.state, left=after.left, settled=settled)
+    await session.execute(
+        update(invoice)
+        .where(invoice.c.tenant_id == current.tenant_id, invoice.c.id == current.id)
+        .values(state=state, **changes)
+    )
+    if state != current.state:
+        await send_notice(database, session, TOPICS[state], msgspec.structs.replace(after, state=state))
 
 
 async def void(database: Database, record: InvoiceRecord, *, write: bool = True) -> InvoiceRecord:
-    """Void an invoice of which nothing was paid or credited: its number stays, its period can be invoiced again.
+    """Void an invoice that nothing was paid or credited of, and return it. Its period can be invoiced again.
 
-    Raises WrongState, AmountRefused, DatabaseUnavailable.
+    The number stays in the series. Raises WrongState, AmountRefused, DatabaseUnavailable.
     """
-    async with transaction(database, write=write) as session:
+    async with database.transaction(write=write) as session:
         await lock_documents(database, session, record.tenant_id)
-        now = await locked(database, session, record.id)
-        if now.kind == "credit_note":
-            raise AmountRefused(f"{now.name} is a credit note, which stays: invoice again what it credited too much")
-        if now.paid or now.credited:
-            raise AmountRefused(f"{now.name} is paid or credited in part: write a credit note instead")
-        entries = reversed_entries(entries_of(now))
-        return await _become(database, session, now, "void", entries)
+        current = await lock_invoice(database, session, record.tenant_id, record.id)
+        if current.kind == "credit_note":
+            raise AmountRefused(f"{current.name} is a credit note, which cannot be voided; invoice the amount again")
+        if current.paid or current.credited:
+            raise AmountRefused(f"{current.name} is partly paid or credited; write a credit note instead")
+        entries = reversed_entries(entries_of(current))
+        return await _change_state(database, session, current, "void", entries)
 
 
-async def give_up(database: Database, record: InvoiceRecord, *, write: bool = True) -> InvoiceRecord:
-    """Mark an invoice as uncollectible. The tenant owes it still, and it can still be paid. Raises WrongState."""
-    async with transaction(database, write=write) as session:
+async def mark_uncollectible(database: Database, record: InvoiceRecord, *, write: bool = True) -> InvoiceRecord:
+    """Mark an invoice as uncollectible, and return it. The tenant still owes it, and it can still be paid.
+
+    Raises WrongState, DatabaseUnavailable.
+    """
+    async with database.transaction(write=write) as session:
         await lock_documents(database, session, record.tenant_id)
-        now = await locked(database, session, record.id)
-        return await _become(database, session, now, "uncollectible", [])
+        current = await lock_invoice(database, session, record.tenant_id, record.id)
+        return await _change_state(database, session, current, "uncollectible", [])
 
 
-async def _become(
-    database: Database, session: AsyncSession, now: InvoiceRecord, wanted: InvoiceState, entries: list[Entry]
+async def _change_state(
+    database: Database, session: AsyncSession, current: InvoiceRecord, state: InvoiceState, entries: list[Entry]
 ) -> InvoiceRecord:
-    follow(now.name, now.state, wanted)
-    await session.execute(update(invoice).where(invoice.c.id == now.id).values(state=wanted))
-    await post(database, session, now, wanted, entries, memo=f"{now.name} {wanted}")
-    after = await locked(database, session, now.id)
-    await write_to_outbox(database, session, topic_of(wanted), now.tenant_id, notice(after))
+    check_transition(current.name, current.state, state)
+    await session.execute(
+        update(invoice).where(invoice.c.tenant_id == current.tenant_id, invoice.c.id == current.id).values(state=state)
+    )
+    await post(database, session, current, state, entries, memo=f"{current.name} {state}")
+    after = await lock_invoice(database, session, current.tenant_id, current.id)
+    await send_notice(database, session, TOPICS[state], after)
     return after

@@ -1,4 +1,4 @@
-"""From rated lines to what the invoice says: rounding, carry, credit and tax, as one pure function."""
+"""From rated lines to the content of an invoice: rounding, carry, credit and tax. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from uuid import UUID
 
 import msgspec
 
+from billing.calendar import period_bounds
 from billing.invoices.document import Document, InvoiceLine, Returned, Savings
-from billing.invoices.minor_units import Carried, carried, minor_unit, rounded
-from billing.invoices.parties import Buyer, Detail, Seller
-from billing.invoices.tax import Tax, tax_for, tax_totals
+from billing.invoices.parties.parties import Buyer, Detail, Seller
+from billing.invoices.parties.tax import Tax, tax_for, tax_totals
+from billing.money import RoundedAmount, minor_unit, round_half_up, round_with_carry
 from billing.rating.lines import LineKind, RatedLine
-from billing.usage import METERS, period_bounds
+from billing.usage import METERS
 from storage.database.base import from_instant
 
 _UNITS = {"usage": "tokens", "storage": "token-seconds"}
@@ -68,17 +69,17 @@ def compose(
         given = _plain("credit", "Promotional credit", start, end, -funding.promo)
         lines.append(_line(given, unit, tax, projects))
     exact = sum(int(line.exact) for line in lines)
-    billed = carried(exact, funding.carry, unit)
+    billed = round_with_carry(exact, funding.carry, unit)
     text = "Rounding of all lines together, with what earlier periods left"
     if billed.amount < 0:  # an invoice cannot ask for less than nothing
-        billed = Carried(0, exact + funding.carry)
+        billed = RoundedAmount(0, exact + funding.carry)
         text = "Credit carried to the next invoice"
     if over := billed.amount - sum(line.net for line in lines):
         carry = _plain("carry", text, start, end, 0)
         lines.append(msgspec.structs.replace(_line(carry, unit, tax, projects), net=over))
     taxes = tax_totals((tax, line.net) for line in lines)
     vat = sum(total.tax for total in taxes)
-    prepaid = carried(funding.prepaid, funding.prepaid_carry, unit).amount
+    prepaid = round_with_carry(funding.prepaid, funding.prepaid_carry, unit).amount
     if funding.prepaid == exact:
         prepaid = billed.amount
     prepaid = min(max(prepaid, 0), billed.amount)
@@ -184,7 +185,7 @@ def _line(line: RatedLine, unit: int, tax: Tax, projects: Mapping[UUID, str]) ->
         service_from=_day(line.service_start),
         service_until=_day(line.service_end - 1),
         exact=str(line.exact_pico),
-        net=rounded(line.exact_pico, unit),
+        net=round_half_up(line.exact_pico, unit),
         category=tax.category,
         rate=tax.rate,
     )

@@ -1,4 +1,4 @@
-"""Credit notes: an invoice taken back, whole or by line, never by more than is left of it."""
+"""Credit notes: take back an invoice, whole or by line, never more than is left of it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.accounts.balances import settle_payment
-from billing.invoices.collection import MOST_TEXT, settled
+from billing.invoices.accounting.posting import balanced_entries, post, step_id
+from billing.invoices.collection import MOST_TEXT, settle_invoice
 from billing.invoices.document import Document, InvoiceLine
 from billing.invoices.errors import AmountRefused, WrongState
-from billing.invoices.finalizing import seal
-from billing.invoices.minor_units import format_minor, minor_unit
-from billing.invoices.party_store import lock_documents, read_seller
-from billing.invoices.posting import moves, post, step_id
-from billing.invoices.records import InvoiceRecord, locked, read_document, write_draft
-from billing.invoices.tax import Tax, TaxTotal, tax_totals
+from billing.invoices.finalizing import issue
+from billing.invoices.parties.store import lock_documents, read_seller
+from billing.invoices.parties.tax import Tax, TaxTotal, tax_totals
+from billing.invoices.store import InvoiceRecord, lock_invoice, read_document, write_draft
+from billing.money import format_minor, minor_to_pico, minor_unit
 from billing.tables.invoices import invoice
 from billing.transaction.money_transaction import Grant
 from storage.database.database import Database
@@ -27,7 +27,7 @@ from storage.free_text import check_text
 
 
 class Creditable(msgspec.Struct, frozen=True):
-    """What is left of an invoice, in minor units: by line, and of the tax by category and rate."""
+    """What credit notes have left of an invoice, in minor units: by line, and of the tax by category and rate."""
 
     lines: list[int]
     taxes: dict[tuple[str, int], int]
@@ -43,56 +43,57 @@ async def credit(
     issued: date | None = None,
     write: bool = True,
 ) -> tuple[InvoiceRecord | None, Document]:
-    """Take back an invoice: all that is left of it, or of the lines in `amounts` (by number from 1) so many minor units
-    each, all that is left where None. Without `write` the document alone is returned.
+    """Issue a credit note for an invoice; return it and its document.
 
-    What was still to be paid of the invoice is lowered; the rest becomes credit of the tenant's balance. `request`
-    names this wish: repeated as it was, it is done once. Raises WrongState, AmountRefused, NumberRefused,
-    DatabaseUnavailable.
+    `amounts` are minor units by line number from 1, None for all that is left of the line; without `amounts`, all that
+    is left of the invoice is credited. The credit lowers what is still to be paid; the rest goes to the tenant's
+    balance. `request` is an idempotency key: repeated with the same reason and lines, it changes nothing. Without
+    `write` (a dry run) only the document is returned.
+
+    Raises WrongState, AmountRefused, NumberRefused, InvalidText, DatabaseUnavailable.
     """
     check_text("reason", reason, MOST_TEXT)
     check_text("request", request, MOST_TEXT)
-    identity = step_id(record.id, f"credit:{request}")
+    tenant_id, note_id = record.tenant_id, step_id(record.id, f"credit:{request}")
     if not write:
         async with database.reading() as session:
-            return None, await _written_up(session, record, reason, amounts)
+            return None, await _compose(session, record, reason, amounts)
     async with database.transaction() as session:
-        await lock_documents(database, session, record.tenant_id)
-        now = await locked(database, session, record.id)
-        known = await session.scalar(select(invoice.c.id).where(invoice.c.id == identity))
-        if known is not None:
-            _refuse_other(await read_document(session, identity), request, reason, amounts)
+        await lock_documents(database, session, tenant_id)
+        current = await lock_invoice(database, session, tenant_id, record.id)
+        if await session.scalar(select(invoice.c.id).where(invoice.c.id == note_id)) is not None:
+            _check_same_request(await read_document(session, tenant_id, note_id), request, reason, amounts)
         else:
-            document = await _written_up(session, now, reason, amounts)
-            await write_draft(database, session, identity, document, corrects=now.id)
-            note = await seal(database, session, await locked(database, session, identity), document, issued)
-            await _settle(database, session, now, note)
-        made = await locked(database, session, identity)
-        document = await read_document(session, identity)
-        if made.settled_pico:
-            text = f"credit note {made.number}"
-            returned = Grant(identity, made.tenant_id, made.settled_pico, made.currency, "paid", text)
-            await settle_payment(database, session, returned)
-    return made, document
+            document = await _compose(session, current, reason, amounts)
+            await write_draft(database, session, note_id, document, corrects=current.id)
+            draft = await lock_invoice(database, session, tenant_id, note_id)
+            await _settle(database, session, current, await issue(database, session, draft, document, issued))
+        note = await lock_invoice(database, session, tenant_id, note_id)
+        document = await read_document(session, tenant_id, note_id)
+        if note.settled_pico:
+            text = f"credit note {note.number}"
+            to_balance = Grant(note_id, tenant_id, note.settled_pico, note.currency, "paid", text)
+            await settle_payment(database, session, to_balance)
+    return note, document
 
 
-def _refuse_other(note: Document, request: str, reason: str, amounts: Mapping[int, int | None] | None) -> None:
-    """Raises AmountRefused if the credit note that this request led to is not what is asked for now."""
+def _check_same_request(note: Document, request: str, reason: str, amounts: Mapping[int, int | None] | None) -> None:
+    """Raise AmountRefused if the credit note that was issued for this request has another reason or other lines."""
     lines = {line.of: line.net for line in note.lines}
-    others = amounts is not None and (
+    has_other_lines = amounts is not None and (
         amounts.keys() != lines.keys() or any(net not in (None, lines[n]) for n, net in amounts.items())
     )
-    if others or note.reason != reason:
-        raise AmountRefused(f"request {request!r} led to {note.number}, of other lines or for another reason")
+    if has_other_lines or note.reason != reason:
+        raise AmountRefused(f"request {request!r} was made before, for other lines or another reason: {note.number}")
 
 
-async def left_of(session: AsyncSession, record: InvoiceRecord) -> tuple[Document, Creditable]:
-    """The invoice, and what its credit notes have left of it."""
-    document = await read_document(session, record.id)
+async def read_creditable(session: AsyncSession, record: InvoiceRecord) -> tuple[Document, Creditable]:
+    """The invoice's document, and what its credit notes have left of it."""
+    document = await read_document(session, record.tenant_id, record.id)
     lines = [line.net for line in document.lines]
     taxes: dict[tuple[str, int], int] = {(total.category, total.rate): total.tax for total in document.taxes}
-    notes = await session.scalars(select(invoice.c.content).where(invoice.c.corrects == record.id))
-    for content in notes:
+    of_notes = select(invoice.c.content).where(invoice.c.tenant_id == record.tenant_id, invoice.c.corrects == record.id)
+    for content in await session.scalars(of_notes):
         note = msgspec.json.decode(content, type=Document)
         for line in note.lines:
             lines[line.of - 1] -= line.net
@@ -101,22 +102,23 @@ async def left_of(session: AsyncSession, record: InvoiceRecord) -> tuple[Documen
     return document, Creditable(lines, taxes)
 
 
-async def _written_up(
+async def _compose(
     session: AsyncSession, record: InvoiceRecord, reason: str, amounts: Mapping[int, int | None] | None
 ) -> Document:
+    """The document of a credit note, not numbered yet. Raises WrongState, AmountRefused."""
     if record.kind != "invoice" or record.state in ("draft", "void"):
         raise WrongState(record.name, record.state, "credited")
-    document, left = await left_of(session, record)
-    wanted = {n: None for n, net in enumerate(left.lines, 1) if net} if amounts is None else dict(amounts)
-    lines = [_line(document, left, n, wanted[n]) for n in sorted(wanted)]
+    document, creditable = await read_creditable(session, record)
+    wanted = {n: None for n, net in enumerate(creditable.lines, 1) if net} if amounts is None else dict(amounts)
+    lines = [_line(document, creditable, n, wanted[n]) for n in sorted(wanted)]
     if not lines:
-        raise AmountRefused(f"nothing is left of {record.name} that could be credited")
-    taxes = _taxes(document, left, lines)
-    net, vat = sum(line.net for line in lines), sum(total.tax for total in taxes)
-    if net < 0 or net + vat > record.gross - record.credited:
-        rest = f"{format_minor(record.gross - record.credited, record.currency)} {record.currency}"
+        raise AmountRefused(f"nothing is left of {record.name} to credit")
+    taxes = _taxes(document, creditable, lines)
+    net, tax = sum(line.net for line in lines), sum(total.tax for total in taxes)
+    if net < 0 or net + tax > record.gross - record.credited:
+        left = f"{format_minor(record.gross - record.credited, record.currency)} {record.currency}"
         raise AmountRefused(
-            f"these lines come to {format_minor(net + vat, record.currency)}: of {record.name} {rest} is left"
+            f"these lines come to {format_minor(net + tax, record.currency)}, but {left} is left of {record.name}"
         )
     seller = await read_seller(session, record.seller)
     return msgspec.structs.replace(
@@ -129,10 +131,10 @@ async def _written_up(
         lines=lines,
         taxes=taxes,
         net=net,
-        tax=vat,
-        gross=net + vat,
+        tax=tax,
+        gross=net + tax,
         prepaid=0,
-        payable=net + vat,
+        payable=net + tax,
         prepaid_exact="0",
         carry_in="0",
         carry_out="0",
@@ -146,57 +148,68 @@ async def _written_up(
     )
 
 
-def _line(document: Document, left: Creditable, n: int, amount: int | None) -> InvoiceLine:
+def _line(document: Document, creditable: Creditable, n: int, amount: int | None) -> InvoiceLine:
     if not 1 <= n <= len(document.lines):
-        raise AmountRefused(f"{document.number} has no line {n}, only 1 to {len(document.lines)}")
-    line, rest = document.lines[n - 1], left.lines[n - 1]
-    amount = rest if amount is None else amount
-    if not amount or (amount > 0) != (rest > 0) or abs(amount) > abs(rest):
-        texts = (format_minor(amount, document.currency), format_minor(rest, document.currency))
+        raise AmountRefused(f"{document.number} has no line {n}, only lines 1 to {len(document.lines)}")
+    line, left = document.lines[n - 1], creditable.lines[n - 1]
+    amount = left if amount is None else amount
+    if not amount or (amount > 0) != (left > 0) or abs(amount) > abs(left):
+        texts = (format_minor(amount, document.currency), format_minor(left, document.currency))
         raise AmountRefused(
-            f"line {n} of {document.number}: {texts[0]} {document.currency}, of which {texts[1]} is left"
+            f"{texts[0]} {document.currency} cannot be credited: {texts[1]} of line {n} of {document.number} is left"
         )
-    whole = amount == line.net
+    is_whole = amount == line.net
     return msgspec.structs.replace(
         line,
-        units=line.units if whole else "0",
-        unit=line.unit if whole else "",
-        exact=str(amount * minor_unit(document.currency)),
+        units=line.units if is_whole else "0",
+        unit=line.unit if is_whole else "",
+        exact=str(minor_to_pico(amount, document.currency)),
         net=amount,
         of=n,
     )
 
 
-def _taxes(document: Document, left: Creditable, lines: list[InvoiceLine]) -> list[TaxTotal]:
-    """The tax on the credited lines; with the last of a category goes all the tax that is left of it."""
+def _taxes(document: Document, creditable: Creditable, lines: list[InvoiceLine]) -> list[TaxTotal]:
+    """The tax on the credited lines. The last credit of a category takes all tax that is left of it."""
     reasons = {(total.category, total.rate): total.reason for total in document.taxes}
-    pairs = [(Tax(line.category, line.rate, reasons[line.category, line.rate]), line.net) for line in lines]
-    rest: dict[tuple[str, int], int] = defaultdict(int)
-    for n, line in enumerate(document.lines):
-        rest[line.category, line.rate] += left.lines[n]
+    nets = [(Tax(line.category, line.rate, reasons[line.category, line.rate]), line.net) for line in lines]
+    left: dict[tuple[str, int], int] = defaultdict(int)
+    for line, net in zip(document.lines, creditable.lines, strict=True):
+        left[line.category, line.rate] += net
     totals = []
-    for total in tax_totals(pairs):
+    for total in tax_totals(nets):
         key = (total.category, total.rate)
-        last = rest[key] == total.net
-        totals.append(msgspec.structs.replace(total, tax=left.taxes[key] if last else min(total.tax, left.taxes[key])))
+        tax_left = creditable.taxes[key]
+        tax = tax_left if left[key] == total.net else min(total.tax, tax_left)
+        totals.append(msgspec.structs.replace(total, tax=tax))
     return totals
 
 
-async def _settle(database: Database, session: AsyncSession, now: InvoiceRecord, note: InvoiceRecord) -> None:
-    """Lower what is left of the invoice, and note down how much goes to the tenant's balance (`settled_pico`).
+async def _settle(database: Database, session: AsyncSession, current: InvoiceRecord, note: InvoiceRecord) -> None:
+    """Lower what is left of the invoice, and write how much goes to the tenant's balance (the note's `settled_pico`).
 
-    The grant books that as money that came in by way of `clearing`, where the note's own entries take it from.
+    The grant will book that amount as money received through `clearing`, where the note's own entries put it.
     """
-    unit = minor_unit(now.currency)
-    settling = min(now.left, note.gross)
-    usage = min(settling * unit, now.owed_pico - now.settled_pico)
-    returned = usage + (note.gross - settling) * unit
-    entries = moves(
-        ("credited", "clearing", min(returned, note.net * unit)),
-        ("tax", "clearing", max(0, returned - note.net * unit)),
-        ("credited", "invoiced", max(0, note.net * unit - returned)),
-        ("tax", "invoiced", note.tax * unit - max(0, returned - note.net * unit)),
+    unit = minor_unit(current.currency)
+    net, tax, settling = note.net * unit, note.tax * unit, min(current.left, note.gross)
+    usage = min(settling * unit, current.owed_pico - current.settled_pico)
+    to_balance = usage + (note.gross - settling) * unit
+    entries = balanced_entries(
+        ("credited", "clearing", min(to_balance, net)),
+        ("tax", "clearing", max(0, to_balance - net)),
+        ("credited", "invoiced", max(0, net - to_balance)),
+        ("tax", "invoiced", tax - max(0, to_balance - net)),
     )
     await post(database, session, note, "finalize", entries)
-    await settled(database, session, now, credited=now.credited + note.gross, settled_pico=now.settled_pico + usage)
-    await session.execute(update(invoice).where(invoice.c.id == note.id).values(settled_pico=returned))
+    await settle_invoice(
+        database,
+        session,
+        current,
+        credited=current.credited + note.gross,
+        settled_pico=current.settled_pico + usage,
+    )
+    await session.execute(
+        update(invoice)
+        .where(invoice.c.tenant_id == note.tenant_id, invoice.c.id == note.id)
+        .values(settled_pico=to_balance)
+    )

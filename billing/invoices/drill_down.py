@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Select, func, null, select
 
-from billing.invoices.records import InvoiceRecord
+from billing.invoices.store import InvoiceRecord
 from billing.tables.invoices import invoice_line, invoice_usage
 from billing.tables.rating import storage_event
 from storage.database.database import Database

@@ -1,42 +1,44 @@
-"""Why something is not done to an invoice, each as one clear line; then nothing is written."""
+"""Refusals of invoicing: each is one line that says why, and nothing was written."""
 
 from __future__ import annotations
 
+from storage.reported_error import ReportedError
 
-class InvoiceRefused(ValueError):
-    """What was asked for cannot be done to this invoice. The others say why."""
+
+class InvoiceRefused(ReportedError, ValueError):
+    """Something cannot be done to this invoice. Base of the refusals below."""
 
 
 class UnknownInvoice(InvoiceRefused):
-    """There is no invoice of this number, or more than one legal entity has it."""
+    """No invoice has this number, or several sellers have one."""
 
 
 class NoProfile(InvoiceRefused):
-    """A seller or a tenant's billing profile is missing."""
+    """A seller, or a tenant's billing profile, is missing."""
 
 
 class WrongState(InvoiceRefused):
-    """The invoice is in a state from which this is not possible; `instead` is what is, if anything."""
+    """The invoice's state does not allow this. `instead` says what is possible, if anything is."""
 
     def __init__(self, name: str, state: str, wanted: str, instead: str = "") -> None:
-        said = f"{name} is {state.replace('_', ' ')}"
-        refused = " already" if wanted == state else f": it cannot become {wanted.replace('_', ' ')}"
-        super().__init__(f"{said}{refused}{instead and f'; {instead}'}")
+        current = f"{name} is {state.replace('_', ' ')}"
+        refused = " already" if wanted == state else f" and cannot become {wanted.replace('_', ' ')}"
+        super().__init__(f"{current}{refused}{instead and f'; {instead}'}")
         self.state = state
         self.wanted = wanted
 
 
 class PeriodNotClosed(InvoiceRefused):
-    """An invoice of a period that is still open would miss what is yet to come."""
+    """The period, or an earlier one of the tenant, is still open: its invoice would miss later usage."""
 
 
 class DraftOutdated(InvoiceRefused):
-    """What the draft says is not what the books say now: draft again and look at it."""
+    """The draft differs from what would be drafted now. Draft it again and look at it."""
 
 
 class NumberRefused(InvoiceRefused):
-    """A number or an issue date that does not come after the last of its series."""
+    """A number, or an issue date, that does not come after the last one of its series."""
 
 
 class AmountRefused(InvoiceRefused):
-    """A payment or a credit that is not positive, or more than is left."""
+    """A payment or credit that is not positive, or is more than what is left."""

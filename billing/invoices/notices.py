@@ -1,12 +1,16 @@
-"""What others are told of documents: topics of the outbox, and what a notice says."""
+"""Notices of what happens to documents, for the outbox: their topics, their payload, and writing them."""
 
 from __future__ import annotations
 
-from typing import Any
+from sqlalchemy import insert
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.invoices.document import canonical
-from billing.invoices.minor_units import format_minor
-from billing.invoices.records import InvoiceRecord
+from billing.integrity.canonical_json import canonical
+from billing.invoices.store import InvoiceRecord
+from billing.money import format_minor
+from billing.tables.money import outbox
+from storage.database.base import new_id
+from storage.database.database import Database
 
 DRAFTED = "invoice.drafted"
 FINALIZED = "invoice.finalized"
@@ -16,33 +20,37 @@ VOIDED = "invoice.voided"
 UNCOLLECTIBLE = "invoice.uncollectible"
 CREDITED = "credit_note.finalized"
 
-_OF_STATE = {
+TOPICS = {
     "finalized": FINALIZED,
     "partially_paid": PARTIALLY_PAID,
     "paid": PAID,
     "void": VOIDED,
     "uncollectible": UNCOLLECTIBLE,
 }
+"""State of an invoice → topic of the notice that it came into the state."""
+
+_TEXTS = ("kind", "seller", "period", "state", "currency")
+_OPTIONAL_TEXTS = ("number", "issued", "due", "sha256")
+_AMOUNTS = ("net", "tax", "gross", "prepaid", "payable", "paid", "left")
 
 
-def topic_of(state: str) -> str:
-    """The topic of an invoice that came into a state. Raises KeyError for one that has none."""
-    return _OF_STATE[state]
-
-
-def notice(record: InvoiceRecord) -> str:
-    """How a document stands, as JSON: amounts are decimal strings in its currency."""
-    told: dict[str, Any] = {
-        "id": str(record.id),
-        "kind": record.kind,
-        "number": record.number or "",
-        "seller": record.seller,
-        "period": record.period,
-        "state": record.state,
-        "currency": record.currency,
-        "issued": record.issued or "",
-        "due": record.due or "",
-        "sha256": record.sha256 or "",
+async def send_notice(database: Database, session: AsyncSession, topic: str, record: InvoiceRecord) -> None:
+    """Put a notice with the document's state into the outbox, in the transaction of the change."""
+    row = {
+        "id": new_id(),
+        "tenant_id": record.tenant_id,
+        "topic": topic,
+        "payload": payload(record),
+        "created_at": database.clock,
     }
-    amounts = {name: getattr(record, name) for name in ("net", "tax", "gross", "prepaid", "payable", "paid", "left")}
-    return canonical(told | {name: format_minor(amount, record.currency) for name, amount in amounts.items()})
+    await session.execute(insert(outbox).values(row))
+
+
+def payload(record: InvoiceRecord) -> str:
+    """A document's state as canonical JSON: amounts are decimal strings in its currency, missing texts are empty."""
+    return canonical(
+        {"id": str(record.id)}
+        | {name: getattr(record, name) for name in _TEXTS}
+        | {name: getattr(record, name) or "" for name in _OPTIONAL_TEXTS}
+        | {name: format_minor(getattr(record, name), record.currency) for name in _AMOUNTS}
+    )

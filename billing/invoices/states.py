@@ -1,4 +1,4 @@
-"""The states of an invoice, and which follows which."""
+"""The states of an invoice and the transitions between them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from billing.invoices.errors import WrongState
 
 InvoiceState = Literal["draft", "finalized", "partially_paid", "paid", "void", "uncollectible"]
 
-FOLLOWING: dict[InvoiceState, tuple[InvoiceState, ...]] = {
+TRANSITIONS: dict[InvoiceState, tuple[InvoiceState, ...]] = {
     "draft": ("finalized",),
     "finalized": ("partially_paid", "paid", "void", "uncollectible"),
     "partially_paid": ("partially_paid", "paid", "uncollectible"),
@@ -16,20 +16,20 @@ FOLLOWING: dict[InvoiceState, tuple[InvoiceState, ...]] = {
     "paid": (),
     "void": (),
 }
-"""From each state, those that may follow. What was given up may still be paid; a void number stays void."""
+"""State → states that may follow. An uncollectible invoice may still be paid; a void number stays void."""
 
 
-def follow(name: str, state: InvoiceState, wanted: InvoiceState) -> InvoiceState:
+def check_transition(name: str, state: InvoiceState, wanted: InvoiceState) -> InvoiceState:
     """The wanted state, if it may follow. Raises WrongState."""
-    if wanted not in FOLLOWING[state]:
+    if wanted not in TRANSITIONS[state]:
         raise WrongState(name, state, wanted)
     return wanted
 
 
-def after_settling(name: str, state: InvoiceState, *, left: int, something: bool) -> InvoiceState:
-    """The state when this much is left to pay, and something has been paid or credited or not. Raises WrongState."""
+def settled_state(name: str, state: InvoiceState, *, left: int, settled: bool) -> InvoiceState:
+    """The state with `left` minor units to pay, after something was paid or credited (`settled`). Raises WrongState."""
     if left == 0:
-        return follow(name, state, "paid")
+        return check_transition(name, state, "paid")
     if state == "uncollectible":
         return state
-    return follow(name, state, "partially_paid") if something else state
+    return check_transition(name, state, "partially_paid") if settled else state

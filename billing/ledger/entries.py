@@ -2,8 +2,9 @@
 
 Every tenant has its own accounts, in its currency. `clearing` is where money comes from and `goodwill` what we give
 away; `prepaid` and `promo` are what we owe in service; `receivable` is what was used before it was paid; `revenue` is
-what was earned by usage. Invoices have accounts of their own (`billing.invoices.posting`): `invoiced` was asked for
-beyond usage, `tax` is owed to the state, `charges` was earned by lines that are no usage, `credited` was taken back,
+what was earned by usage. Invoices have accounts of their own (`billing.invoices.accounting.posting`): `invoiced` was
+asked for beyond usage, `tax` is owed to the state, `charges` was earned by lines that are no usage, `credited` was
+taken back,
 `rounding_carry` is what rounding left for later. An entry debits one account and credits another, so that every
 transaction sums to zero.
 

@@ -10,14 +10,13 @@ closed, each hold of its requests has ended, and no gateway has events of it lef
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
 from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.events import partitions
+from billing.calendar import following_period, period_bounds, period_of
 from billing.events.columns import EventColumns
 from billing.integrity.hash_chain import root_of
 from billing.integrity.row_seals import seal_rows
@@ -26,10 +25,10 @@ from billing.tables.chain import usage_chain
 from billing.tables.money import hold_batch, rollup_hour
 from billing.tables.periods import CLOSING_LOCK, billing_period
 from billing.transaction.money_transaction import MoneyTransaction
-from billing.usage import check_period, period_of
-from storage.database.base import from_instant, to_instant
-from storage.database.database import Database, transaction
+from storage.database.base import from_instant
+from storage.database.database import Database
 from storage.free_text import counted
+from storage.reported_error import ReportedError
 
 PeriodState = Literal["open", "closing", "closed"]
 
@@ -63,33 +62,13 @@ class Waiting(msgspec.Struct, frozen=True):
         return lines
 
 
-class PeriodOpen(ValueError):
+class PeriodOpen(ReportedError, ValueError):
     """The period cannot be closed now; `reasons` says why, a line each."""
 
     def __init__(self, period: str, reasons: Sequence[str]) -> None:
         super().__init__(f"{period} cannot be closed: {'; '.join(reasons)}")
         self.period = period
         self.reasons = reasons
-
-
-def bounds(period: str) -> tuple[int, int]:
-    """The period's first instant, and the first one after it. Raises InvalidPeriod."""
-    month = _month(check_period(period))
-    return _start(month), _start(partitions.following(month))
-
-
-def following(period: str) -> str:
-    """The period after this one. Raises InvalidPeriod."""
-    return period_of(bounds(period)[1])
-
-
-def _month(period: str) -> partitions.Month:
-    year, _, number = period.partition("-")
-    return int(year), int(number)
-
-
-def _start(month: partitions.Month) -> int:
-    return to_instant(datetime(*month, 1, tzinfo=UTC))
 
 
 async def book_late(books: MoneyTransaction, columns: EventColumns) -> EventColumns:
@@ -110,7 +89,7 @@ async def moved_periods(books: MoneyTransaction, periods: Collection[str]) -> di
         return {}
     period = period_of(await books.now())
     while await books.closed_periods({period}):  # a clock that was set back
-        period = following(period)
+        period = following_period(period)
     return dict.fromkeys(closed, period)
 
 
@@ -154,7 +133,7 @@ class Periods:
         _refuse(await self.waiting(period), period)  # mostly here, where nobody has to wait for it
         if dry_run:
             now = await self._database.now()
-            async with transaction(self._database, write=False) as session:
+            async with self._database.transaction(write=False) as session:
                 await self._prepare(session, now)
                 _refuse(await self._waiting(session, period), period)
             return found
@@ -191,10 +170,10 @@ class Periods:
         latest = await session.scalar(select(func.max(billing_period.c.period)))
         # all tenants: the calendar is everybody's
         rows, period = [], latest or await self._first(session) or period_of(now)
-        while period <= following(period_of(now)):
-            starts_at, ends_at = bounds(period)
+        while period <= following_period(period_of(now)):
+            starts_at, ends_at = period_bounds(period)
             rows.append({"period": period, "starts_at": starts_at, "ends_at": ends_at, "state": "open"})
-            period = following(period)
+            period = following_period(period)
         if rows:
             await session.execute(self._database.insert(billing_period).on_conflict_do_nothing(), rows)
         over = (billing_period.c.state == "open") & (billing_period.c.ends_at <= now)
@@ -209,11 +188,11 @@ class Periods:
 
     async def _get(self, session: AsyncSession, period: str) -> Period:
         row = (await session.execute(select(billing_period).where(billing_period.c.period == period))).one_or_none()
-        return Period(period, *bounds(period), "open") if row is None else Period(*row)
+        return Period(period, *period_bounds(period), "open") if row is None else Period(*row)
 
     async def _waiting(self, session: AsyncSession, period: str) -> Waiting:
         # all tenants: a period closes for everybody
-        starts_at, ends_at = bounds(period)
+        starts_at, ends_at = period_bounds(period)
         of = hold_batch.c
         open_holds = select(func.coalesce(func.sum(of.open), 0))
         open_holds = open_holds.where(of.admitted_at >= starts_at, of.admitted_at < ends_at)

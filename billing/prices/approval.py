@@ -38,7 +38,7 @@ from billing.prices.sheets import (
 )
 from billing.prices.version import Cell, Rows
 from billing.tables.prices import price_change, price_interval, price_row, price_sheet
-from storage.database.database import Database, transaction
+from storage.database.database import Database
 from storage.free_text import NAME, REASON, check_text
 
 _TICK = 1000  # SQLite's clock, in microseconds
@@ -82,7 +82,7 @@ class PriceSheets:
         PriceRefused.
         """
         _check_texts(by, reason)
-        async with transaction(self._database, write=not dry_run) as session:
+        async with self._database.transaction(write=not dry_run) as session:
             await _one_at_a_time(session, self._database)
             await self._check_identity(session)
             found = await one_sheet(session, self._database, sheet)
@@ -109,7 +109,7 @@ class PriceSheets:
         NotADraft.
         """
         _check_texts(by, reason)
-        async with transaction(self._database, write=not dry_run) as session:
+        async with self._database.transaction(write=not dry_run) as session:
             await _one_at_a_time(session, self._database)
             await self._check_identity(session)
             found = await one_sheet(session, self._database, sheet)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from billing.money import InvalidPrice
+from storage.reported_error import ReportedError
 
 
-class PriceRefused(ValueError):
+class PriceRefused(ReportedError, ValueError):
     """A change of prices that cannot be made; `field` says what of the proposal is wrong, if it is one thing."""
 
     field = ""
@@ -62,7 +63,7 @@ class NotADraft(PriceRefused):
     """A sheet that is no longer a draft cannot be approved, and one that has begun cannot be withdrawn."""
 
 
-class UnknownSheet(LookupError):
+class UnknownSheet(ReportedError, LookupError):
     """There is no price sheet of this number."""
 
     def __init__(self, sheet: int) -> None:
@@ -70,7 +71,7 @@ class UnknownSheet(LookupError):
         self.sheet = sheet
 
 
-class UnknownBook(LookupError):
+class UnknownBook(ReportedError, LookupError):
     """There is no price book of this name."""
 
     def __init__(self, name: str) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from billing.calendar import period_bounds
 from billing.money import MICRO
 from billing.prices.grid import amount
 from billing.rating.lines import LineKind, RatedLine
 from billing.rating.terms import Commitment, ContractTerms, Discount, Step, Tiers
-from billing.usage import period_bounds
 
 
 def apply_terms(

@@ -16,6 +16,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import case, func, select, tuple_
 
+from billing.calendar import check_period, period_bounds, period_of
 from billing.events.rollups import HOUR, LIMB
 from billing.integrity.row_seals import FORMS, seal_rows
 from billing.periods.periods import moved_periods
@@ -24,7 +25,7 @@ from billing.prices.version import STORAGE
 from billing.rating.lines import RatedLine
 from billing.tables.rating import storage_event
 from billing.transaction.opening import money_transaction_in
-from billing.usage import InvalidUsage, check_period, period_bounds, period_of
+from billing.usage import InvalidUsage
 from storage.database.database import Database
 
 SECONDS_PER_HOUR = 3600
@@ -40,7 +41,7 @@ class Stored(msgspec.Struct, frozen=True):
     token_seconds: int
 
 
-async def record_storage(database: Database, book: PriceCatalog, hours: Sequence[Stored]) -> int:
+async def record_storage(database: Database, catalog: PriceCatalog, hours: Sequence[Stored]) -> int:
     """Write hours that are over, at the prices of their beginning; return how many were new. Those that are there stay.
 
     An hour of a closed period is booked in the one that is open now. A model without a price for storage costs nothing
@@ -55,7 +56,7 @@ async def record_storage(database: Database, book: PriceCatalog, hours: Sequence
         if stored.token_seconds < 0:
             raise InvalidUsage(f"storage is {stored.token_seconds} token-seconds")
         try:
-            version = await book.current(stored.model, stored.hour, stored.tenant_id)
+            version = await catalog.current(stored.model, stored.hour, stored.tenant_id)
             price = version.price(STORAGE, EVERY_LANE, 0) // SECONDS_PER_HOUR
         except PriceMissing:
             continue
@@ -79,7 +80,7 @@ async def record_storage(database: Database, book: PriceCatalog, hours: Sequence
         return len(made)
 
 
-async def storage_lines(database: Database, book: PriceCatalog, tenant_id: UUID, period: str) -> list[RatedLine]:
+async def storage_lines(database: Database, catalog: PriceCatalog, tenant_id: UUID, period: str) -> list[RatedLine]:
     """The storage lines of one tenant's period: one for each project, model and price version. Corrections come last.
 
     Raises InvalidPeriod, DatabaseUnavailable.
@@ -107,7 +108,7 @@ async def storage_lines(database: Database, book: PriceCatalog, tenant_id: UUID,
     for own, project_id, model, number in sorted(
         units, key=lambda key: (key[0] != period, key[0], key[1].int, *key[2:])
     ):
-        version = await book.version(number)
+        version = await catalog.version(number)
         price = version.price(STORAGE, EVERY_LANE, 0) // SECONDS_PER_HOUR
         stored = units[own, project_id, model, number]
         service_start, service_end = period_bounds(own)

@@ -8,12 +8,12 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import insert, select
 
+from billing.calendar import check_period, period_of
 from billing.integrity.row_seals import seal_rows
 from billing.prices import PriceCatalog, PriceMissing
 from billing.prices.grid import amount
 from billing.rating.terms import ContractTerms, InvalidTerms
 from billing.tables.rating import contract_terms
-from billing.usage import check_period, period_of
 from storage.database.database import Database
 from storage.free_text import NAME, REASON, check_text
 
@@ -33,9 +33,9 @@ class Contract(msgspec.Struct, frozen=True):
 class Contracts:
     """The terms of tenants."""
 
-    def __init__(self, database: Database, book: PriceCatalog) -> None:
+    def __init__(self, database: Database, catalog: PriceCatalog) -> None:
         self._database = database
-        self._book = book
+        self._book = catalog
 
     async def check(self, tenant_id: UUID, terms: ContractTerms, from_period: str) -> None:
         """Raise InvalidTerms, InvalidPeriod if the terms cannot begin then; write nothing."""

@@ -11,12 +11,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from billing.calendar import InvalidPeriod, check_period
 from billing.money import InvalidMoney, InvalidPrice, parse_amount, parse_price
 from billing.prices.version import LANES
-from billing.usage import METERS, InvalidPeriod, check_period
+from billing.usage import METERS
+from storage.reported_error import ReportedError
 
 
-class InvalidTerms(ValueError):
+class InvalidTerms(ReportedError, ValueError):
     """Terms that cannot be; `field` says which of them."""
 
     def __init__(self, field: str, problem: str) -> None:

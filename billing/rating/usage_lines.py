@@ -13,20 +13,22 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Select, case, func, literal, select, union_all
 
+from billing.calendar import check_period, period_bounds, period_of
 from billing.events.rollups import HOUR, LIMB, SUMS, earliest, event_groups
 from billing.prices import PriceCatalog, PriceVersion
 from billing.rating.lines import RatedLine
 from billing.tables.money import rollup_hour, usage_fact
-from billing.usage import METERS, check_period, period_bounds, period_of
+from billing.usage import METERS
 from storage.database.base import Count
 from storage.database.database import Database
+from storage.reported_error import ReportedError
 
 SumSource = Literal["rollups", "events"]
 
 GROUPS = ("project_id", "model", "lane", "context_from", "price_version")
 
 
-class CostMismatch(ValueError):
+class CostMismatch(ReportedError, ValueError):
     """Usage whose recorded cost is not its units at their prices: `turnpike audit money` says which request."""
 
 
@@ -44,7 +46,7 @@ class UsageGroup(msgspec.Struct, frozen=True):
 
 
 async def usage_lines(
-    database: Database, book: PriceCatalog, tenant_id: UUID, period: str, *, source: SumSource = "rollups"
+    database: Database, catalog: PriceCatalog, tenant_id: UUID, period: str, *, source: SumSource = "rollups"
 ) -> list[RatedLine]:
     """The lines of one tenant's period; equal from both sources, and in the same order. Corrections come last.
 
@@ -63,7 +65,7 @@ async def usage_lines(
         key = tuple(getattr(used, name) for name in GROUPS)
         groups[key] = _added(groups[key], used) if key in groups else used
     numbers = {used.price_version for groups in by_period.values() for used in groups.values()}
-    versions = {number: await book.version(number) for number in numbers}
+    versions = {number: await catalog.version(number) for number in numbers}
     lines = lines_of(by_period.pop(period, {}).values(), versions, *period_bounds(period))
     for late in sorted(by_period):
         for line in lines_of(by_period[late].values(), versions, *period_bounds(late)):

@@ -12,10 +12,11 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import ColumnElement, Select, Table, func, select
 
+from billing.calendar import check_period, period_of
 from billing.events.rollups import HOUR, LIMB, SUMS, event_groups, event_sums
 from billing.money import format_pico
 from billing.tables.money import price_version, rollup_hour, usage_event, usage_fact
-from billing.usage import METERS, Usage, check_period, period_of
+from billing.usage import METERS, Usage
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of
 

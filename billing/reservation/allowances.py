@@ -21,11 +21,12 @@ from uuid import UUID
 
 import structlog
 
+from billing.calendar import period_bounds
 from billing.holds.records import Hold, HoldRequest
 from billing.reservation.decisions import InsufficientFunds
 from billing.reservation.hold_service import HoldService
 from billing.spool.spool import Spool, SpoolUnavailable
-from billing.usage import Release, period_bounds
+from billing.usage import Release
 from storage.database.base import new_id
 from storage.database.database import DatabaseUnavailable
 

@@ -119,7 +119,7 @@ invoice = Table(
 
 Amounts are in minor units. The exact ones say what a bill is made of: `usage_pico` is what the events of the period
 cost, of which `promo_pico` was given and `prepaid_pico` paid in advance; `charges_pico` is all lines that are no usage.
-`returned_pico` of the usage was given back by the lines that lower it (`billing.invoices.balance_returns`).
+`returned_pico` of the usage was given back by the lines that lower it (`billing.invoices.accounting.balance_returns`).
 What changes after finalizing: `paid` and `credited`, and `settled_pico`, how much of the usage that was still owed they
 settled.
 """

@@ -1,4 +1,4 @@
-"""Checking budgets against what they are made of: open holds, and the usage that was counted in them."""
+"""Checks of budgets against the open holds and the usage that they count."""
 
 from __future__ import annotations
 
@@ -15,50 +15,49 @@ from billing.tables.money import balance, hold_batch, usage_fact
 from billing.verification.findings import AuditContext
 
 
-async def check_budgets(scope: AuditContext) -> None:
-    """What each window holds and has spent must be what open holds and counted events add up to (with what is
-    forgotten of those), for every tenant."""
+async def check_budgets(audit: AuditContext) -> None:
+    """Each window's held and spent sums are those of open holds and counted events, forgotten charges included."""
     held: dict[UUID, int] = defaultdict(int)
-    some = hold_batch.c
-    open_holds = select(some.tenant_id, some.sources, func.sum(some.amount_pico)).where(some.sources != "")
-    for _, sources, amount in await scope.session.execute(open_holds.group_by(some.tenant_id, some.sources)):
+    batch = hold_batch.c
+    open_holds = select(batch.tenant_id, batch.sources, func.sum(batch.amount_pico)).where(batch.sources != "")
+    for _, sources, amount in await audit.session.execute(open_holds.group_by(batch.tenant_id, batch.sources)):
         for identity in split(sources):
             held[identity] += int(amount)
     spent: dict[UUID, int] = defaultdict(int)
     counted = budget_charge.outerjoin(usage_fact, usage_fact.c.id == budget_charge.c.request_id)
     of, user = budget_charge.c, usage_fact.c.tenant_id.label("user")
     charges = select(of.request_id, of.budgets, of.tenant_id, user, usage_fact.c.cost_pico).select_from(counted)
-    async for request, budgets, owner, whose, cost in await scope.session.stream(charges):
+    async for request, budgets, owner, whose, cost in await audit.session.stream(charges):
         if owner != whose:
             detail = "it has no event" if cost is None else f"it is of tenant {whose}, not {owner}"
-            scope.found("a budget counted a request without usage", request, detail)
+            audit.report("a budget counted a request without usage", request, detail)
         for identity in split(budgets):
             spent[identity] += cost or 0
-    await _check_terms(scope)
+    await _check_terms(audit)
     columns = [budget_window.c[name] for name in WINDOW]
-    for *row, forgotten in await scope.session.execute(select(*columns, budget_window.c.forgotten)):
+    for *row, forgotten in await audit.session.execute(select(*columns, budget_window.c.forgotten)):
         window = BudgetWindow(*row)
         spent[window.id] += int(forgotten)
         for side, says, sums in (("held", window.held, held), ("spent", window.spent, spent)):
             if says != sums[window.id]:
                 detail = f"{window.scope} {window.subject}: {side} is {says}, and adds up to {sums[window.id]}"
-                scope.found("a budget is not the sum of its requests", window.tenant_id, detail)
+                audit.report("a budget is not the sum of its requests", window.tenant_id, detail)
 
 
 _SAME = ("tenant_id", "scope", "subject", "span", "limit_pico", "action", "thresholds")
 
 
-async def _check_terms(scope: AuditContext) -> None:
-    """Each window is one of a budget that says the same; and balances know how many budgets are in force."""
+async def _check_terms(audit: AuditContext) -> None:
+    """Each window agrees with its budget, and balances state how many budgets are in force."""
     set_, window = budget.c, budget_window.c
     joined = budget_window.outerjoin(budget, set_.budget_id == window.budget_id)
     differs = or_(set_.budget_id.is_(None), *(set_[name] != window[name] for name in _SAME))
     wrong = select(window.tenant_id, window.id).select_from(joined).where(differs)  # all tenants, here and below
-    for tenant, identity in await scope.session.execute(wrong):
-        scope.found("a budget's window is not under its terms", tenant, f"window {identity}")
+    for tenant, identity in await audit.session.execute(wrong):
+        audit.report("a budget's window is not under its terms", tenant, f"window {identity}")
     counts = select(set_.tenant_id, func.count()).where(set_.removed_at.is_(None)).group_by(set_.tenant_id)
-    in_force: dict[UUID, int] = {row[0]: row[1] for row in await scope.session.execute(counts)}
-    for tenant, says in await scope.session.execute(select(balance.c.tenant_id, balance.c.budgets)):
+    in_force: dict[UUID, int] = {row[0]: row[1] for row in await audit.session.execute(counts)}
+    for tenant, says in await audit.session.execute(select(balance.c.tenant_id, balance.c.budgets)):
         if says != in_force.get(tenant, 0):
             detail = f"the balance says {says}, in force are {in_force.get(tenant, 0)}"
-            scope.found("a balance does not know its budgets", tenant, detail)
+            audit.report("a balance does not know its budgets", tenant, detail)

@@ -23,49 +23,49 @@ _NOBODY = UUID(int=0)
 Chain: TypeAlias = tuple[UUID, str]
 
 
-async def check_chain(scope: AuditContext) -> None:
-    """The links of each chain follow each other to its head, and the events say what their leaves were made of."""
-    walk = _Walk(scope, await _events_by_chain(scope))
-    links = select(usage_batch).where(scope.within(usage_batch.c.period)).order_by("tenant_id", "period", "link")
-    # all tenants: an audit is of the whole house
-    async for link in await scope.session.stream(links.execution_options(yield_per=_LINKS)):
+async def check_chain(audit: AuditContext) -> None:
+    """The links of each chain lead to its head, and each event still has the hash of its leaf."""
+    walk = _Walk(audit, await _events_by_chain(audit))
+    links = select(usage_batch).where(audit.within(usage_batch.c.period)).order_by("tenant_id", "period", "link")
+    # all tenants: an audit checks the whole installation
+    async for link in await audit.session.stream(links.execution_options(yield_per=_LINKS)):
         await walk.follow(link)
     await walk.compare()
-    await _check_ends(scope, walk)
+    await _check_ends(audit, walk)
     for chain in sorted(walk.to_search):
-        await _name_unchained(scope, chain)
-    await _check_closed(scope, walk)
+        await _name_unchained(audit, chain)
+    await _check_closed(audit, walk)
 
 
-async def _events_by_chain(scope: AuditContext) -> dict[Chain, int]:
+async def _events_by_chain(audit: AuditContext) -> dict[Chain, int]:
     of = usage_event.c
-    query = select(of.tenant_id, of.period, func.count()).where(scope.within(of.period))
-    rows = await scope.session.execute(query.group_by(of.tenant_id, of.period))
+    query = select(of.tenant_id, of.period, func.count()).where(audit.within(of.period))
+    rows = await audit.session.execute(query.group_by(of.tenant_id, of.period))
     return {(tenant, period): count for tenant, period, count in rows}
 
 
 class _Walk:
-    """The way along all chains, link by link. `ends`: how far each came: links, events, head, and the last root."""
+    """Follows all chains link by link. `ends`: where each chain is: links, events, head, and the last root."""
 
-    def __init__(self, scope: AuditContext, events: dict[Chain, int]) -> None:
+    def __init__(self, audit: AuditContext, events: dict[Chain, int]) -> None:
         self.events = events
         self.ends: dict[Chain, tuple[int, int, bytes, bytes]] = {}
         self.to_search: set[Chain] = set()
-        """Chains beside which there may be events that are in none of their batches."""
-        self._scope = scope
+        """Chains whose period may have events that are in none of their batches."""
+        self._scope = audit
         self._total = sum(events.values())
         self._done = 0
         self._expected: dict[UUID, tuple[Chain, bytes]] = {}
 
     async def follow(self, link: Any) -> None:
-        """The next link."""
+        """Check the next link of its chain."""
         chain = (link.tenant_id, link.period)
         links, events, head, _ = self.ends.get(chain, (0, 0, start(*chain), b""))
         root = sha256(link.entries).digest()
         wanted = (links + 1, len(link.entries) // ENTRY, root, following(head, root))
         if (link.link, link.events, link.root, link.head) != wanted:
             detail = f"{link.period}: link {link.link} does not follow from link {links} and its own events"
-            self._scope.found("the chain of events is broken", link.tenant_id, detail)
+            self._scope.report("the chain of events is broken", link.tenant_id, detail)
         self.ends[chain] = (link.link, events + link.events, link.head, link.root)
         for event, leaf in entries_of(link.entries):
             self._expected[event] = (chain, leaf)
@@ -73,59 +73,59 @@ class _Walk:
             await self.compare()
 
     async def compare(self) -> None:
-        """Compare the events of the links followed so far with their leaves."""
+        """Compare the events of the links since the last comparison with their leaves."""
         expected, self._expected = self._expected, {}
         here = one_of(self._scope.database, usage_event.c.id, expected)
         for row in (await self._scope.session.execute(select(usage_event).where(here))).mappings():
             chain, leaf = expected.pop(row["id"])
             if (row["tenant_id"], row["period"]) != chain or leaf_of(row) != leaf:
                 detail = f"{chain[1]}: it does not say what it said when it was settled for tenant {chain[0]}"
-                self._scope.found("an event was altered", row["id"], detail)
+                self._scope.report("an event was altered", row["id"], detail)
                 self.to_search.add(chain)
             self._done += 1
         for event, (chain, _) in expected.items():
             detail = f"{chain[1]}: it was settled for tenant {chain[0]}, and is not there"
-            self._scope.found("an event is missing", event, detail)
+            self._scope.report("an event is missing", event, detail)
             self.to_search.add(chain)
         self._scope.progress("leaves", self._done, self._total)
 
 
-async def _check_ends(scope: AuditContext, walk: _Walk) -> None:
+async def _check_ends(audit: AuditContext, walk: _Walk) -> None:
     of = usage_chain.c
-    query = select(of.tenant_id, of.period, of.links, of.events, of.head, of.root).where(scope.within(of.period))
-    ends = {(row.tenant_id, row.period): tuple(row[2:]) for row in await scope.session.execute(query)}
+    query = select(of.tenant_id, of.period, of.links, of.events, of.head, of.root).where(audit.within(of.period))
+    ends = {(row.tenant_id, row.period): tuple(row[2:]) for row in await audit.session.execute(query)}
     for chain in sorted(ends.keys() | walk.ends.keys()):
         if ends.get(chain) != walk.ends.get(chain):
             says, found = (
                 f"{e[0]} links with {e[1]} events" if e else "none" for e in (ends.get(chain), walk.ends.get(chain))
             )
             detail = f"{chain[1]}: its end says {says}, there are {found}, or they end otherwise"
-            scope.found("the chain of events is cut off", chain[0], detail)
+            audit.report("the chain of events is cut off", chain[0], detail)
     for chain in walk.events.keys() | walk.ends.keys():
         if walk.events.get(chain, 0) != walk.ends.get(chain, (0, 0))[1]:
             walk.to_search.add(chain)
 
 
-async def _name_unchained(scope: AuditContext, chain: Chain) -> None:
-    """Name the events of a tenant's period that are in no batch."""
+async def _name_unchained(audit: AuditContext, chain: Chain) -> None:
+    """Report the events of a tenant's period that are in no batch."""
     tenant, period = chain
     of = usage_batch.c
     known: set[UUID] = set()
-    for entries in await scope.session.scalars(select(of.entries).where(of.tenant_id == tenant, of.period == period)):
+    for entries in await audit.session.scalars(select(of.entries).where(of.tenant_id == tenant, of.period == period)):
         known |= {event for event, _ in entries_of(entries)}
     there = select(usage_event.c.id).where(usage_event.c.tenant_id == tenant, usage_event.c.period == period)
-    for event in await scope.session.scalars(there.order_by(usage_event.c.id)):
+    for event in await audit.session.scalars(there.order_by(usage_event.c.id)):
         if event not in known:
-            scope.found("an event was never settled", event, f"{period}: no batch of tenant {tenant} has it")
+            audit.report("an event was never settled", event, f"{period}: no batch of tenant {tenant} has it")
 
 
-async def _check_closed(scope: AuditContext, walk: _Walk) -> None:
-    """What a period held when it closed is what its chains end with now."""
+async def _check_closed(audit: AuditContext, walk: _Walk) -> None:
+    """The root that a closed period was sealed with is the root of its chains now."""
     heads: dict[str, dict[UUID, bytes]] = defaultdict(dict)
     for (tenant, period), (_, _, head, _) in walk.ends.items():
         heads[period][tenant] = head
-    closed = (billing_period.c.state == "closed") & scope.within(billing_period.c.period)
-    for row in await scope.session.execute(select(billing_period).where(closed)):
+    closed = (billing_period.c.state == "closed") & audit.within(billing_period.c.period)
+    for row in await audit.session.execute(select(billing_period).where(closed)):
         if row.root != root_of(heads[row.period]):
             detail = f"{row.period}: its root was {row.root.hex() if row.root else None}, its events lead to another"
-            scope.found("a closed period is not what it was", _NOBODY, detail)
+            audit.report("a closed period is not what it was", _NOBODY, detail)

@@ -1,4 +1,4 @@
-"""Checking the events one by one: each must cost what its usage and its price version say."""
+"""Checks of single usage events: cost, context tier and journal sequence."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _CHUNK = 5000
 _OF_EVENT = ("id", "lane", "price_version", "context_from", "cost_pico", "corrects")
 
 
-async def check_refused(scope: AuditContext) -> None:
-    """No record was refused."""
-    rows = await scope.session.execute(select(refused_settlement.c.request_id, refused_settlement.c.cause))
+async def check_refused(audit: AuditContext) -> None:
+    """No settlement was refused."""
+    rows = await audit.session.execute(select(refused_settlement.c.request_id, refused_settlement.c.cause))
     for request, cause in rows:
-        scope.found("a record was refused", request, cause)
+        audit.report("a record was refused", request, cause)
 
 
-async def check_costs(scope: AuditContext) -> None:
-    """Each event's cost and context tier recompute."""
-    within = scope.within(usage_event.c.period)  # all tenants: an audit is of the whole house
-    count = await scope.session.scalar(select(func.count()).select_from(usage_event).where(within)) or 0
+async def check_costs(audit: AuditContext) -> None:
+    """Each event's cost and context tier follow from its usage and its price version."""
+    within = audit.within(usage_event.c.period)  # all tenants: an audit checks the whole installation
+    count = await audit.session.scalar(select(func.count()).select_from(usage_event).where(within)) or 0
     columns = [usage_event.c[name] for name in (*_OF_EVENT, *METERS)]
-    rows = await scope.session.stream(select(*columns).where(within).execution_options(yield_per=_CHUNK))
+    rows = await audit.session.stream(select(*columns).where(within).execution_options(yield_per=_CHUNK))
     versions: dict[int, PriceVersion | None] = {}
     done = 0
     async for row in rows:
         done += 1
         if not done % _CHUNK:
-            scope.progress("events", done, count)
+            audit.progress("events", done, count)
         if row.price_version not in versions:
-            versions[row.price_version] = await _version(scope, row.price_version)
+            versions[row.price_version] = await _version(audit, row.price_version)
         version = versions[row.price_version]
         try:
             tier, cost = (None, None) if version is None else _rated(row, version)
@@ -47,11 +47,11 @@ async def check_costs(scope: AuditContext) -> None:
                 f"it says {row.cost_pico} in the context tier from {row.context_from}, "
                 f"its usage and price version {row.price_version} say {cost} from {tier}"
             )
-            scope.found("an event's cost does not recompute", row.id, detail)
+            audit.report("an event's cost does not recompute", row.id, detail)
 
 
 def _rated(row: Any, version: PriceVersion) -> tuple[int, int]:
-    """The tier and cost of an event; an adjustment is priced in the tier of what it corrects."""
+    """The context tier and the cost of an event. An adjustment is priced in the tier of the event that it corrects."""
     units = dict(zip(METERS, row[len(_OF_EVENT) :], strict=True))
     if row.corrects is None:
         return version.rate(Usage.from_meters(units), row.lane)
@@ -59,22 +59,22 @@ def _rated(row: Any, version: PriceVersion) -> tuple[int, int]:
     return tier, sum(more * version.price(meter, row.lane, tier) for meter, more in units.items() if more)
 
 
-async def _version(scope: AuditContext, version: int) -> PriceVersion | None:
+async def _version(audit: AuditContext, version: int) -> PriceVersion | None:
     try:
-        return await scope.book.version(version)
+        return await audit.prices.version(version)
     except UnknownPriceVersion:
         return None
 
 
-async def check_sequences(scope: AuditContext) -> None:
-    """A journal's sequence belongs to one request, over all tenants: one that comes twice was counted twice."""
+async def check_sequences(audit: AuditContext) -> None:
+    """A journal's sequence number belongs to one request, over all tenants: otherwise usage was counted twice."""
     event = usage_event.c
     query = (
         select(event.replica, event.sequence, func.count())
-        .where(event.sequence > 0, scope.within(event.period))
+        .where(event.sequence > 0, audit.within(event.period))
         .group_by(event.replica, event.sequence)
         .having(func.count() > 1)
     )
-    for replica, sequence, requests in await scope.session.execute(query):
+    for replica, sequence, requests in await audit.session.execute(query):
         detail = f"{replica}, sequence {sequence}: {requests} requests"
-        scope.found("a journal sequence belongs to several requests", UUID(int=0), detail)
+        audit.report("a journal sequence belongs to several requests", UUID(int=0), detail)

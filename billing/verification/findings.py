@@ -1,4 +1,4 @@
-"""What an audit looks at, and what it finds."""
+"""What every check of an audit gets: one snapshot of the database, and a list to add findings to."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from billing.prices import PriceCatalog
 from storage.database.database import Database
 
 Progress = Callable[[str, int, int], None]
-"""Told now and then what is being checked, how many are done, and of how many."""
+"""Called now and then: what is being checked, how many are done, how many there are."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something that is not as it must be; `what` names the invariant, `subject` the tenant or request."""
+    """A violated invariant: `what` names it, `subject` is the tenant or request concerned."""
 
     what: str
     subject: UUID
     detail: str
 
 
-def _silent(_what: str, _done: int, _of: int) -> None:
-    """Tell nobody."""
+def _no_progress(_what: str, _done: int, _total: int) -> None:
+    pass
 
 
 class AuditContext(msgspec.Struct):
     """One audit: a session that sees one snapshot, and the findings so far.
 
-    `period`: only what belongs to this billing period is looked at; what has no period, such as balances, is not.
+    With a `period`, only rows of this billing period are checked, and nothing that has no period, such as balances.
     """
 
     database: Database
     session: AsyncSession
-    book: PriceCatalog
+    prices: PriceCatalog
     period: str | None = None
-    progress: Progress = _silent
+    progress: Progress = _no_progress
     findings: list[Finding] = []
 
-    def found(self, what: str, subject: UUID, detail: str) -> None:
+    def report(self, what: str, subject: UUID, detail: str) -> None:
         """Add a finding."""
         self.findings.append(Finding(what, subject, detail))
 
     def within(self, period: Column[Any]) -> ColumnElement[bool]:
-        """The condition that a row's period is looked at."""
+        """The SQL condition that a row's period is audited."""
         return true() if self.period is None else period == self.period

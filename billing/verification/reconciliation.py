@@ -1,6 +1,8 @@
-"""Reconciliation of a billing period: engine journals ↔ events ↔ ledger ↔ rollups ↔ invoices, as a report that is kept
-and may be published. How many requests were lost, doubled, late or of unconfirmed delivery, and by how much, in
-pico-units, each book differs from the events."""
+"""Reconciliation of a billing period: engine journals, events, ledger, rollups and invoices compared, in a report.
+
+The report says how many requests were lost, doubled, late or of unconfirmed delivery, and by how many pico-units each
+sum differs from the events. It is stored, and may be published.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,10 @@ import msgspec
 from sqlalchemy import Select, and_, func, insert, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from billing.calendar import period_bounds
 from billing.events.rollups import LIMB
 from billing.ledger.entries import OF_EVENTS
-from billing.periods.periods import PeriodState, bounds
+from billing.periods.periods import PeriodState
 from billing.replica_journals.comparison import JournalComparison, JournalReport, compare, sort_out
 from billing.replica_journals.sequences import Sequences, sequences_of
 from billing.tables.invoices import invoice
@@ -29,7 +32,7 @@ _KEPT = ("period", "at", "events", "lost", "doubled", "unconfirmed", "late", "dr
 
 
 class Drift(msgspec.Struct, frozen=True):
-    """What the books say that a tenant's usage cost, in pico-units; `invoiced` is None without a finalized invoice."""
+    """A tenant's cost of usage by each source, in pico-units; `invoiced` is None without a finalized invoice."""
 
     tenant_id: UUID
     currency: str
@@ -40,21 +43,23 @@ class Drift(msgspec.Struct, frozen=True):
 
     @property
     def pico(self) -> int:
-        """By how much the books differ from the events, all added up."""
-        books = [self.rollups, self.ledger, *([] if self.invoiced is None else [self.invoiced])]
-        return sum(abs(book - self.events) for book in books)
+        """The sum of the absolute differences from the events."""
+        costs = [self.rollups, self.ledger, *([] if self.invoiced is None else [self.invoiced])]
+        return sum(abs(cost - self.events) for cost in costs)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found in a period.
+    """The reconciliation of a period.
 
-    `lost`: sequence numbers of the journals without an event, and requests that journals know beyond the events;
-    `unacknowledged`: those of them that wait in a journal, or whose journal does not answer; `declared_lost`: those of
-    journals that a person declared lost. `doubled`: numbers with more than one. `late`: events that came after their
-    own period had closed, booked in this one. `unconfirmed`: nobody knows whether the client got the end.
-    `adjustments`: corrections of earlier events, which are no requests and stand in none of these numbers.
-    `lost_attempts`: attempts that came to nothing, of requests that were tried again and stand here once. `drifts`:
-    tenants of whom some book differs.
+    - `lost`: journal sequence numbers without an event, and requests that journals have beyond the events.
+    - `unacknowledged`: lost ones that wait in a journal, or whose journal does not answer.
+    - `declared_lost`: lost ones of journals that a person declared lost.
+    - `doubled`: sequence numbers with more than one event.
+    - `late`: events that came after their own period had closed, booked in this one.
+    - `unconfirmed`: events of which it is not known whether the client received the end.
+    - `adjustments`: corrections of earlier events; no other number counts them.
+    - `lost_attempts`: failed attempts of requests that were tried again; the requests themselves count once.
+    - `drifts`: tenants with a difference between the sources.
     """
 
     period: str
@@ -80,21 +85,21 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gone(self) -> list[JournalComparison]:
-        """The journals in whose place others answer, and that nobody has declared lost."""
+        """Journals that were replaced by another one, and that nobody has declared lost."""
         return [journal for journal in self.journals if journal.state == "gone"]
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was lost or doubled, nothing waits, and all books agree."""
+        """Whether nothing was lost or doubled, nothing waits, and all sources agree."""
         return not (self.lost or self.doubled or self.drift_pico or self.unacknowledged or self.gone)
 
 
 async def reconcile(database: Database, period: str, journals: Iterable[JournalReport] = ()) -> Report:
-    """Reconcile a period in one snapshot and keep the report.
+    """Reconcile a period in one snapshot, store the report, and return it.
 
-    `journals`: what the replicas that answer say of theirs. Raises InvalidPeriod, DatabaseUnavailable.
+    `journals` are the reports of the replicas that answer. Raises InvalidPeriod, DatabaseUnavailable.
     """
-    bounds(period)
+    period_bounds(period)
     async with database.reading() as session:
         report = await _report(session, database, period, journals)
     kept = {name: getattr(report, name) for name in _KEPT}
@@ -105,7 +110,7 @@ async def reconcile(database: Database, period: str, journals: Iterable[JournalR
 
 
 async def latest(database: Database, period: str) -> Report | None:
-    """The report of the last reconciliation of a period, as it was kept."""
+    """The stored report of the last reconciliation of a period; None if there is none."""
     of = recon_run.c
     query = select(of.report).where(of.period == period).order_by(of.at.desc(), of.id.desc()).limit(1)
     async with database.reading() as session:
@@ -115,7 +120,7 @@ async def latest(database: Database, period: str) -> Report | None:
 
 async def _report(session: AsyncSession, database: Database, period: str, journals: Iterable[JournalReport]) -> Report:
     of = usage_event.c  # all tenants: a period is everybody's
-    starts_at = bounds(period)[0]
+    starts_at = period_bounds(period)[0]
     state = (
         await session.execute(select(billing_period.c.state).where(billing_period.c.period == period))
     ).scalar_one_or_none()
@@ -196,7 +201,7 @@ async def _limbs(session: AsyncSession, query: Select[Any]) -> dict[UUID, int]:
 
 
 async def _revenue(session: AsyncSession, period: str) -> dict[UUID, int]:
-    """What usage earned by the ledger: credits of revenue less its debits."""
+    """The ledger's revenue from usage by tenant: credits less debits."""
     entry = ledger_entry.c
     earned: dict[UUID, int] = defaultdict(int)
     rows = await session.execute(

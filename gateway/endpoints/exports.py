@@ -13,8 +13,8 @@ from litestar.response import File
 from msgspec import Struct
 
 from billing.exports.datasets import InvalidExport
+from billing.exports.formats.writers import MEDIA_TYPES
 from billing.exports.jobs import ExportJob, ExportNotFound, TooManyExports
-from billing.exports.writers import MEDIA_TYPES
 from gateway.dialects.json_paths import decode
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
@@ -77,7 +77,9 @@ def export_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         principal = admin_principal(request.scope)
         asked = decode(_DECODER, await read_management_body(request, patience))
         try:
-            job = await wait(jobs.ask(principal.tenant_id, principal.key_id, asked.dataset, asked.period, asked.format))
+            job = await wait(
+                jobs.queue(principal.tenant_id, principal.key_id, asked.dataset, asked.period, asked.format)
+            )
         except InvalidExport as error:
             raise InvalidRequest(
                 f"$.{error.field}: {error.problem}.", path=f"$.{error.field}", code="invalid_value"
@@ -96,7 +98,7 @@ def export_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         if limit is not None and not 1 <= limit <= _MOST:
             raise InvalidRequest(f"limit: it is not between 1 and {_MOST}.", path="limit", code="invalid_value")
         limit = limit or 20
-        known = await wait(jobs.known(principal.tenant_id, limit + 1, None if after is None else _id(after)))
+        known = await wait(jobs.list(principal.tenant_id, limit + 1, None if after is None else _id(after)))
         return _answer(ExportList(data=[_object(job) for job in known[:limit]], has_more=len(known) > limit))
 
     @get("/v1/exports/{name:str}")

@@ -8,9 +8,10 @@ from pathlib import Path
 from billing.prices import PriceCatalog, PriceMissing
 from gateway.errors import ModelNotFound
 from gateway.served_models.served_model import ModelFolderError, ServedModel, load_served_model
+from storage.reported_error import ReportedError
 
 
-class ModelWithoutPrice(Exception):
+class ModelWithoutPrice(ReportedError):
     """A model cannot be served because nothing says what it costs; the message has the command that says it."""
 
 

@@ -17,6 +17,7 @@ from gateway.conversation.prompt import Prompt, Span, check_length, make_prompt
 from gateway.conversation.tokenizer import Tokenizer, TokenizerError
 from gateway.generation_request import Turn
 from prompt_cache.model_digest import text_digest
+from storage.reported_error import ReportedError
 
 DEFAULT_MIN_CACHEABLE = 1024
 CONTEXTS = {
@@ -38,7 +39,7 @@ CONTEXTS = {
 Value = TypeVar("Value", int, str)
 
 
-class ModelFolderError(Exception):
+class ModelFolderError(ReportedError):
     """A model folder cannot be served; the message names the file."""
 
 

@@ -20,16 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 
 from storage.database.asyncpg_pool import AsyncpgPool, Connection, is_unavailable
 from storage.database.base import Count
-
-
-@asynccontextmanager
-async def transaction(database: Database, *, write: bool) -> AsyncIterator[AsyncSession]:
-    """Commits at the end, or rolls back if nothing shall be written. Raises DatabaseUnavailable."""
-    async with database.transaction() as session:
-        yield session
-        if not write:
-            await session.rollback()
-
+from storage.reported_error import ReportedError
 
 Dialect = Literal["sqlite", "postgresql"]
 
@@ -49,15 +40,17 @@ _POSTGRESQL_UNAVAILABLE = ("08", "28", "3D", "53", "57P", "58", "40")
 and transactions that may be tried again."""
 
 
-class InvalidDatabaseUrl(ValueError):
+class InvalidDatabaseUrl(ReportedError, ValueError):
     """The database URL is malformed. The message names the setting and never the URL, which may hold a password."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"{SETTING}: {problem}; expected sqlite:///path or postgresql://user@host/database")
 
 
-class DatabaseUnavailable(Exception):
+class DatabaseUnavailable(ReportedError):
     """The database cannot be reached, or cannot take this transaction now. Trying again later may help."""
+
+    temporary = True
 
 
 def _parse(text: str) -> URL:
@@ -159,10 +152,15 @@ class Database:
         return cls("postgresql", engine, snapshot, _direct(engine, pool_size))
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[AsyncSession]:
-        """A session that commits at the end and rolls back on any exception. Raises DatabaseUnavailable."""
+    async def transaction(self, *, write: bool = True) -> AsyncIterator[AsyncSession]:
+        """A session that commits at the end; without `write` (a dry run), and on any exception, it rolls back.
+
+        Raises DatabaseUnavailable.
+        """
         async with self._session(self.engine) as session:
             yield session
+            if not write:
+                await session.rollback()
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncSession]:

@@ -12,11 +12,12 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from storage.database.database import Database, DatabaseUnavailable
+from storage.reported_error import ReportedError
 
 _LOCK = 7_233_104_871  # PostgreSQL's advisory lock: two processes that start together migrate one after the other
 
 
-class SchemaMismatch(Exception):
+class SchemaMismatch(ReportedError):
     """The database's schema is not the one that this program was written for."""
 
     def __init__(self, found: str | None, wanted: str) -> None:

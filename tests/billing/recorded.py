@@ -7,6 +7,7 @@ from uuid import UUID
 
 import msgspec
 
+from billing.calendar import period_of
 from billing.events import columns as dimensions
 from billing.events import partitions
 from billing.events.columns import EventColumns
@@ -14,7 +15,7 @@ from billing.events.rollups import roll_up
 from billing.events.rows import EventRows
 from billing.prices import PriceCatalog
 from billing.transaction.opening import money_transaction
-from billing.usage import Counts, Usage, UsageEvent, period_of
+from billing.usage import Counts, Usage, UsageEvent
 from storage.database.base import new_id
 from storage.database.database import Database
 from tests.billing.money import PRICES, Tenant

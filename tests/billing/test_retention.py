@@ -9,6 +9,7 @@ from sqlalchemy import func, insert, literal, select, update
 from billing import retention
 from billing.accounts.adjustments import adjust
 from billing.accounts.budgets import BudgetSettings
+from billing.calendar import period_of
 from billing.periods.periods import Periods
 from billing.prices import PriceCatalog
 from billing.reservation.hold_service import HoldService
@@ -16,8 +17,8 @@ from billing.retention import forget_charges, forget_holds, forget_windows
 from billing.settlement.settlement import settle
 from billing.tables.budgets import budget_charge, budget_window
 from billing.tables.money import balance, ended_hold, outbox
-from billing.usage import Release, Usage, period_of
-from billing.verification.checks import check
+from billing.usage import Release, Usage
+from billing.verification.audit import audit_money
 from storage.database.base import Count, new_id
 from storage.database.database import Database
 from tests.billing.money import Tenant
@@ -63,11 +64,11 @@ async def test_holds_and_charges_are_forgotten_once_their_period_is_closed(
     assert (await forget_holds(database, DAY_S), await forget_charges(database, DAY_S)) == (0, 0)  # it is open still
     await Periods(database).close(period)
     assert (await forget_holds(database, 600 * DAY_S), await forget_charges(database, 600 * DAY_S)) == (0, 0)
-    assert await check(database) == []
+    assert await audit_money(database) == []
     assert [await forget_holds(database, 90 * DAY_S) for _ in range(4)] == [3, 3, 2, 0]
-    assert await check(database) == []
+    assert await audit_money(database) == []
     assert [await forget_charges(database, 400 * DAY_S) for _ in range(3)] == [3, 1, 0]
-    assert await check(database) == []
+    assert await audit_money(database) == []
     assert await _count(database, ended_hold, budget_charge) == [0, 0]
     async with database.reading() as session:
         assert list(await session.scalars(select(balance.c.holds))) == [2, 2]  # those that were used
@@ -82,10 +83,10 @@ async def test_holds_and_charges_are_forgotten_once_their_period_is_closed(
     await settle(database, book, [one.event(new, COST)])
     assert await _count(database, budget_charge) == [1]
     assert {w.scope: w.spent for w in await budgets.list(one.id)} == {"tenant": 3 * cost, "key": cost}
-    assert await check(database) == []
+    assert await audit_money(database) == []
     async with database.transaction() as session:
         await session.execute(update(budget_window).values(forgotten=budget_window.c.forgotten + 1))
-    assert {finding.what for finding in await check(database)} == {"a budget is not the sum of its requests"}
+    assert {finding.what for finding in await audit_money(database)} == {"a budget is not the sum of its requests"}
 
 
 async def test_charges_without_an_event_keep_no_others_from_being_forgotten(
@@ -103,7 +104,7 @@ async def test_charges_without_an_event_keep_no_others_from_being_forgotten(
     database.clock = literal(now + 500 * DAY_S * 1_000_000, Count())
     await Periods(database).close(period_of(now))
     assert [await forget_charges(database, 400 * DAY_S) for _ in range(3)] == [2, 1, 0]
-    assert {finding.subject for finding in await check(database)} == {one["request_id"] for one in lost}
+    assert {finding.subject for finding in await audit_money(database)} == {one["request_id"] for one in lost}
 
 
 @pytest.mark.slow
@@ -136,12 +137,12 @@ async def test_windows_are_forgotten_once_nothing_can_move_them(
     assert await forget(400) == [2, 2, 0]
     async with database.reading() as session:
         assert set(await session.scalars(select(budget_window.c.span))) == {"total"}
-    assert await check(database) == []
+    assert await audit_money(database) == []
     assert before == {(w.scope, w.span): w.spent for w in await budgets.list(tenant.id) if w.span == "total"}
     new = await holds.reserve(msgspec.structs.replace(request, request_id=new_id()))
     await settle(database, PriceCatalog(database), [tenant.event(new, COST)])
     assert await _count(database, budget_window) == [6]
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_told_messages_are_forgotten_with_their_deliveries_and_untold_ones_are_not(

@@ -8,18 +8,8 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from billing.usage import (
-    METERS,
-    Counts,
-    InvalidPeriod,
-    InvalidUsage,
-    Release,
-    Settlement,
-    Usage,
-    UsageEvent,
-    check_period,
-    period_of,
-)
+from billing.calendar import InvalidPeriod, check_period, period_of
+from billing.usage import METERS, Counts, InvalidUsage, Release, Settlement, Usage, UsageEvent
 from storage.database.base import new_id
 from tests.billing.prices.test_prices import usages
 from tests.billing.spool.test_spool import some_event

@@ -14,7 +14,7 @@ from sqlalchemy.types import LargeBinary
 from billing.events.columns import EventColumns, event_dimensions
 from billing.events.rows import EventRows
 from billing.exports.files import DATASETS, MANIFEST_VERSION
-from billing.exports.writers import FORMATS
+from billing.exports.formats.writers import FORMATS
 from billing.integrity import hash_chain
 from billing.integrity.row_seals import FORMS, digest_of, key_of, seal_of
 from billing.usage import METERS, TRAITS, Counts, SignedUsage, Usage, UsageEvent

@@ -13,10 +13,11 @@ from billing.accounts.adjustments import InvalidAdjustment, UnknownEvent
 from billing.accounts.balances import CurrencyMismatch, InvalidGrant, RefundRefused
 from billing.accounts.budgets import InvalidBudget, UnknownBudget
 from billing.accounts.idempotency import IdempotencyConflict
+from billing.calendar import InvalidPeriod
 from billing.exports.datasets import InvalidExport
 from billing.invoices.errors import InvoiceRefused
-from billing.invoices.parties import InvalidParty
-from billing.invoices.pdf import NotPrintable
+from billing.invoices.parties.parties import InvalidParty
+from billing.invoices.rendering.pdf import NotPrintable
 from billing.money import InvalidMoney, InvalidPrice
 from billing.periods.periods import PeriodOpen
 from billing.platform_settings import InvalidPlatformSetting
@@ -26,7 +27,7 @@ from billing.rating.terms import InvalidTerms
 from billing.rating.usage_lines import CostMismatch
 from billing.replica_journals.lost_journals import JournalAnswers, UnknownJournal
 from billing.spool.gateway_epochs import EpochAlive, GatewayNameTaken, UnknownEpoch
-from billing.usage import InvalidPeriod, InvalidUsage
+from billing.usage import InvalidUsage
 from engine.errors import DiskFull, EngineError, EngineFailed, StartError
 from gateway.served_models.registry import ModelWithoutPrice
 from gateway.served_models.served_model import ModelFolderError
@@ -39,7 +40,7 @@ from tenancy.repositories import NameTaken, NoSuchRecord
 from tests.goldens import golden
 from turnpike import logs
 from turnpike.cli import build_parser, main
-from turnpike.failures import CommandError
+from turnpike.command_line import CommandError
 from turnpike.processes.children import ChildFailed
 from turnpike.settings import settings
 from turnpike.settings.data_folder import DataFolderError, DataFolderFull, NoData

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
+from storage.reported_error import ReportedError
+
 EXIT_UNUSABLE = 2
 """A child that exits with this status would fail the same way again: it is not restarted."""
 EXIT_TEMPORARY = 75
@@ -28,7 +30,7 @@ _EARLY_S = 10.0
 logger = structlog.get_logger(__name__)
 
 
-class ChildFailed(Exception):
+class ChildFailed(ReportedError):
     """A child ended in a way that a restart cannot mend."""
 
 

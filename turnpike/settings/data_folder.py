@@ -17,6 +17,7 @@ import msgspec
 import structlog
 
 from storage.disk_space import is_disk_full
+from storage.reported_error import ReportedError
 from turnpike.settings import secrets
 from turnpike.settings.secrets import Secrets
 from turnpike.settings.settings import Settings
@@ -29,15 +30,17 @@ _OURS_WITHIN = ("spool", "journal", "exports")
 logger = structlog.get_logger(__name__)
 
 
-class DataFolderError(Exception):
+class DataFolderError(ReportedError):
     """The data folder cannot be made, written or had for us alone; the message names it."""
 
 
 class DataFolderFull(DataFolderError):
     """The data folder's disk has no room. The same start works when there is some."""
 
+    temporary = True
 
-class NoData(Exception):
+
+class NoData(ReportedError):
     """A command was given a folder in which there is nothing to work with."""
 
     def __init__(self, settings: Settings) -> None:

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import msgspec
 
+from storage.reported_error import ReportedError
+
 FILE_VERSION = 1
 SECRET_BYTES = 32
 
 
-class SecretsError(Exception):
+class SecretsError(ReportedError):
     """The secrets file cannot be read, is not of this version, or is open to others."""
 
 

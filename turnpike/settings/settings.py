@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from protocol.requests import LANES, Lane
+from storage.reported_error import ReportedError
 
 
 def parse_lane_values(text: str, default: str = "") -> dict[Lane, float]:
@@ -58,7 +59,7 @@ _DAY = 86_400
 _NAME_LENGTH = 40
 
 
-class SettingError(Exception):
+class SettingError(ReportedError):
     """A setting has no usable value; the message names it, its source and what would be accepted."""
 
 

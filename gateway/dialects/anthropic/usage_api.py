@@ -11,8 +11,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from billing.invoices.minor_units import minor_digits
-from billing.money import format_pico
+from billing.money import format_pico, minor_digits
 from billing.reports.cost_report import CostGroup, CostLine, CostPage
 from billing.reports.usage_report import Group, Result, UsagePage
 from gateway.dialects.openai.chat_response import Cost

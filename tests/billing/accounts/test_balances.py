@@ -12,6 +12,7 @@ from billing.accounts.adjustments import InvalidAdjustment, UnknownEvent, adjust
 from billing.accounts.balances import Balances, CurrencyMismatch, InvalidGrant, RefundRefused
 from billing.accounts.idempotency import IdempotencyConflict
 from billing.accounts.statements import by_day, statement
+from billing.calendar import period_bounds
 from billing.money import InvalidMoney
 from billing.periods.periods import Periods
 from billing.prices import PriceCatalog
@@ -19,8 +20,8 @@ from billing.rating.usage_lines import usage_lines
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
 from billing.tables.money import ledger_entry, usage_event
-from billing.usage import InvalidUsage, Release, UsageEvent, period_bounds
-from billing.verification.checks import check
+from billing.usage import InvalidUsage, Release, UsageEvent
+from billing.verification.audit import audit_money
 from storage.database.base import Count, new_id
 from storage.database.database import Database
 from tests.billing.money import Tenant
@@ -62,7 +63,7 @@ async def test_a_refund_is_of_paid_unused_money_and_happens_once(database: Datab
     assert balance is not None
     assert (balance.available, balance.prepaid, balance.promo) == (0, 3 * COST, 0)
     assert ("prepaid", "clearing", 7 * COST) in await legs(database)
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 @pytest.mark.slow
@@ -77,7 +78,7 @@ async def test_what_expires_is_taken_once_and_holds_are_honoured(database: Datab
     assert await balances.expire(now) == 0
     assert await balances.expire(now + DAY) == 1
     assert [grant.remaining for grant in await balances.grants(tenant.id)] == [0, 0, 3 * COST, COST]
-    assert await check(database) == []
+    assert await audit_money(database) == []
     await settle(database, PriceCatalog(database), [tenant.event(hold)])
     assert await balances.expire(now + DAY) == 1
     assert await balances.expire(now + DAY) == 0
@@ -91,7 +92,7 @@ async def test_what_expires_is_taken_once_and_holds_are_honoured(database: Datab
         ("promo", "goodwill", COST),
         ("restricted", "goodwill", 2 * COST),
     ]
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 @pytest.mark.slow
@@ -105,7 +106,7 @@ async def test_restricted_money_pays_for_its_model(database: Database) -> None:
     assert balance is not None
     assert balance.available == 4 * COST + 1
     assert [grant.remaining for grant in await balances.grants(tenant.id)] == [0, COST, 4 * COST + 1]
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_grants_that_cannot_be(database: Database) -> None:
@@ -138,7 +139,7 @@ async def test_a_correction_is_a_new_event(database: Database) -> None:
         assert [(line.meter, line.units, line.exact_pico) for line in lines] == [
             ("uncached", 60, 60 * 400_000), ("output", 15, 15 * 1_600_000)
         ]  # fmt: skip
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 @pytest.mark.slow
@@ -158,7 +159,7 @@ async def test_adjustments_that_cannot_be(database: Database) -> None:
     with pytest.raises(InvalidUsage, match="unknown meter tokens"):
         await adjusting({"tokens": 1})
     for more in ({}, {"dry_run": True}):
-        with pytest.raises(InvalidAdjustment, match="output: 1 units more are taken back"):
+        with pytest.raises(InvalidAdjustment, match="output: 1 unit more than there were would be taken back"):
             await adjusting({"output": -11}, **more)
     with pytest.raises(InvalidAdjustment, match="no units"):
         await adjusting({"output": 0})
@@ -169,7 +170,7 @@ async def test_adjustments_that_cannot_be(database: Database) -> None:
     assert sorted(type(answer).__name__ for answer in answers) == ["InvalidAdjustment", "InvalidAdjustment", "NoneType"]
     async with database.reading() as session:
         assert len((await session.execute(select(usage_event))).all()) == 3
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 @pytest.mark.slow
@@ -183,7 +184,7 @@ async def test_a_correction_of_a_closed_period_is_booked_in_the_open_one(databas
     assert made.period > event.period
     (line,) = await usage_lines(database, book, tenant.id, made.period)
     assert (line.corrects_period, line.meter, line.units) == (event.period, "output", -10)
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 @pytest.mark.slow
@@ -231,7 +232,7 @@ async def test_an_id_stands_for_one_movement_of_money(database: Database) -> Non
         with pytest.raises(IdempotencyConflict):
             await attempt
     assert await legs(database) == before
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_a_statement_has_a_days_usage_in_one_line(database: Database) -> None:

@@ -22,7 +22,7 @@ from billing.tables.budgets import budget_window
 from billing.tables.money import outbox
 from billing.transaction.budget_charges import THRESHOLD
 from billing.usage import Release, Usage
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from storage.database.base import Count, new_id
 from storage.database.database import Database
 from tests.billing.money import Tenant
@@ -67,7 +67,7 @@ async def test_a_hold_fits_into_every_budget_or_is_not_taken(database: Database)
     assert sorted(await _used(database, tenant)) == held
     await settle(database, PriceCatalog(database), [Release(first.request_id, "rejected")])
     assert sorted(await _used(database, tenant))[0] == ("key", 40, 0)
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_usage_is_counted_once_even_after_its_hold_expired(database: Database) -> None:
@@ -84,7 +84,7 @@ async def test_usage_is_counted_once_even_after_its_hold_expired(database: Datab
     await settle(database, book, [late_event, event])
     (window,) = await budgets.list(tenant.id)
     assert (window.held, window.spent, window.over) == (5 * TOKEN, 10 * TOKEN, 5 * TOKEN)
-    assert await check(database) == []
+    assert await audit_money(database) == []
     with pytest.raises(InsufficientFunds):
         await holds.reserve(tenant.request(1))
     await settle(database, book, [Release(again.request_id, "rejected")])
@@ -140,7 +140,7 @@ async def test_budgets_hold_against_a_crowd_on_many_pools(database: Database, da
     assert sum(hold.tenant_id == tenant.id for hold in made) == 1000 // 7
     assert sum(hold.tenant_id == other.id for hold in made) == 200
     assert await _used(database, tenant) == [("key", 1000 // 7 * 7, 0)]
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_bad_budgets_are_refused_and_write_nothing(database: Database) -> None:
@@ -197,17 +197,17 @@ async def test_an_adjustment_counts_where_the_request_that_it_corrects_did(datab
         payloads = await session.scalars(select(outbox.c.payload).where(outbox.c.topic == THRESHOLD))
         told = sorted((json.loads(text)["scope"], json.loads(text)["threshold_percent"]) for text in payloads)
     assert told == [("project", 100), ("tenant", 50), ("tenant", 80)]
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_the_audit_finds_a_budget_that_does_not_add_up(database: Database) -> None:
     tenant = await Tenant.rich(database, 1000)
     await BudgetSettings(database).set(tenant.id, "tenant", "", "total", limit_pico=500, currency="USD")
     await HoldService(database).reserve(tenant.request(100))
-    assert await check(database) == []
+    assert await audit_money(database) == []
     async with database.transaction() as session:
         await session.execute(update(budget_window).values(held=99, spent=1))
-    findings = await check(database)
+    findings = await audit_money(database)
     assert [finding.what for finding in findings] == ["a budget is not the sum of its requests"] * 2
 
 
@@ -229,7 +229,7 @@ async def test_a_credit_line_is_the_bound_and_not_a_pico_more(database: Database
         await holds.reserve(tenant.request(1))
     await balances.grant(tenant.id, 3 * TOKEN, "USD")
     await holds.reserve(tenant.request(TOKEN))
-    assert await check(database) == []
+    assert await audit_money(database) == []
     for amount in (-1, 2**63):
         with pytest.raises(InvalidMoney):
             await balances.set_credit_line(tenant.id, amount, "USD")

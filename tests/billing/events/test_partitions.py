@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
+from billing.calendar import following_period
 from billing.events import partitions
 from billing.prices import PriceCatalog
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import Settled, settle
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from storage.database.base import new_id, to_instant
 from storage.database.database import Database
 from tests.billing.money import Tenant
@@ -31,10 +32,10 @@ def id_at(moment: datetime) -> UUID:
 @given(st.datetimes(datetime(2020, 1, 1), datetime(2198, 12, 31), timezones=st.just(UTC)))
 def test_an_id_is_of_the_month_of_its_time(moment: datetime) -> None:
     identity = id_at(moment)
-    assert partitions.month_of(identity) == (moment.year, moment.month)
+    period = partitions.period_of_id(identity)
+    assert period == f"{moment:%Y-%m}"
     assert partitions.is_ordered_by_time(identity)
-    month = partitions.month_of(identity)
-    assert partitions._start(month) <= identity < partitions._start(partitions.following(month))
+    assert partitions._first_id(period) <= identity < partitions._first_id(following_period(period))
 
 
 @pytest.fixture
@@ -53,11 +54,10 @@ async def test_partitions_are_made_ahead_and_on_demand_by_many_at_once(
 ) -> None:
     others = [await Database.open(fresh_postgres_url) for _ in range(3)]
     await asyncio.gather(*(partitions.prepare(pool) for pool in (database, *others)))
-    now = datetime.now(UTC)
-    month = (now.year, now.month)
+    period = f"{datetime.now(UTC):%Y-%m}"
     for _ in range(3):
-        assert f"usage_fact_{month[0]}_{month[1]:02d}" in await _partitions(database)
-        month = partitions.following(month)
+        assert f"usage_fact_{period.replace('-', '_')}" in await _partitions(database)
+        period = following_period(period)
     tenant = await Tenant.rich(database, 10**12)
     ids = [id_at(datetime(2031, 12, 31, 23, 59, 59, tzinfo=UTC)), id_at(datetime(2032, 1, 1, tzinfo=UTC))]
     holds = [await HoldService(database).reserve(tenant.request(10**9, identity)) for identity in ids]
@@ -67,7 +67,7 @@ async def test_partitions_are_made_ahead_and_on_demand_by_many_at_once(
     assert {"usage_fact_2031_12", "usage_fact_2032_01"} <= await _partitions(database)
     async with database.reading() as session:
         assert (await session.scalars(text("SELECT id FROM usage_fact_2032_01"))).all() == [ids[1]]
-    assert await check(database) == []
+    assert await audit_money(database) == []
     for pool in (database, *others):
         await pool.close()
 
@@ -76,11 +76,11 @@ async def test_a_partition_is_as_immutable_as_the_whole(database: Database) -> N
     tenant = await Tenant.rich(database, 10**12)
     event = tenant.event(tenant.request(0))
     await settle(database, PriceCatalog(database), [event])
-    year, month = partitions.month_of(event.id)
+    month = partitions.period_of_id(event.id).replace("-", "_")
     for statement in ("DELETE FROM {}", "UPDATE {} SET output = 0", "TRUNCATE {}"):
         async with database.transaction() as session:
             with pytest.raises(DBAPIError, match="immutable"):
-                await session.execute(text(statement.format(f"usage_fact_{year}_{month:02d}")))
+                await session.execute(text(statement.format(f"usage_fact_{month}")))
             await session.rollback()
     await database.close()
 

@@ -23,12 +23,19 @@ from hypothesis import strategies as st
 from sqlalchemy import func, select
 
 from billing.accounts.balances import Balances
-from billing.exports.columns import Column, safe_cell
-from billing.exports.datasets import Dataset, DisplayNames, ExportQuery, ExportSnapshot, InvalidExport
+from billing.exports.datasets import (
+    Column,
+    Dataset,
+    DisplayNames,
+    ExportQuery,
+    ExportSnapshot,
+    InvalidExport,
+    safe_cell,
+)
 from billing.exports.files import DATASETS, ExportOrder, Manifest, dataset_of, export, format_of, manifest_path
+from billing.exports.formats.workbook import WorkbookWriter
+from billing.exports.formats.writers import FORMATS, Format
 from billing.exports.journal import ACCOUNT_CODES, parse_account_codes
-from billing.exports.workbook import WorkbookWriter
-from billing.exports.writers import FORMATS, Format
 from billing.ledger.entries import Account
 from billing.money import format_pico
 from billing.prices import PriceCatalog
@@ -217,7 +224,9 @@ async def test_memory_does_not_grow_with_rows(
     fresh_sqlite_url: str, tmp_path: Path, form: Format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten times the rows take the same memory."""
-    monkeypatch.setattr("billing.exports.parquet.ROW_GROUP", 1000)  # holds that many rows, 50,000 of them otherwise
+    monkeypatch.setattr(
+        "billing.exports.formats.parquet.ROW_GROUP", 1000
+    )  # holds that many rows, 50,000 of them otherwise
     columns = (Column("n", "integer"), Column("text", "text"), Column("currency", "text"), Column("cost", "money"))
     counted = Dataset("counted", "Counted", "", columns, _counted, ("cost",))
     database = await Database.open(fresh_sqlite_url)

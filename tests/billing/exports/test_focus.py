@@ -15,7 +15,7 @@ from billing.accounts.adjustments import adjust
 from billing.accounts.balances import Balances
 from billing.exports.datasets import DisplayNames, ExportQuery
 from billing.exports.files import ExportOrder, Manifest, dataset_of, export
-from billing.exports.writers import Format
+from billing.exports.formats.writers import Format
 from billing.invoices.collection import void
 from billing.invoices.credit_notes import credit
 from billing.money import format_pico

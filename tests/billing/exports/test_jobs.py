@@ -29,7 +29,7 @@ async def test_a_job_from_question_to_expiry(database: Database, tmp_path: Path)
     past = await record(database, await Tenant.rich(database, 0), count=30)
     await record(database, await Tenant.rich(database, 0, "other"), count=5, seed=2)
     jobs = ExportJobs(database, PriceCatalog(database), tmp_path / "exports")
-    asked = await jobs.ask(past.tenant.id, new_id(), "usage", "2026-11", "csv")
+    asked = await jobs.queue(past.tenant.id, new_id(), "usage", "2026-11", "csv")
     assert (asked.state, asked.rows, asked.manifest) == ("queued", 0, None)
     assert await jobs.run_next(_names)
     assert not await jobs.run_next(_names)
@@ -42,10 +42,10 @@ async def test_a_job_from_question_to_expiry(database: Database, tmp_path: Path)
     for stranger in (new_id(), asked.key_id):
         with pytest.raises(ExportNotFound):
             await jobs.get(stranger, asked.id)
-        assert await jobs.known(stranger) == []
-    second = await jobs.ask(past.tenant.id, new_id(), "costs", "2026-11", "jsonl")
-    assert [job.id for job in await jobs.known(past.tenant.id)] == [second.id, asked.id]
-    assert [job.id for job in await jobs.known(past.tenant.id, after=second.id)] == [asked.id]
+        assert await jobs.list(stranger) == []
+    second = await jobs.queue(past.tenant.id, new_id(), "costs", "2026-11", "jsonl")
+    assert [job.id for job in await jobs.list(past.tenant.id)] == [second.id, asked.id]
+    assert [job.id for job in await jobs.list(past.tenant.id, after=second.id)] == [asked.id]
     assert await jobs.remove_old(3600) == 0
     await asyncio.sleep(0.01)
     assert await jobs.remove_old(0) == 1
@@ -57,7 +57,7 @@ async def test_workers_share_the_jobs(database: Database, tmp_path: Path) -> Non
     past = await record(database, await Tenant.rich(database, 0), count=5)
     workers = [ExportJobs(database, PriceCatalog(database), tmp_path) for _ in range(3)]
     for _ in range(6):
-        await workers[0].ask(past.tenant.id, new_id(), "usage", "2026-11", "csv")
+        await workers[0].queue(past.tenant.id, new_id(), "usage", "2026-11", "csv")
 
     async def drain(worker: ExportJobs) -> int:
         count = 0
@@ -66,7 +66,7 @@ async def test_workers_share_the_jobs(database: Database, tmp_path: Path) -> Non
         return count
 
     assert sum(await asyncio.gather(*map(drain, workers))) == 6
-    known = await workers[0].known(past.tenant.id)
+    known = await workers[0].list(past.tenant.id)
     assert {(job.state, job.attempts) for job in known} == {("done", 1)}
 
 
@@ -74,7 +74,7 @@ async def test_workers_share_the_jobs(database: Database, tmp_path: Path) -> Non
 async def test_what_a_dead_worker_left_is_taken_up(database: Database, tmp_path: Path) -> None:
     past = await record(database, await Tenant.rich(database, 0), count=5)
     jobs = ExportJobs(database, PriceCatalog(database), tmp_path)
-    asked = await jobs.ask(past.tenant.id, new_id(), "usage", "2026-11", "csv")
+    asked = await jobs.queue(past.tenant.id, new_id(), "usage", "2026-11", "csv")
     entered = asyncio.Event()
 
     async def never() -> DisplayNames:
@@ -100,7 +100,7 @@ async def test_a_job_that_fails_says_why(database: Database, tmp_path: Path) -> 
     file = tmp_path / "file"
     await asyncio.to_thread(file.touch)
     jobs = ExportJobs(database, PriceCatalog(database), file / "folder")
-    asked = await jobs.ask(tenant, new_id(), "usage", "2026-11", "csv")
+    asked = await jobs.queue(tenant, new_id(), "usage", "2026-11", "csv")
     for attempt in range(MAX_ATTEMPTS):
         assert await jobs.run_next(_names)
         assert (await jobs.get(tenant, asked.id)).state == ("failed" if attempt == MAX_ATTEMPTS - 1 else "running")
@@ -119,11 +119,11 @@ async def test_what_is_refused(database: Database, tmp_path: Path) -> None:
         ("format", ("usage", "2026-11", "doc")),
     ):
         with pytest.raises(InvalidExport) as refusal:
-            await jobs.ask(tenant, new_id(), *question)
+            await jobs.queue(tenant, new_id(), *question)
         assert refusal.value.field == wrong
-    assert await jobs.known(tenant) == []
+    assert await jobs.list(tenant) == []
     for _ in range(MAX_UNFINISHED):
-        await jobs.ask(tenant, new_id(), "usage", "2026-11", "csv")
+        await jobs.queue(tenant, new_id(), "usage", "2026-11", "csv")
     with pytest.raises(TooManyExports):
-        await jobs.ask(tenant, new_id(), "usage", "2026-11", "csv")
-    await jobs.ask(new_id(), new_id(), "usage", "2026-11", "csv")
+        await jobs.queue(tenant, new_id(), "usage", "2026-11", "csv")
+    await jobs.queue(new_id(), new_id(), "usage", "2026-11", "csv")

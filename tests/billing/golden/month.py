@@ -34,10 +34,10 @@ from billing.invoices.credit_notes import credit
 from billing.invoices.document import Document
 from billing.invoices.drafting import draft
 from billing.invoices.finalizing import finalize
-from billing.invoices.parties import Buyer
-from billing.invoices.party_store import Parties
-from billing.invoices.pdf import to_pdf
-from billing.invoices.records import InvoiceRecord, Invoices, Settlements
+from billing.invoices.parties.parties import Buyer
+from billing.invoices.parties.store import Parties
+from billing.invoices.rendering.pdf import to_pdf
+from billing.invoices.store import InvoiceRecord, Invoices, Settlements
 from billing.money import parse_price
 from billing.periods.periods import Periods
 from billing.prices import PriceCatalog, PriceVersion, Rows
@@ -226,14 +226,14 @@ class _Month(msgspec.Struct):
 async def files(database: Database) -> dict[str, bytes]:
     """What the month says, by the name of the file: documents as JSON and as the PDF's text, and every export."""
     made = {}
-    query = select(invoice.c.id, invoice.c.content, invoice.c.state, invoice.c.sha256)  # all tenants: the whole month
+    query = select(invoice.c.id, invoice.c.content)  # all tenants: the whole month
     async with database.reading() as session:
-        documents = (await session.execute(query.order_by(invoice.c.series, invoice.c.n))).all()
-    for identity, content, state, digest in documents:
-        settled = await Invoices(database).settlements(identity)
-        number = msgspec.json.decode(content)["number"]
+        contents = {row.id: row.content for row in await session.execute(query)}
+    for record in sorted(await Invoices(database).list(), key=lambda record: (record.kind, record.number or "")):
+        content, number = contents[record.id], record.number
+        settled = await Invoices(database).settlements(record)
         made[f"{number}.json"] = msgspec.json.format(content, indent=1).encode() + b"\n"
-        made[f"{number}.txt"] = _pdf_text(content, state, digest, settled).encode()
+        made[f"{number}.txt"] = _pdf_text(content, record.state, record.sha256 or "", settled).encode()
     with tempfile.TemporaryDirectory() as folder:
         for period, name in itertools.product(MONTHS, DATASETS):
             path = Path(folder, f"{name}.csv")

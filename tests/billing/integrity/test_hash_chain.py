@@ -10,24 +10,25 @@ import pytest
 from sqlalchemy import Text, literal, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from billing.calendar import period_bounds
 from billing.events import columns as traits
 from billing.events.columns import EventColumns
 from billing.events.rows import NAMES, EventRows
 from billing.integrity import hash_chain
-from billing.periods.periods import Periods, bounds
+from billing.periods.periods import Periods
 from billing.prices import PriceCatalog
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
 from billing.tables.chain import usage_batch, usage_chain
 from billing.tables.money import usage_event, usage_fact
 from billing.usage import TRAITS, Usage, UsageEvent
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from storage.database.base import Count, Id, new_id
 from storage.database.database import Database
 from tests.billing.money import Tenant
 from tests.billing.recorded import store
 
-DECEMBER = bounds("2026-12")[0]
+DECEMBER = period_bounds("2026-12")[0]
 CHAIN = {
     "an event was altered",
     "an event is missing",
@@ -73,7 +74,7 @@ async def _tamper(database: Database, *statements: str, **values: object) -> Non
 async def _findings(database: Database) -> dict[str, set[UUID]]:
     """What of the chain is wrong, and with whom."""
     found: dict[str, set[UUID]] = {}
-    for finding in await check(database):
+    for finding in await audit_money(database):
         if finding.what in CHAIN:
             found.setdefault(finding.what, set()).add(finding.subject)
     return found
@@ -116,7 +117,7 @@ async def test_links_follow_each_other(database: Database) -> None:
     assert (end.links, end.events, end.head) == (3, 12, links[-1].head)
     entries = [entry for link in links for entry in hash_chain.entries_of(link.entries)]
     assert entries == [(event.id, hash_chain.leaf_of(rows[event.id])) for event in events]
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 def _other(column: str) -> object:
@@ -238,5 +239,5 @@ async def test_what_is_late_is_in_the_chain_of_the_period_that_books_it(database
     await settle(database, PriceCatalog(database), [tenant.event(hold)])
     async with database.reading() as session:
         assert set(await session.scalars(select(usage_chain.c.period))) == {"2026-11", "2026-12"}
-    assert await check(database) == []
-    assert await check(database, "2026-11") == await check(database, "2026-12") == []
+    assert await audit_money(database) == []
+    assert await audit_money(database, "2026-11") == await audit_money(database, "2026-12") == []

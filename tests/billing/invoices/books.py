@@ -9,12 +9,13 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import literal, select
 
+from billing.calendar import following_period
 from billing.invoices.drafting import draft
 from billing.invoices.finalizing import finalize
-from billing.invoices.parties import Buyer, Seller
-from billing.invoices.party_store import Parties
-from billing.invoices.records import InvoiceRecord, Invoices
-from billing.periods.periods import Periods, following
+from billing.invoices.parties.parties import Buyer, Seller
+from billing.invoices.parties.store import Parties
+from billing.invoices.store import InvoiceRecord, Invoices
+from billing.periods.periods import Periods
 from billing.prices import PriceCatalog
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
@@ -83,7 +84,7 @@ class Customer(msgspec.Struct):
 
     async def close(self, period: str) -> None:
         """Close a period; it is the second day of the next one then."""
-        set_clock(self.database, f"{following(period)}-02")
+        set_clock(self.database, f"{following_period(period)}-02")
         await Periods(self.database).close(period)
 
     async def draft(self, period: str) -> InvoiceRecord:

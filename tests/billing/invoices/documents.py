@@ -7,8 +7,8 @@ from uuid import UUID
 import msgspec
 
 from billing.invoices.document import Document, InvoiceLine, ModelSavings, Savings
-from billing.invoices.parties import Buyer, Seller
-from billing.invoices.tax import tax_for, tax_totals
+from billing.invoices.parties.parties import Buyer, Seller
+from billing.invoices.parties.tax import tax_for, tax_totals
 
 SELLER = Seller(
     id="turnpike",

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pypdf import PdfReader
 
-from billing.invoices.document import Document, NotCanonical, Returned, canonical, sha256
-from billing.invoices.minor_units import carried, format_minor, minor_unit, rounded
-from billing.invoices.pdf import NotPrintable, to_pdf
-from billing.invoices.presentation import shown
-from billing.invoices.records import NOTHING_SETTLED, InvoiceRecord, Payment, Settlements
-from billing.money import InvalidMoney
+from billing.integrity.canonical_json import NotCanonical, canonical, sha256
+from billing.invoices.document import Document, Returned
+from billing.invoices.rendering.pdf import NotPrintable, to_pdf
+from billing.invoices.rendering.presentation import shown
+from billing.invoices.store import NOTHING_SETTLED, InvoiceRecord, Payment, Settlements
+from billing.money import InvalidMoney, format_minor, minor_unit, round_half_up, round_with_carry
 from storage.database.base import to_instant
 from tests.billing.invoices.documents import BUYER, document
 
@@ -48,9 +48,9 @@ def test_what_is_no_currency() -> None:
 
 @given(st.integers(-(10**20), 10**20), st.sampled_from([1, 10**8, 10**10, 10**12]))
 def test_half_up(amount: int, unit: int) -> None:
-    units = rounded(amount, unit)
+    units = round_half_up(amount, unit)
     assert 2 * abs(amount - units * unit) <= unit
-    assert rounded(-amount, unit) == -units
+    assert round_half_up(-amount, unit) == -units
     if 2 * (abs(amount) % unit) == unit:
         assert abs(units * unit) > abs(amount)
 
@@ -59,7 +59,7 @@ def test_half_up(amount: int, unit: int) -> None:
 def test_what_is_carried_is_never_more_than_half_a_unit(exact: list[int], unit: int) -> None:
     carry = billed = 0
     for n, amount in enumerate(exact, 1):
-        step = carried(amount, carry, unit)
+        step = round_with_carry(amount, carry, unit)
         billed, carry = billed + step.amount, step.carry
         assert billed * unit + carry == sum(exact[:n])
         assert 2 * abs(carry) <= unit

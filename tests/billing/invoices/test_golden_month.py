@@ -9,7 +9,7 @@ from decimal import Decimal
 
 import pytest
 
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from billing.verification.reconciliation import reconcile
 from storage.database.database import Database
 from tests.billing.golden import month
@@ -21,7 +21,7 @@ async def test_documents_and_exports_are_those_of_the_tree(database: Database) -
     assert made.keys() == kept.keys(), "make golden"
     for name, content in made.items():
         assert content.decode() == kept[name].decode(), f"{name}: make golden"
-    assert await check(database) == []
+    assert await audit_money(database) == []
     for period in month.MONTHS:
         assert (await reconcile(database, period)).clean
 

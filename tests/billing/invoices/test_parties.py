@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from billing.invoices.countries import NAMES, name_of
-from billing.invoices.parties import (
+from billing.invoices.parties.countries import NAMES, name_of
+from billing.invoices.parties.parties import (
     Buyer,
     InvalidParty,
     Seller,
@@ -18,8 +18,8 @@ from billing.invoices.parties import (
     parse_rate,
     vat_warnings,
 )
-from billing.invoices.tax import Tax, tax_for, tax_totals
-from billing.invoices.vat_ids import EU, compact
+from billing.invoices.parties.tax import Tax, tax_for, tax_totals
+from billing.invoices.parties.vat_ids import EU, compact
 from tests.billing.invoices.documents import BUYER, SELLER
 
 GERMAN = msgspec.structs.replace(BUYER, country="DE", vat_id="")

@@ -15,19 +15,20 @@ from sqlalchemy import Executable, delete, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from billing.accounts.adjustments import adjust
+from billing.calendar import period_bounds
 from billing.invoices import drill_down
 from billing.invoices.collection import pay
 from billing.invoices.composing import Funding, compose
 from billing.invoices.credit_notes import credit
 from billing.invoices.document import Savings
 from billing.invoices.finalizing import finalize
-from billing.invoices.minor_units import minor_unit
+from billing.money import minor_unit
 from billing.prices import PriceCatalog
 from billing.rating.lines import RatedLine
 from billing.tables.invoices import invoice, invoice_line, invoice_payment, number_series
 from billing.tables.money import ledger_entry
-from billing.usage import Usage, period_bounds
-from billing.verification.checks import check
+from billing.usage import Usage
+from billing.verification.audit import audit_money
 from storage.database.database import Database
 from tests.billing.invoices.books import USD, Customer, set_clock
 from tests.billing.invoices.documents import BUYER
@@ -48,7 +49,7 @@ async def test_every_level_adds_up_to_the_one_above(database: Database) -> None:
             database, PriceCatalog(database), customer.id, event.id, {"output": -1, "uncached": 7}, reason="why"
         )
     record = await customer.invoice("2026-10")
-    document = await customer.invoices.document(record.id)
+    document = await customer.invoices.document(record)
     assert len(document.lines) == 2
     for n, line in enumerate(document.lines, 1):
         days = await drill_down.days(database, record, n)
@@ -128,15 +129,15 @@ async def test_the_audit_notices_what_was_altered(database: Database) -> None:
         sent = await customer.invoice(month)
     await pay(database, sent, "bank", 100)
     await credit(database, sent, "why", request="1", amounts={1: 10})
-    assert await check(database) == []
+    assert await audit_money(database) == []
     async with database.reading() as session:
         rows = {table: [dict(row._mapping) for row in await session.execute(select(table))] for table in ALTERED}
     for name, alteration in ALTERATIONS.items():
         await _unprotected(database, alteration)
-        assert await check(database) != [], name
+        assert await audit_money(database) != [], name
         right = (insert(table).values(found) for table, found in rows.items())
         await _unprotected(database, *map(delete, ALTERED), *right)
-    assert await check(database) == [], "all was put back between them"
+    assert await audit_money(database) == [], "all was put back between them"
 
 
 @pytest.mark.slow
@@ -146,10 +147,10 @@ async def test_the_audit_notices_a_document_that_is_gone_or_made_up_whole(databa
         await customer.use(f"{month}-03", USAGE)
         record = await customer.invoice(month)
     await _unprotected(database, update(invoice).where(invoice.c.n == 1).values(state="void"))
-    assert {finding.what for finding in await check(database)} == {"the ledger is not what the invoices say"}
+    assert {finding.what for finding in await audit_money(database)} == {"the ledger is not what the invoices say"}
     await _unprotected(database, delete(invoice_line).where(invoice_line.c.invoice_id == record.id))
     await _unprotected(database, delete(invoice).where(invoice.c.id == record.id))
-    assert "a number is missing or there twice" in {finding.what for finding in await check(database)}
+    assert "a number is missing or there twice" in {finding.what for finding in await audit_money(database)}
 
 
 @pytest.mark.slow
@@ -208,7 +209,7 @@ async def test_parallel_finalizing_leaves_no_gap(database: Database, database_ur
             await pool.close()
     assert sorted(set(twice), key=str) == [f"INV-2026-{n:06}" for n in range(1, 13)]
     assert twice[:12] == twice[12:]
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 amounts = st.lists(st.integers(0, 3 * 10**10), min_size=1, max_size=4)

@@ -12,17 +12,17 @@ import pytest
 from billing.accounts.adjustments import adjust
 from billing.accounts.balances import Balances, RefundRefused
 from billing.accounts.statements import statement
-from billing.invoices import funding
-from billing.invoices.balance_returns import Return
+from billing.invoices.accounting import funding
+from billing.invoices.accounting.balance_returns import BalanceReturn
 from billing.invoices.collection import pay, void
 from billing.invoices.credit_notes import credit
-from billing.invoices.records import InvoiceRecord
+from billing.invoices.store import InvoiceRecord
 from billing.ledger.wallet import OpenGrant
 from billing.prices import PriceCatalog
 from billing.rating.term_store import Contracts
 from billing.rating.terms import parse_terms
 from billing.usage import Usage
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from storage.database.base import new_id, to_instant
 from storage.database.database import Database
 from tests.billing.invoices.books import Customer, set_clock
@@ -51,7 +51,7 @@ async def _grants(customer: Customer) -> dict[UUID, OpenGrant]:
 
 
 async def _said(customer: Customer, record: InvoiceRecord) -> tuple[int, ...]:
-    document = await customer.invoices.document(record.id)
+    document = await customer.invoices.document(record)
     assert document.returned is not msgspec.UNSET
     return tuple(int(value) for value in msgspec.structs.astuple(document.returned))
 
@@ -76,12 +76,12 @@ async def test_a_discount_returns_to_the_credit_that_paid(database: Database) ->
     assert lines[-1].balance_pico == 5656 * 10**9
     carried = october.carry_out - october.prepaid_carry_out
     assert (lines[-1].carry_pico, carried) == (0, 0)
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
     await Balances(database).refund(customer.id, 5656 * 10**9, "USD")
     with pytest.raises(RefundRefused):
         await Balances(database).refund(customer.id, 1, "USD")
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_it_can_be_used_and_the_next_invoice_counts_it_once(database: Database) -> None:
@@ -95,7 +95,7 @@ async def test_it_can_be_used_and_the_next_invoice_counts_it_once(database: Data
     balance = await Balances(database).get(customer.id)
     assert balance is not None
     assert balance.prepaid == 360 * CENT
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_what_was_used_last_returns_first_with_its_expiry_and_kind(database: Database) -> None:
@@ -113,7 +113,7 @@ async def test_what_was_used_last_returns_first_with_its_expiry_and_kind(databas
     }
     assert await _said(customer, october) == (400 * CENT, 400 * CENT, 0)
     assert (october.net, october.prepaid, october.payable) == (200, 200, 0)
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_what_was_given_returns_as_given(database: Database) -> None:
@@ -127,7 +127,7 @@ async def test_what_was_given_returns_as_given(database: Database) -> None:
     with pytest.raises(RefundRefused) as refused:
         await Balances(database).refund(customer.id, CENT, "USD")
     assert refused.value.refundable_pico == 0
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_what_returns_to_expired_credit_expires_as_if_it_had_never_been_taken(database: Database) -> None:
@@ -142,7 +142,7 @@ async def test_what_returns_to_expired_credit_expires_as_if_it_had_never_been_ta
     assert balance.prepaid == 0
     kinds = [(line.kind, line.amount_pico) for line in await statement(database, customer.id)]
     assert sorted(kinds[2:]) == [("expiry", -400 * CENT), ("expiry", -200 * CENT), ("return", 400 * CENT)]
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_a_discount_frees_the_credit_line_of_who_pays_afterwards(database: Database) -> None:
@@ -155,7 +155,7 @@ async def test_a_discount_frees_the_credit_line_of_who_pays_afterwards(database:
     assert balance is not None
     assert (balance.receivable, balance.available) == (0, balance.credit_line)
     assert {"receivable", "invoiced"}.isdisjoint(await customer.accounts())
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_a_voided_invoice_leaves_the_money_and_the_next_one_says_the_same(database: Database) -> None:
@@ -171,7 +171,7 @@ async def test_a_voided_invoice_leaves_the_money_and_the_next_one_says_the_same(
     assert (again.net, again.prepaid, again.payable) == (400, 100, 300)
     assert await _said(customer, again) == said == (400 * CENT, 0, 0)
     assert [line.kind for line in await statement(database, customer.id)].count("return") == 1
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_a_correction_after_closing_gives_back_what_was_paid_in_the_end(database: Database) -> None:
@@ -182,14 +182,14 @@ async def test_a_correction_after_closing_gives_back_what_was_paid_in_the_end(da
     book = PriceCatalog(database)
     await adjust(database, book, customer.id, event.id, {"output": -5_000_000}, reason="all of it")
     assert (await _grants(customer))[paid].remaining == 1000 * CENT
-    assert await check(database) == []
+    assert await audit_money(database) == []
     await customer.use("2026-11-05", Usage(output=2_500_000))  # 4.00
     november = await customer.invoice("2026-11")
     assert november.payable == 0
     assert (await _grants(customer))[paid].remaining == 800 * CENT
     # of both months 2.00 were used in the end, and 4.00 are on the first invoice
     assert november.carry_out - november.prepaid_carry_out == 0
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_a_credit_note_beside_a_return_never_returns_more_than_was_paid(database: Database) -> None:
@@ -201,7 +201,7 @@ async def test_a_credit_note_beside_a_return_never_returns_more_than_was_paid(da
     balance = await Balances(database).get(customer.id)
     assert balance is not None
     assert balance.prepaid == 1000 * CENT
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_storage_and_a_minimum_are_set_off_before_anything_returns(database: Database) -> None:
@@ -211,7 +211,7 @@ async def test_storage_and_a_minimum_are_set_off_before_anything_returns(databas
     october = await customer.invoice("2026-10")
     assert (october.net, october.prepaid, october.payable) == (600, 600, 0)
     assert await _said(customer, october) == (200 * CENT, 200 * CENT, 0)
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_credit_that_older_invoices_stranded_goes_back_with_the_next_one(
@@ -221,7 +221,7 @@ async def test_credit_that_older_invoices_stranded_goes_back_with_the_next_one(
     paid = await _grant(customer, 1200)
     await customer.use("2026-10-03", Usage(output=7_500_000))  # 12.00
     with monkeypatch.context() as before:  # as invoices were made before anything went back
-        before.setattr(funding, "plan_return", lambda *_: Return())
+        before.setattr(funding, "plan_return", lambda *_: BalanceReturn())
         october = await customer.invoice("2026-10")
     assert october.prepaid_carry_out == 600 * CENT
     assert (await _grants(customer))[paid].remaining == 0
@@ -230,4 +230,4 @@ async def test_credit_that_older_invoices_stranded_goes_back_with_the_next_one(
     assert (november.net, november.prepaid, november.payable) == (100, 100, 0)
     assert november.prepaid_carry_out == 0
     assert (await _grants(customer))[paid].remaining == 500 * CENT
-    assert await check(database) == []
+    assert await audit_money(database) == []

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from billing.accounts.adjustments import adjust
 from billing.accounts.balances import Balances, RefundRefused
 from billing.invoices.collection import pay, void
-from billing.invoices.records import InvoiceRecord
+from billing.invoices.store import InvoiceRecord
 from billing.prices import PriceCatalog
 from billing.rating.term_store import Contracts
 from billing.rating.terms import parse_terms
 from billing.usage import Usage
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from storage.database.base import new_id, to_instant
 from storage.database.database import Database
 from tests.billing.invoices.books import Customer, set_clock
@@ -120,10 +120,10 @@ class _Story:
         ]
         record = await self.customer.invoice(period)
         if month.voids and record.state == "finalized":
-            said = await self.customer.invoices.document(record.id)
+            said = await self.customer.invoices.document(record)
             await void(self.database, record)
             record = await self.customer.invoice(period)
-            again = await self.customer.invoices.document(record.id)
+            again = await self.customer.invoices.document(record)
             assert (again.lines, again.payable, again.returned) == (said.lines, said.payable, said.returned)
         if pays and record.left:
             self.paid += record.left * CENT
@@ -178,7 +178,7 @@ async def _run(url: str, plan: Plan) -> None:
         story = _Story(customer)
         for period, month in zip(MONTHS, plan.months, strict=True):
             await story.month(period, month, pays=plan.pays)
-        assert await check(database) == []
+        assert await audit_money(database) == []
         await story.conserved(plan)
     finally:
         await database.close()

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.invoices.advice import advice, summary
-from billing.invoices.document import ClassSavings, ModelSavings, Savings, canonical
-from billing.invoices.presentation import shown
-from billing.invoices.savings import CacheHour, savings
+from billing.integrity.canonical_json import canonical
+from billing.invoices.document import ClassSavings, ModelSavings, Savings
+from billing.invoices.rendering.presentation import shown
+from billing.invoices.savings import CacheHour, cache_advice, savings_statement, savings_summary
 from billing.prices import PriceVersion, everywhere
 from billing.usage import CLASSES
 from tests.billing.invoices.documents import document
@@ -37,7 +37,7 @@ def _statement(name: str, read: dict[int, int], written: dict[int, int], hours: 
         CacheHour(PROJECT, "sage", "standard", 0, 1, hour, _of(name, read, hour), _of(name, written, hour))
         for hour in sorted(read.keys() | written.keys())
     ]
-    (found,) = savings([], {1: VERSION}, rows, hours - 1, {PROJECT: "chat"}).classes
+    (found,) = savings_statement([], {1: VERSION}, rows, hours - 1, {PROJECT: "chat"}).classes
     return found
 
 
@@ -99,7 +99,7 @@ MILLION = 10**6
     ],
 )  # fmt: skip
 def test_advice_with_its_figures(name: str, read: dict[int, int], written: dict[int, int], told: list[str]) -> None:
-    assert advice([_statement(name, read, written)], "EUR") == told
+    assert cache_advice([_statement(name, read, written)], "EUR") == told
 
 
 def test_the_token_that_is_one_too_many() -> None:
@@ -117,7 +117,7 @@ def test_older_statements_keep_their_hash() -> None:
     model = ModelSavings(model="sage", prompt="10", read="5", written="1", cost=str(PICO), uncached=str(3 * PICO))
     older = Savings(models=[model])
     assert canonical(older) == canonical({"models": [msgspec.to_builtins(model)]})
-    assert summary(older, "EUR") == ["cache: saved EUR 2.00; 50.0 % of the prompt tokens were read from it"]
+    assert savings_summary(older, "EUR") == ["cache: saved EUR 2.00; 50.0 % of the prompt tokens were read from it"]
 
 
 CENT = PICO // 100
@@ -135,7 +135,7 @@ CENT = PICO // 100
 def test_what_was_saved_is_one_figure_on_every_page(cost: int, uncached: int, saved: str) -> None:
     model = ModelSavings(model="sage", prompt="10", read="5", written="1", cost=str(cost), uncached=str(uncached))
     statement = Savings(models=[model])
-    assert summary(statement, "EUR")[0].startswith(f"cache: saved EUR {saved};")
+    assert savings_summary(statement, "EUR")[0].startswith(f"cache: saved EUR {saved};")
     words = shown(document(savings=statement), "finalized", "")["savings"]
     for row in (words["total"], *words["rows"]):
         assert row["saved"] == saved

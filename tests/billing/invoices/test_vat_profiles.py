@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from sqlalchemy import update
 
-from billing.invoices.document import canonical
-from billing.invoices.parties import Buyer, InvalidParty, vat_warnings
-from billing.invoices.party_store import Parties
-from billing.invoices.tax import tax_for
+from billing.integrity.canonical_json import canonical
+from billing.invoices.parties.parties import Buyer, InvalidParty, vat_warnings
+from billing.invoices.parties.store import Parties
+from billing.invoices.parties.tax import tax_for
 from billing.tables.invoices import billing_profile, legal_entity
 from billing.usage import Usage
 from storage.database.database import Database
@@ -27,7 +27,7 @@ async def test_a_profile_with_a_pseudo_id_is_charged_vat(database: Database, vat
     await customer.use("2026-10-03", Usage(output=10_000_000))
     october = await customer.invoice("2026-10")
     assert (october.net, october.tax) == (1600, 320)
-    document = await customer.invoices.document(october.id)
+    document = await customer.invoices.document(october)
     (warning,) = vat_warnings(document.seller, document.buyer)
     assert vat_id in warning
 

@@ -15,7 +15,7 @@ from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import OVERDRAWN, settle
 from billing.tables.money import ledger_entry, ledger_txn, outbox, rollup_hour
 from billing.usage import Release, Settlement
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from storage.database.base import new_id
 from storage.database.database import Database
 from tests.billing.money import Tenant
@@ -47,7 +47,7 @@ async def test_promo_then_prepaid_then_receivable(database: Database) -> None:
         ("prepaid", "revenue", COST), ("receivable", "revenue", COST // 2), ("clearing", "receivable", COST // 2),
         ("clearing", "prepaid", COST // 2),
     ]  # fmt: skip
-    assert await check(database) == []
+    assert await audit_money(database) == []
     async with database.reading() as session:
         (notice,) = (await session.execute(select(outbox))).all()
     assert (notice.topic, notice.tenant_id, notice.sent_at) == (OVERDRAWN, tenant.id, None)
@@ -95,7 +95,7 @@ async def test_many_settlers_with_the_same_records_in_any_order(database: Databa
         for pool in pools:
             await pool.close()
     assert sum(written) == 60
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ async def test_the_audit_notices_a_rollup_or_an_entry_that_differs(database: Dat
     await settle(database, PriceCatalog(database), [tenant.event(hold)])
     async with database.transaction() as session:
         await session.execute(rollup_hour.update().values(output=rollup_hour.c.output + 1))
-    assert [f.what for f in await check(database)] == ["a rollup is not the sum of its events"]
+    assert [f.what for f in await audit_money(database)] == ["a rollup is not the sum of its events"]
     async with database.transaction() as session:
         await session.execute(rollup_hour.update().values(output=rollup_hour.c.output - 1))
         if database.dialect == "postgresql":
@@ -113,7 +113,7 @@ async def test_the_audit_notices_a_rollup_or_an_entry_that_differs(database: Dat
         else:
             await session.execute(text("DROP TRIGGER immutable_ledger_entry_update"))
         await session.execute(text("UPDATE ledger_entry SET amount_pico = amount_pico + 1 WHERE credit = 'revenue'"))
-    assert sorted({f.what for f in await check(database)}) == [
+    assert sorted({f.what for f in await audit_money(database)}) == [
         "a row of the books was altered",
         "the ledger is not the balance",
         "the ledger is not the sum of the events",

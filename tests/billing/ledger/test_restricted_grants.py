@@ -26,7 +26,7 @@ from billing.settlement.settlement import settle
 from billing.tables.budgets import budget_charge
 from billing.tables.money import grant_balance
 from billing.usage import Release, Usage
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from storage.database.base import new_id
 from storage.database.database import Database
 from tests.billing.money import Tenant, event, loose_request
@@ -65,11 +65,11 @@ async def test_a_grant_for_a_model_admits_it_and_nothing_else(database: Database
     assert (refused.value.affordable_pico, refused.value.elsewhere_pico) == (3 * TOKEN, 0)
     second = await holds.reserve(mine.request(3 * TOKEN))
     assert await _left(database, mine) == ([(10, 0)], 0)
-    assert await check(database) == []
+    assert await audit_money(database) == []
     await settle(database, book, [mine.event(first, Usage(uncached=5)), Release(second.request_id, "rejected")])
     assert await _left(database, mine) == ([(5, 5)], 0)
     await holds.reserve(other.request(0))  # what may cost nothing needs no money
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ async def test_a_hold_counts_on_the_grant_first_and_on_the_balance_for_the_rest(
     assert not any("=" in windows for windows in charged)
     (window,) = await BudgetSettings(database).list(mine.id)
     assert (window.held, window.spent) == (0, 5 * TOKEN)
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_what_has_expired_admits_nothing_and_goes_when_no_hold_counts_on_it(database: Database) -> None:
@@ -113,7 +113,7 @@ async def test_what_has_expired_admits_nothing_and_goes_when_no_hold_counts_on_i
     await settle(database, PriceCatalog(database), [mine.event(hold, Usage(uncached=1))])
     assert await balances.expire(now + 61_000_000) == 1
     assert await _left(database, mine) == ([(0, 0)], 0)
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ async def test_a_crowd_gets_what_is_there_and_no_more(database: Database, databa
         taken = [answer for answer in answers if isinstance(answer, Hold)]
         assert len(taken) == 50
         assert sum(hold.model == "mine" for hold in taken) >= 30
-        assert await check(database) == []
+        assert await audit_money(database) == []
         events = [(mine if hold.model == "mine" else other).event(hold, Usage(uncached=1)) for hold in taken]
         parts = [events[n::3] for n in range(3)]
         await asyncio.gather(
@@ -140,7 +140,7 @@ async def test_a_crowd_gets_what_is_there_and_no_more(database: Database, databa
         for one in databases:
             await one.close()
     assert await _left(database, mine) == ([(0, 0), (0, 0)], 0)
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 @pytest.mark.slow
@@ -153,7 +153,7 @@ async def test_the_audit_finds_a_grant_that_is_promised_or_used_elsewhere(databa
     wrong = {"held": 1, "remaining": 5 * TOKEN, "used": 5 * TOKEN}
     async with database.transaction() as session:
         await session.execute(update(grant_balance).where(grant_balance.c.grant_id == given).values(**wrong))
-    findings = {finding.what for finding in await check(database)}
+    findings = {finding.what for finding in await audit_money(database)}
     assert {"a grant is not what holds count on", "a grant paid for what it is not for"} <= findings
 
 

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from sqlalchemy import delete, literal, select, text, update
 from sqlalchemy.exc import DBAPIError
 
+from billing.calendar import InvalidPeriod, following_period, period_bounds, period_of
 from billing.holds.records import Hold
-from billing.periods.periods import PeriodOpen, Periods, bounds, following
+from billing.periods.periods import PeriodOpen, Periods
 from billing.prices import PriceCatalog
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
@@ -27,13 +28,12 @@ from billing.spool.spool import Spool
 from billing.tables.money import ledger_txn, rollup_hour, usage_event
 from billing.tables.periods import billing_period, gateway_epoch
 from billing.transaction.opening import money_transaction
-from billing.usage import InvalidPeriod, period_of
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from storage.database.base import Count, to_instant
 from storage.database.database import Database
 from tests.billing.money import Tenant
 
-NOVEMBER, DECEMBER = bounds("2026-11")
+NOVEMBER, DECEMBER = period_bounds("2026-11")
 LATER = DECEMBER + 7200 * 1_000_000
 
 
@@ -60,18 +60,22 @@ def time_zone(request: pytest.FixtureRequest) -> Iterator[None]:
 @given(st.datetimes(datetime(2020, 1, 1), datetime(2198, 12, 31), timezones=st.just(UTC)))
 def test_every_instant_is_in_its_own_period(moment: datetime) -> None:
     period = period_of(to_instant(moment))
-    starts_at, ends_at = bounds(period)
+    starts_at, ends_at = period_bounds(period)
     assert starts_at <= to_instant(moment) < ends_at
-    assert (period_of(starts_at), period_of(ends_at - 1), period_of(ends_at)) == (period, period, following(period))
+    assert (period_of(starts_at), period_of(ends_at - 1), period_of(ends_at)) == (
+        period,
+        period,
+        following_period(period),
+    )
 
 
 @pytest.mark.usefixtures("time_zone")
 def test_where_the_clock_hangs_does_not_matter() -> None:
     day = 86_400 * 1_000_000
     for period, days in (("2028-02", 29), ("2027-02", 28), ("2026-03", 31), ("2026-11", 30), ("2100-02", 28)):
-        starts_at, ends_at = bounds(period)
+        starts_at, ends_at = period_bounds(period)
         assert ends_at - starts_at == days * day
-    assert bounds("1970-01")[0] == 0
+    assert period_bounds("1970-01")[0] == 0
     assert period_of(NOVEMBER) == "2026-11"
     assert period_of(NOVEMBER - 1) == "2026-10"
 
@@ -79,7 +83,7 @@ def test_where_the_clock_hangs_does_not_matter() -> None:
 @pytest.mark.parametrize("period", ["2026-13", "2026-1", "november", "2026-11-01"])
 def test_what_is_no_period_is_refused(period: str) -> None:
     with pytest.raises(InvalidPeriod):
-        bounds(period)
+        period_bounds(period)
 
 
 async def test_a_period_closes_after_its_end_when_nothing_is_open(database: Database) -> None:
@@ -112,7 +116,7 @@ async def test_a_period_closes_after_its_end_when_nothing_is_open(database: Data
 async def test_periods_close_in_their_order_and_none_is_forgotten(database: Database) -> None:
     tenant, periods = await Tenant.rich(database, 10**12), Periods(database)
     hold = await _admit(database, tenant, DECEMBER - 1)  # and nothing runs until spring
-    at(database, bounds("2027-03")[0])
+    at(database, period_bounds("2027-03")[0])
     with pytest.raises(PeriodOpen, match="1 open hold"):
         await periods.close("2026-11")
     with pytest.raises(PeriodOpen, match="2026-11 is not closed yet"):
@@ -140,7 +144,7 @@ async def test_late_usage_is_booked_in_the_open_period(database: Database) -> No
         rolled = (await session.execute(select(rollup_hour.c.period, rollup_hour.c.hour))).one()
         assert (rolled.period, period_of(rolled.hour)) == ("2026-12", "2026-11")
         assert "2026-12" in set(await session.scalars(select(ledger_txn.c.period)))
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_a_closed_period_does_not_change(database: Database) -> None:
@@ -207,7 +211,7 @@ async def test_settling_and_closing_at_once(database: Database) -> None:
         booked = list(await session.scalars(select(usage_event.c.period)))
     assert len(booked) == 60
     assert set(booked) <= {"2026-11", "2026-12"}
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 # ------------------------------------------------ gateway epochs

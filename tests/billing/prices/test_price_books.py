@@ -29,7 +29,7 @@ from billing.prices.price_books import PriceBooks
 from billing.prices.sheets import PriceProposal, PriceSheet
 from billing.prices.version import Cell
 from billing.tables.prices import price_interval, price_sheet
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from storage.database.base import Base, Count, new_id
 from storage.database.database import Database
 
@@ -87,7 +87,7 @@ async def test_where_it_takes_two_operators_nobody_is_believed_who_only_says_who
     with pytest.raises(PriceRefused, match="drafted without an operator's key"):
         await keyed.approve(forged.id, by="bob")
     assert (await keyed.put(base(), by="ann", force="in a hurry")).state == "draft"
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_four_eyes(database: Database) -> None:

@@ -12,19 +12,20 @@ from hypothesis import strategies as st
 from sqlalchemy import delete, literal, update
 from sqlalchemy.exc import DBAPIError
 
+from billing.calendar import InvalidPeriod, period_bounds, period_of
 from billing.money import PICO, InvalidPrice
 from billing.prices import PriceCatalog, PriceVersion
 from billing.prices.approval import PriceSheets
 from billing.prices.sheets import PriceProposal
 from billing.rating.applying import apply_terms, drawn, share, tiered_cost, total
 from billing.rating.lines import RatedLine
-from billing.rating.period import rated_lines
+from billing.rating.rated_lines import rated_lines
 from billing.rating.storage_hours import Stored, record_storage, storage_lines
 from billing.rating.term_store import Contracts
 from billing.rating.terms import Commitment, ContractTerms, Discount, InvalidTerms, Minimum, Step, Tiers, parse_terms
 from billing.settlement.settlement import settle
 from billing.tables.rating import contract_terms, storage_event
-from billing.usage import InvalidPeriod, InvalidUsage, Usage, period_bounds, period_of
+from billing.usage import InvalidUsage, Usage
 from storage.database.base import Count, new_id
 from storage.database.database import Database
 from tests.billing.money import Tenant

@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from billing.calendar import InvalidPeriod, period_bounds
 from billing.money import PICO
 from billing.prices import PriceCatalog, PriceVersion
 from billing.rating.lines import InvalidLine, RatedLine
 from billing.rating.usage_lines import CostMismatch, UsageGroup, lines_of, usage_lines
 from billing.settlement.settlement import settle
-from billing.usage import InvalidPeriod, Usage, period_bounds
+from billing.usage import Usage
 from storage.database.base import new_id
 from storage.database.database import Database
 from tests.billing.money import Tenant

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import delete, insert, literal, select, update
 from sqlalchemy.exc import DBAPIError
 
-from billing.periods.periods import bounds
+from billing.calendar import period_bounds
 from billing.prices import PriceCatalog
 from billing.replica_journals import epoch_journals
 from billing.replica_journals.comparison import JournalReport
@@ -19,7 +19,7 @@ from billing.settlement.settlement import settle
 from billing.tables.journals import journal_loss
 from billing.tables.periods import gateway_epoch
 from billing.usage import Usage
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from billing.verification.reconciliation import reconcile
 from storage.database.base import Count
 from storage.database.database import Database
@@ -55,7 +55,7 @@ async def _use(database: Database, tenant: Tenant, epoch: int, numbers: Sequence
 @pytest.fixture
 async def tenant(database: Database) -> Tenant:
     """Of a replica whose journal was lost: numbers 1, 2 and 4 have events, 3 had not been acknowledged."""
-    database.clock = literal(bounds("2026-12")[0] - 1, Count())
+    database.clock = literal(period_bounds("2026-12")[0] - 1, Count())
     tenant = await Tenant.rich(database, 10**13)
     await _begin(database, "g-1")
     await epoch_journals.meet(database, "g-1", "the old one", "r1", OLD)
@@ -103,7 +103,7 @@ async def test_a_lost_journal_is_declared_so_and_the_books_are_closed(database: 
         ("the old one", "lost", "the disk burned"),
         ("the new one", "known", ""),
     ]
-    assert await check(database) == []
+    assert await audit_money(database) == []
     for statement in (update(journal_loss).values(reason="another"), delete(journal_loss)):
         async with database.transaction() as session:
             with pytest.raises(DBAPIError, match="immutable"):
@@ -130,7 +130,7 @@ async def test_holds_wait_for_a_journal_until_it_is_declared_lost(database: Data
     assert await holds.give_back("g-1") == 1
     await epoch_journals.finish(database, "g-1")
     assert await epoch_journals.over(database) == []
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_a_journal_that_knows_nothing_is_not_waited_for_again(database: Database, tenant: Tenant) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from billing.calendar import InvalidPeriod
 from billing.prices import PriceCatalog
 from billing.reports.usage_report import InvalidReport, usage_buckets, usage_by_project_and_model
-from billing.usage import InvalidPeriod, Usage, UsageEvent
+from billing.usage import Usage, UsageEvent
 from storage.database.base import new_id
 from storage.database.database import Database
 from tests.billing.money import Tenant, priced_in

@@ -13,6 +13,7 @@ from sqlalchemy import literal
 
 from billing.accounts.balances import Balances
 from billing.accounts.budgets import BudgetSettings
+from billing.calendar import period_bounds
 from billing.holds.records import Hold, HoldRequest
 from billing.ledger.entries import Balance
 from billing.periods.periods import Periods
@@ -23,8 +24,8 @@ from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
 from billing.settlement.settler import Settler
 from billing.spool.spool import Spool
-from billing.usage import Release, Usage, period_bounds
-from billing.verification.checks import check
+from billing.usage import Release, Usage
+from billing.verification.audit import audit_money
 from storage.database.base import Count, new_id
 from storage.database.database import Database
 from tests.awake import Awake
@@ -118,7 +119,7 @@ async def test_a_busy_tenants_requests_take_from_what_is_set_aside(database: Dat
         assert sum(hold.allowance is not None for hold in holds) > 100
     found = await balance_of(database, tenant)
     assert (found.debit, found.held) == (202 * 5 * TOKEN, 0)
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 @pytest.mark.parametrize("clients", only_fast(40, of=[8, 40]))
@@ -143,7 +144,7 @@ async def test_exactly_what_is_affordable_is_admitted(database: Database, tmp_pa
     assert any(hold.allowance for hold in admitted)
     found = await balance_of(database, tenant)
     assert (found.available, found.overdraft) == (0, 0)
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 @pytest.mark.slow
@@ -184,7 +185,7 @@ async def test_nothing_is_taken_after_its_time_and_all_of_it_comes_back(database
                 await asyncio.sleep(0.05)
     found = await balance_of(database, tenant)
     assert (found.debit, found.held) == ((5 + 7) * TOKEN, 0)
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_none_reaches_into_another_month(database: Database) -> None:
@@ -231,4 +232,4 @@ async def test_usage_counts_once_and_also_after_its_allowance_has_ended(database
     await settle(database, book, [tenant.event(second, Usage(uncached=6))])
     found = await balance_of(database, tenant)
     assert (found.debit, found.held) == (10 * TOKEN, 0)
-    assert await check(database) == []
+    assert await audit_money(database) == []

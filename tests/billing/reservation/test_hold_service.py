@@ -21,7 +21,7 @@ from billing.settlement.settlement import Settled, settle
 from billing.tables.money import balance as balance_table
 from billing.tables.money import hold_batch
 from billing.usage import Release, Usage
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from storage.database.base import new_id
 from storage.database.database import Database
 from tests.billing.money import Tenant
@@ -158,7 +158,7 @@ async def test_a_hold_is_topped_up_whole_or_not_at_all(database: Database) -> No
             await holds.top_up(ended, 600)
     (window,) = await budgets.list(tenant.id)
     assert (await _held(database, tenant.id), window.held) == (0, 0)
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ async def test_top_ups_race_with_the_ends_of_their_holds_and_with_new_ones(datab
     assert all(hold.amount_pico in (10, 40, 70) for hold in left)
     taken = sum(isinstance(one, Hold) for one in answers[80:100])
     assert await _held(database, tenant.id) == sum(hold.amount_pico for hold in left) + 30 * taken <= 1000
-    assert await check(database) == []
+    assert await audit_money(database) == []
     for each in databases:
         await each.close()
 
@@ -207,7 +207,7 @@ async def test_holds_that_were_taken_together_end_one_by_one(database: Database)
     assert [await holds.get(hold.request_id) for hold in raised] == raised
     for some in (events[:25], [*events[25:], *releases[:10]], releases, events):
         await settle(database, book, some)
-        assert await check(database) == []
+        assert await audit_money(database) == []
     assert await _held(database, tenant.id) == 72 * _COST
     now = min(hold.expires_at for hold in taken[80:]) + 500_000
     later = {hold.request_id for hold in taken[80:] if hold.expires_at > now}
@@ -215,7 +215,7 @@ async def test_holds_that_were_taken_together_end_one_by_one(database: Database)
     assert await holds.sweep(now) == 70 - len(later)
     assert await holds.sweep(now) == 0
     assert set(await holds.open_of("g1")) == later
-    assert await check(database) == []
+    assert await audit_money(database) == []
     assert await holds.sweep(now + 600_000_000) == len(later)
     assert (await holds.open_of("g1"), await _held(database, tenant.id)) == ({}, 0)
-    assert await check(database) == []
+    assert await audit_money(database) == []

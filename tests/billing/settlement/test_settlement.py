@@ -17,7 +17,7 @@ from billing.settlement.lost_attempt_events import attempt_id, lost_attempt_of
 from billing.settlement.settlement import JournalEntry, Settled, refuse_entry, settle
 from billing.tables.money import refused_settlement, usage_event
 from billing.usage import Release, Settlement, Usage, UsageEvent
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from billing.verification.reconciliation import reconcile
 from storage.database.base import new_id
 from storage.database.database import Database
@@ -102,7 +102,7 @@ async def test_of_two_attempts_of_a_request_one_is_billed_and_the_other_counted(
     assert (lost.id, lost.attempt, lost.cost_pico, lost.uncached) == (attempt_id(hold.request_id, 1), 1, 0, 0)
     assert (lost.corrects, lost.replica, lost.sequence) == (hold.request_id, "a", 7)
     assert lost.count_prompt == first.counts.prompt
-    assert await check(database) == []
+    assert await audit_money(database) == []
     report = await reconcile(database, billed.period)
     assert (report.events, report.lost_attempts, report.adjustments, report.doubled) == (1, 1, 0, 0)
 
@@ -128,7 +128,7 @@ async def test_what_an_attempt_did_is_recorded_once_whoever_was_told(database: D
     balance = await Balances(database).get(tenant.id)
     assert balance is not None
     assert (balance.debit, balance.held) == (0, 0)
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 class InBetween(PriceCatalog):
@@ -160,7 +160,7 @@ async def _assert_settled_once(database: Database, tenant: Tenant, requests: int
     balance = await Balances(database).get(tenant.id)
     assert balance is not None
     assert (balance.debit, balance.held) == (0, 0)
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 @pytest.mark.parametrize("lost_first", [True, False])
@@ -213,7 +213,7 @@ async def test_two_attempts_in_one_batch_are_both_counted(database: Database) ->
         (7, 0, hold.request_id),
         (8, PRICE, None),
     ]
-    assert await check(database) == []
+    assert await audit_money(database) == []
 
 
 async def test_usage_after_its_hold_expired_and_the_money_was_promised_again(database: Database) -> None:
@@ -285,7 +285,7 @@ async def test_a_journal_s_entry_is_kept_aside_once_and_ends_its_hold(database: 
     balance = await Balances(database).get(tenant.id)
     assert balance is not None
     assert (balance.debit, balance.held) == (0, 0)
-    (found,) = await check(database)
+    (found,) = await audit_money(database)
     assert (found.what, found.subject, "entry 7" in found.detail) == ("a record was refused", hold.request_id, True)
     async with database.reading() as session:
         (row,) = (await session.execute(select(refused_settlement))).all()

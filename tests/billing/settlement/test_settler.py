@@ -19,7 +19,7 @@ from billing.settlement.settler import Settler
 from billing.spool.spool import Spool
 from billing.tables.money import usage_event
 from billing.usage import Release
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from storage.database import migrate
 from storage.database.base import new_id
 from storage.database.database import Database, DatabaseUnavailable
@@ -46,7 +46,7 @@ async def test_what_is_appended_reaches_the_database(database: Database, tmp_pat
     assert (settler.total.written, settler.total.released) == (30, 10)
     await settler.stop()
     await spool.close()
-    assert await check(database) == []
+    assert await audit_money(database) == []
     balance = await Balances(database).get(tenant.id)
     assert balance is not None
     assert balance.held == 0
@@ -75,7 +75,7 @@ async def test_a_record_that_breaks_its_batch_is_set_aside(
     await settler.stop()
     await spool.close()
     assert (settler.total.written, settler.total.refused) == (3, 1)
-    assert [finding.what for finding in await check(database)] == [
+    assert [finding.what for finding in await audit_money(database)] == [
         "a record was refused",
         "a tenant's holds did not each end once",  # the events came without any
     ]
@@ -134,7 +134,7 @@ async def test_the_database_goes_away_and_comes_back(tmp_path: Path) -> None:
             await asyncio.to_thread(server.start)
         assert await settler.drain(30)
         assert await _events(database) == 300
-        assert await check(database) == []
+        assert await audit_money(database) == []
         hold = await holds.reserve(tenant.request(1))  # the pool has recovered by itself
         assert hold.state == "open"
         await settler.stop()

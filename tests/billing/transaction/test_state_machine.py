@@ -37,9 +37,10 @@ from billing.accounts.adjustments import InvalidAdjustment, adjust
 from billing.accounts.balances import Balances, RefundRefused
 from billing.accounts.budgets import BudgetSettings
 from billing.budgets.windows import Span
+from billing.calendar import following_period, period_bounds, period_of
 from billing.holds.records import Hold, HoldRequest
 from billing.ledger.wallet import PAID_PRIORITY, PROMO_PRIORITY
-from billing.periods.periods import Periods, following
+from billing.periods.periods import Periods
 from billing.prices import PriceCatalog
 from billing.reservation import hold_service
 from billing.reservation.allowances import Allowance
@@ -49,8 +50,8 @@ from billing.settlement import settlement
 from billing.settlement.settlement import settle
 from billing.tables.money import usage_event
 from billing.transaction.opening import money_transaction
-from billing.usage import Release, Settlement, Usage, UsageEvent, period_bounds, period_of
-from billing.verification.checks import check
+from billing.usage import Release, Settlement, Usage, UsageEvent
+from billing.verification.audit import audit_money
 from storage.database.base import Count, new_id
 from storage.database.database import Database
 from tests.billing.machine_parts import ACTIONS, Crash, Fragile, action
@@ -462,7 +463,7 @@ class MoneyMachine(RuleBasedStateMachine):
             return period
         period = period_of(self.now)
         while period in self.closed:
-            period = following(period)
+            period = following_period(period)
         return period
 
     @action(1)
@@ -524,7 +525,7 @@ class MoneyMachine(RuleBasedStateMachine):
         self.run(self.holds.sweep())
         self.tally.tenants += 1
         if self.tally.tenants % AUDIT == 0:
-            assert self.run(check(self.database)) == []
+            assert self.run(audit_money(self.database)) == []
 
     async def booked(self) -> dict[UUID, str]:
         """The period of each event there is."""
@@ -572,7 +573,7 @@ def test_money_behaves_like_its_model(empty_again: Callable[[], str], capsys: py
                     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
                 )
                 run_state_machine_as_test(machine, settings=calm)
-                assert loop.run_until_complete(check(database)) == []
+                assert loop.run_until_complete(audit_money(database)) == []
             finally:
                 loop.run_until_complete(database.close())
             if STEPS >= FEW:

@@ -37,7 +37,7 @@ from billing.tables.prices import price
 from billing.tables.rating import storage_event
 from billing.tables.seals import seal
 from billing.usage import Usage
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from storage.database.base import Base, Id, new_id
 from storage.database.database import Database
 from tests.billing.invoices.books import Customer, set_clock
@@ -107,7 +107,7 @@ async def unguarded(database: Database) -> AsyncIterator[AsyncSession]:
 
 @pytest.mark.slow
 async def test_columns_of_every_table(books: Database) -> None:
-    assert await check(books) == []
+    assert await audit_money(books) == []
     tables = TABLES if books.dialect == "sqlite" else (ledger_entry, price, hold_batch)  # what is compared is the same
     missed, impossible, tried = set(), set(), set()
     for table in tables:
@@ -121,7 +121,7 @@ async def test_columns_of_every_table(books: Database) -> None:
             except IntegrityError:
                 impossible.add((table.name, column.name))
                 continue
-            if not await check(books):
+            if not await audit_money(books):
                 missed.add((table.name, column.name))
             await _become(books, table, altered, there)
     assert missed == tried & {(table, name) for table, names in UNSAID.items() for name in names}
@@ -129,7 +129,7 @@ async def test_columns_of_every_table(books: Database) -> None:
     if books.dialect == "postgresql":  # whose checks nobody can put aside
         may_be_impossible |= {("ledger_entry", "debit"), ("ledger_entry", "credit")}
     assert impossible <= may_be_impossible
-    assert await check(books) == []
+    assert await audit_money(books) == []
 
 
 def _referring(table: Table) -> set[str]:
@@ -164,10 +164,10 @@ async def test_storage_that_does_not_recompute_or_is_not_billed(books: Database)
         column = storage_event.c[name]
         async with unguarded(books) as session:
             await session.execute(update(storage_event).values({column: column + more}))
-        assert {finding.what for finding in await check(books)} == {"a row of the books was altered", *whats}
+        assert {finding.what for finding in await audit_money(books)} == {"a row of the books was altered", *whats}
         async with unguarded(books) as session:
             await session.execute(update(storage_event).values({column: column - more}))
-    assert await check(books) == []
+    assert await audit_money(books) == []
 
 
 def test_seals_say_all_that_rows_say() -> None:
@@ -210,14 +210,14 @@ async def test_rows_that_are_gone_and_rows_that_are_new(books: Database) -> None
         new = row | ({"model": "other"} if name == "storage_event" else {"id": 99})
         async with unguarded(books) as session:
             await session.execute(table.delete().where(*key))
-        found = await check(books)
+        found = await audit_money(books)
         assert "a row of the books is missing" in {finding.what for finding in found}
         assert any(name in finding.detail for finding in found)
         async with unguarded(books) as session:
             await session.execute(table.insert().values(new))
-        whats = {finding.what for finding in await check(books)}
+        whats = {finding.what for finding in await audit_money(books)}
         assert {"a row of the books is missing", "a row of the books was never written"} <= whats
         async with unguarded(books) as session:
             await session.execute(table.delete().where(*(c == new[c.name] for c in table.primary_key)))
             await session.execute(table.insert().values(row))
-        assert await check(books) == []
+        assert await audit_money(books) == []

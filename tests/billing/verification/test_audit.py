@@ -10,13 +10,13 @@ from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
 from billing.tables.money import balance, hold_batch
 from billing.usage import Usage
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from storage.database.database import Database
 from tests.billing.money import Tenant
 
 
 async def _whats(database: Database) -> list[str]:
-    return sorted(finding.what for finding in await check(database))
+    return sorted(finding.what for finding in await audit_money(database))
 
 
 async def test_what_is_wrong_is_found(database: Database) -> None:
@@ -65,7 +65,7 @@ async def test_what_is_wrong_is_found(database: Database) -> None:
         else:
             await session.execute(text("DROP TRIGGER immutable_usage_fact_update"))
         await session.execute(text("UPDATE usage_fact SET output = output + 1"))
-    finding, altered, rollup = await check(database)
+    finding, altered, rollup = await audit_money(database)
     assert (altered.what, altered.subject) == ("an event was altered", event.id)
     assert (rollup.what, rollup.subject) == ("a rollup is not the sum of its events", tenant.id)
     assert (finding.what, finding.subject) == ("an event's cost does not recompute", event.id)

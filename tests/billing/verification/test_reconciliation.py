@@ -6,20 +6,21 @@ import pytest
 from sqlalchemy import delete, literal, select, update
 from sqlalchemy.exc import DBAPIError
 
-from billing.periods.periods import Periods, bounds
+from billing.calendar import InvalidPeriod, period_bounds
+from billing.periods.periods import Periods
 from billing.prices import PriceCatalog
 from billing.replica_journals.comparison import JournalReport
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
 from billing.tables.money import rollup_hour
 from billing.tables.reconciliation import recon_run
-from billing.usage import InvalidPeriod, Usage, UsageEvent
+from billing.usage import Usage, UsageEvent
 from billing.verification.reconciliation import latest, reconcile
 from storage.database.base import Count
 from storage.database.database import Database
 from tests.billing.money import Tenant
 
-DECEMBER = bounds("2026-12")[0]
+DECEMBER = period_bounds("2026-12")[0]
 EPOCH = 7 << 32
 
 

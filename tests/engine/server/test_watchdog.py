@@ -197,17 +197,17 @@ def test_in_company_it_takes_two_failures(tmp_path: Path):
     now = 1000.0
     quarantine = Quarantine(tmp_path / "quarantine", 60.0, clock=lambda: now)
     quarantine.blame([b"a", b"b"])
-    assert quarantine.refused_for(b"a") is None
+    assert quarantine.refused_seconds(b"a") is None
     now += 30
     quarantine.blame([b"b", b"c"])
-    assert quarantine.refused_for(b"b") == 60
-    assert quarantine.refused_for(b"c") is None
+    assert quarantine.refused_seconds(b"b") == 60
+    assert quarantine.refused_seconds(b"c") is None
     kept = Quarantine(tmp_path / "quarantine", 60.0, clock=lambda: now)
-    assert kept.refused_for(b"b") == 60
+    assert kept.refused_seconds(b"b") == 60
     now += 61
-    assert kept.refused_for(b"b") is None
+    assert kept.refused_seconds(b"b") is None
     kept.blame([b"a", b"d"])
-    assert kept.refused_for(b"a") is None, "the first suspicion was forgotten"
+    assert kept.refused_seconds(b"a") is None, "the first suspicion was forgotten"
 
 
 def test_a_file_that_cannot_be_read_is_an_empty_one(tmp_path: Path):
@@ -216,7 +216,7 @@ def test_a_file_that_cannot_be_read_is_an_empty_one(tmp_path: Path):
     quarantine = Quarantine(path)
     assert len(quarantine) == 0
     quarantine.blame([b"a"])
-    assert Quarantine(path).refused_for(b"a") is not None
+    assert Quarantine(path).refused_seconds(b"a") is not None
 
 
 @pytest.mark.slow
@@ -225,20 +225,20 @@ def test_the_quarantine_is_bounded():
     for index in range(5000):
         quarantine.blame([index.to_bytes(4, "big")])
     assert len(quarantine) == 4096
-    assert quarantine.refused_for((4999).to_bytes(4, "big")) is not None
+    assert quarantine.refused_seconds((4999).to_bytes(4, "big")) is not None
 
 
 # ------------------------------------------------------------ the watchdog
 
 HANG = f"""
 import ctypes, time
-from engine.execution.model_runner import Runner
-run = Runner.run
+from engine.execution.model_runner import ModelRunner
+run = ModelRunner.run
 def hanging(self, works):
     if any({POISON} in work.request.tokens for work in works):
         WAIT
     return run(self, works)
-Runner.run = hanging
+ModelRunner.run = hanging
 """
 SLEEP = HANG.replace("WAIT", "time.sleep(1000)")
 HOLD_THE_LOCK = HANG.replace("WAIT", "ctypes.PyDLL(None).sleep(1000)")
@@ -311,12 +311,12 @@ def test_a_gateway_tells_the_client_that_its_input_does_harm():
     assert "30 minutes" in failure.message
 
 
-@pytest.mark.parametrize("broken", only_fast("_send", of=["_send", "place_orphans"]))
+@pytest.mark.parametrize("broken", only_fast("_send", of=["_send", "reassign_orphans"]))
 async def test_a_replica_that_can_no_longer_sync_or_beat_ends(tmp_path: Path, tiny_model: Path, broken: str):
     """… instead of being silent for ever, with its socket open."""
     fault = (
-        "from engine.server.done_outbox import Endings\n"
-        f"def broken(*given): raise LookupError('mute')\nEndings.{broken} = broken"
+        "from engine.server.done_outbox import DoneOutbox\n"
+        f"def broken(*given): raise LookupError('mute')\nDoneOutbox.{broken} = broken"
     )
     replica = await ReplicaProcess.start(tmp_path, tiny_model, fault=fault)
     try:

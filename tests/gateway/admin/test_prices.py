@@ -8,7 +8,7 @@ import pytest
 
 from billing.prices.approval import PriceSheets
 from billing.prices.price_books import PriceBooks
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from tenancy.keys import IssuedKey
 from tests.gateway.stack import Stack
 
@@ -74,7 +74,7 @@ async def test_one_operator_proposes_and_another_activates(stack: Stack) -> None
     assert {(p["meter"], p["lane"]): p["price"] for p in listed["prices"]}["uncached", "batch"] == "0.25"
     before = await bob.get("/admin/v1/prices?model=tiny&at=2020-01-01T00:00:00Z")
     assert before["data"] == []
-    assert await check(stack.database) == []
+    assert await audit_money(stack.database) == []
 
 
 @pytest.mark.slow

@@ -59,6 +59,6 @@ async def test_an_export_by_the_api(stack: Stack) -> None:
     ):
         status, answer = await ask(body)
         assert (status, answer["error"]["param"]) == (400, path)
-    jobs.path(await jobs.get(stack.tenant.id, (await jobs.known(stack.tenant.id))[0].id)).unlink()
+    jobs.path(await jobs.get(stack.tenant.id, (await jobs.list(stack.tenant.id))[0].id)).unlink()
     lost = await stack.http.get(f"{at}/content", headers=admin)
     assert (lost.status_code, "TURNPIKE_EXPORT_DIR" in lost.text) == (503, True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from billing.reservation.hold_service import HoldService
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from gateway.services import GatewayOptions
 from protocol.requests import Generate
 from storage.database.database import DatabaseUnavailable
@@ -61,7 +61,7 @@ async def test_a_tenant_gets_the_slices_that_there_is_money_for(
         event = (await stack.settled(2))[-1]
         assert (event.status, event.reason, event.output) == ("ok", "budget", 3 * SLICE)
         assert {generate.sampling.max_tokens for generate in _generates(stack)} == {200}
-        assert await check(stack.database) == []
+        assert await audit_money(stack.database) == []
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ async def test_a_gateway_that_dies_between_slices_bills_what_was_held_at_most(
         assert (event.source, event.output) == ("journal", run.delivered)
         assert event.output > SLICE
         assert event.cost_pico <= int(hold.amount_pico)
-        assert await check(stack.database) == []
+        assert await audit_money(stack.database) == []
 
 
 def _generates(stack: Stack) -> list[Generate]:

@@ -16,7 +16,7 @@ from billing.settlement.lost_attempt_events import AttemptedRequest, LostAttempt
 from billing.settlement.settlement import JournalEntry, settle
 from billing.tables.journals import journal_of_epoch
 from billing.tables.periods import gateway_epoch
-from billing.verification.checks import check
+from billing.verification.audit import audit_money
 from gateway.metering.billable_usage import to_billing_counts
 from gateway.services import GatewayOptions
 from protocol.replicas import FENCE_VERSION
@@ -297,7 +297,7 @@ async def test_a_journal_s_entry_that_makes_no_sense_is_kept_aside_and_ends_its_
         await stack.until(lambda: stack.replica.acked)
         assert [ack.sequence for ack in stack.replica.acked] == [12]
         assert await stack.holds() == ["released"]
-        (found,) = await check(stack.database)
+        (found,) = await audit_money(stack.database)
         assert found.what == "a record was refused"
         assert "entry 12" in found.detail
         (kept,) = await stack.rows("SELECT body FROM refused_settlement")
@@ -314,7 +314,7 @@ async def test_a_journal_s_entry_that_makes_no_sense_is_kept_aside_and_ends_its_
         stack.gateway.services.fleet._acknowledged.clear()
         stack.replica.drop()
         await stack.until(lambda: stack.replica.acked)
-        assert len(await check(stack.database)) == 1
+        assert len(await audit_money(stack.database)) == 1
 
 
 @pytest.mark.slow
@@ -343,7 +343,7 @@ async def test_an_entry_without_terms_or_price_is_kept_aside(
         stack.replica.journal[identity] = Done(identity, 1, "crash", counts, 12, 2, claim=claim)
         await stack.replica.start()
         await stack.until(lambda: stack.replica.acked)
-        (found,) = await check(stack.database)
+        (found,) = await audit_money(stack.database)
         assert found.what == "a record was refused"
         assert identity in found.detail
         assert await stack.events() == []
@@ -373,7 +373,7 @@ async def test_an_entry_that_makes_no_sense_is_acknowledged_when_it_is_kept(
             await stack.until(lambda: asked > 3)
             assert stack.replica.acked == []
         await stack.until(lambda: stack.replica.acked)
-        assert len(await check(stack.database)) == 1
+        assert len(await audit_money(stack.database)) == 1
 
 
 @pytest.mark.slow
@@ -395,7 +395,7 @@ async def test_a_request_whose_replica_counts_nonsense_holds_nothing(
         async with asyncio.timeout(10):
             while await stack.holds() != ["released"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-        (found,) = await check(stack.database)
+        (found,) = await audit_money(stack.database)
         assert found.what == "a record was refused"
 
 
@@ -498,4 +498,4 @@ async def test_a_request_that_took_from_an_allowance_is_billed_from_what_it_carr
         await stack.ready()
         events = await stack.settled(before + known)
         assert [event.output for event in events if event.source == "journal"] == [2] * known
-        assert await check(stack.database) == []
+        assert await audit_money(stack.database) == []

@@ -26,7 +26,7 @@ import tenancy.tables
 import webhooks.tables
 from billing.reports import usage_report
 from billing.reservation.hold_service import HoldService
-from billing.verification import checks as audit
+from billing.verification import audit
 from storage.database import migrate
 from storage.database.base import Base, new_id
 from storage.database.database import Database
@@ -114,7 +114,7 @@ async def test_the_ledger_is_made_of_what_was_there(tmp_path: Path, empty_postgr
         await old.close()
         database = await Database.open(url)
         # What an old version let a tenant overspend is said, and nothing else is wrong.
-        assert [finding.what for finding in await audit.check(database)] == ["a balance is below zero"]
+        assert [finding.what for finding in await audit.audit_money(database)] == ["a balance is below zero"]
         async with database.reading() as session:
             row = (await session.execute(select(billing.tables.money.balance))).one()
         assert (row.credit, row.debit, row.promo, row.receivable, row.held) == (900, 1000, 0, 100, 0)
@@ -126,7 +126,7 @@ async def test_the_ledger_is_made_of_what_was_there(tmp_path: Path, empty_postgr
         assert other is not None
         assert (open_one.state, open_one.model, open_one.terms, open_one.expires_at) == ("open", "m", b"t", 10**7)
         assert await holds.sweep() == 2
-        assert [finding.what for finding in await audit.check(database)] == ["a balance is below zero"]
+        assert [finding.what for finding in await audit.audit_money(database)] == ["a balance is below zero"]
         await database.close()
 
 

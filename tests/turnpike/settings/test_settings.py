@@ -100,7 +100,7 @@ def test_a_replica_is_told_what_the_settings_say(tmp_path: Path, monkeypatch: py
     known = {"interactive": 1.0, "standard": 2.0, "batch": 3.0}
     text = ",".join(f"{lane}={value:g}" for lane, value in known.items())
     for flags in ({}, dict.fromkeys(settings.BY_LANE, text) | {"queue_requests": "7"}):
-        assert engine.engine(settings.load(common | flags, {})) == 0
+        assert engine.run_engine(settings.load(common | flags, {})) == 0
     usual, own = told
     assert (usual.lane_weights, usual.token_targets, usual.bounds) == (WEIGHTS, TOKEN_TARGETS, QueueBounds())
     assert usual.max_waiting == ReplicaOptions.max_waiting

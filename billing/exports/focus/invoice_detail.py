@@ -1,0 +1,121 @@
+"""FOCUS datasets about documents: Invoice Detail, a row for each invoice line, and Billing Period."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from sqlalchemy import select
+
+from billing.calendar import period_bounds
+from billing.events.rollups import HOUR
+from billing.exports.datasets import Column, Dataset, ExportQuery, ExportSnapshot, Row
+from billing.exports.focus.bills import CHARGE_CATEGORIES, bills, detail_id
+from billing.exports.focus.prepaid_credit import RETURNED, covered, returned
+from billing.exports.invoices import documents, midnight
+from billing.money import minor_to_pico
+from billing.tables.periods import billing_period
+from storage.free_text import counted
+
+_INVOICE_DETAIL = (
+    Column("BilledCost", "money"),
+    Column("BillingAccountId", "id"),
+    Column("BillingCurrency", "text"),
+    Column("BillingPeriodEnd", "second"),
+    Column("BillingPeriodStart", "second"),
+    Column("ChargeCategory", "text"),
+    Column("InvoiceDetailCreated", "second"),
+    Column("InvoiceDetailDescription", "text"),
+    Column("InvoiceDetailGrain", "text"),
+    Column("InvoiceDetailId", "text"),
+    Column("InvoiceDetailLastUpdated", "second"),
+    Column("InvoiceId", "text"),
+    Column("InvoiceIssueDate", "second"),
+    Column("InvoiceIssueStatus", "text"),
+    Column("InvoiceIssuerName", "text"),
+    Column("PaymentDueDate", "second"),
+    Column("PaymentTerms", "text"),
+    Column("ReferenceInvoiceId", "text"),
+    Column("x_ExactCost", "money", "the line before rounding; the effective costs of its usage add up to it"),
+)
+
+
+async def _invoice_detail(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[Sequence[Row]]:
+    first, after = period_bounds(wanted.period)
+    async for portion in snapshot.portions(documents(wanted)):
+        for head in portion:
+            of_tenant = await bills(snapshot, wanted, head.tenant_id)
+            (bill,) = (bill for bill in of_tenant if bill.document.id == head.id)
+            document, note = bill.document, bill.document.kind == "credit_note"
+            issued, due = midnight(document.issued), midnight(document.due)
+            days = 0 if issued is None or due is None else (due - issued) // (24 * HOUR)
+            lines = [
+                (line.n, "Credit" if note else CHARGE_CATEGORIES.get(line.kind, "Adjustment"), line.text, line.net,
+                 line.exact_pico)
+                for line in bill.lines
+            ]  # fmt: skip
+            if document.tax:
+                lines.append(("tax", "Tax", "Tax", document.tax, minor_to_pico(document.tax, document.currency)))
+            if note and (back := await returned(snapshot, document)):
+                lines.append(("balance", "Purchase", RETURNED, -back, -minor_to_pico(back, document.currency)))
+            sign, paid = -1 if note else 0 if document.state == "void" else 1, covered(document, bill.lines)
+            yield [
+                (
+                    sign * minor_to_pico(net - paid.get(n, 0), document.currency),
+                    document.tenant_id,
+                    document.currency,
+                    after,
+                    first,
+                    category,
+                    document.finalized_at,
+                    text,
+                    None,
+                    detail_id(document, n),
+                    document.finalized_at,
+                    document.number,
+                    issued,
+                    "Voided" if document.state == "void" else "Issued",
+                    wanted.provider,
+                    due,
+                    f"Net {counted(days, 'day')}" if days else "Due on receipt",
+                    document.corrected or document.number,
+                    sign * exact,
+                )
+                for n, category, text, net, exact in lines
+            ]
+
+
+_BILLING_PERIOD = (
+    Column("BillingPeriodCreated", "second"),
+    Column("BillingPeriodEnd", "second"),
+    Column("BillingPeriodLastUpdated", "second"),
+    Column("BillingPeriodStart", "second"),
+    Column("BillingPeriodStatus", "text"),
+    Column("InvoiceIssuerName", "text"),
+)
+
+
+async def _billing_period(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[Sequence[Row]]:
+    first, after = period_bounds(wanted.period)
+    query = select(billing_period.c.closed_at).where(billing_period.c.period == wanted.period)
+    closed_at = await snapshot.session.scalar(query)
+    yield [(first, after, closed_at or first, first, "Closed" if closed_at else "Open", wanted.provider)]
+
+
+INVOICE_DETAIL = Dataset(
+    name="focus-invoices",
+    title="FOCUS Invoice Detail",
+    about="FOCUS 1.4, dataset Invoice Detail",
+    columns=_INVOICE_DETAIL,
+    rows=_invoice_detail,
+    sums=("BilledCost",),
+    currency="BillingCurrency",
+)
+
+BILLING_PERIOD = Dataset(
+    name="focus-periods",
+    title="FOCUS Billing Period",
+    about="FOCUS 1.4, dataset Billing Period",
+    columns=_BILLING_PERIOD,
+    rows=_billing_period,
+    sums=(),
+)

@@ -1,0 +1,1 @@
+"""File formats of exports: CSV, JSON Lines, Parquet and XLSX."""

@@ -1,0 +1,205 @@
+"""The two parties of an invoice: the seller, a legal entity of ours, and the buyer, the billing profile of a tenant.
+
+Both are checked when they are made, and copied whole into every document that is finalized: a later move or another
+name changes no document that is out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, get_args
+
+import msgspec
+
+from billing.invoices.parties.countries import NAMES
+from billing.invoices.parties.vat_ids import problem_of
+from billing.money import InvalidMoney, check_currency
+from storage.free_text import InvalidText, problem_of_text
+
+Treatment = Literal["auto", "standard", "zero", "exempt", "reverse_charge", "intra_community", "export", "outside"]
+Detail = Literal["model", "project"]
+Role = Literal["seller", "buyer"]
+
+_COUNTRY = re.compile(r"[A-Z]{2}", re.ASCII)
+_IDENTITY = re.compile(r"[a-z0-9][a-z0-9-]{0,39}", re.ASCII)
+_SERIES = re.compile(r"[A-Z0-9][A-Z0-9-]{0,11}", re.ASCII)
+_VAT = re.compile(r"[A-Z]{2}[A-Z0-9+*]{2,13}", re.ASCII)
+_EXAMPLE = "DE136695976"
+_EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
+_FIELD = re.compile(r"\{(?:series|year|n(?::0\d{1,2})?)\}", re.ASCII)
+_PLAIN = re.compile(r"[A-Za-z0-9/._-]*", re.ASCII)
+_RATE = re.compile(r"(\d{1,2})(?:\.(\d{1,2}))?", re.ASCII)
+
+MOST_LINES = 6
+"""Lines of an address before its town, at most."""
+MOST_PAYMENT_LINES = 12
+"""Lines that say how to pay, at most."""
+
+
+class InvalidParty(InvalidText):
+    """A seller or buyer that cannot be; `field` says which of its fields is wrong."""
+
+
+class Party(msgspec.Struct, frozen=True, kw_only=True):
+    """What both parties have. `address` is the lines above the town. Raises InvalidParty."""
+
+    name: str
+    address: list[str]
+    postal_code: str = ""
+    city: str
+    country: str
+    vat_id: str = ""
+    email: str = ""
+
+    def __post_init__(self) -> None:
+        _check_text("name", self.name, 200)
+        _check_text("city", self.city, 100)
+        _check_text("postal_code", self.postal_code, 20, empty=True)
+        if len(self.address) > MOST_LINES:
+            raise InvalidParty("address", f"{len(self.address)} lines, more than {MOST_LINES}")
+        for line in self.address:
+            _check_text("address", line, 120)
+        if _COUNTRY.fullmatch(self.country) is None:
+            raise InvalidParty("country", f"{self.country!r} is not a country code such as DE")
+        if self.vat_id and _VAT.fullmatch(self.vat_id) is None:
+            raise InvalidParty(
+                "vat_id", f"{self.vat_id!r} is not a VAT id with its country in front, such as {_EXAMPLE}"
+            )
+        _check_text("email", self.email, 254, empty=True)
+        if self.email and _EMAIL.fullmatch(self.email) is None:
+            raise InvalidParty("email", f"{self.email!r} is not an address such as billing@example.com")
+
+
+class Seller(Party, frozen=True, kw_only=True):
+    """A legal entity that sells. `payment` says how to pay, in lines; `rates` are standard VAT rates by country, in
+    hundredths of a percent, of those countries where it charges VAT. Raises InvalidParty.
+
+    Invoices are numbered in `series`, credit notes in `credit_series`, both by `number_format` with the fields
+    `{series}`, `{year}` and `{n}` or `{n:06}`; with a year, each year begins at 1.
+    """
+
+    id: str
+    registration: str = ""
+    payment: list[str] = []
+    currency: str = "USD"
+    series: str = "INV"
+    credit_series: str = "CN"
+    number_format: str = "{series}-{year}-{n:06}"
+    rates: dict[str, int] = {}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if _IDENTITY.fullmatch(self.id) is None:
+            raise InvalidParty("id", f"{self.id!r} is not a short name such as acme-eu")
+        _check_text("registration", self.registration, 200, empty=True)
+        if len(self.payment) > MOST_PAYMENT_LINES:
+            raise InvalidParty("payment", f"{len(self.payment)} lines, more than {MOST_PAYMENT_LINES}")
+        for line in self.payment:
+            _check_text("payment", line, 200)
+        try:
+            check_currency(self.currency)
+        except InvalidMoney as error:
+            raise InvalidParty("currency", str(error)) from error
+        for field, series in (("series", self.series), ("credit_series", self.credit_series)):
+            if _SERIES.fullmatch(series) is None:
+                raise InvalidParty(field, f"{series!r} is not a series such as INV")
+        if self.series == self.credit_series:
+            raise InvalidParty("credit_series", "credit notes need a series of their own")
+        _check_format(self.number_format)
+        for country, rate in self.rates.items():
+            if _COUNTRY.fullmatch(country) is None:
+                raise InvalidParty("rates", f"{country!r} is not a country code such as DE")
+            if not 0 < rate < 10_000:
+                raise InvalidParty("rates", f"{rate} hundredths of a percent for {country}")
+
+
+class Buyer(Party, frozen=True, kw_only=True):
+    """Who a tenant's invoices are for, and which of our legal entities sells to it. Raises InvalidParty.
+
+    `treatment` is `auto` where the tax follows from the countries and VAT ids; any other needs a reason in
+    `exemption`, but for those whose reason follows from the law. With detail `project` each project has its own lines.
+    """
+
+    seller: str
+    purchase_order: str = ""
+    payment_days: int = 30
+    treatment: Treatment = "auto"
+    exemption: str = ""
+    detail: Detail = "model"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_text("purchase_order", self.purchase_order, 60, empty=True)
+        _check_text("exemption", self.exemption, 300, empty=True)
+        if not 0 <= self.payment_days <= 365:
+            raise InvalidParty("payment_days", f"{self.payment_days} is not between 0 and 365")
+        if self.treatment not in get_args(Treatment):
+            raise InvalidParty("treatment", f"{self.treatment!r} is not one of {', '.join(get_args(Treatment))}")
+        if self.detail not in get_args(Detail):
+            raise InvalidParty("detail", f"{self.detail!r} is not one of {', '.join(get_args(Detail))}")
+        if self.treatment in ("exempt", "zero", "outside") and not self.exemption:
+            raise InvalidParty("exemption", f"{self.treatment} needs the reason that the invoice shall state")
+
+
+def check_countries(party: Seller | Buyer) -> None:
+    """Refuse countries that there are not, such as UK for GB: the tax would follow from them. What is on documents
+    already is not checked again. Raises InvalidParty."""
+    countries = {"country": [party.country], "rates": list(party.rates) if isinstance(party, Seller) else []}
+    for field, codes in countries.items():
+        for code in codes:
+            if code not in NAMES:
+                near = {"UK": "GB", "EL": "GR"}.get(code)
+                raise InvalidParty(field, f"{code} is no country of ISO 3166{f'; it is {near} there' if near else ''}")
+
+
+def check_vat_id(party: Party, before: Party | None = None) -> None:
+    """Refuse a VAT id that cannot be one: the tax would follow from it. Raises InvalidParty.
+
+    A profile that is older than this check keeps its invalid id while its other fields change: the tax rules take such
+    an id as absent, and `vat_warnings` names it. What is on documents already is not checked again.
+    """
+    problem = problem_of(party.vat_id, party.country) if party.vat_id else ""
+    kept = before is not None and before.vat_id == party.vat_id and problem_of(before.vat_id, before.country)
+    if problem and not kept:
+        raise InvalidParty("vat_id", problem)
+
+
+def vat_warnings(seller: Seller, buyer: Buyer) -> list[str]:
+    """What is to be known about the parties' VAT ids before an invoice is finalized, a sentence each."""
+    found = (vat_warning("seller", seller), vat_warning("buyer", buyer))
+    return [warning for warning in found if warning]
+
+
+def vat_warning(role: Role, party: Party) -> str:
+    """What is to be known about one party's VAT id, in a sentence; "" if it is valid or there is none."""
+    problem = problem_of(party.vat_id, party.country) if party.vat_id else ""
+    if not problem:
+        return ""
+    charged = ": the tax is that of a buyer without one" if role == "buyer" else ""
+    return f"The VAT id of the {role} is not valid: {problem}{charged}."
+
+
+def parse_rate(text: str) -> int:
+    """Hundredths of a percent of a rate in percent: "19" → 1900, "8.1" → 810. Raises InvalidParty."""
+    match = _RATE.fullmatch(text)
+    if match is None:
+        raise InvalidParty("rates", f"{text!r} is not a rate in percent such as 19 or 8.1")
+    return int(match.group(1)) * 100 + int((match.group(2) or "").ljust(2, "0"))
+
+
+def format_rate(rate: int) -> str:
+    """A rate in percent without needless zeros: 1900 → "19", 810 → "8.1"."""
+    return f"{rate // 100}.{rate % 100:02d}".rstrip("0").rstrip(".")
+
+
+def _check_text(field: str, text: str, most: int, *, empty: bool = False) -> None:
+    if problem := problem_of_text(text, most, empty=empty):
+        raise InvalidParty(field, problem)
+
+
+def _check_format(form: str) -> None:
+    fields = _FIELD.findall(form)
+    if _PLAIN.fullmatch(_FIELD.sub("", form)) is None or not any(field.startswith("{n") for field in fields):
+        raise InvalidParty("number_format", f"{form!r} is not a format such as {{series}}-{{year}}-{{n:06}}")
+    if "{series}" not in form:
+        raise InvalidParty("number_format", "without {series} an invoice and a credit note could have one number")

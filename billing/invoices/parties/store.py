@@ -1,0 +1,107 @@
+"""Sellers and billing profiles in the database. Each change replaces what was there: documents have copies."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.integrity.canonical_json import canonical
+from billing.invoices.errors import NoProfile
+from billing.invoices.parties.parties import Buyer, Seller, check_countries, check_vat_id
+from billing.tables.invoices import billing_profile, legal_entity
+from storage.database.database import Database
+
+
+class Parties:
+    """Who sells and who buys."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def set_seller(self, seller: Seller) -> None:
+        """Make or replace a legal entity. Raises InvalidParty for a country or a new VAT id that there is not."""
+        check_countries(seller)
+        row = {"id": seller.id, "profile": canonical(seller), "updated_at": self._database.clock}
+        new = {name: row[name] for name in ("profile", "updated_at")}
+        own = select(legal_entity.c.profile).where(legal_entity.c.id == seller.id)
+        async with self._database.transaction() as session:
+            profile = await session.scalar(self._database.locked(own))
+            check_vat_id(seller, None if profile is None else msgspec.json.decode(profile, type=Seller))
+            await session.execute(
+                self._database.insert(legal_entity).values(row).on_conflict_do_update(index_elements=["id"], set_=new)
+            )
+
+    async def set_buyer(self, tenant_id: UUID, buyer: Buyer) -> None:
+        """Make or replace a tenant's billing profile. Raises NoProfile if its seller does not exist, InvalidParty for a
+        country or a new VAT id that there is not."""
+        check_countries(buyer)
+        row = {
+            "tenant_id": tenant_id,
+            "seller": buyer.seller,
+            "profile": canonical(buyer),
+            "updated_at": self._database.clock,
+        }
+        new = {name: row[name] for name in ("seller", "profile", "updated_at")}
+        own = select(billing_profile.c.profile).where(billing_profile.c.tenant_id == tenant_id)
+        async with self._database.transaction() as session:
+            await read_seller(session, buyer.seller)
+            profile = await session.scalar(self._database.locked(own))
+            check_vat_id(buyer, None if profile is None else msgspec.json.decode(profile, type=Buyer))
+            await session.execute(
+                self._database.insert(billing_profile)
+                .values(row)
+                .on_conflict_do_update(index_elements=["tenant_id"], set_=new)
+            )
+
+    async def sellers(self) -> list[Seller]:
+        """All legal entities, by id."""
+        async with self._database.reading() as session:
+            profiles = await session.scalars(select(legal_entity.c.profile).order_by(legal_entity.c.id))
+            return [msgspec.json.decode(profile, type=Seller) for profile in profiles]
+
+    async def seller(self, seller_id: str) -> Seller:
+        """One legal entity. Raises NoProfile."""
+        async with self._database.reading() as session:
+            return await read_seller(session, seller_id)
+
+    async def buyers(self) -> dict[UUID, Buyer]:
+        """The billing profile of each tenant that has one."""
+        # all tenants: an invoice run is of everybody
+        async with self._database.reading() as session:
+            rows = await session.execute(select(billing_profile.c.tenant_id, billing_profile.c.profile))
+            return {tenant_id: msgspec.json.decode(profile, type=Buyer) for tenant_id, profile in rows}
+
+    async def buyer(self, tenant_id: UUID) -> Buyer:
+        """One tenant's billing profile. Raises NoProfile."""
+        async with self._database.reading() as session:
+            return await read_buyer(session, tenant_id)
+
+
+async def read_seller(session: AsyncSession, seller_id: str) -> Seller:
+    """A legal entity, in this transaction. Raises NoProfile."""
+    profile = await session.scalar(select(legal_entity.c.profile).where(legal_entity.c.id == seller_id))
+    if profile is None:
+        raise NoProfile(f"there is no seller {seller_id}: `turnpike invoices seller set {seller_id} …`")
+    return msgspec.json.decode(profile, type=Seller)
+
+
+async def read_buyer(session: AsyncSession, tenant_id: UUID) -> Buyer:
+    """A tenant's billing profile, in this transaction. Raises NoProfile."""
+    query = select(billing_profile.c.profile).where(billing_profile.c.tenant_id == tenant_id)
+    profile = await session.scalar(query)
+    if profile is None:
+        raise NoProfile("there is no billing profile: `turnpike invoices buyer set TENANT …`")
+    return msgspec.json.decode(profile, type=Buyer)
+
+
+async def lock_documents(database: Database, session: AsyncSession, tenant_id: UUID) -> Buyer:
+    """The tenant's billing profile, locked: until the transaction ends nobody else makes or changes its documents.
+
+    Raises NoProfile.
+    """
+    own = select(billing_profile.c.tenant_id).where(billing_profile.c.tenant_id == tenant_id)
+    await session.execute(database.locked(own))
+    return await read_buyer(session, tenant_id)

@@ -1,0 +1,73 @@
+"""A document as PDF/A-3b, by typst with the fonts that it embeds: the same bytes for the same document and state."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import typst
+
+from billing.invoices.document import Document
+from billing.invoices.rendering.presentation import shown
+from billing.invoices.store import NOTHING_SETTLED, Settlements
+from storage.reported_error import ReportedError
+
+
+class NotPrintable(ReportedError, ValueError):
+    """The document cannot be laid out; the message says why."""
+
+
+@cache
+def _template() -> bytes:
+    return (files("billing.invoices.rendering") / "invoice.typ").read_bytes()
+
+
+def to_pdf(
+    document: Document,
+    state: str,
+    digest: str = "",
+    settled: Settlements = NOTHING_SETTLED,
+    *,
+    fonts: Path | None = None,
+) -> bytes:
+    """The document in a state, as PDF/A-3b, with what was paid and credited of it by then.
+
+    `fonts` is a folder of further fonts, for scripts that the embedded ones lack. Raises NotPrintable.
+    """
+    shows = shown(document, state, digest, settled)
+    return _compiled(document, shows, fonts, {"format": "pdf", "pdf_standards": "a-3b"})[0]
+
+
+def to_png(document: Document, state: str, digest: str = "", *, fonts: Path | None = None, dpi: int) -> list[bytes]:
+    """The document's pages as pictures. Raises NotPrintable."""
+    return _compiled(document, shown(document, state, digest), fonts, {"format": "png", "ppi": dpi})
+
+
+def _compiled(document: Document, shows: dict[str, Any], fonts: Path | None, form: dict[str, Any]) -> list[bytes]:
+    data = json.dumps(shows)
+    day = datetime.fromisoformat(document.issued or document.service_until).replace(tzinfo=UTC)
+    paths = [] if fonts is None else [str(fonts)]
+    stamp = int(day.timestamp())
+    try:
+        made: Any = typst.compile(
+            _template(),
+            font_paths=paths,
+            ignore_system_fonts=True,
+            sys_inputs={"document": data},
+            timestamp=stamp,
+            **form,
+        )
+    except typst.TypstError as error:
+        raise NotPrintable(_why(error)) from error
+    return made if isinstance(made, list) else [made]
+
+
+def _why(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if "could not be displayed" in text:
+        return f"{text}: give a folder with fonts that have these characters (--fonts)"
+    return text

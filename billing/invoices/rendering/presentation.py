@@ -1,0 +1,376 @@
+"""A document as text to lay out: what the template shows, word by word, so that the template decides on form alone."""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from billing.invoices.document import ClassSavings, Document, InvoiceLine, ModelSavings, Savings
+from billing.invoices.parties.countries import name_of
+from billing.invoices.parties.parties import Party, format_rate, vat_warnings
+from billing.invoices.parties.tax import TaxTotal
+from billing.invoices.savings import class_in_words, saved_pico
+from billing.invoices.store import NOTHING_SETTLED, Settlements
+from billing.money import format_grouped, format_minor, minor_unit, round_half_up
+from billing.usage import METERS
+from storage.database.base import from_instant
+
+_MICRO = 10**6
+_TITLES = {"invoice": "Invoice", "credit_note": "Credit note"}
+_CLASS = re.compile(r"(read|write)_(\d+[mh])")
+_METERS = {"uncached": "Input tokens", "read_automatic": "Cached input tokens, automatic", "output": "Output tokens"}
+_TAXES = {
+    "S": "Standard rate",
+    "Z": "Zero rated",
+    "E": "Exempt",
+    "AE": "Reverse charge",
+    "G": "Export",
+    "O": "Not subject to VAT",
+    "K": "Intra-community supply",
+}
+_LANGUAGES = {
+    "AT": "de",
+    "CH": "de",
+    "DE": "de",
+    "ES": "es",
+    "FR": "fr",
+    "IT": "it",
+    "NL": "nl",
+    "PL": "pl",
+    "PT": "pt",
+}
+"""How long words of a name and an address are divided."""
+_BANNERS = {"draft": "Draft", "void": "Void", "paid": "Paid"}
+_BESIDE = "Beside usage"
+
+
+def shown(document: Document, state: str, digest: str, settled: Settlements = NOTHING_SETTLED) -> dict[str, Any]:
+    """The words and figures of a document in a state, with what was paid and credited of it; `digest` is its SHA-256,
+    empty for a draft."""
+    left = _left(document, settled)
+    rows = _settled(document, settled, left)
+    due = _day(document.due) if document.kind == "invoice" and document.payable else ""
+    return {
+        "title": _TITLES[document.kind],
+        "banner": _banner(state, credited=bool(settled.credit_notes)),
+        "number": document.number,
+        "statement_of": f"{_TITLES[document.kind].lower()} {document.number}".strip()
+        if document.number
+        else f"the draft of {date.fromisoformat(document.service_from):%B %Y}",
+        "facts": [
+            [name, value]
+            for name, value in (
+                ("Number", document.number or "not yet numbered"),
+                ("Issue date", _day(document.issued)),
+                ("Due date", due),
+                ("Service period", _span(document.service_from, document.service_until)),
+                ("Corrects invoice", document.corrects),
+                ("Purchase order", document.buyer.purchase_order),
+            )
+            if value
+        ],
+        "seller": _party(document.seller),
+        "seller_legal": [text for text in (document.seller.registration, document.seller.email) if text],
+        "buyer": _party(document.buyer),
+        "currency": document.currency,
+        "headline": _headline(document, state, left, credited=bool(settled.credit_notes)),
+        "reason": document.reason,
+        "groups": [_group(document, *group) for group in _grouped(document.lines)],
+        "totals": _totals(document, due="" if state == "void" else "Payable" if rows else "Amount due"),
+        "settled": rows,
+        "taxes": [_tax(document, tax) for tax in document.taxes],
+        "statements": sorted({tax.reason for tax in document.taxes if tax.reason}),
+        "payment": document.seller.payment if left > 0 and state != "void" else [],
+        "notes": [text for text in (*_notes(document, state), _rounding(document)) if text],
+        "savings": "" if document.savings == "" else _savings(document, document.savings),
+        "digest": digest,
+    }
+
+
+def meter_name(meter: str) -> str:
+    """A meter of tokens in words: write_5m → "Tokens written to the cache, 5 min"."""
+    match = _CLASS.fullmatch(meter)
+    if match is None:
+        return _METERS[meter]
+    kind = "Cached input tokens" if match.group(1) == "read" else "Tokens written to the cache"
+    return f"{kind}, {class_in_words(match.group(2))}"
+
+
+def _party(party: Party) -> dict[str, Any]:
+    town = f"{party.postal_code} {party.city}".strip()
+    lines = [*party.address, town, name_of(party.country)]
+    language = _LANGUAGES.get(party.country, "en")
+    return {"name": party.name, "lines": lines, "vat_id": party.vat_id, "language": language}
+
+
+def _day(iso: str) -> str:
+    if not iso:
+        return ""
+    day = date.fromisoformat(iso)
+    return f"{day.day} {day:%B %Y}"
+
+
+def _span(first: str, last: str) -> str:
+    begin, end = date.fromisoformat(first), date.fromisoformat(last)
+    if begin == end:
+        return _day(first)
+    if (begin.year, begin.month) == (end.year, end.month):
+        return f"{begin.day}–{_day(last)}"
+    return f"{_day(first)} – {_day(last)}"
+
+
+def _banner(state: str, *, credited: bool) -> str:
+    """The stamp: what a credit note settled was not paid."""
+    return "Settled" if state == "paid" and credited else _BANNERS.get(state, "")
+
+
+def _headline(document: Document, state: str, left: int, *, credited: bool) -> list[str]:
+    """What a reader is to do: one figure, which a stamp beside it never contradicts."""
+    if document.kind == "credit_note":
+        name, minor = "Credited", document.payable
+    elif state == "void":
+        name, minor = "Void: nothing is due of", document.gross
+    elif state == "paid" and document.payable:
+        name, minor = "Settled" if credited else "Paid in full", document.payable
+    else:
+        name, minor = "Amount due", left
+    return [name, f"{document.currency} {format_grouped(minor, document.currency)}"]
+
+
+def _left(document: Document, settled: Settlements) -> int:
+    """What is still to be paid of an invoice, in minor units."""
+    if document.kind == "credit_note":
+        return 0
+    paid = sum(payment.amount for payment in settled.payments)
+    return max(0, document.payable - paid - sum(note.gross for note in settled.credit_notes))
+
+
+def _settled(document: Document, settled: Settlements, left: int) -> list[list[str]]:
+    """Payments and credit notes with their days, and what is left then: rows of name, amount and weight."""
+    rows = [
+        (f"Payment of {_day(from_instant(one.at).date().isoformat())}, {one.reference}", -one.amount)
+        for one in settled.payments
+    ]
+    rows += [(f"Credit note {one.number} of {_day(one.issued or '')}", -one.gross) for one in settled.credit_notes]
+    if not rows:
+        return []
+    if to_balance := left - document.payable - sum(minor for _, minor in rows):
+        rows.append(("Credited beyond what was due, to the balance", to_balance))
+    shown_rows = [[name, format_grouped(minor, document.currency), ""] for name, minor in rows]
+    return [*shown_rows, ["Left to pay", format_grouped(left, document.currency), "strong"]]
+
+
+def _grouped(lines: list[InvoiceLine]) -> list[tuple[str, list[tuple[int, InvoiceLine]]]]:
+    """Neighbouring lines of one project and model, and of one month, each with its number on the document.
+
+    What belongs to no model has a heading where it would else stand under another's; rounding alone explains itself.
+    """
+    numbered = enumerate(lines, 1)
+    groups = groupby(numbered, key=lambda each: (each[1].project, each[1].model, _correction(each[1])))
+    found = [(" · ".join(part for part in key if part), list(group)) for key, group in groups]
+    return [(heading or (_BESIDE if found[0][0] and _beside(of) else ""), of) for heading, of in found]
+
+
+def _beside(lines: list[tuple[int, InvoiceLine]]) -> bool:
+    return any(line.kind != "carry" for _, line in lines)
+
+
+def _correction(line: InvoiceLine) -> str:
+    return f"correction of {date.fromisoformat(line.corrects + '-01'):%B %Y}" if line.corrects else ""
+
+
+def _group(document: Document, heading: str, lines: list[tuple[int, InvoiceLine]]) -> dict[str, Any]:
+    total = sum(line.net for _, line in lines)
+    return {
+        "heading": heading,
+        "total": format_grouped(total, document.currency) if heading else "",
+        "lines": [_line(document, n, line) for n, line in lines],
+    }
+
+
+def _line(document: Document, n: int, line: InvoiceLine) -> dict[str, Any]:
+    other = [
+        f"{line.lane} lane" if line.lane not in ("", "standard") else "",
+        f"context from {line.context_from:,} tokens" if line.context_from else "",
+        f"line {line.of} of {document.corrects}" if line.of else "",
+    ]
+    return {
+        "n": str(n),
+        "text": meter_name(line.meter) if line.meter in METERS else line.text,
+        "detail": " · ".join(text for text in other if text),
+        "units": f"{_signed(int(line.units))} {line.unit}".strip() if line.unit else "",
+        "price": _price(line.price) if line.unit else "",
+        "net": format_grouped(line.net, document.currency),
+        "rate": f"{format_rate(line.rate)} %" if line.category == "S" else line.category,
+    }
+
+
+def _signed(number: int) -> str:
+    return f"{'−' if number < 0 else ''}{abs(number):,}"
+
+
+def _price(micro: int) -> str:
+    """A price per million: at least two places, and as many as it has."""
+    whole, rest = divmod(micro, _MICRO)
+    return f"{whole:,}.{f'{rest:06d}'.rstrip('0').ljust(2, '0')}"
+
+
+def _totals(document: Document, due: str) -> list[list[str]]:
+    def row(name: str, minor: int, weight: str = "") -> list[str]:
+        return [name, format_grouped(minor, document.currency), weight]
+
+    rows = [row("Total without VAT", document.net)]
+    rows += [
+        row(f"VAT {format_rate(tax.rate)} % on {format_grouped(tax.net, document.currency)}", tax.tax)
+        for tax in document.taxes
+        if tax.category == "S"
+    ]
+    rows.append(row("Total", document.gross, "strong"))
+    if document.prepaid:
+        rows.append(row("Paid in advance from credit", -document.prepaid))
+    if document.kind == "invoice" and due:
+        rows.append(row(due, document.payable, "strong"))
+    return rows
+
+
+def _tax(document: Document, tax: TaxTotal) -> list[str]:
+    rate = f"{format_rate(tax.rate)} %" if tax.category == "S" else "–"
+    names = (f"{_TAXES[tax.category]} ({tax.category})", rate)
+    return [*names, format_grouped(tax.net, document.currency), format_grouped(tax.tax, document.currency)]
+
+
+def carried_on(document: Document) -> list[tuple[str, str]]:
+    """What goes on to the next invoice, and what went back to the balance, each in words with its exact amount."""
+    rows = []
+    if document.returned is not msgspec.UNSET:
+        for name, pico in (("credit", document.returned.credit), ("promotional credit", document.returned.promo)):
+            if int(pico):
+                rows.append((f"back to {name}", _exact(int(pico), document.currency)))
+    if carry := _carried(document):
+        rows.append(("carried to the next invoice", _exact(carry, document.currency)))
+    return rows
+
+
+def _carried(document: Document) -> int:
+    """What the next invoice asks for more than its own lines come to, in pico-units; less than 0: it is deducted."""
+    return int(document.carry_out) - int(document.prepaid_carry_out)
+
+
+def _notes(document: Document, state: str) -> list[str]:
+    """What is to be looked at before a draft is finalized, and what goes back to the balance."""
+    warnings = vat_warnings(document.seller, document.buyer) if state == "draft" else []
+    return [*warnings, *_returned(document, state)]
+
+
+def _returned(document: Document, state: str) -> list[str]:
+    if document.returned is msgspec.UNSET:
+        return []
+    back = {"credit": int(document.returned.credit), "promotional credit": int(document.returned.promo)}
+    parts = [
+        f"{_exact(pico, document.currency)} {document.currency} to the {name} that paid"
+        for name, pico in back.items()
+        if pico
+    ]
+    if not parts:
+        return []
+    goes = "goes back when this invoice is finalized" if state == "draft" else "went back"
+    return [f"Usage was taken from credit at list prices. What the lines above take off it {goes}: {', '.join(parts)}."]
+
+
+def _rounding(document: Document) -> str:
+    """What is carried on, said where there is any."""
+    carry = _carried(document)
+    if document.kind == "credit_note" or not carry:
+        return ""
+    left = f"{_exact(abs(carry), document.currency)} {document.currency}"
+    if carry <= -minor_unit(document.currency):
+        return f"What the corrections come to beyond this period's usage, {left}, is deducted from the next invoice."
+    sign = "−" if carry < 0 else ""
+    return f"Each line is rounded once. The {sign}{left} that rounding leaves is carried to the next invoice."
+
+
+def _exact(pico: int, currency: str) -> str:
+    """Pico-units in units of the currency, with two places more than its minor unit at least and no needless zeros."""
+    whole, rest = divmod(abs(pico), 10**12)
+    least = len(format_minor(0, currency).partition(".")[2]) + 2
+    return f"{'−' if pico < 0 else ''}{whole:,}.{f'{rest:012d}'.rstrip('0').ljust(least, '0')}"
+
+
+def _savings(document: Document, savings: Savings) -> dict[str, Any]:
+    """Figures of the cache savings statement: totals, a row for each model, one for each class, and advice."""
+    total = ModelSavings(
+        model="Total",
+        **{
+            name: str(sum(int(getattr(model, name)) for model in savings.models))
+            for name in ("prompt", "read", "written", "cost", "uncached")
+        },
+    )
+    rows = [_saved(document, model) for model in savings.models]
+    prompt, read, written = (int(getattr(total, name)) for name in ("prompt", "read", "written"))
+    return {
+        "total": _saved(document, total),
+        "rows": rows,
+        "used": bool(read or written),
+        "classes": [_class(document, one) for one in savings.classes],
+        "unread": f"{sum(int(one.unread) for one in savings.classes):,}" if savings.classes else "",
+        "unread_cost": format_grouped(
+            round_half_up(sum(int(one.unread_cost) for one in savings.classes), minor_unit(document.currency)),
+            document.currency,
+        ),
+        "advice": savings.advice,
+        "share_permille": round_half_up(read * 1000, prompt) if prompt else 0,
+        "read": f"{read:,}",
+        "written": f"{written:,}",
+        "prompt": f"{prompt:,}",
+        "reads_per_write": _ratio(read, written) if written else "",
+    }
+
+
+def _saved(document: Document, model: ModelSavings) -> dict[str, str]:
+    unit = minor_unit(document.currency)
+    cost, saved = round_half_up(int(model.cost), unit), round_half_up(saved_pico([model]), unit)
+    uncached = cost + saved  # of what is shown, so that a reader who subtracts finds the same
+    prompt, read = int(model.prompt), int(model.read)
+    return {
+        "model": model.model,
+        "prompt": f"{prompt:,}",
+        "read": f"{read:,}",
+        "written": f"{int(model.written):,}",
+        "share": f"{_tenths(round_half_up(read * 1000, prompt))} %" if prompt else "–",
+        "uncached": format_grouped(uncached, document.currency),
+        "cost": format_grouped(cost, document.currency),
+        "saved": format_grouped(saved, document.currency),
+        "saved_share": f"{_tenths(round_half_up(saved_pico([model]) * 1000, int(model.uncached)))} %"
+        if int(model.uncached)
+        else "–",
+    }
+
+
+def _class(document: Document, one: ClassSavings) -> dict[str, str]:
+    def money(pico: str) -> str:
+        return format_grouped(round_half_up(int(pico), minor_unit(document.currency)), document.currency)
+
+    read, written = int(one.read), int(one.written)
+    return {
+        "project": one.project,
+        "model": one.model,
+        "name": class_in_words(one.name),
+        "written": f"{written:,}",
+        "read": f"{read:,}",
+        "ratio": _ratio(read, written) if written > 0 else "–",
+        "unread": f"{int(one.unread):,}",
+        "unread_cost": money(one.unread_cost),
+        "net": money(str(int(one.read_saved) - int(one.write_extra))),
+    }
+
+
+def _tenths(permille: int) -> str:
+    return f"{'−' if permille < 0 else ''}{abs(permille) // 10}.{abs(permille) % 10}"
+
+
+def _ratio(read: int, written: int) -> str:
+    return _tenths(round_half_up(read * 10, written))
