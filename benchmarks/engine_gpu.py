@@ -32,7 +32,7 @@ from protocol.replicas import Scope
 from protocol.requests import Done, Generate, Sampling, Segment, Tokens
 
 SCOPES = {"project": Scope("project", b"root" * 8, b"key")}
-RUNNING, BUDGET, CONTEXT = 512, 8_192 + 512, 40_960
+CONTEXT = 40_960
 PRECISIONS: dict[str, tuple[Quantize, KvDtype]] = {"bf16": ("none", "auto"), "fp8": ("fp8", "auto")}
 """What weights are rounded to, and what KV is kept as."""
 
@@ -181,7 +181,7 @@ def main() -> None:
         data.mkdir()
         options = ReplicaOptions(
             model, "unix:unused", data, "gpu", b"", device="cuda", dtype="bfloat16", quantize=quantize,
-            kv_dtype=kv_dtype, swap_share=0.0, max_running=RUNNING, token_budget=BUDGET, context=CONTEXT,
+            kv_dtype=kv_dtype, swap_share=0.0, context=CONTEXT,
             served=args.shape,
         )  # fmt: skip
         driver = Driver(options)

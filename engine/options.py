@@ -26,6 +26,7 @@ class ReplicaOptions:
     `kv_memory` is bytes for KV blocks, 0 for what is free; `swap_share` how much host memory may hold the KV of
     preempted requests, as a share of that; `context` tokens, 0 for the model's own; `served` the served
     model's name, empty for the one in the model folder.
+    `max_running` and `token_budget`: how many requests, and tokens, a step has at most; 0 for what suits the device.
     `quantize`: what linear weights are rounded to on loading. `weights`: whether weights in few bits are decoded on
     loading (faster) or kept like that (smaller); `auto` decodes what fits well into memory. `kv_dtype`: what KV is
     stored in, `auto` for the model's own type. `drain_s`: how long running requests may go on after SIGTERM.
@@ -48,9 +49,9 @@ class ReplicaOptions:
     weights: Weights = "auto"
     kv_memory: int = 0
     swap_share: float = 0.25
-    max_running: int = 64
+    max_running: int = 0
     max_waiting: int = 24_576
-    token_budget: int = 512
+    token_budget: int = 0
     context: int = 0
     drain_s: float = 5.0
     stall_s: float = 120.0

@@ -19,7 +19,7 @@ from engine.models.decoder import Decoder
 from engine.models.registry import load_model, read_config
 from engine.options import ReplicaOptions
 from engine.scheduling.step_costs import MeasuredCosts
-from engine.startup.runner_choice import make_ready, make_runner
+from engine.startup.runner_choice import make_ready, make_runner, with_step_sizes
 from engine.startup.warm_up import warm_up
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import GroupedPool
@@ -58,11 +58,6 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
         raise StartError(f"context: {context} tokens are more than the model's {config.context_tokens}")
     if context < BLOCK_TOKENS:
         raise StartError(f"context: {context} tokens are less than a block of KV, {BLOCK_TOKENS}")
-    if options.token_budget < options.max_running + BLOCK_TOKENS:
-        raise StartError(
-            f"token_budget: {options.token_budget} is too small for max_running {options.max_running}:"
-            f" at least {options.max_running + BLOCK_TOKENS}"
-        )
     like = empty_like_model(options)
     tiling = best_tiling(like)
     model = load(
@@ -75,6 +70,7 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
         kv_dtype=options.kv_dtype,
         weights=options.weights,
     )
+    options = with_step_sizes(options, model, like)
     blocks = block_counts(options, model.groups, like.device, context)
     kept = [int(count * options.swap_share) for count in blocks]
     swap = swap_memories(model.groups, kept, like) if all(kept) else ()

@@ -231,7 +231,7 @@ class CudaRunner(ModelRunner):
             return there.clone(), None
         here = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
         here.copy_(there, non_blocking=True)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return here, event
 

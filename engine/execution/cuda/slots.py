@@ -108,7 +108,7 @@ class Slots:
         keys = [self._tables[slot, :width, 0].tobytes() for slot in self.rows]
         return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int32)
 
-    def has_room(self, positions: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    def has_room(self, positions: np.ndarray) -> np.ndarray:
         """For each row whether its table reaches this position."""
-        room: np.ndarray = positions < self.held[self.rows] * BLOCK_TOKENS  # type: ignore[type-arg]
+        room: np.ndarray = positions < self.held[self.rows] * BLOCK_TOKENS
         return room
