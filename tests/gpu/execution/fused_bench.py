@@ -27,10 +27,12 @@ STEPS = ((256, 64), (1 << 30, 128))
 
 def small_model(folder: Path) -> Path:
     """A random Llama whose sizes the matrix instructions take."""
-    return write_model(folder, hidden_size=64, intermediate_size=96, head_dim=16, num_attention_heads=4)
+    return write_model(
+        folder, hidden_size=32, intermediate_size=48, head_dim=16, num_attention_heads=2, num_key_value_heads=1
+    )
 
 
-def fused_bench(folder: Path, blocks: int = 24, budget: int = 256, running: int = 4, context: int = 512) -> Bench:
+def fused_bench(folder: Path, blocks: int = 24, budget: int = 256, running: int = 4, context: int = 256) -> Bench:
     """A bench in fp32 whose memory is NaN at first, and where blocks are poisoned when they are free."""
     like = torch.zeros((), device=DEVICE)
     plain = matmul_kernels.NATIVE.plain
