@@ -89,7 +89,7 @@ test-long: install-dev ## 100,000 steps of the money machine, 300 companies of r
 
 test-gpu: install-dev ## The tests that need a GPU
 	$(BIN)/python -m pytest -m gpu tests/gpu
-	$(BIN)/python -m pytest -m "not gpu" tests/gpu/kernels
+	$(BIN)/python -m pytest -m "not gpu" tests/gpu/kernels tests/gpu/execution
 
 soak: install-dev ## 100,000 short requests through one replica: is its memory flat?
 	$(BIN)/python -m benchmarks.soak --requests 100000

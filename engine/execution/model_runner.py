@@ -72,6 +72,11 @@ class ModelRunner:
         self._plan_cache = AttentionPlanCache(model.config.heads, [memory.group for memory in memories], device)
         self.on_logits: Callable[[Sequence[Work], torch.Tensor], None] | None = None
 
+    @property
+    def numerics(self) -> str:
+        """What decides the bits of KV beside weights and types: blocks of another kind are not found as ours."""
+        return ""
+
     def clear(self, blocks: Sequence[Block]) -> None:
         """Clear newly allocated blocks before their first use."""
         with torch.inference_mode():
@@ -153,14 +158,20 @@ class ModelRunner:
                 outcomes.append(WorkOutcome(error=NotFinite("the model computed NaN or infinity")))
                 continue
             token, logprob = next(sampled) if work.samples else (None, None)
-            outcome = WorkOutcome(token, None, logprob, self._score(work, hidden, end - work.count + 1))
-            row = work.request.row
-            if work.samples and row is not None and row.guide is not None:
-                outcome.grammar_s = self._grammar.count(row)
-                if row.put_off:
-                    outcome.token, outcome.logprob, outcome.put_off = None, None, True
+            outcome = self._outcome(work, token, logprob)
+            outcome.scored = self._score(work, hidden, end - work.count + 1)
             outcomes.append(outcome)
         return outcomes
+
+    def _outcome(self, work: Work, token: int | None, logprob: TokenLogprob | None) -> WorkOutcome:
+        """What became of a work with this token, which its grammar may have put off."""
+        outcome = WorkOutcome(token, None, logprob)
+        row = work.request.row
+        if work.samples and row is not None and row.guide is not None:
+            outcome.grammar_s = self._grammar.count(row)
+            if row.put_off:
+                outcome.token, outcome.logprob, outcome.put_off = None, None, True
+        return outcome
 
     def _score(self, work: Work, hidden: torch.Tensor, first: int) -> tuple[TokenLogprob, ...]:
         """Log probabilities of the prompt tokens after those of this work, a tile of rows at a time."""
@@ -174,9 +185,13 @@ class ModelRunner:
         for at in range(start, end, _SCORED_ROWS):
             until = min(at + _SCORED_ROWS, end)
             rows = [first + position - work.start for position in range(at, until)]
-            logits = self.model.head(hidden[rows + [rows[0]] * self.tiling.padding(len(rows))])[: len(rows)]
+            logits = self._logits(hidden[rows + [rows[0]] * self.tiling.padding(len(rows))])[: len(rows)]
             scored += logprobs_of(logits, request.tokens[at + 1 : until + 1], [wanted] * len(rows))
         return tuple(scored)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """fp32 logits [rows, padded vocabulary] of normalized hidden states [rows, hidden]."""
+        return self.model.head(hidden)
 
     def _sound(self, works: Sequence[Work], hidden: torch.Tensor) -> list[bool]:
         finite = hidden.isfinite().all(-1).tolist()
@@ -192,9 +207,15 @@ class ModelRunner:
         padding = [rows[0]] * self.tiling.padding(len(rows))
         if rows[-1] + 1 + len(padding) < hidden.shape[0] or rows[-1] >= len(rows):
             hidden = hidden.index_select(0, torch.tensor(rows + padding, device=hidden.device))
-        logits = self.model.head(hidden)
+        return self._draw(works, self._logits(hidden))
+
+    def _draw(self, works: Sequence[Work], logits: torch.Tensor) -> list[tuple[int, TokenLogprob | None]]:
+        """Tokens of these works, and their log probabilities, by the first rows of fp32 logits."""
         if self.on_logits is not None:
-            self.on_logits(works, logits[: len(rows), : self.model.config.vocabulary])
+            self.on_logits(works, logits[: len(works), : self.model.config.vocabulary])
+        return self._drawn(works, logits)
+
+    def _drawn(self, works: Sequence[Work], logits: torch.Tensor) -> list[tuple[int, TokenLogprob | None]]:
         tokens = sample(logits, [work.request.row for work in works if work.request.row is not None], self._grammar)
         logprobs: list[TokenLogprob | None] = [None] * len(tokens)
         told = {at: n for at, work in enumerate(works) if (n := work.request.sampling.logprobs) is not None}

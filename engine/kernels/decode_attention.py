@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.attention_splits import HIDDEN, LOG2_E, attend_split, fold, normalize, pipeline_stages
+from engine.kernels.dependent_launch import LAUNCH, let_next_begin, wait_for_inputs
 from engine.kernels.paged_kv import PagedKv, Scores
 
 _SMALL_ROWS, _LARGE_ROWS = 16, 64
@@ -52,11 +53,13 @@ class DecodeAttention:
     """
 
     def __init__(
-        self, rows: int, heads: int, kv: PagedKv, bounds: torch.Tensor, *, programs: tuple[int, int] = (4, 2)
+        self, rows: int, heads: int, kv: PagedKv, bounds: torch.Tensor, *, programs: tuple[int, int] = (6, 2)
     ) -> None:
         device = bounds.device
         self.heads, self.splits, self.bounds = heads, len(bounds) - 1, bounds
         self.heads_per_kv_head = heads // kv.kv_heads
+        # The same for all steps, so that the plan is compiled once.
+        self._rows_padded = triton.next_power_of_2(max(2, rows))
         self.limit = _LARGE_ROWS // triton.next_power_of_2(self.heads_per_kv_head)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
         self._programs = [count * processors for count in programs]
@@ -86,8 +89,9 @@ class DecodeAttention:
             LIMIT=limit,
             SMALL=min(small, limit),
             WINDOW=window,
-            ROWS=triton.next_power_of_2(max(2, rows)),
+            ROWS=self._rows_padded,
             num_warps=4,
+            **LAUNCH,
         )
 
     def __call__(
@@ -130,6 +134,7 @@ class DecodeAttention:
                 SOFT_CAP=scores.soft_cap or 0.0,
                 num_warps=4,
                 num_stages=pipeline_stages(dim, query.dtype),
+                **LAUNCH,
             )
         self.merge(query, batch, scores, output)
 
@@ -153,6 +158,7 @@ class DecodeAttention:
             WINDOW=scores.window,
             SINKS=scores.sinks is not None,
             num_warps=1,
+            **LAUNCH,
         )
 
 
@@ -161,7 +167,7 @@ def _later(a, b):
     return tl.maximum(a, b)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _plan(
     positions,
     table_rows,
@@ -179,6 +185,8 @@ def _plan(
     ROWS: tl.constexpr,
 ):
     """The items of one split: (first place in `order`, requests, split), small ones in list 0, large ones in list 1."""
+    wait_for_inputs()
+    let_next_begin()
     split = tl.program_id(0)
     begin = tl.load(bounds + split)
     end = tl.load(bounds + split + 1)
@@ -250,6 +258,8 @@ def _partial(
     SOFT_CAP: tl.constexpr,
 ):
     """Program p computes the pairs (item, KV head) p, p + programs, …; heads of one item are neighbours."""
+    wait_for_inputs()
+    let_next_begin()
     GROUP: tl.constexpr = HEADS // KV_HEADS
     lane = tl.arange(0, ROWS)
     d = tl.arange(0, DIM_PADDED)
@@ -313,6 +323,8 @@ def _merge(
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
 ):
+    wait_for_inputs()
+    let_next_begin()
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     position = tl.load(positions + row)

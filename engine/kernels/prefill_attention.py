@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.attention_splits import HIDDEN, LOG2_E, attend_split, fold, normalize, pipeline_stages
+from engine.kernels.dependent_launch import LAUNCH, let_next_begin, wait_for_inputs
 from engine.kernels.paged_kv import PagedKv, Scores
 
 TILE_ROWS = 64
@@ -107,7 +108,8 @@ def prefill_attention(
         SOFT_CAP=scores.soft_cap or 0.0,
         SINKS=scores.sinks is not None,
         num_warps=warps,
-        num_stages=stages or pipeline_stages(triton.next_power_of_2(kv.head_dim), query.dtype),
+        num_stages=stages or min(2, pipeline_stages(triton.next_power_of_2(kv.head_dim), query.dtype)),
+        **LAUNCH,
     )
 
 
@@ -139,6 +141,8 @@ def _prefill(
     SOFT_CAP: tl.constexpr,
     SINKS: tl.constexpr,
 ):
+    wait_for_inputs()
+    let_next_begin()
     tile = tiles + tl.program_id(0) * 6
     first_row = tl.load(tile)
     tokens = tl.load(tile + 1)

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.dependent_launch import LAUNCH, let_next_begin, wait_for_inputs
 from engine.kernels.paged_kv import PagedKv
 
 _HEADS = 8
@@ -16,15 +17,25 @@ _HEADS = 8
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, *, plus: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+    *,
+    plus: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
 ) -> None:
-    """x / rms(x) · weight → `out` [rows, size]. With `plus`, x + plus first replaces x (Zhang and Sennrich 2019)."""
+    """x / rms(x) · weight → `out` [rows, size]. With `plus`, x + plus first replaces x (Zhang and Sennrich 2019).
+
+    With `scales` fp32 [rows], `out` is e4m3 and each row is divided by its scale, which is written there.
+    """
     rows, size = x.shape
     _rms_norm[(rows,)](
         x,
         x if plus is None else plus,
         weight,
         out,
+        x if scales is None else scales,
         eps,
         x.stride(0),
         x.stride(0) if plus is None else plus.stride(0),
@@ -32,15 +43,19 @@ def rms_norm(
         SIZE=size,
         PADDED=triton.next_power_of_2(size),
         PLUS=plus is not None,
+        SCALED=scales is not None,
         num_warps=8 if size > 2_048 else 4,
+        **LAUNCH,
     )
 
 
 @triton.jit
 def _rms_norm(
-    x, plus, weight, out, eps, x_row, plus_row, out_row,
-    SIZE: tl.constexpr, PADDED: tl.constexpr, PLUS: tl.constexpr,
+    x, plus, weight, out, scales, eps, x_row, plus_row, out_row,
+    SIZE: tl.constexpr, PADDED: tl.constexpr, PLUS: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
+    wait_for_inputs()
+    let_next_begin()
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, PADDED)
     inside = i < SIZE
@@ -53,27 +68,81 @@ def _rms_norm(
     wide = value.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
     normal = wide * scale * tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+    if SCALED:
+        normal = _scaled(normal, scales + row)
     tl.store(out + row * out_row + i, normal.to(out.dtype.element_ty), mask=inside)
 
 
-def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
-    """silu(gate) · up of [rows, 2 · size] → [rows, size] (Shazeer 2020)."""
+@triton.jit
+def _scaled(x, scale):
+    """x / s, where the largest of |x| / s is the largest e4m3 value; s is written to `scale`."""
+    largest = tl.maximum(tl.max(tl.abs(x), 0), 1e-30)
+    tl.store(scale, largest / 448.0)
+    return x / (largest / 448.0)
+
+
+def quantize_rows(x: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> None:
+    """x [rows, size] → e4m3 `out`, each row divided by its scale, which is written to `scales` fp32 [rows]."""
+    rows, size = x.shape
+    _quantize_rows[(rows,)](
+        x, out, scales, x.stride(0), out.stride(0),
+        SIZE=size, PADDED=triton.next_power_of_2(size), num_warps=8 if size > 2_048 else 4, **LAUNCH,
+    )  # fmt: skip
+
+
+@triton.jit
+def _quantize_rows(x, out, scales, x_row, out_row, SIZE: tl.constexpr, PADDED: tl.constexpr):
+    wait_for_inputs()
+    let_next_begin()
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, PADDED)
+    inside = i < SIZE
+    value = tl.load(x + row * x_row + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * out_row + i, _scaled(value, scales + row).to(out.dtype.element_ty), mask=inside)
+
+
+def silu_mul(gate_up: torch.Tensor, out: torch.Tensor, *, scales: torch.Tensor | None = None) -> None:
+    """silu(gate) · up of [rows, 2 · size] → [rows, size] (Shazeer 2020); with `scales` in e4m3, as `rms_norm`."""
     rows, size = out.shape
+    if scales is not None:
+        _silu_mul_scaled[(rows,)](
+            gate_up, out, scales, gate_up.stride(0), out.stride(0),
+            SIZE=size, PADDED=triton.next_power_of_2(size), num_warps=16, **LAUNCH,
+        )  # fmt: skip
+        return
     block = 2_048
     _silu_mul[(rows, triton.cdiv(size, block))](
-        gate_up, out, gate_up.stride(0), out.stride(0), SIZE=size, BLOCK=block, num_warps=8
+        gate_up, out, gate_up.stride(0), out.stride(0), SIZE=size, BLOCK=block, num_warps=8, **LAUNCH
     )
 
 
 @triton.jit
 def _silu_mul(gate_up, out, in_row, out_row, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    wait_for_inputs()
+    let_next_begin()
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < SIZE
-    gate = tl.load(gate_up + row * in_row + i, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * in_row + SIZE + i, mask=inside, other=0.0).to(tl.float32)
-    value = gate / (1.0 + tl.math.exp2(gate * -1.4426950408889634)) * up
+    value = _gated(gate_up + row * in_row, i, inside, SIZE)
     tl.store(out + row * out_row + i, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _silu_mul_scaled(gate_up, out, scales, in_row, out_row, SIZE: tl.constexpr, PADDED: tl.constexpr):
+    wait_for_inputs()
+    let_next_begin()
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, PADDED)
+    inside = i < SIZE
+    value = _scaled(_gated(gate_up + row * in_row, i, inside, SIZE), scales + row)
+    tl.store(out + row * out_row + i, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gated(row, i, inside, SIZE: tl.constexpr):
+    gate = tl.load(row + i, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(row + SIZE + i, mask=inside, other=0.0).to(tl.float32)
+    return gate / (1.0 + tl.math.exp2(gate * -1.4426950408889634)) * up
 
 
 def rotate_and_append(
@@ -125,6 +194,7 @@ def rotate_and_append(
         HEADS=_HEADS,
         NORMS=norms is not None,
         num_warps=4,
+        **LAUNCH,
     )
 
 
@@ -143,6 +213,8 @@ def _rotate_and_append(
     HEADS: tl.constexpr,
     NORMS: tl.constexpr,
 ):  # fmt: skip
+    wait_for_inputs()
+    let_next_begin()
     row = tl.program_id(0).to(tl.int64)
     position = tl.load(positions + row)
     if position >= 0:

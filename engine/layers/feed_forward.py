@@ -23,7 +23,7 @@ class FeedForward:
         activation = GATED.get(config.activation)
         if activation is None:
             raise ModelError(f"{config.fields.path}: hidden_act {config.activation!r} is not supported")
-        self._activation = activation
+        self.activation = activation
         self.inner = inner
         gate, up, down = (f"{name}.{part}" for part in parts)
         bias = config.mlp_bias
@@ -34,4 +34,4 @@ class FeedForward:
         """[rows, hidden] → the same, to which `plus` is added if given."""
         gate_up = self.gate_up(x)
         gate, up = gate_up.narrow(1, 0, self.inner), gate_up.narrow(1, self.inner, self.inner)
-        return self.down(self._activation(gate, up), plus)
+        return self.down(self.activation(gate, up), plus)

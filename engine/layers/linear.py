@@ -132,6 +132,16 @@ class Linear:
         return self._weight
 
     @property
+    def is_plain(self) -> bool:
+        """Whether its weight is kept as [outputs, inputs]."""
+        return self._kernel is self.tiling.kernels.plain
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """Its bias [outputs], if it has one."""
+        return self._bias
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the weight."""
         return self._weight.numel() * self._weight.itemsize
@@ -169,6 +179,11 @@ class PackedLinear(Linear):
         outputs = [piece.shape[0] for piece in pieces]
         self.elements = sum(outputs) * self.inputs
         tiling.add(self, (PackedLinear, *outputs, self.inputs, bias is not None), self._least)
+
+    @property
+    def pieces(self) -> Sequence[PackedWeight]:
+        """Its weight as it is kept."""
+        return self._pieces
 
     @property
     def nbytes(self) -> int:

@@ -63,12 +63,18 @@ class Rotary:
     def __init__(self, rope: RopeConfig, head_dim: int, context_tokens: int, like: torch.Tensor) -> None:
         share = int(head_dim * rope.partial)
         self.dim = share + share % 2  # a whole number of pairs
-        positions = torch.arange(context_tokens, dtype=torch.float32)
-        angles = torch.outer(positions, frequencies(rope, share, context_tokens))
+        self._made_of = rope, share, context_tokens
+        cos, sin = self.exact_tables()
         # The sines carry the sign of the swapped half, so that a rotation is two products and a sum.
-        cos, sin = angles.cos() * rope.magnitude, angles.sin() * rope.magnitude
         self._cos = torch.cat([cos, cos], -1)[:, None].to(like)
         self._sin = torch.cat([-sin, sin], -1)[:, None].to(like)
+
+    def exact_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines in fp32 on the CPU, [context, turned pairs] each: for kernels that turn in fp32."""
+        rope, share, context_tokens = self._made_of
+        positions = torch.arange(context_tokens, dtype=torch.float32)
+        angles = torch.outer(positions, frequencies(rope, share, context_tokens))
+        return angles.cos() * rope.magnitude, angles.sin() * rope.magnitude
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and signed sines for these positions, [rows, 1, dim] each; once a step for all layers."""

@@ -46,7 +46,7 @@ class Decoder:
         self.groups: tuple[LayerGroup, ...] = load.kv.groups()
         # Rounded to the model's type, as in training.
         scale = 1.0 if embedding_scale is None else torch.tensor(embedding_scale).to(load.like).item()
-        self._embedding_scale = None if embedding_scale is None else float(scale)
+        self.embedding_scale = None if embedding_scale is None else float(scale)
 
     def __call__(
         self,
@@ -61,8 +61,8 @@ class Decoder:
         `depth`: how many of the layers to run; None for all.
         """
         h = self.embedding(tokens)
-        if self._embedding_scale is not None:
-            h = h * self._embedding_scale
+        if self.embedding_scale is not None:
+            h = h * self.embedding_scale
         forward = Forward(positions, plans, memories)
         for layer in self.layers[:depth]:
             h = layer(h, forward)

@@ -130,7 +130,10 @@ def load_model(
     check_quantization(quantization)
     with Checkpoint(folder, quantization, config.prefix) as checkpoint, torch.inference_mode():
         check_sizes(config, sum(file.stat().st_size for file in folder.glob("*.safetensors")))
-        packed = should_keep_packed(weights, lambda: checkpoint.decoded_bytes(like.itemsize), like.device)
+        # A GPU multiplies in e4m3 itself.
+        packed = (weights == "auto" and quantize == "fp8" and like.device.type == "cuda") or should_keep_packed(
+            weights, lambda: checkpoint.decoded_bytes(like.itemsize), like.device
+        )
         load = Loader(
             checkpoint, config, like, tiling, context_tokens, quantize=quantize, kv_dtype=kv_dtype, packed=packed
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,17 +11,16 @@ from engine.core.engine import Engine, EngineLimits
 from engine.core.quarantine import Quarantine
 from engine.device import empty_like_model
 from engine.errors import ModelError, StartError
-from engine.execution.cpu_threads import Threads
-from engine.execution.model_runner import ModelRunner
+from engine.execution.sizes import Sizes
 from engine.grammar.llguidance_grammar import LlguidanceGrammars, end_tokens
 from engine.kv_cache.memory import KvMemory, swap_memories
 from engine.layers.linear import best_tiling
+from engine.models.decoder import Decoder
 from engine.models.registry import load_model, read_config
 from engine.scheduling.step_costs import MeasuredCosts
-from engine.startup.calibration import calibrate
 from engine.startup.kv_size import block_counts
 from engine.startup.options import ReplicaOptions
-from engine.startup.self_test import ensure_batch_invariance
+from engine.startup.runner_choice import make_ready, make_runner, with_step_sizes
 from engine.startup.warm_up import warm_up
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import GroupedPool
@@ -52,22 +51,17 @@ def served_name(folder: Path) -> str:
     return name if isinstance(name, str) and name else folder.resolve().name
 
 
-def assemble(options: ReplicaOptions) -> AssembledEngine:
-    """Load the model and test the machine's kernels. Raises ModelError or StartError."""
+def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model) -> AssembledEngine:
+    """Load the model, by `load`, and test the machine's kernels. Raises ModelError or StartError."""
     config = read_config(options.model)
     context = options.context or config.context_tokens
     if context > config.context_tokens:
         raise StartError(f"context: {context} tokens are more than the model's {config.context_tokens}")
     if context < BLOCK_TOKENS:
         raise StartError(f"context: {context} tokens are less than a block of KV, {BLOCK_TOKENS}")
-    if options.token_budget < options.max_running + BLOCK_TOKENS:
-        raise StartError(
-            f"token_budget: {options.token_budget} is too small for max_running {options.max_running}:"
-            f" at least {options.max_running + BLOCK_TOKENS}"
-        )
     like = empty_like_model(options.device, options.dtype)
     tiling = best_tiling(like)
-    model = load_model(
+    model = load(
         options.model,
         config,
         like,
@@ -77,20 +71,19 @@ def assemble(options: ReplicaOptions) -> AssembledEngine:
         kv_dtype=options.kv_dtype,
         weights=options.weights,
     )
+    options = with_step_sizes(options, model, like)
     blocks = block_counts(options, model.groups, like.device, context)
-    memories = [KvMemory(group, count, like) for group, count in zip(model.groups, blocks, strict=True)]
     kept = [int(count * options.swap_share) for count in blocks]
     swap = swap_memories(model.groups, kept, like) if all(kept) else ()
-    runner = ModelRunner(model, memories, like.device, tiling, swap)
-    if like.device.type == "cpu":
-        runner.threads = Threads.guessed(tiling.elements)
-    ensure_batch_invariance(runner, options.token_budget, options.max_running, context)
+    sizes = Sizes(options.max_running, options.token_budget, context, blocks)
+    runner = make_runner(model, swap, like, tiling, sizes)
     dtype = str(like.dtype).removeprefix("torch.")
     # KV is other KV if weights or KV are rounded, or if a longer context changes the rotation of positions: block keys,
     # which are made of this digest, must differ too.
     run_in = dtype if options.quantize == "none" else f"{dtype} {options.quantize}"
     run_in += "" if options.kv_dtype == "auto" else f" kv {options.kv_dtype}"
     run_in += " long" if config.rope.stretched(context) else ""
+    run_in += runner.numerics
     digest = model_digest(options.model, run_in)
     name = options.served or served_name(options.model)
     limits = EngineLimits(
@@ -104,7 +97,7 @@ def assemble(options: ReplicaOptions) -> AssembledEngine:
         token_targets=options.token_targets,
     )
     costs = MeasuredCosts(options.max_running)
-    calibrate(costs, runner, options.token_budget, options.max_running)
+    make_ready(runner, costs, sizes)
     if swap:
         costs.observe_copies(1, runner.time_copy())
     windows = [group.window for group in model.groups]

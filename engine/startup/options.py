@@ -36,10 +36,11 @@ class ReplicaOptions:
     """Bytes for KV blocks; 0 for a share of what is free."""
     swap_share: float = 0.25
     """How much host memory may hold the KV of preempted requests, as a share of the memory for KV blocks."""
-    max_running: int = 64
+    max_running: int = 0
+    """Requests in a step; 0 for what suits the device."""
     max_waiting: int = 24_576
-    token_budget: int = 512
-    """Tokens in a step."""
+    token_budget: int = 0
+    """Tokens in a step; 0 for what suits the device."""
     context: int = 0
     """Tokens of a prompt and its output together; 0 for the model's own limit."""
     drain_s: float = 5.0

@@ -1,4 +1,4 @@
-"""The same engine on a GPU with stock PyTorch operations, against itself on the CPU."""
+"""The same engine on a GPU, by the kernels that the demo model fits, against itself on the CPU."""
 
 from __future__ import annotations
 

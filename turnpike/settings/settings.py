@@ -229,8 +229,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             at_least=0,
         ),
     ] = 0.25
-    max_running: Annotated[int, _about("most requests in one batch", SERVE, ENGINE, at_least=1)] = 64
-    token_budget: Annotated[int, _about("most tokens computed in one step", SERVE, ENGINE, at_least=64)] = 512
+    max_running: Annotated[
+        int,
+        _about(
+            "most requests in one batch; 0: 64, and up to 512 on a GPU with kernels for the model",
+            SERVE,
+            ENGINE,
+            at_least=0,
+        ),
+    ] = 0
+    token_budget: Annotated[
+        int,
+        _about("most tokens computed in one step; 0: 512, and up to 8,704 on such a GPU", SERVE, ENGINE, at_least=0),
+    ] = 0
     queue_timeout_interactive: Annotated[
         float,
         _about(

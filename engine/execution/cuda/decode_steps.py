@@ -1,0 +1,127 @@
+"""One decode step for a number of rows: the model, its head and the likeliest tokens; on a GPU a captured graph.
+
+Rows are padded to one of few counts (`row_counts`), each of which has its own graph. A graph reads its rows from fixed
+memory, the latest tokens by slot, and writes the likeliest tokens back by slot: so the step after it can be queued
+before anybody has read them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.execution.cuda.linears import padded_rows
+from engine.execution.cuda.model import FusedDecoder, FusedLayer, Rows
+from engine.execution.cuda.slots import Slots
+from engine.execution.cuda.uploads import Ints
+from engine.kernels.decode_attention import DecodeAttention, DecodeBatch
+from engine.kernels.likeliest import Likeliest
+from engine.kv_cache.memory import KvMemory
+
+_SMALL_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384)
+_STEP = 128
+
+
+def row_counts(most: int) -> list[int]:
+    """The counts of rows that decode steps of up to `most` requests are padded to."""
+    large = range(_SMALL_COUNTS[-1] + _STEP, most + _STEP, _STEP)
+    return [count for count in (*_SMALL_COUNTS, *large) if count < most] + [most]
+
+
+@dataclass
+class Captured:
+    """The step of one count of rows. `rows` int32 [3, at least count]: slots, positions, order."""
+
+    rows: torch.Tensor
+    graph: torch.cuda.CUDAGraph | None = None
+
+
+class DecodeSteps:
+    """Decode steps of up to `most` rows; keys are cut at `bounds`."""
+
+    def __init__(
+        self, model: FusedDecoder, memories: list[KvMemory], slots: Slots, most: int, bounds: torch.Tensor
+    ) -> None:
+        device, most = model.device, padded_rows(most)
+        self.model = model
+        self.slots = slots
+        self.counts = row_counts(most)
+        self.windows = [memory.group.window for memory in memories]
+        first = {layer.group: layer.kv for layer in reversed(model.layers)}
+        self._attentions = [DecodeAttention(most, model.heads, first[group], bounds) for group in range(len(memories))]
+        self._likeliest = Likeliest(most, model.vocabulary, device)
+        self.tokens = torch.zeros(most, dtype=torch.int32, device=device)
+        self.logits = torch.empty(most, model.head.outputs, dtype=model.embedding.dtype, device=device)
+        self._captured: dict[int, Captured] = {}
+        self._pool: object = None
+
+    def padded(self, rows: int) -> int:
+        """The count that so many rows are padded to."""
+        return next(count for count in self.counts if count >= rows)
+
+    def capture(self) -> None:
+        """Capture the graphs of all counts, the largest first, which decides how much memory they share."""
+        for count in reversed(self.counts):
+            self._prepare(count)
+
+    def forget(self) -> None:
+        """Let go of all graphs: something that they were captured with has changed."""
+        self._captured.clear()
+
+    def run(self, slots: Ints, positions: Ints, order: Ints) -> None:
+        """Compute a step: its tokens are in `tokens` and its logits in `logits`, from the first row on.
+
+        `positions` −1 for rows that are not to be computed; `order` has each row once.
+        """
+        rows, count = len(slots), self.padded(len(slots))
+        step = self._captured.get(count) or self._prepare(count)
+        device = self.model.device
+        host = torch.empty(step.rows.shape, dtype=torch.int32, pin_memory=device.type == "cuda")
+        given = host.numpy()
+        given[0, :rows], given[1, :rows], given[2, :rows] = slots, positions, order
+        given[0, rows:], given[1, rows:] = 0, -1
+        given[2, rows:] = np.arange(rows, given.shape[1])
+        step.rows.copy_(host, non_blocking=True)
+        if step.graph is None:
+            self._compute(step.rows[:, :count])
+        else:
+            step.graph.replay()
+
+    def _prepare(self, count: int) -> Captured:
+        device = self.model.device
+        # Each of the three begins at an aligned address, for which kernels are compiled.
+        whole = torch.zeros(3, count + -count % 4, dtype=torch.int32, device=device)
+        whole[1] = -1
+        whole[2] = torch.arange(whole.shape[1], device=device)
+        step, rows = Captured(whole), whole[:, :count]
+        self._captured[count] = step
+        if device.type != "cuda":
+            return step
+        # Once beforehand: kernels are compiled, and libraries make what they need.
+        self._compute(rows)
+        torch.cuda.synchronize(device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):  # type: ignore[arg-type]
+            self._compute(rows)
+        self._pool = graph.pool()
+        step.graph = graph
+        return step
+
+    def _compute(self, rows: torch.Tensor) -> None:
+        count = rows.shape[1]
+        slots, positions, order = rows
+        tables = self.slots.block_tables
+        batches = [DecodeBatch(positions, slots, order, table) for table in tables]
+        for attention, batch, window in zip(self._attentions, batches, self.windows, strict=True):
+            attention.plan(batch, window=window)
+
+        def attend(layer: FusedLayer, query: torch.Tensor, mixed: torch.Tensor) -> None:
+            self._attentions[layer.group](query, layer.kv, batches[layer.group], layer.scores, mixed)
+
+        latest = self.slots.latest.index_select(0, slots)
+        hidden = self.model(Rows(latest, positions, slots, tables), attend)
+        logits = self.logits[:count]
+        self.model.head(hidden, out=logits)
+        self._likeliest(logits, positions, slots, self.tokens[:count], self.slots.latest)

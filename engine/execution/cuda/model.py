@@ -1,0 +1,174 @@
+"""A decoder of the Llama family computed by fused kernels, from the weights that its layers hold.
+
+Each layer is: norm, Q K V, rotary positions with the KV append, attention, output projection, norm with the residual
+sum, gate and up, activation, down. All of it is row-wise but the attention, and a row has the same bits at every count
+of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from engine.execution.cuda.linears import ExactLinear, fp8_weight
+from engine.kernels.paged_kv import PagedKv, Scores
+from engine.kernels.rows import quantize_rows, rms_norm, rotate_and_append, silu_mul
+from engine.kv_cache.memory import KvMemory
+from engine.layers.activation import silu_times
+from engine.layers.linear import Linear
+from engine.layers.norm import RmsNorm
+from engine.layers.rotary import Rotary
+from engine.models.decoder import Decoder
+from engine.models.llama import LlamaLayer
+
+_LEAST_INPUTS, _LEAST_FP8_INPUTS = 16, 128
+"""So many inputs are multiplied at a time, at least."""
+
+_MOST_GROUPED = 64
+"""Query heads of a KV head, at most: one tile of attention has them all."""
+
+Attend: TypeAlias = Callable[["FusedLayer", torch.Tensor, torch.Tensor], None]
+"""Writes the attention of a layer's queries [rows, heads, head dim] to the second tensor of the same shape."""
+
+
+@dataclass(frozen=True)
+class FusedLayer:
+    """One layer's weights, and where its KV lies."""
+
+    attention_norm: RmsNorm
+    qkv: ExactLinear
+    qk_norms: tuple[RmsNorm, RmsNorm] | None
+    cosines: torch.Tensor
+    sines: torch.Tensor
+    group: int
+    kv: PagedKv
+    scores: Scores
+    output: ExactLinear
+    mlp_norm: RmsNorm
+    gate_up: ExactLinear
+    down: ExactLinear
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one pass, on the device: `tokens`, `positions` (−1 for padding), and `tables`, the row of the block
+    tables of each; int32 [rows]. `block_tables` int32 [sequences, blocks], one for each layer group."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    tables: torch.Tensor
+    block_tables: Sequence[torch.Tensor]
+
+
+def unsupported(decoder: Decoder) -> str | None:
+    """Why a model cannot be computed by these kernels; None if it can."""
+    if decoder.embedding_scale is not None or decoder.head.cap is not None:
+        return "embeddings or logits are scaled"
+    for group in decoder.groups:
+        if group.kind == "latent" or group.dtype != str(decoder.norm.weight.dtype).removeprefix("torch."):
+            return f"KV is kept as {group.kind} {group.dtype}"
+        if group.head_dim < _LEAST_INPUTS or decoder.config.heads // group.kv_heads > _MOST_GROUPED:
+            return f"there are {decoder.config.heads} heads of {group.head_dim} for {group.kv_heads} of KV"
+    return next((reason for layer in decoder.layers if (reason := _unsupported_layer(layer)) is not None), None)
+
+
+def _unsupported_layer(layer: object) -> str | None:
+    if not isinstance(layer, LlamaLayer):
+        return f"layers are {type(layer).__name__}"
+    if layer.mlp.activation is not silu_times:
+        return "the activation is not SiLU"
+    for product in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down):
+        in_fp8 = fp8_weight(product) is not None
+        if not in_fp8 and (type(product) is not Linear or not product.is_plain):
+            return "weights are kept in few bits, or in another order"
+        if product.inputs % (_LEAST_FP8_INPUTS if in_fp8 else _LEAST_INPUTS):
+            return f"a projection has {product.inputs} inputs"
+    return None
+
+
+class FusedDecoder:
+    """`decoder` with its KV in `memories`; see `unsupported`."""
+
+    def __init__(self, decoder: Decoder, memories: Sequence[KvMemory]) -> None:
+        config = decoder.config
+        self.heads, self.head_dim, self.vocabulary = config.heads, config.head_dim, config.vocabulary
+        self.embedding = decoder.embedding.weight
+        self.device = self.embedding.device
+        self.norm = decoder.norm
+        self.head = ExactLinear(decoder.head.linear)
+        tables: dict[Rotary, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.layers = []
+        for layer in decoder.layers:
+            assert isinstance(layer, LlamaLayer)
+            attention = layer.attention
+            if attention.rotary not in tables:
+                cosines, sines = attention.rotary.exact_tables()
+                tables[attention.rotary] = cosines.to(self.device), sines.to(self.device)
+            slot, scoring = attention.slot, attention.scoring
+            memory = memories[slot.group]
+            scores = Scores(scoring.scale, memory.group.window, scoring.soft_cap, scoring.sinks)
+            self.layers.append(
+                FusedLayer(
+                    layer.attention_norm, ExactLinear(attention.qkv), attention.norms, *tables[attention.rotary],
+                    slot.group, PagedKv(memory.data, slot.layer), scores, ExactLinear(attention.output),
+                    layer.mlp_norm, ExactLinear(layer.mlp.gate_up), ExactLinear(layer.mlp.down),
+                )
+            )  # fmt: skip
+
+    def linears(self) -> Iterator[ExactLinear]:
+        """The linear layers but the head."""
+        for layer in self.layers:
+            yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
+
+    def __call__(self, rows: Rows, attend: Attend) -> torch.Tensor:
+        """The normalized hidden states [rows, hidden]; the rows' keys and values are stored."""
+        h = self.embedding.index_select(0, rows.tokens)
+        count = len(h)
+        plus: torch.Tensor | None = None
+        for layer in self.layers:
+            qkv = layer.qkv(*_normalized(h, layer.attention_norm, plus, layer.qkv.in_fp8))
+            query = torch.empty(count, self.heads, self.head_dim, dtype=h.dtype, device=h.device)
+            norms = None if layer.qk_norms is None else (layer.qk_norms[0].weight, layer.qk_norms[1].weight)
+            rotate_and_append(
+                qkv, query, layer.kv, layer.cosines, layer.sines, rows.positions, rows.tables,
+                rows.block_tables[layer.group], norms=norms,
+                eps=0.0 if layer.qk_norms is None else layer.qk_norms[0].eps,
+            )  # fmt: skip
+            mixed = torch.empty_like(query)
+            attend(layer, query, mixed)
+            plus = layer.output(*_as_input(mixed.view(count, -1), layer.output.in_fp8))
+            gate_up = layer.gate_up(*_normalized(h, layer.mlp_norm, plus, layer.gate_up.in_fp8))
+            acted, scales = _input_memory(h, layer.down.inputs, layer.down.in_fp8)
+            silu_mul(gate_up, acted, scales=scales)
+            plus = layer.down(acted, scales)
+        return _normalized(h, self.norm, plus, False)[0]
+
+
+Input: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+"""What a linear layer takes: rows, and their scales where they are e4m3."""
+
+
+def _input_memory(like: torch.Tensor, size: int, in_fp8: bool) -> Input:
+    rows, device = len(like), like.device
+    if not in_fp8:
+        return torch.empty(rows, size, dtype=like.dtype, device=device), None
+    values = torch.empty(rows, size, dtype=torch.float8_e4m3fn, device=device)
+    return values, torch.empty(rows, dtype=torch.float32, device=device)
+
+
+def _normalized(h: torch.Tensor, norm: RmsNorm, plus: torch.Tensor | None, in_fp8: bool) -> Input:
+    out, scales = _input_memory(h, h.shape[1], in_fp8)
+    rms_norm(h, norm.weight, norm.eps, out, plus=plus, scales=scales)
+    return out, scales
+
+
+def _as_input(x: torch.Tensor, in_fp8: bool) -> Input:
+    if not in_fp8:
+        return x, None
+    out, scales = _input_memory(x, x.shape[1], in_fp8)
+    assert scales is not None
+    quantize_rows(x, out, scales)
+    return out, scales

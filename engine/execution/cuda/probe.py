@@ -1,0 +1,82 @@
+"""A made-up sequence through the runner's own passes: for its test and its measurements at start, before requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.execution.cuda.prefill import Chunk
+from engine.execution.cuda.runner import CudaRunner
+from engine.execution.cuda.uploads import Ints
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
+
+_SEED = 20261
+
+
+class Probe:
+    """A sequence of `length` tokens in the memory's first blocks, or of as many as these hold."""
+
+    def __init__(self, runner: CudaRunner, length: int) -> None:
+        self.runner = runner
+        held = min(runner.sizes.blocks)
+        self.length = min(length, runner.sizes.context, held * BLOCK_TOKENS)
+        self.blocks = -(-self.length // BLOCK_TOKENS)
+        chance = np.random.default_rng(_SEED)
+        self.tokens: Ints = chance.integers(0, runner.fused.vocabulary, self.length).astype(np.int32)
+        self._table = np.tile(np.arange(self.blocks, dtype=np.int32), (len(runner.memories), 1))
+
+    def prefill(self, cuts: Sequence[int]) -> torch.Tensor:
+        """Hidden states of the whole sequence, computed in passes that begin at these positions."""
+        ends = [*cuts[1:], self.length]
+        passes = []
+        for start, end in zip(cuts, ends, strict=True):
+            hidden = self.runner.prefill([Chunk(self.tokens[start:end], start, self._table)])
+            passes.append(hidden[: end - start])
+        return torch.cat(passes)
+
+    def prefill_at_once(self, tokens: int) -> None:
+        """One pass over about so many tokens, in chunks of the sequence from its begin."""
+        counts = [self.length] * (tokens // self.length) + [tokens % self.length]
+        self.runner.prefill([Chunk(self.tokens[:count], 0, self._table) for count in counts if count])
+
+    def decode(self, positions: Ints) -> torch.Tensor:
+        """Logits of these positions' tokens, decoded beside each other; all rows read the same blocks."""
+        runner, rows = self.runner, len(positions)
+        slots = runner.slots
+        slots.rows = np.arange(rows, dtype=np.int32)
+        places = np.tile(np.arange(self.blocks, dtype=np.int32), rows)
+        blocks = np.tile(places[:, None], (1, len(runner.memories)))
+        slots.put(np.repeat(slots.rows, self.blocks), places, blocks)
+        slots.tell(slots.rows, self.tokens[positions].tolist())
+        runner.steps.run(slots.rows, positions, slots.rows)
+        slots.rows = np.zeros(0, np.int32)
+        return runner.steps.logits[:rows]
+
+    def time_decode(self, rows: int, rounds: int) -> float:
+        """µs of a decode step of so many rows, the least of some."""
+        positions = np.full(rows, self.length - 1, np.int32)
+        self.decode(positions)
+        slots = np.arange(rows, dtype=np.int32)
+        return self._least(lambda: self.runner.steps.run(slots, positions, slots), rounds)
+
+    def time_prefill(self, tokens: int, rounds: int) -> float:
+        """µs of a pass over so many tokens, the least of some."""
+        return self._least(lambda: self.prefill_at_once(tokens), rounds)
+
+    def _least(self, call: object, rounds: int) -> float:
+        assert callable(call)
+        took = []
+        for _ in range(rounds):
+            self._wait()
+            began = time.perf_counter()
+            call()
+            self._wait()
+            took.append((time.perf_counter() - began) * 1e6)
+        return min(took)
+
+    def _wait(self) -> None:
+        if self.runner.device.type == "cuda":
+            torch.cuda.synchronize(self.runner.device)

@@ -1,0 +1,368 @@
+"""Runs steps by the fused kernels on a GPU, one decode step ahead of the host.
+
+A step's decodes are one captured graph, its prompt chunks one more pass. Rows have the same bits in both, in any
+company (E1). While nothing but decoding goes on and all tokens are the likeliest ones, the next step is queued before
+this one's tokens are read: the device goes on while the host hands out what came. What was computed ahead for a request
+that ended, or gave way, is left alone: it was written behind the request's last token, which nobody reads. Where the
+next token has no block yet, it is written to a spare one, and copied when the scheduler has given the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.execution.cuda.decode_steps import DecodeSteps
+from engine.execution.cuda.model import FusedDecoder
+from engine.execution.cuda.prefill import Chunk, Prefill
+from engine.execution.cuda.slots import Slots
+from engine.execution.cuda.uploads import upload
+from engine.execution.model_runner import ModelRunner, NotFinite, WorkOutcome
+from engine.execution.sizes import Sizes
+from engine.kernels.attention_splits import split_bounds
+from engine.kernels.likeliest import NOT_FINITE, Likeliest
+from engine.kv_cache.memory import KvMemory
+from engine.layers.linear import Tiling
+from engine.models.decoder import Decoder
+from engine.scheduling.request import Request
+from engine.scheduling.step_work import Decode, Work
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
+from prompt_cache.kv.grouped_pool import Block
+
+Positions: TypeAlias = NDArray[np.int64]
+Flags: TypeAlias = NDArray[np.bool_]
+
+
+@dataclass
+class Flight:
+    """A decode step that was queued for `works` at positions `starts`. `tokens` are on the host once `event` has come.
+
+    `row_of` says at which row each of `works` was computed, None for its own; rows behind those of `tokens` are in
+    `more`. `skipped` rows were not computed; `spare` has, by row, the spare block to which its token was written.
+    `shown` are logits of all of `works` that somebody wants to see.
+    """
+
+    works: Sequence[Decode]
+    starts: Positions
+    tokens: torch.Tensor
+    event: torch.cuda.Event | None
+    skipped: Flags | None = None
+    spare: dict[int, int] = field(default_factory=dict)
+    row_of: list[int] | None = None
+    more: Flight | None = None
+    shown: torch.Tensor | None = None
+
+    def wait(self) -> list[int]:
+        """The likeliest tokens of `works`."""
+        if self.event is not None:
+            self.event.synchronize()
+        tokens: list[int] = self.tokens.tolist()
+        if self.more is not None:
+            tokens += self.more.wait()
+        return tokens if self.row_of is None else [tokens[row] for row in self.row_of]
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """A pass over prompts that was queued: hidden states, and logits of the works `sampling`.
+
+    Once `events` have come, `sums` of hidden states by row and the likeliest `tokens` of the works `sampling` are on
+    the host; no tokens where somebody draws otherwise.
+    """
+
+    works: Sequence[Work]
+    hidden: torch.Tensor
+    sums: torch.Tensor
+    events: Sequence[torch.cuda.Event | None]
+    sampling: list[int]
+    logits: torch.Tensor | None
+    tokens: torch.Tensor | None
+
+
+def spare_blocks(running: int) -> int:
+    """How many blocks to have beside the scheduler's."""
+    return max(1, running // 8)
+
+
+class CudaRunner(ModelRunner):
+    """A runner of `model`, which `engine.execution.cuda.model.unsupported` has nothing against.
+
+    `memories` have spare blocks behind those of `sizes`. Keys are cut at `bounds`, as `split_bounds` says if None.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        memories: Sequence[KvMemory],
+        device: torch.device,
+        tiling: Tiling,
+        swap: Sequence[KvMemory],
+        *,
+        sizes: Sizes,
+        bounds: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(model, memories, device, tiling, swap)
+        self.sizes = sizes
+        bounds = split_bounds(sizes.context) if bounds is None else bounds
+        there = torch.tensor(bounds, dtype=torch.int32, device=device)
+        self.fused = FusedDecoder(model, self.memories)
+        self.slots = Slots(sizes.running, -(-sizes.context // BLOCK_TOKENS) + 1, len(memories), device)
+        self.steps = DecodeSteps(self.fused, list(memories), self.slots, sizes.running, there)
+        self.prefill = Prefill(self.fused, memories, bounds, there)
+        spare = min(memory.data.shape[0] - count for memory, count in zip(memories, sizes.blocks, strict=True))
+        self._spare = list(range(spare))
+        self._ahead: Flight | None = None
+
+    @property
+    def numerics(self) -> str:
+        return " fused fp8" if any(product.in_fp8 for product in self.fused.linears()) else " fused"
+
+    def clear(self, blocks: Sequence[Block]) -> None:
+        """Nothing to do: the kernels read no key that its request has not written."""
+
+    def run(self, works: Sequence[Work]) -> list[WorkOutcome]:
+        try:
+            return super().run(works)
+        except Exception:
+            self._drop_ahead()
+            self.slots.token_at[:] = -1
+            raise
+
+    def _run(self, works: Sequence[Work]) -> list[WorkOutcome]:
+        decodes = [work for work in works if isinstance(work, Decode)]
+        prefills = works[len(decodes) :]
+        drawn = [at for at, work in enumerate(decodes) if not _takes_likeliest(work.request)]
+        flight = self._decode(decodes) if decodes else None
+        logits = None if flight is None else self._wanted_logits(flight, drawn)
+        prefilled = self._prefill(prefills) if prefills else None
+        if flight is not None and not drawn and (prefilled is None or prefilled.tokens is not None):
+            self._ahead = self._launch_ahead(flight)
+        outcomes = [] if flight is None else _outcomes(flight.wait())
+        if logits is not None and self.on_logits is not None:
+            self.on_logits(decodes, logits[:, : self.fused.vocabulary])
+            logits = logits[drawn]
+        if prefilled is not None:
+            outcomes += self._finish_prefill(prefilled)
+            more = None if prefilled.logits is None else self._exact(prefilled.logits)
+            if more is not None and self.on_logits is not None:
+                self.on_logits([prefills[at] for at in prefilled.sampling], more[:, : self.fused.vocabulary])
+            if prefilled.tokens is None:
+                drawn += [len(decodes) + at for at in prefilled.sampling]
+                parts = [part for part in (logits, more) if part is not None]
+                logits = torch.cat(parts) if parts else None
+        if logits is not None and drawn:
+            self._draw_rows(works, drawn, logits, outcomes)
+        if flight is not None and drawn:
+            self.slots.token_at[self.slots.rows[[row for row in drawn if row < len(decodes)]]] = -1
+        return outcomes
+
+    def _draw_rows(
+        self, works: Sequence[Work], drawn: Sequence[int], logits: torch.Tensor, outcomes: list[WorkOutcome]
+    ) -> None:
+        """Draw for these works, which stand at `drawn`, all at once: what a step may do for grammars is bounded."""
+        sound = [at for at, row in enumerate(drawn) if outcomes[row].error is None]
+        if not sound:
+            return
+        chosen = [works[drawn[at]] for at in sound]
+        found = self._drawn(chosen, logits if len(sound) == len(drawn) else logits[sound])
+        for at, work, (token, logprob) in zip(sound, chosen, found, strict=True):
+            outcome = self._outcome(work, token, logprob)
+            outcome.scored = outcomes[drawn[at]].scored
+            outcomes[drawn[at]] = outcome
+
+    # ------------------------------------------------------------ decoding
+
+    def _decode(self, works: Sequence[Decode]) -> Flight:
+        """This step: what was computed ahead, as far as it was, and a new launch for the rest."""
+        starts = np.array([work.start for work in works])
+        ahead, self._ahead = self._ahead, None
+        self.slots.bind(works)
+        if ahead is None:
+            return self._launch_now(works, starts)
+        row_of = self._rows_ahead(ahead, works, starts)
+        if row_of is None:
+            self._spare += ahead.spare.values()
+            return self._launch_now(works, starts)
+        self._bring_home(ahead, works, row_of)
+        self._spare += ahead.spare.values()
+        missing = [at for at, row in enumerate(row_of) if row < 0]
+        if not missing:
+            return Flight(works, starts, ahead.tokens, ahead.event, row_of=row_of)
+        kept = [at for at, row in enumerate(row_of) if row >= 0]
+        shown = self._exact(self.steps.logits[[row_of[at] for at in kept]]) if self.on_logits is not None else None
+        more = self._launch_now([works[at] for at in missing], starts[missing], np.array(missing))
+        if shown is not None:
+            logits = torch.cat([shown, self._exact(self.steps.logits[: len(missing)])])
+            shown = logits[np.argsort([*kept, *missing])]
+        for place, at in enumerate(missing):
+            row_of[at] = len(ahead.tokens) + place
+        return Flight(works, starts, ahead.tokens, ahead.event, row_of=row_of, more=more, shown=shown)
+
+    def _launch_now(self, works: Sequence[Decode], starts: Positions, rows: Positions | None = None) -> Flight:
+        """Launch `works`, which are these rows of the bound ones, all of them if None."""
+        slots = self.slots.rows if rows is None else self.slots.rows[rows]
+        stale = np.nonzero(self.slots.token_at[slots] != starts)[0].tolist()
+        if stale:
+            self.slots.tell(slots[stale], [works[row].tokens[0] for row in stale])
+        return self._launch(works, starts, rows=rows)
+
+    def _launch(
+        self, works: Sequence[Decode], starts: Positions, skipped: Flags | None = None, rows: Positions | None = None
+    ) -> Flight:
+        slots, order = self.slots.rows, self.slots.order
+        if rows is not None:
+            # In the order that all rows have.
+            slots, order = slots[rows], np.argsort(np.argsort(order)[rows]).astype(np.int32)
+        positions = starts if skipped is None else np.where(skipped, -1, starts)
+        self.steps.run(slots, positions.astype(np.int32), order)
+        computed = slots if skipped is None else slots[~skipped]
+        self.slots.token_at[computed] = (starts if skipped is None else starts[~skipped]) + 1
+        tokens, event = self._to_host(self.steps.tokens[: len(works)])
+        return Flight(works, starts, tokens, event, skipped)
+
+    def _to_host(self, there: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        """A copy on the host, which is there once the event has come."""
+        if self.device.type != "cuda":
+            return there.clone(), None
+        here = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
+        here.copy_(there, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return here, event
+
+    def _launch_ahead(self, flight: Flight) -> Flight | None:
+        """Queue the step after this one, but for rows that end with it; None if there is none, or no room for it."""
+        slots, starts = self.slots, flight.starts + 1
+        skipped = (starts > slots.last_start[slots.rows]) | (starts >= self.sizes.context)
+        homeless = np.nonzero(~skipped & ~slots.has_room(starts))[0].tolist()
+        if skipped.all() or len(homeless) > len(self._spare):
+            return None
+        spare = {row: self._spare.pop() for row in homeless}
+        blocks = np.array([[count + block for count in self.sizes.blocks] for block in spare.values()], np.int32)
+        slots.put(slots.rows[homeless], (starts[homeless] // BLOCK_TOKENS).astype(np.int32), blocks)
+        ahead = self._launch(flight.works, starts, skipped)
+        ahead.spare = spare
+        return ahead
+
+    @staticmethod
+    def _rows_ahead(ahead: Flight, works: Sequence[Decode], starts: Positions) -> list[int] | None:
+        """At which row each of `works` was computed ahead, −1 for one that was not. None: nothing of it is of use."""
+        if ahead.works == works:
+            row_of = list(range(len(works)))
+        else:
+            places = {work: row for row, work in enumerate(ahead.works)}
+            row_of = [places.get(work, -1) for work in works]
+        skipped = ahead.skipped
+        row_of = [
+            row if row >= 0 and ahead.starts[row] == start and (skipped is None or not skipped[row]) else -1
+            for row, start in zip(row_of, starts.tolist(), strict=True)
+        ]
+        # A launch takes as long for a few rows as for one: with few rows to keep, all are launched together.
+        missing = sum(row < 0 for row in row_of)
+        return row_of if 2 * missing <= len(row_of) else None
+
+    def _bring_home(self, ahead: Flight, works: Sequence[Decode], row_of: Sequence[int]) -> None:
+        if not ahead.spare:
+            return
+        for work, row in zip(works, row_of, strict=True):
+            spare = ahead.spare.get(row)
+            if spare is None:
+                continue
+            block = work.request.table[work.start // BLOCK_TOKENS]
+            for memory, count, number in zip(self.memories, self.sizes.blocks, block, strict=True):
+                # It has one token yet, the block's first.
+                memory.data[number][..., 0, :].copy_(memory.data[count + spare][..., 0, :])
+
+    def _drop_ahead(self) -> None:
+        if self._ahead is not None:
+            self._spare += self._ahead.spare.values()
+            self._ahead = None
+
+    def _wanted_logits(self, flight: Flight, drawn: Sequence[int]) -> torch.Tensor | None:
+        """fp32 logits of the rows that the general sampler draws; of all rows where somebody wants to see them."""
+        if flight.shown is not None:
+            return flight.shown
+        rows = list(range(len(flight.works))) if self.on_logits is not None else list(drawn)
+        if not rows:
+            return None
+        if flight.row_of is not None:
+            # Who draws was not computed ahead.
+            behind = 0 if flight.more is None else len(flight.tokens)
+            rows = [flight.row_of[row] - behind for row in rows]
+        return self._exact(self.steps.logits[rows])
+
+    def _exact(self, logits: torch.Tensor) -> torch.Tensor:
+        exact = logits.float()
+        exact[:, self.fused.vocabulary :] = -torch.inf
+        return exact
+
+    # ------------------------------------------------------------ prompts
+
+    def _prefill(self, works: Sequence[Work]) -> Prefilled:
+        chunks = [
+            Chunk(np.array(work.tokens, np.int32), work.start, np.array(work.request.table, np.int32).T)
+            for work in works
+        ]
+        hidden = self.prefill(chunks)
+        counts = [work.count for work in works]
+        # What is not finite makes its row's sum so as well.
+        sums, summed = self._to_host(hidden[: sum(counts)].sum(-1, dtype=torch.float32))
+        ends = np.cumsum(counts) - 1
+        sampling = [at for at, work in enumerate(works) if work.samples]
+        logits = tokens = drawn = None
+        if sampling:
+            (rows,) = upload([ends[sampling].astype(np.int32)], self.device)
+            logits = self.fused.head(hidden.index_select(0, rows))
+        if logits is None or all(_takes_likeliest(works[at].request) for at in sampling):
+            tokens, drawn = self._likeliest(logits)
+        return Prefilled(works, hidden, sums, [summed, drawn], sampling, logits, tokens)
+
+    def _likeliest(self, logits: torch.Tensor | None) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        if logits is None:
+            return torch.zeros(0, dtype=torch.int32), None
+        nothing = torch.full((len(logits),), -1, dtype=torch.int32, device=self.device)
+        tokens = torch.empty_like(nothing)
+        likeliest = Likeliest(len(logits), self.fused.vocabulary, self.device)
+        likeliest(logits, nothing, nothing, tokens, nothing)
+        return self._to_host(tokens)
+
+    def _finish_prefill(self, done: Prefilled) -> list[WorkOutcome]:
+        """Wait for a pass over prompts; what it samples is drawn later."""
+        works = done.works
+        for event in done.events:
+            if event is not None:
+                event.synchronize()
+        finite = np.isfinite(done.sums.numpy())
+        firsts = np.concatenate([[0], np.cumsum([work.count for work in works])[:-1]])
+        sound = np.logical_and.reduceat(finite, firsts).tolist()
+        outcomes = [
+            WorkOutcome(scored=self._score(work, done.hidden, first)) if good else WorkOutcome(error=_not_finite())
+            for work, first, good in zip(works, firsts.tolist(), sound, strict=True)
+        ]
+        if done.tokens is not None:
+            for at, token in zip(done.sampling, done.tokens.tolist(), strict=True):
+                if outcomes[at].error is None:
+                    outcomes[at].token = token
+        return outcomes
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._exact(self.fused.head(hidden))
+
+
+def _not_finite() -> NotFinite:
+    return NotFinite("the model computed NaN or infinity")
+
+
+def _outcomes(tokens: Sequence[int]) -> list[WorkOutcome]:
+    return [WorkOutcome(token) if token != NOT_FINITE else WorkOutcome(error=_not_finite()) for token in tokens]
+
+
+def _takes_likeliest(request: Request) -> bool:
+    """Whether the likeliest token is drawn, and nothing else told of it."""
+    sampling, row = request.sampling, request.row
+    return sampling.temperature == 0 and sampling.logprobs is None and (row is None or not row.changes_logits)

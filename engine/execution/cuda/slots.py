@@ -1,0 +1,114 @@
+"""What the device holds of each decoding request, by slot: its block table and its latest token.
+
+A request keeps its slot while it decodes, whatever row it has in a step. A step sends only what has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.execution.cuda.uploads import Ints, upload
+from engine.scheduling.step_work import Decode
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
+
+NOWHERE = -1
+
+
+class Slots:
+    """`count` slots of tables with up to `blocks` blocks in each of the layer groups.
+
+    After `bind`: `works` are the requests of the step, `rows` their slots, and `order` the rows sorted so that those
+    which begin with the same blocks are neighbours. `token_at` by slot: the position of the latest token on the device.
+    `last_start` by slot: the last position that the request computes before it ends by its length.
+    """
+
+    def __init__(self, count: int, blocks: int, groups: int, device: torch.device) -> None:
+        self.device = device
+        self.block_tables = [torch.zeros(count, blocks, dtype=torch.int32, device=device) for _ in range(groups)]
+        self.latest = torch.zeros(count, dtype=torch.int32, device=device)
+        self.token_at = np.full(count, NOWHERE, np.int64)
+        self.last_start = np.zeros(count, np.int64)
+        self.held = np.zeros(count, np.int64)
+        """How many blocks of each slot's table are on the device."""
+        self.works: Sequence[Decode] = ()
+        self.rows: Ints = np.zeros(0, np.int32)
+        self.order: Ints = np.zeros(0, np.int32)
+        self._tables = np.full((count, blocks, groups), NOWHERE, np.int32)
+        """What was written to the tables on the device."""
+        self._free = list(range(count - 1, -1, -1))
+        self._slots: dict[Decode, int] = {}
+        self._revisions: list[int] = []
+
+    def bind(self, works: Sequence[Decode]) -> None:
+        """Make these the step's requests, and bring their tables up to date."""
+        revisions = [work.revision for work in works]
+        same = works is self.works or works == self.works
+        if same and revisions == self._revisions:
+            return
+        if not same:
+            self._assign(works)
+        before = self._revisions if same else [NOWHERE] * len(works)
+        changed = [at for at, (old, new) in enumerate(zip(before, revisions, strict=True)) if old != new]
+        self._renew([(works[at], int(self.rows[at])) for at in changed])
+        self._revisions = revisions
+        if not same:
+            self.order = self._sorted()
+
+    def put(self, slots: Ints, places: Ints, blocks: Ints) -> None:
+        """Write `blocks` [entries, layer groups] to these places of these slots' tables on the device."""
+        if not len(slots):
+            return
+        width = self.block_tables[0].shape[1]
+        there = upload([slots * width + places, *np.ascontiguousarray(blocks.T)], self.device)
+        index = there[0].long()
+        for table, values in zip(self.block_tables, there[1:], strict=True):
+            table.view(-1).index_copy_(0, index, values)
+
+    def tell(self, slots: Ints, tokens: Sequence[int]) -> None:
+        """Write the latest tokens of these slots."""
+        there = upload([slots, np.array(tokens, np.int32)], self.device)
+        self.latest.index_copy_(0, there[0].long(), there[1])
+
+    def _assign(self, works: Sequence[Decode]) -> None:
+        slots, staying = self._slots, set(works)
+        for work in [work for work in slots if work not in staying]:
+            self._free.append(slots.pop(work))
+        for work in works:
+            if work not in slots:
+                slot = slots[work] = self._free.pop()
+                self.token_at[slot], self.held[slot] = NOWHERE, 0
+                self._tables[slot] = NOWHERE
+        # A copy: it must not change while we compare with it.
+        self.works = list(works) if not isinstance(works, list) else works
+        self.rows = np.array([slots[work] for work in works], np.int32)
+
+    def _renew(self, changed: Sequence[tuple[Decode, int]]) -> None:
+        slots, places, blocks = [], [], []
+        for work, slot in changed:
+            request = work.request
+            table = np.array(request.table, np.int32)
+            # Not only its end: a block that was there already takes the place of the same one that it filled itself.
+            new = (table != self._tables[slot, : len(table)]).any(1).nonzero()[0].astype(np.int32)
+            self._tables[slot, new] = table[new]
+            self.held[slot] = len(table)
+            self.last_start[slot] = request.prompt + request.max_output - 2
+            slots.append(np.full(len(new), slot, np.int32))
+            places.append(new)
+            blocks.append(table[new])
+        if slots:
+            self.put(np.concatenate(slots), np.concatenate(places), np.concatenate(blocks))
+
+    def _sorted(self) -> Ints:
+        if not len(self.rows):
+            return self.rows
+        width = int(self.held[self.rows].max())
+        keys = [self._tables[slot, :width, 0].tobytes() for slot in self.rows]
+        return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int32)
+
+    def has_room(self, positions: np.ndarray) -> np.ndarray:
+        """For each row whether its table reaches this position."""
+        room: np.ndarray = positions < self.held[self.rows] * BLOCK_TOKENS
+        return room

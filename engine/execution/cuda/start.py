@@ -1,0 +1,116 @@
+"""Makes a runner by the fused kernels, and makes it ready: tests it, captures its graphs, measures its steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import structlog
+import torch
+
+from engine.execution.cuda.linears import use_library
+from engine.execution.cuda.model import unsupported
+from engine.execution.cuda.probe import Probe
+from engine.execution.cuda.runner import CudaRunner, spare_blocks
+from engine.execution.sizes import Sizes
+from engine.kv_cache.memory import KvMemory
+from engine.layers.linear import Tiling
+from engine.models.decoder import Decoder
+from engine.scheduling.step_costs import MeasuredCosts
+
+logger = structlog.get_logger("engine.cuda")
+
+_PROBE_TOKENS = 700
+"""A probe has keys of several splits, the last of which is not whole."""
+_APART = 5
+"""Rows of a decode step stand at so many positions."""
+
+
+def cuda_runner(
+    model: Decoder, swap: Sequence[KvMemory], like: torch.Tensor, tiling: Tiling, sizes: Sizes
+) -> CudaRunner | None:
+    """A runner by the fused kernels, with memory for KV; None, with a word in the log, for a model they do not fit."""
+    reason = unsupported(model)
+    if reason is not None:
+        logger.warning("stock operations compute the steps, which is slower", reason=reason)
+        return None
+    more = spare_blocks(sizes.running)
+    memories = [KvMemory(group, count + more, like) for group, count in zip(model.groups, sizes.blocks, strict=True)]
+    return CudaRunner(model, memories, like.device, tiling, swap, sizes=sizes)
+
+
+def make_ready(runner: CudaRunner, costs: MeasuredCosts) -> bool:
+    """Test that a row's bits do not depend on its batch, and measure steps. Returns whether the test held."""
+    with torch.inference_mode():
+        held = ensure_exact(runner)
+        measure(costs, runner)
+    return held
+
+
+def ensure_exact(runner: CudaRunner) -> bool:
+    """Use the library where it keeps a row's bits, capture the graphs, and test; without the library if it fails."""
+    began = time.perf_counter()
+    fused, sizes = runner.fused, runner.sizes
+    counts: dict[str, int] = {}
+    if runner.device.type == "cuda":
+        found = use_library(fused.linears(), max(sizes.budget, sizes.running))
+        found |= use_library([fused.head], sizes.running)
+        counts = {f"{outputs}x{inputs}": len(at) for (outputs, inputs, _), at in found.items()}
+    tried_s = time.perf_counter() - began
+    runner.steps.capture()
+    captured_s = time.perf_counter() - began - tried_s
+    held = rows_keep_their_bits(runner)
+    if not held and counts:
+        logger.error("the library's products depend on the batch in the model: they are not used")
+        for product in (*fused.linears(), fused.head):
+            product.library = frozenset()
+        runner.steps.forget()
+        runner.steps.capture()
+        held = rows_keep_their_bits(runner)
+    told = {
+        "library_counts": counts,
+        "tried_s": round(tried_s, 2),
+        "captured_s": round(captured_s, 2),
+        "s": round(time.perf_counter() - began, 2),
+    }
+    if held:
+        logger.info("output is independent of the batch", **told)
+    else:
+        logger.error("kernels depend on the batch: outputs may differ in low bits", **told)
+    return held
+
+
+def rows_keep_their_bits(runner: CudaRunner) -> bool:
+    """Whether tokens of a sequence have the same logits in one pass, in several, and decoded in every size of step."""
+    probe = Probe(runner, _PROBE_TOKENS)
+    whole = probe.prefill([0])
+    last = probe.length
+    for cuts in ([0, last // 3], [0, last - 1], [0, 64, last // 2 + 1, last - 2]):
+        if not torch.equal(probe.prefill([cut for cut in cuts if cut < last]), whole):
+            return False
+    apart = min(_APART, last)
+    expected = runner.fused.head(whole[-apart:]).flip(0)
+    for count in runner.steps.counts:
+        behind = np.arange(count) % apart
+        logits = probe.decode((last - 1 - behind).astype(np.int32))
+        if not torch.equal(logits, expected[torch.from_numpy(behind).to(runner.device)]):
+            return False
+    return True
+
+
+def measure(costs: MeasuredCosts, runner: CudaRunner) -> None:
+    """Tell `costs` what decode steps of each size and prompt tokens take."""
+    began = time.perf_counter()
+    probe, sizes = Probe(runner, _PROBE_TOKENS), runner.sizes
+    between = [1 << row for row in range((sizes.running - 1).bit_length())]
+    decodes = {rows: probe.time_decode(rows, 2) for rows in (*between, sizes.running)}
+    tokens = max(1, sizes.budget - sizes.running)
+    each = probe.time_prefill(tokens, 2) / tokens
+    costs.calibrate(decodes, each)
+    logger.info(
+        "steps are measured",
+        decode_us={rows: round(took) for rows, took in decodes.items()},
+        prefill_token_us=round(each, 1),
+        s=round(time.perf_counter() - began, 2),
+    )

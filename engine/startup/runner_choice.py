@@ -1,0 +1,85 @@
+"""Chooses what computes the steps: the fused kernels on a GPU for models that they fit, stock operations otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from engine.errors import StartError
+from engine.execution.cpu_threads import Threads
+from engine.execution.model_runner import ModelRunner
+from engine.execution.sizes import Sizes
+from engine.kv_cache.memory import KvMemory
+from engine.layers.linear import Tiling
+from engine.models.decoder import Decoder
+from engine.scheduling.step_costs import MeasuredCosts
+from engine.startup.calibration import calibrate
+from engine.startup.options import ReplicaOptions
+from engine.startup.self_test import ensure_batch_invariance
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
+
+_LARGE_GPU = 60 << 30
+_RUNNING, _CHUNK = 64, 512
+"""Requests in a step, and tokens of which the decodes are a part."""
+_GPU_RUNNING, _GPU_CHUNK = {True: 512, False: 128}, {True: 8_192, False: 2_048}
+"""The same on a large GPU and on others, by the fused kernels; tokens beside the decodes."""
+
+
+def with_step_sizes(options: ReplicaOptions, model: Decoder, like: torch.Tensor) -> ReplicaOptions:
+    """The options with as many requests and tokens in a step as suit the device, where they leave that open.
+
+    Raises StartError where the tokens are too few for the requests.
+    """
+    running, budget = options.max_running, options.token_budget
+    if _is_fused(model, like):
+        large = torch.cuda.get_device_properties(like.device).total_memory >= _LARGE_GPU
+        running = running or _GPU_RUNNING[large]
+        budget = budget or _GPU_CHUNK[large] + running
+    else:
+        running = running or _RUNNING
+        budget = budget or max(_CHUNK, running + BLOCK_TOKENS)
+    if budget < running + BLOCK_TOKENS:
+        raise StartError(
+            f"token_budget: {budget} is too small for max_running {running}: at least {running + BLOCK_TOKENS}"
+        )
+    return replace(options, max_running=running, token_budget=budget)
+
+
+def _is_fused(model: Decoder, like: torch.Tensor) -> bool:
+    if like.device.type != "cuda":
+        return False
+    from engine.execution.cuda.model import unsupported  # noqa: PLC0415  # Triton, which a CPU does without
+
+    return unsupported(model) is None
+
+
+def make_runner(
+    model: Decoder, swap: Sequence[KvMemory], like: torch.Tensor, tiling: Tiling, sizes: Sizes
+) -> ModelRunner:
+    """The runner for `like`'s device, with memory for KV."""
+    if like.device.type == "cuda":
+        from engine.execution.cuda.start import cuda_runner  # noqa: PLC0415  # Triton, which a CPU does without
+
+        fused = cuda_runner(model, swap, like, tiling, sizes)
+        if fused is not None:
+            return fused
+    memories = [KvMemory(group, count, like) for group, count in zip(model.groups, sizes.blocks, strict=True)]
+    runner = ModelRunner(model, memories, like.device, tiling, swap)
+    if like.device.type == "cpu":
+        runner.threads = Threads.guessed(tiling.elements)
+    return runner
+
+
+def make_ready(runner: ModelRunner, costs: MeasuredCosts, sizes: Sizes) -> None:
+    """Test that a row's bits do not depend on its batch, and measure steps: before there are requests."""
+    if runner.device.type == "cuda":
+        from engine.execution.cuda.runner import CudaRunner  # noqa: PLC0415
+        from engine.execution.cuda.start import make_ready as make_cuda_ready  # noqa: PLC0415
+
+        if isinstance(runner, CudaRunner):
+            make_cuda_ready(runner, costs)
+            return
+    ensure_batch_invariance(runner, sizes.budget, sizes.running, sizes.context)
+    calibrate(costs, runner, sizes.budget, sizes.running)

@@ -1,0 +1,49 @@
+"""Engines whose steps the fused kernels compute: on a GPU, or in Triton's interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from engine.core.engine import Engine, EngineLimits
+from engine.execution.cuda.model import unsupported
+from engine.execution.cuda.runner import CudaRunner
+from engine.execution.sizes import Sizes
+from engine.kernels.attention_splits import split_bounds
+from engine.kv_cache.memory import KvMemory
+from engine.layers import matmul_kernels
+from engine.layers.linear import Tiling
+from engine.models.registry import load_model, read_config
+from prompt_cache.kv.grouped_pool import GroupedPool
+from tests.engine.conftest import Bench, poisoning, write_model
+from tests.gpu.kernels.interpreter import DEVICE
+
+SPARE = 2
+STEPS = ((256, 64), (1 << 30, 128))
+"""Short splits, so that short sequences have several."""
+
+
+def small_model(folder: Path) -> Path:
+    """A random Llama whose sizes the matrix instructions take."""
+    return write_model(
+        folder, hidden_size=32, intermediate_size=48, head_dim=16, num_attention_heads=2, num_key_value_heads=1
+    )
+
+
+def fused_bench(folder: Path, blocks: int = 24, budget: int = 256, running: int = 4, context: int = 256) -> Bench:
+    """A bench in fp32 whose memory is NaN at first, and where blocks are poisoned when they are free."""
+    like = torch.zeros((), device=DEVICE)
+    plain = matmul_kernels.NATIVE.plain
+    tiling = Tiling(1, kernels=replace(matmul_kernels.NATIVE, onednn=plain, transposed=plain))
+    model = load_model(folder, read_config(folder), like, tiling, context)
+    assert unsupported(model) is None
+    memories = [KvMemory(group, blocks + SPARE, like) for group in model.groups]
+    for memory in memories:
+        memory.data.fill_(torch.nan)
+    sizes = Sizes(running, budget, context, [blocks] * len(memories))
+    runner = CudaRunner(model, memories, like.device, tiling, (), sizes=sizes, bounds=split_bounds(context, STEPS))
+    pool = GroupedPool([(blocks, group.window) for group in model.groups], on_free=poisoning(runner))
+    limits = EngineLimits(context, max_running=running, budget=budget)
+    return Bench(Engine(runner, pool, limits, "digest", clock=lambda: 0.0))

@@ -1,0 +1,19 @@
+"""On a GPU: every request's logits have the same bits alone, in company, cold, warm and in small chunks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu.exactness import compare_runs
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("shape", ["llama-3.2-1b", "qwen3-tiny"])
+@pytest.mark.parametrize("quantize", ["none", "fp8"])
+def test_logits_have_the_same_bits(tmp_path: Path, shape: str, quantize: str) -> None:
+    report = compare_runs(tmp_path, shape, quantize, requests=24)
+    assert report.different == {}
+    assert report.compared > 4 * 500
