@@ -1,5 +1,7 @@
-"""From a line down to its requests: days, hours of a day, requests of an hour. Each level adds up to the one above it,
-exactly: all read one view, and units × price is the amount at every level. A line of cache storage opens down to hours.
+"""Drill-down of an invoice line: its days, the hours of a day, the requests of an hour.
+
+Every level adds up exactly to the level above: all read one view, and the amount is units × price at each level. A line
+of cache storage has days and hours.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from storage.database.database import Database
 
 DAY, HOUR = 86_400_000_000, 3_600_000_000
 OPENED = ("usage", "storage")
-"""The kinds of lines that open."""
+"""Kinds of lines that have a drill-down."""
 
 
 class LineSlice(msgspec.Struct, frozen=True):
-    """What a line has of one day or hour, which begins at `start` (microseconds since the Unix epoch).
+    """A line's part of the day or hour that begins at `start` (microseconds since the Unix epoch).
 
-    `adjustments` are corrections of requests of then; they are no requests, and their units are among the units.
+    `adjustments` counts corrections of its requests; `units` and `exact_pico` include them, `requests` does not.
     """
 
     start: int
@@ -34,7 +36,7 @@ class LineSlice(msgspec.Struct, frozen=True):
 
 
 class BilledRequest(msgspec.Struct, frozen=True):
-    """What a line has of one request, or of an adjustment of the request that it `corrects`."""
+    """A line's part of one request, or of an adjustment of the request that it `corrects`."""
 
     id: UUID
     corrects: UUID | None
@@ -46,21 +48,20 @@ class BilledRequest(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Requests and adjustments in the order of the requests' admission; `after` asks for those that follow, None if
-    these are the last."""
+    """Requests and adjustments in the order of admission; `after` is the cursor of the next page, None at the end."""
 
     requests: list[BilledRequest]
     after: tuple[int, UUID] | None
 
 
 async def days(database: Database, record: InvoiceRecord, line: int) -> list[LineSlice]:
-    """The days on which a line's usage was admitted, or stored; none for a line that is neither."""
-    return await _parts(database, record, line, "day")
+    """The days on which a line's usage was admitted or its storage recorded; none for other lines."""
+    return await _slices(database, record, line, "day")
 
 
 async def hours(database: Database, record: InvoiceRecord, line: int, day: int) -> list[LineSlice]:
     """The hours of the day that begins at this instant."""
-    return await _parts(database, record, line, "hour", day)
+    return await _slices(database, record, line, "hour", day)
 
 
 async def requests(
@@ -72,7 +73,7 @@ async def requests(
     after: tuple[int, UUID] | None = None,
     limit: int = 100,
 ) -> Page:
-    """Requests of the hour that begins at this instant, at most `limit`, following those of the page before."""
+    """At most `limit` requests of the hour that begins at this instant, from the cursor `after` on."""
     of = invoice_usage.c
     columns = (
         of.request_id,
@@ -126,7 +127,7 @@ def _stored(record: InvoiceRecord, line: int) -> Select[Any]:
     )
 
 
-async def _parts(
+async def _slices(
     database: Database, record: InvoiceRecord, line: int, width: Literal["day", "hour"], day: int | None = None
 ) -> list[LineSlice]:
     names = ("day", "hour", "request_id", "corrects", "units", "price_micro")
