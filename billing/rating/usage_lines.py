@@ -1,7 +1,7 @@
-"""A period's usage as lines: one for each project, model, lane, context tier, price version and meter.
+"""Usage lines of a period: one for each project, model, lane, context tier, price version and meter.
 
-Usage that was recorded after its own period had closed is booked in a later one. It has lines of its own there, one
-group for each period that it corrects.
+Usage recorded after its own period had closed is booked in a later one. It has lines of its own there, a group for each
+period that it corrects.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ GROUPS = ("project_id", "model", "lane", "context_from", "price_version")
 
 
 class CostMismatch(ValueError):
-    """Usage whose recorded cost is not its units at their prices: `turnpike audit money` says which request."""
+    """Recorded cost that is not units × prices: `turnpike audit money` says which request has it."""
 
 
 class UsageGroup(msgspec.Struct, frozen=True):
-    """What was used in one group, in units by meter, and what its requests cost together in pico-units."""
+    """Sums of one group: units by meter, and the cost of its requests in pico-units."""
 
     project_id: UUID
     model: str
@@ -47,7 +47,7 @@ class UsageGroup(msgspec.Struct, frozen=True):
 async def usage_lines(
     database: Database, catalog: PriceCatalog, tenant_id: UUID, period: str, *, source: SumSource = "rollups"
 ) -> list[RatedLine]:
-    """The lines of one tenant's period; equal from both sources, and in the same order. Corrections come last.
+    """The lines of one tenant's period, the same from both sources. Corrections come last.
 
     Raises InvalidPeriod, CostMismatch, PriceMissing, UnknownPriceVersion, DatabaseUnavailable.
     """
@@ -75,9 +75,12 @@ async def usage_lines(
 def lines_of(
     used: Iterable[UsageGroup], versions: dict[int, PriceVersion], service_start: int, service_end: int
 ) -> list[RatedLine]:
-    """Lines of sums: units × price = amount in each, and together exactly the cost. Raises CostMismatch."""
+    """The lines of groups: units × price is the amount of each, and a group's lines add up to its cost.
+
+    Raises CostMismatch.
+    """
     lines = []
-    for group in sorted(used, key=lambda each: (each.project_id.int, *msgspec.structs.astuple(each)[1:5])):
+    for group in sorted(used, key=lambda group: (group.project_id.int, *msgspec.structs.astuple(group)[1:5])):
         version = versions[group.price_version]
         of_group = [
             RatedLine(
@@ -109,7 +112,7 @@ def lines_of(
 
 
 def description(model: str, meter: str, lane: str, context_from: int) -> str:
-    """What a line says: "qwen: output tokens, batch lane, prompts of 200,000 tokens and more"."""
+    """A line's text: "qwen: output tokens, batch lane, prompts of 200,000 tokens and more"."""
     kind, _, name = meter.partition("_")
     words = {
         "uncached": "input tokens",
@@ -123,7 +126,7 @@ def description(model: str, meter: str, lane: str, context_from: int) -> str:
 
 
 def _of_rollups(tenant_id: UUID, period: str) -> Select[Any]:
-    """Sums by GROUPS and `began`: the period's start, or the hour of what is late, which it is told apart by."""
+    """Sums by GROUPS and `began`: the period's start, or the hour of late usage."""
     of = rollup_hour.c
     start, _ = period_bounds(period)
     began = case((of.hour >= start, start), else_=of.hour).label("began")
@@ -133,11 +136,11 @@ def _of_rollups(tenant_id: UUID, period: str) -> Select[Any]:
 
 
 def _of_events(tenant_id: UUID, period: str, since: int) -> Select[Any]:
-    """The same from events, of which none was admitted before `since`."""
+    """The same sums from events, none of which was admitted before `since`."""
     of = usage_fact.c
     start, _ = period_bounds(period)
     where = (of.tenant_id == tenant_id, of.period == period)
-    # Millions are in time and few are late: each is asked for apart, so that the many are not sorted by hours.
+    # Two queries: millions of events are in time and few are late, and only the late ones are grouped by hour.
     hour = (of.admitted_at - of.admitted_at % HOUR).label("began")
     timely = event_groups(GROUPS, *where, of.admitted_at >= start)
     late = event_groups(GROUPS, *where, of.admitted_at >= since, of.admitted_at < start, also=[hour])

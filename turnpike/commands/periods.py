@@ -20,7 +20,7 @@ def list_periods(settings: Settings, arguments: argparse.Namespace) -> int:
 
     async def work(admin: AdminServices) -> int:
         periods = Periods(admin.database)
-        found = await periods.known()
+        found = await periods.list()
         waiting = {p.period: (await periods.waiting(p.period)).reasons() for p in found if p.state == "closing"}
         if arguments.format == "json":
             rows = [msgspec.to_builtins(p) | {"root": _hex(p.root), "waits_for": waiting.get(p.period)} for p in found]

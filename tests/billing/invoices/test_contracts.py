@@ -21,15 +21,15 @@ from billing.periods.periods import Periods
 from billing.prices import PriceCatalog
 from billing.prices.approval import PriceSheets
 from billing.prices.sheets import PriceProposal
+from billing.rating.contract_store import Contracts
 from billing.rating.storage_hours import Stored, record_storage, storage_lines
-from billing.rating.term_store import Contracts
 from billing.rating.terms import parse_terms
 from billing.usage import Usage
 from billing.verification.audit import audit_money
 from billing.verification.reconciliation import reconcile
 from storage.database.base import new_id
 from storage.database.database import Database
-from tests.billing.invoices.books import Customer, set_clock
+from tests.billing.invoices.customers import Customer, set_clock
 from tests.billing.invoices.documents import BUYER
 
 DOLLAR, CENT = 10**12, 10**10

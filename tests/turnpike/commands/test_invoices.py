@@ -21,7 +21,7 @@ from billing.tables.money import balance
 from billing.usage import Usage
 from storage.database.database import Database
 from tenancy.tables import Project
-from tests.billing.invoices.books import Customer, set_clock
+from tests.billing.invoices.customers import Customer, set_clock
 from tests.billing.money import Tenant
 from turnpike import logs
 from turnpike.cli import main
