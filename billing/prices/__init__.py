@@ -1,4 +1,4 @@
-"""Prices: what each meter of a model costs, in versions that never change once made."""
+"""Prices: price books, price sheets and their approval, and price versions, which never change once made."""
 
 from billing.prices.catalog import PriceCatalog
 from billing.prices.errors import UnknownPriceVersion

@@ -1,4 +1,4 @@
-"""Price sheets: the prices of one model in one book, as somebody wrote them, and what became of it."""
+"""Price sheets: the prices of one model in one price book, with their state and their log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from storage.database.database import Database
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """An approved sheet applies from `effective_at` (included) to `effective_until` (excluded; None: standing)."""
+    """When an approved sheet applies: from `effective_at` (included) to `effective_until` (excluded).
+
+    Without an end it is a standing sheet, which applies until the next standing one begins.
+    """
 
     sheet: int
     effective_at: int
@@ -26,7 +29,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 def in_force(intervals: Iterable[Interval], at: int) -> Interval | None:
-    """The one that applies at an instant, of one book and model: a temporary one, else the standing one begun last."""
+    """The interval of one book and model that applies at an instant: a temporary one, else the latest standing one."""
     found: Interval | None = None
     for interval in intervals:
         if interval.effective_at > at:
@@ -40,7 +43,7 @@ def in_force(intervals: Iterable[Interval], at: int) -> Interval | None:
 
 
 def check_no_overlap(intervals: Iterable[Interval], effective_at: int, effective_until: int | None) -> None:
-    """Raise OverlappingPrices if a new interval would leave two answers to the question what applies."""
+    """Raise OverlappingPrices if two sheets would apply at an instant of the new interval."""
     for other in intervals:
         if effective_until is None:
             overlaps = other.effective_until is None and other.effective_at == effective_at
@@ -52,7 +55,7 @@ def check_no_overlap(intervals: Iterable[Interval], effective_at: int, effective
             )
         if overlaps:
             raise OverlappingPrices(
-                f"price sheet {other.sheet} applies then already; withdraw it first, or choose another time"
+                f"price sheet {other.sheet} already applies then; withdraw it first, or choose another time"
             )
 
 
@@ -61,10 +64,10 @@ SheetState = Literal["draft", "scheduled", "active", "ended", "withdrawn"]
 
 
 class PriceProposal(msgspec.Struct, frozen=True, kw_only=True):
-    """Prices of one model for a book, from an instant on (None: from the moment of approval), perhaps until another.
+    """Proposed prices of one model in a book, from an instant on (None: from approval on), perhaps until another.
 
-    `whole` stands alone; `overrides` takes the place of some cells of the base book's grid. If `currency` is said, it
-    must be the book's.
+    A `whole` sheet has a full grid; `overrides` replace cells of the base book's grid. `currency`, if given, must be
+    the book's.
     """
 
     model: str
@@ -77,7 +80,7 @@ class PriceProposal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PriceChange(msgspec.Struct, frozen=True):
-    """An entry of the log: who did what when, how that was known, and the hashes of the prices before and after."""
+    """An entry of the log: who did what, when and why; how the person was identified (`via`); and hashes of prices."""
 
     id: int
     sheet: int
@@ -91,7 +94,7 @@ class PriceChange(msgspec.Struct, frozen=True):
 
 
 class PriceSheet(msgspec.Struct, frozen=True):
-    """A sheet as it stands now. `effective_at` is None while a draft is to apply from its approval on."""
+    """A sheet as it is now. `effective_at` is None for a draft that will apply from its approval on."""
 
     id: int
     book: PriceBook
@@ -110,7 +113,7 @@ class PriceSheet(msgspec.Struct, frozen=True):
 
 
 def proposed(sheet: PriceSheet) -> PriceProposal:
-    """What a sheet proposes."""
+    """The proposal that a sheet was made from."""
     return PriceProposal(
         model=sheet.model,
         rows=sheet.rows,
@@ -129,7 +132,7 @@ async def one_sheet(session: AsyncSession, database: Database, sheet: int) -> Pr
 
 
 async def sheets(session: AsyncSession, database: Database, *which: ColumnElement[bool]) -> list[PriceSheet]:
-    """Those sheets, the newest first."""
+    """The sheets that meet the conditions, newest first."""
     heads = (await session.execute(select(price_sheet).where(*which).order_by(price_sheet.c.id.desc()))).all()
     among = select(price_sheet.c.id).where(*which)
     rows: dict[int, dict[Cell, int]] = defaultdict(dict)
