@@ -192,7 +192,7 @@ async def test_a_month_of_storage_alone_is_invoiced_before_the_next(database: Da
     await Periods(database).close("2026-09")
     await customer.close("2026-10")
     await customer.use("2026-11-05", OUTPUT)
-    with pytest.raises(PeriodNotClosed, match="2026-10 was used too"):
+    with pytest.raises(PeriodNotClosed, match="2026-10 has usage that is not invoiced yet"):
         await customer.invoice("2026-11")
     assert (await customer.invoice("2026-10")).net == 36
     assert (await customer.invoice("2026-11")).net == 1600

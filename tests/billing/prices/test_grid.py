@@ -104,7 +104,7 @@ HEADER = "model,meter,lane,context_from,price_per_million,currency\n"
         ("model,meter\n", "no column 'lane'"),
         (HEADER + "m,output,*,x,1,USD\n", "line 2: context_from"),
         (HEADER + "m,output,*,,1,USD\n", "line 2: context_from"),
-        (HEADER + "m,output,*,0,1,USD\nm,output,,0,2,USD\n", "line 3: the price of output was said before"),
+        (HEADER + "m,output,*,0,1,USD\nm,output,,0,2,USD\n", "line 3: an earlier line has the price of output"),
         (HEADER + "m,output,*,0,1,USD\nm,uncached,*,0,2,EUR\n", "line 3: m has prices in USD and EUR"),
         (HEADER + "m,output,*,0,1e3,USD\n", "price of output"),
         (HEADER + "m,output\n", "context_from"),
