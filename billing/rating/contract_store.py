@@ -48,7 +48,7 @@ class Contracts:
             except PriceMissing as error:
                 raise InvalidTerms(f"tiers[{n}]", str(error)) from error
             if any(step.price_micro > listed for step in tiers.steps):
-                problem = f"no step can cost more than the list price, {amount(listed)}, at which requests are held"
+                problem = f"no step can cost more than the list price of {amount(listed)}, at which requests are held"
                 raise InvalidTerms(f"tiers[{n}].steps", problem)
 
     async def put(self, tenant_id: UUID, terms: ContractTerms, from_period: str, by: str, reason: str = "") -> int:
