@@ -2,7 +2,7 @@
 
 from billing.prices.catalog import PriceCatalog
 from billing.prices.errors import UnknownPriceVersion
-from billing.prices.version import ALWAYS_PRICED, EVERY_LANE, LANES, PriceMissing, PriceVersion, Rows, everywhere
+from billing.prices.version import ALWAYS_PRICED, EVERY_LANE, LANES, PriceMissing, PriceVersion, Rows, in_every_lane
 
 __all__ = [
     "ALWAYS_PRICED",
@@ -13,5 +13,5 @@ __all__ = [
     "PriceVersion",
     "Rows",
     "UnknownPriceVersion",
-    "everywhere",
+    "in_every_lane",
 ]

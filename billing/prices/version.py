@@ -37,7 +37,7 @@ class PriceMissing(LookupError):
         self.meter = meter
 
 
-def everywhere(prices: Mapping[str, int]) -> dict[Cell, int]:
+def in_every_lane(prices: Mapping[str, int]) -> dict[Cell, int]:
     """Rows from prices by meter, the same in every lane and context tier."""
     return {(meter, EVERY_LANE, 0): micro for meter, micro in prices.items()}
 

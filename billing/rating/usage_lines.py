@@ -23,6 +23,7 @@ from storage.database.base import Count
 from storage.database.database import Database
 
 SumSource = Literal["rollups", "events"]
+"""Where sums of usage are read from: the hourly rollups, or the events themselves."""
 
 GROUPS = ("project_id", "model", "lane", "context_from", "price_version")
 

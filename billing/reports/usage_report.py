@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, Select, Table, func, select
 from billing.calendar import check_period, period_of
 from billing.events.rollups import HOUR, LIMB, SUMS, event_groups, event_sums
 from billing.money import format_pico
+from billing.rating.usage_lines import SumSource
 from billing.tables.money import price_version, rollup_hour, usage_event, usage_fact
 from billing.usage import METERS, Usage
 from storage.database.database import Database
@@ -81,9 +82,6 @@ class UsagePage(msgspec.Struct, frozen=True):
 
     buckets: list[UsageBucket]
     next_page: str | None
-
-
-SumSource = Literal["rollups", "events"]
 
 
 class _Table:
