@@ -55,7 +55,7 @@ def _head(key: str, fields: str, target: str = "POST /v1/chat/completions") -> b
     return f"{target} HTTP/1.1\r\nhost: t\r\nauthorization: Bearer {key}\r\n{fields}\r\n".encode()
 
 
-class _Strangers:
+class _HostileClients:
     """Runs one attack: each connection is opened again when the server ends it."""
 
     def __init__(self, attack: Attack) -> None:
@@ -150,7 +150,7 @@ class _Strangers:
 def attack_when_told(pipe: Connection) -> None:
     """Run each attack that comes through the pipe."""
     while True:
-        pipe.send(_Strangers(pipe.recv()).run())
+        pipe.send(_HostileClients(pipe.recv()).run())
 
 
 def _probe(port: int, stopped: Callable[[], bool]) -> list[float]:

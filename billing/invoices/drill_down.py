@@ -74,44 +74,44 @@ async def requests(
     limit: int = 100,
 ) -> Page:
     """At most `limit` requests of the hour that begins at this instant, from the cursor `after` on."""
-    of = invoice_usage.c
+    view = invoice_usage.c
     columns = (
-        of.request_id,
-        of.corrects,
-        of.project_id,
-        of.key_id,
-        of.admitted_at,
-        of.units,
-        of.units * of.price_micro,
+        view.request_id,
+        view.corrects,
+        view.project_id,
+        view.key_id,
+        view.admitted_at,
+        view.units,
+        view.units * view.price_micro,
     )
     query: Select[Any] = select(*columns).where(
-        *_of(record, line), of.admitted_at >= hour, of.admitted_at < hour + HOUR
+        *_of(record, line), view.admitted_at >= hour, view.admitted_at < hour + HOUR
     )
     if after is not None:
-        same = (of.admitted_at == after[0]) & (of.request_id > after[1])
-        query = query.where((of.admitted_at > after[0]) | same)
+        same = (view.admitted_at == after[0]) & (view.request_id > after[1])
+        query = query.where((view.admitted_at > after[0]) | same)
     async with database.reading() as session:
-        rows = (await session.execute(query.order_by(of.admitted_at, of.request_id).limit(limit + 1))).all()
+        rows = (await session.execute(query.order_by(view.admitted_at, view.request_id).limit(limit + 1))).all()
     found = [BilledRequest(*row) for row in rows[:limit]]
     return Page(found, (found[-1].admitted_at, found[-1].id) if len(rows) > limit else None)
 
 
 def _of(record: InvoiceRecord, line: int) -> tuple[Any, ...]:
-    of = invoice_usage.c
-    return of.tenant_id == record.tenant_id, of.invoice_id == record.id, of.n == line
+    view = invoice_usage.c
+    return view.tenant_id == record.tenant_id, view.invoice_id == record.id, view.n == line
 
 
 def _stored(record: InvoiceRecord, line: int) -> Select[Any]:
     """The hours of a line of cache storage."""
-    of, stored = invoice_line.c, storage_event.c
-    mine = (
-        (stored.tenant_id == of.tenant_id)
-        & (stored.period == of.period)
-        & (of.project_id.is_(None) | (stored.project_id == of.project_id))
-        & (stored.model == of.model)
-        & (stored.price_version == of.price_version)
-        & (stored.hour >= of.service_start)
-        & (stored.hour < of.service_end)
+    billed, stored = invoice_line.c, storage_event.c
+    same_hours = (
+        (stored.tenant_id == billed.tenant_id)
+        & (stored.period == billed.period)
+        & (billed.project_id.is_(None) | (stored.project_id == billed.project_id))
+        & (stored.model == billed.model)
+        & (stored.price_version == billed.price_version)
+        & (stored.hour >= billed.service_start)
+        & (stored.hour < billed.service_end)
     )
     return (
         select(
@@ -119,11 +119,11 @@ def _stored(record: InvoiceRecord, line: int) -> Select[Any]:
             stored.hour,
             *(null().label(name) for name in ("request_id", "corrects")),
             stored.token_seconds.label("units"),
-            of.price_micro,
+            billed.price_micro,
         )
-        .join_from(invoice_line, storage_event, mine)
-        .where(of.tenant_id == record.tenant_id, of.invoice_id == record.id, of.n == line)
-        .where(of.kind == "storage", of.of == 0)
+        .join_from(invoice_line, storage_event, same_hours)
+        .where(billed.tenant_id == record.tenant_id, billed.invoice_id == record.id, billed.n == line)
+        .where(billed.kind == "storage", billed.of == 0)
     )
 
 
@@ -132,12 +132,14 @@ async def _slices(
 ) -> list[LineSlice]:
     names = ("day", "hour", "request_id", "corrects", "units", "price_micro")
     used = select(*(invoice_usage.c[name] for name in names)).where(*_of(record, line))
-    of = used.union_all(_stored(record, line)).subquery().c
+    view = used.union_all(_stored(record, line)).subquery().c
     query = (
-        select(of[width], func.count(of.request_id), func.count(of.corrects), func.sum(of.units), of.price_micro)
-        .where(*([] if day is None else [of.day == day]))
-        .group_by(of[width], of.price_micro)
-        .order_by(of[width])
+        select(
+            view[width], func.count(view.request_id), func.count(view.corrects), func.sum(view.units), view.price_micro
+        )
+        .where(*([] if day is None else [view.day == day]))
+        .group_by(view[width], view.price_micro)
+        .order_by(view[width])
     )
     async with database.reading() as session:
         rows = (await session.execute(query)).all()

@@ -79,7 +79,7 @@ class PriceCatalog:
         self._versions: OrderedDict[int, PriceVersion] = OrderedDict()
         """Least recently used first. A version never changes, so an evicted one can be read again."""
         self._cells = 0
-        self._known: _Snapshot | None = None
+        self._snapshot: _Snapshot | None = None
         self._loaded_at = 0
         self._loading: asyncio.Task[None] | None = None
         self._one = asyncio.Lock()
@@ -90,30 +90,30 @@ class PriceCatalog:
         Now is the instant by the database's clock. Another process's change is seen within two seconds. Raises
         PriceMissing, DatabaseUnavailable.
         """
-        known = await self._fresh()
-        own, base = known.books.get(tenant_id, (None, known.base)) if tenant_id else (None, known.base)
-        return await self._version(known, model, at, own, base)
+        snapshot = await self._fresh()
+        own, base = snapshot.books.get(tenant_id, (None, snapshot.base)) if tenant_id else (None, snapshot.base)
+        return await self._version(snapshot, model, at, own, base)
 
     async def in_book(self, book: PriceBook | None, model: str, at: int | None = None) -> PriceVersion:
         """The version that applies in a book (None: in the base book). Raises PriceMissing, DatabaseUnavailable."""
-        known = await self._fresh()
+        snapshot = await self._fresh()
         if book is None:
-            return await self._version(known, model, at, None, known.base)
-        return await self._version(known, model, at, book.id, book.base)
+            return await self._version(snapshot, model, at, None, snapshot.base)
+        return await self._version(snapshot, model, at, book.id, book.base)
 
     async def _version(
-        self, known: _Snapshot, model: str, at: int | None, own: int | None, base: int | None
+        self, snapshot: _Snapshot, model: str, at: int | None, own: int | None, base: int | None
     ) -> PriceVersion:
-        key = known.key(model, known.now() if at is None else at, own, base)
-        number = known.resolved.get(key)
+        key = snapshot.key(model, snapshot.now() if at is None else at, own, base)
+        number = snapshot.resolved.get(key)
         if number is None:
-            number = known.resolved[key] = await self._resolve(key)
+            number = snapshot.resolved[key] = await self._resolve(key)
         return await self.version(number)
 
     async def version(self, version: int) -> PriceVersion:
         """The version with this id. Raises UnknownPriceVersion, DatabaseUnavailable."""
-        known = self._versions.get(version)
-        if known is not None:
+        cached = self._versions.get(version)
+        if cached is not None:
             self._versions.move_to_end(version)
         else:
             async with self._database.reading() as session:
@@ -121,9 +121,9 @@ class PriceCatalog:
                 if row is None:
                     raise UnknownPriceVersion(version)
                 rows = _cells(await session.execute(select(price).where(price.c.version == version)))
-            known = PriceVersion(row.id, row.model, row.currency, rows, row.effective_at)
-            self._remember(known)
-        return known
+            cached = PriceVersion(row.id, row.model, row.currency, rows, row.effective_at)
+            self._remember(cached)
+        return cached
 
     def _remember(self, version: PriceVersion) -> None:
         if version.id in self._versions:  # another task read it meanwhile
@@ -157,7 +157,7 @@ class PriceCatalog:
 
     def forget(self) -> None:
         """Read the database again before the next answer, since this process changed prices."""
-        self._known = None
+        self._snapshot = None
 
     async def close(self) -> None:
         """Wait for a renewal that is running."""
@@ -167,13 +167,13 @@ class PriceCatalog:
     async def _fresh(self) -> _Snapshot:
         limit = _CACHE_SECONDS * 1_000_000_000
         age = self._age()
-        if self._known is None or age >= limit:
+        if self._snapshot is None or age >= limit:
             async with self._one:
-                if self._known is None or self._age() >= limit:  # no other task loaded it meanwhile
+                if self._snapshot is None or self._age() >= limit:  # no other task loaded it meanwhile
                     return await self._load()
         elif age >= limit // 2 and self._loading is None:
             self._loading = asyncio.create_task(self._renew())
-        return self._known
+        return self._snapshot
 
     def _age(self) -> int:
         return time.monotonic_ns() - self._loaded_at
@@ -194,14 +194,14 @@ class PriceCatalog:
             head = (await session.execute(select(func.max(price_change.c.id)))).scalar_one() or 0
             now = (await session.execute(select(self._database.clock))).scalar_one()
             books = await all_books(session)
-            known = self._known
-            if known is None or known.head != head:
-                known = await _read(session, head)
-        known.ahead = now - wall
-        known.base = next((book.id for book in books if book.name == BASE), None)
-        known.books = {book.tenant_id: (book.id, book.base) for book in books if book.tenant_id and book.base}
-        self._known, self._loaded_at = known, began
-        return known
+            snapshot = self._snapshot
+            if snapshot is None or snapshot.head != head:
+                snapshot = await _read(session, head)
+        snapshot.ahead = now - wall
+        snapshot.base = next((book.id for book in books if book.name == BASE), None)
+        snapshot.books = {book.tenant_id: (book.id, book.base) for book in books if book.tenant_id and book.base}
+        self._snapshot, self._loaded_at = snapshot, began
+        return snapshot
 
     async def _resolve(self, key: _Key) -> int:
         """The version that these sheets resolve to, made if there is none yet."""
@@ -249,8 +249,8 @@ class PriceCatalog:
         )
         await session.execute(insert(price_resolution).values(sheet=key[0], base_sheet=key[1], version=version))
         await seal_rows(session, price_version, price_version.c.id == version)
-        of = price_resolution.c
-        await seal_rows(session, price_resolution, of.sheet == key[0], of.base_sheet == key[1])
+        resolution = price_resolution.c
+        await seal_rows(session, price_resolution, resolution.sheet == key[0], resolution.base_sheet == key[1])
         return version
 
 

@@ -150,8 +150,8 @@ async def sheets(session: AsyncSession, database: Database, *which: ColumnElemen
     now = (await session.execute(select(database.clock))).scalar_one()
     found = []
     for head in heads:
-        others = intervals[head.book, head.model]
-        mine = next((interval for interval in others if interval.sheet == head.id), None)
+        of_model = intervals[head.book, head.model]
+        own = next((interval for interval in of_model if interval.sheet == head.id), None)
         found.append(
             PriceSheet(
                 id=head.id,
@@ -159,14 +159,14 @@ async def sheets(session: AsyncSession, database: Database, *which: ColumnElemen
                 model=head.model,
                 kind=head.kind,
                 rows=rows[head.id],
-                effective_at=mine.effective_at if mine else head.effective_at,
+                effective_at=own.effective_at if own else head.effective_at,
                 effective_until=head.effective_until,
                 author=head.author,
                 reason=head.reason,
                 forced=head.forced,
                 created_at=head.created_at,
                 sha256=head.sha256,
-                state=_state(changes[head.id], mine, others, now),
+                state=_state(changes[head.id], own, of_model, now),
                 changes=changes[head.id],
             )
         )
@@ -184,14 +184,14 @@ async def rows_of_sheet(session: AsyncSession, sheet: int) -> dict[Cell, int]:
     return {(row.meter, row.lane, row.context_from): row.price_micro for row in rows}
 
 
-def _state(changes: list[PriceChange], mine: Interval | None, intervals: list[Interval], now: int) -> SheetState:
-    if mine is None:
+def _state(changes: list[PriceChange], own: Interval | None, intervals: list[Interval], now: int) -> SheetState:
+    if own is None:
         if any(change.action == "withdraw" for change in changes):
             return "withdrawn"
         return "ended" if any(change.action in ("set", "approve") for change in changes) else "draft"
-    if mine.effective_at > now:
+    if own.effective_at > now:
         return "scheduled"
-    if mine.effective_until is not None:
-        return "active" if now < mine.effective_until else "ended"
+    if own.effective_until is not None:
+        return "active" if now < own.effective_until else "ended"
     standing = in_force([interval for interval in intervals if interval.effective_until is None], now)
-    return "active" if standing == mine else "ended"
+    return "active" if standing == own else "ended"

@@ -97,9 +97,9 @@ def _discounted(lines: Iterable[RatedLine], discount: Discount, period: str) -> 
     if not off:
         return []
     percent = f"{discount.basis_points // 100}.{discount.basis_points % 100:02d}"
-    of = f" on {', '.join(discount.models)}" if discount.models else ""
+    on_models = f" on {', '.join(discount.models)}" if discount.models else ""
     model = discount.models[0] if len(discount.models) == 1 else None
-    return [_line("discount", f"Discount of {percent} %{of}", -off, period, model=model)]
+    return [_line("discount", f"Discount of {percent} %{on_models}", -off, period, model=model)]
 
 
 def _committed(commitment: Commitment, net: int, period: str, drawn_before: int) -> list[RatedLine]:

@@ -71,7 +71,7 @@ async def record_storage(database: Database, catalog: PriceCatalog, hours: Seque
             await money_transaction_in(database, session), {period_of(row["hour"]) for row in rows}
         )
         for row in rows:
-            row["period"] = moved.get(own := period_of(row["hour"]), own)
+            row["period"] = moved.get(own_period := period_of(row["hour"]), own_period)
         made = (await session.execute(new, rows)).all()
         if made:
             # all tenants: the hours of several tenants are recorded together
@@ -84,18 +84,18 @@ async def storage_lines(database: Database, catalog: PriceCatalog, tenant_id: UU
 
     Raises InvalidPeriod, DatabaseUnavailable.
     """
-    of = storage_event.c
+    event = storage_event.c
     start, _ = period_bounds(check_period(period))
-    began = case((of.hour >= start, start), else_=of.hour).label("began")
-    groups = (of.project_id, of.model, of.price_version)
+    began = case((event.hour >= start, start), else_=event.hour).label("began")
+    groups = (event.project_id, event.model, event.price_version)
     query = (
         select(
             *groups,
             began,
-            func.sum(of.token_seconds.op("/")(LIMB)).label("high"),
-            func.sum(of.token_seconds.op("%")(LIMB)).label("low"),
+            func.sum(event.token_seconds.op("/")(LIMB)).label("high"),
+            func.sum(event.token_seconds.op("%")(LIMB)).label("low"),
         )
-        .where(of.tenant_id == tenant_id, of.period == period)
+        .where(event.tenant_id == tenant_id, event.period == period)
         .group_by(*groups, began)
     )
     async with database.reading() as session:
@@ -104,13 +104,13 @@ async def storage_lines(database: Database, catalog: PriceCatalog, tenant_id: UU
     for row in rows:
         units[period_of(row.began), row.project_id, row.model, row.price_version] += int(row.high) * LIMB + int(row.low)
     lines = []
-    for own, project_id, model, number in sorted(
+    for own_period, project_id, model, number in sorted(
         units, key=lambda key: (key[0] != period, key[0], key[1].int, *key[2:])
     ):
         version = await catalog.version(number)
         price = version.price(STORAGE, EVERY_LANE, 0) // SECONDS_PER_HOUR
-        stored = units[own, project_id, model, number]
-        service_start, service_end = period_bounds(own)
+        stored = units[own_period, project_id, model, number]
+        service_start, service_end = period_bounds(own_period)
         lines.append(
             RatedLine(
                 kind="storage",
@@ -124,7 +124,7 @@ async def storage_lines(database: Database, catalog: PriceCatalog, tenant_id: UU
                 exact_pico=stored * price,
                 service_start=service_start,
                 service_end=service_end,
-                corrects_period=None if own == period else own,
+                corrects_period=None if own_period == period else own_period,
             )
         )
     return lines

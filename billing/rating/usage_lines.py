@@ -128,23 +128,23 @@ def description(model: str, meter: str, lane: str, context_from: int) -> str:
 
 def _of_rollups(tenant_id: UUID, period: str) -> Select[Any]:
     """Sums by GROUPS and `began`: the period's start, or the hour of late usage."""
-    of = rollup_hour.c
+    row = rollup_hour.c
     start, _ = period_bounds(period)
-    began = case((of.hour >= start, start), else_=of.hour).label("began")
-    groups = [of[name] for name in GROUPS]
-    query = select(*groups, began, *(func.sum(of[name]).label(name) for name in SUMS))
-    return query.where(of.tenant_id == tenant_id, of.period == period).group_by(*groups, began)
+    began = case((row.hour >= start, start), else_=row.hour).label("began")
+    groups = [row[name] for name in GROUPS]
+    query = select(*groups, began, *(func.sum(row[name]).label(name) for name in SUMS))
+    return query.where(row.tenant_id == tenant_id, row.period == period).group_by(*groups, began)
 
 
 def _of_events(tenant_id: UUID, period: str, since: int) -> Select[Any]:
     """The same sums from events, none of which was admitted before `since`."""
-    of = usage_fact.c
+    row = usage_fact.c
     start, _ = period_bounds(period)
-    where = (of.tenant_id == tenant_id, of.period == period)
+    where = (row.tenant_id == tenant_id, row.period == period)
     # Two queries: millions of events are in time and few are late, and only the late ones are grouped by hour.
-    hour = (of.admitted_at - of.admitted_at % HOUR).label("began")
-    timely = event_groups(GROUPS, *where, of.admitted_at >= start)
-    late = event_groups(GROUPS, *where, of.admitted_at >= since, of.admitted_at < start, also=[hour])
+    hour = (row.admitted_at - row.admitted_at % HOUR).label("began")
+    timely = event_groups(GROUPS, *where, row.admitted_at >= start)
+    late = event_groups(GROUPS, *where, row.admitted_at >= since, row.admitted_at < start, also=[hour])
     names = (*GROUPS, "began", *SUMS)
     columns = {"began": literal(start, Count()).label("began")}
     both = union_all(
@@ -155,10 +155,10 @@ def _of_events(tenant_id: UUID, period: str, since: int) -> Select[Any]:
     return select(*by, *(func.sum(both.c[name]).label(name) for name in SUMS)).group_by(*by)
 
 
-def _added(one: UsageGroup, other: UsageGroup) -> UsageGroup:
-    meters = {meter: one.meters.get(meter, 0) + other.meters.get(meter, 0) for meter in one.meters | other.meters}
+def _added(group: UsageGroup, added: UsageGroup) -> UsageGroup:
+    meters = {meter: group.meters.get(meter, 0) + added.meters.get(meter, 0) for meter in group.meters | added.meters}
     return msgspec.structs.replace(
-        one, requests=one.requests + other.requests, meters=meters, cost_pico=one.cost_pico + other.cost_pico
+        group, requests=group.requests + added.requests, meters=meters, cost_pico=group.cost_pico + added.cost_pico
     )
 
 

@@ -88,18 +88,18 @@ class _Table:
     """A source of sums: its columns, its instant, and how it is summed and grouped."""
 
     def __init__(self, table: Table, at: str, sums: dict[str, ColumnElement[Any]]) -> None:
-        self.columns = of = table.c
-        self.at: ColumnElement[int] = of[at]
+        self.columns = columns = table.c
+        self.at: ColumnElement[int] = columns[at]
         self.sums = [sums[name].label(name) for name in SUMS]
         self.groups: dict[str, ColumnElement[Any]] = {
-            "project_id": of.project_id,
-            "api_key_id": of.key_id,
-            "model": of.model,
-            "lane": of.lane,
-            "batch": of.lane == "batch",
-            "context_from": of.context_from,
-            "long_context": of.context_from >= LONG_CONTEXT,
-            "price_version": of.price_version,
+            "project_id": columns.project_id,
+            "api_key_id": columns.key_id,
+            "model": columns.model,
+            "lane": columns.lane,
+            "batch": columns.lane == "batch",
+            "context_from": columns.context_from,
+            "long_context": columns.context_from >= LONG_CONTEXT,
+            "price_version": columns.price_version,
         }
 
 
@@ -235,21 +235,21 @@ class _Selection(msgspec.Struct, frozen=True):
     def query(self, database: Database, source: SumSource, low: int, high: int) -> Select[Any]:
         """The sums of one table from `low` (included) to `high` (excluded)."""
         table = _TABLES[source]
-        of = table.columns
+        columns = table.columns
         in_bucket = (table.at - table.at % self.size).label("bucket")
         groups = [table.groups[group].label(f"group_{group}") for group in self.group_by]
         query = (
             select(in_bucket, price_version.c.currency, *groups, *table.sums)
-            .join(price_version, price_version.c.id == of.price_version)
-            .where(of.tenant_id == self.tenant_id, table.at >= low, table.at < high)
+            .join(price_version, price_version.c.id == columns.price_version)
+            .where(columns.tenant_id == self.tenant_id, table.at >= low, table.at < high)
         )
         if source == "events":  # which are found by tenant and period, and none is booked before its admission
-            query = query.where(of.period >= period_of(min(low, _LAST)))
+            query = query.where(columns.period >= period_of(min(low, _LAST)))
         for name, values in self.only.items():
             if values is not None:
-                query = query.where(one_of(database, of[name], values))
+                query = query.where(one_of(database, columns[name], values))
         if self.batch is not None:
-            query = query.where((of.lane == "batch") if self.batch else (of.lane != "batch"))
+            query = query.where((columns.lane == "batch") if self.batch else (columns.lane != "batch"))
         return query.group_by(in_bucket, price_version.c.currency, *groups)
 
 
@@ -264,13 +264,13 @@ def _parts(low: int, high: int, width: Width, *, open_ended: bool) -> list[tuple
     return [part for part in parts if part[1] < part[2]]
 
 
-def _added(one: Result, other: Result) -> Result:
+def _added(result: Result, added: Result) -> Result:
     """The same group's results from two tables or in two currencies."""
-    meters = other.usage.meters()
-    usage = Usage.from_meters({meter: tokens + meters[meter] for meter, tokens in one.usage.meters().items()})
-    currencies = one.costs_pico.keys() | other.costs_pico.keys()
-    costs = {name: one.costs_pico.get(name, 0) + other.costs_pico.get(name, 0) for name in sorted(currencies)}
-    return Result(one.group, one.requests + other.requests, usage, costs)
+    meters = added.usage.meters()
+    usage = Usage.from_meters({meter: tokens + meters[meter] for meter, tokens in result.usage.meters().items()})
+    currencies = result.costs_pico.keys() | added.costs_pico.keys()
+    costs = {name: result.costs_pico.get(name, 0) + added.costs_pico.get(name, 0) for name in sorted(currencies)}
+    return Result(result.group, result.requests + added.requests, usage, costs)
 
 
 def _width(width: str) -> int:

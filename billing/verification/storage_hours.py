@@ -21,8 +21,9 @@ _CHUNK = 5000
 
 async def check_storage(audit: AuditContext) -> None:
     """Each hour's cost follows from its token-seconds and price version; a period's invoice bills all its hours."""
-    of = storage_event.c
-    query = select(storage_event).where(audit.within(of.period))  # all tenants: an audit checks the whole installation
+    hour = storage_event.c
+    # all tenants: an audit checks the whole installation
+    query = select(storage_event).where(audit.within(hour.period))
     async for row in await audit.session.stream(query.execution_options(yield_per=_CHUNK)):
         cost = await _cost(audit, row)
         if row.hour % HOUR or row.period < period_of(row.hour) or row.cost_pico != cost:
@@ -40,9 +41,13 @@ async def _cost(audit: AuditContext, row: Any) -> int | None:
 
 
 async def _check_invoiced(audit: AuditContext) -> None:
-    of, line, document = storage_event.c, invoice_line.c, invoice.c
-    high, low = func.sum(of.token_seconds.op("/")(LIMB)), func.sum(of.token_seconds.op("%")(LIMB))
-    sums = select(of.tenant_id, of.period, high, low).where(audit.within(of.period)).group_by(of.tenant_id, of.period)
+    hour, line, document = storage_event.c, invoice_line.c, invoice.c
+    high, low = func.sum(hour.token_seconds.op("/")(LIMB)), func.sum(hour.token_seconds.op("%")(LIMB))
+    sums = (
+        select(hour.tenant_id, hour.period, high, low)
+        .where(audit.within(hour.period))
+        .group_by(hour.tenant_id, hour.period)
+    )
     stored: dict[tuple[UUID, str], int] = {
         (tenant, period): int(quotients) * LIMB + int(rest)
         for tenant, period, quotients, rest in await audit.session.execute(sums)
