@@ -291,9 +291,8 @@ async def _effect(session: AsyncSession, proposal: PriceProposal, now: int, with
 
 
 async def _in_force(session: AsyncSession, book: int, model: str, at: int, without: int = 0) -> Interval | None:
-    return in_force(
-        [interval for interval in await intervals_of(session, book, model) if interval.sheet != without], at
-    )
+    intervals = await intervals_of(session, book, model)
+    return in_force([interval for interval in intervals if interval.sheet != without], at)
 
 
 async def _now(session: AsyncSession, database: Database) -> int:

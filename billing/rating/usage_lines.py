@@ -60,7 +60,7 @@ async def usage_lines(
         rows = (await session.execute(query)).all()
     by_period: dict[str, dict[tuple[Any, ...], UsageGroup]] = {}
     for row in rows:
-        used = _used(row)
+        used = usage_group(row)
         groups = by_period.setdefault(period_of(row.began), {})
         key = tuple(getattr(used, name) for name in GROUPS)
         groups[key] = _added(groups[key], used) if key in groups else used
@@ -162,7 +162,8 @@ def _added(group: UsageGroup, added: UsageGroup) -> UsageGroup:
     )
 
 
-def _used(row: Any) -> UsageGroup:
+def usage_group(row: Any) -> UsageGroup:
+    """A group from a row of sums: its GROUPS, and the columns of SUMS."""
     return UsageGroup(
         **{name: getattr(row, name) for name in GROUPS},
         requests=int(row.requests),

@@ -69,9 +69,9 @@ async def cost_buckets(
 
     Raises InvalidReport, CostMismatch, DatabaseUnavailable.
     """
-    for group in group_by:
-        if group not in _GROUPS:
-            raise InvalidReport("group_by", f"{group!r} is not one of {', '.join(_GROUPS)}")
+    for name in group_by:
+        if name not in _GROUPS:
+            raise InvalidReport("group_by", f"{name!r} is not one of {', '.join(_GROUPS)}")
     by: list[Group] = ["project_id", "model", "lane", "context_from", "price_version"]
     by += ["api_key_id"] if "api_key_id" in group_by else []
     found = await usage_buckets(

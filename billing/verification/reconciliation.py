@@ -12,11 +12,12 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Select, and_, func, insert, or_, select
+from sqlalchemy import Select, func, insert, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.calendar import period_bounds
 from billing.events.rollups import LIMB
+from billing.invoices.store import ISSUED
 from billing.ledger.entries import OF_EVENTS
 from billing.periods.periods import PeriodState
 from billing.replica_journals.comparison import JournalComparison, JournalReport, compare, sort_out
@@ -176,11 +177,8 @@ async def _drifts(session: AsyncSession, period: str) -> list[Drift]:
         .group_by(rolled.tenant_id),
     )
     ledger = await _revenue(session, period)
-    issued = and_(invoice.c.kind == "invoice", invoice.c.state.not_in(("draft", "void")), invoice.c.period == period)
-    invoiced = {
-        tenant: int(pico)
-        for tenant, pico in await session.execute(select(invoice.c.tenant_id, invoice.c.usage_pico).where(issued))
-    }
+    issued = select(invoice.c.tenant_id, invoice.c.usage_pico).where(ISSUED, invoice.c.period == period)
+    invoiced = {tenant: int(pico) for tenant, pico in await session.execute(issued)}
     owners = await session.execute(select(balance.c.tenant_id, balance.c.currency))
     currencies = {row.tenant_id: row.currency for row in owners}
     return [

@@ -9,6 +9,7 @@ from sqlalchemy import func, select
 
 from billing.calendar import period_of
 from billing.events.rollups import HOUR, LIMB
+from billing.invoices.store import ISSUED
 from billing.prices import EVERY_LANE, PriceMissing, UnknownPriceVersion
 from billing.prices.version import STORAGE
 from billing.rating.storage_hours import SECONDS_PER_HOUR
@@ -52,11 +53,12 @@ async def _check_invoiced(audit: AuditContext) -> None:
         (tenant, period): int(quotients) * LIMB + int(rest)
         for tenant, period, quotients, rest in await audit.session.execute(sums)
     }
-    standing = (document.kind == "invoice") & document.state.not_in(("draft", "void")) & audit.within(document.period)
     lines = select(line.invoice_id, func.sum(line.units)).where(line.kind == "storage").group_by(line.invoice_id)
     billed = {row[0]: int(row[1]) for row in await audit.session.execute(lines)}
-    heads = select(document.id, document.number, document.tenant_id, document.period).where(standing)
-    for row in await audit.session.execute(heads):
+    heads = select(document.id, document.number, document.tenant_id, document.period).where(
+        ISSUED, audit.within(document.period)
+    )
+    for row in await audit.session.execute(heads.where(ISSUED, audit.within(document.period))):
         seconds = stored.get((row.tenant_id, row.period), 0)
         if billed.get(row.id, 0) != seconds:
             detail = f"{row.number}: {billed.get(row.id, 0)} token-seconds are billed, {seconds} were stored"
