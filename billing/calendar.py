@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from storage.database.base import from_instant, to_instant
+from storage.reported_error import ReportedError
 
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?(?:[Zz]|[+-]\d\d:\d\d))?", re.ASCII)
 _SECONDS = re.compile(r"\d{1,12}", re.ASCII)
@@ -28,7 +29,7 @@ class InvalidInstant(ValueError):
         )
 
 
-class InvalidPeriod(ValueError):
+class InvalidPeriod(ReportedError, ValueError):
     """A billing period that is not YYYY-MM."""
 
     def __init__(self, period: str) -> None:

@@ -10,6 +10,8 @@ import re
 
 import msgspec
 
+from storage.reported_error import ReportedError
+
 PICO = 10**12
 MICRO = 10**6
 MAX_PICO = 2**63 - 1
@@ -19,11 +21,11 @@ _DECIMAL = re.compile(r"(\d{1,12})(?:\.(\d{1,12}))?", re.ASCII)
 _CURRENCY = re.compile(r"[A-Z]{3}", re.ASCII)
 
 
-class InvalidMoney(ValueError):
+class InvalidMoney(ReportedError, ValueError):
     """Text that is not an amount of money, or an amount out of range."""
 
 
-class InvalidPrice(ValueError):
+class InvalidPrice(ReportedError, ValueError):
     """A price that was refused; `meter` says which."""
 
     def __init__(self, meter: str, problem: str) -> None:

@@ -13,6 +13,7 @@ from billing.integrity.row_seals import seal_rows
 from billing.tables.platform import platform_setting
 from storage.database.database import Database
 from storage.free_text import NAME, REASON, check_text
+from storage.reported_error import ReportedError
 
 APPROVALS = "approvals"
 """Whether it takes two operators to change a price: "on" or "off"."""
@@ -20,7 +21,7 @@ VALUES: dict[str, tuple[str, ...]] = {APPROVALS: ("off", "on")}
 """The values that each setting can have; the first applies until somebody sets it."""
 
 
-class InvalidPlatformSetting(ValueError):
+class InvalidPlatformSetting(ReportedError, ValueError):
     """A platform setting that there is not, or a value that it cannot have."""
 
 

@@ -1,10 +1,12 @@
-"""What can keep a replica from starting, each as one clear line."""
+"""The errors that keep a replica from starting or running, each of them one clear line."""
 
 from __future__ import annotations
 
+from storage.reported_error import ReportedError
 
-class EngineError(Exception):
-    """Base: the replica cannot start; the message is one line and names the path, field or tensor."""
+
+class EngineError(ReportedError):
+    """Base: the replica cannot start or go on. The message is one line and names the path, field or tensor."""
 
 
 class ModelError(EngineError):
@@ -16,8 +18,12 @@ class StartError(EngineError):
 
 
 class DiskFull(EngineError):
-    """The journal's disk has no room. The same start works when there is some."""
+    """The disk of the journal has no room. The same start works when it has some."""
+
+    temporary = True
 
 
 class EngineFailed(EngineError):
     """The engine's thread ended by an error, which is in the log. A new start may work."""
+
+    temporary = True

@@ -16,8 +16,10 @@ ROOMS: Mapping[str, frozenset[str]] = {
         {"gateway", "engine", "webhooks", "billing", "tenancy", "prompt_cache", "protocol", "storage"}
     ),
     "gateway": frozenset({"webhooks", "billing", "tenancy", "prompt_cache", "protocol", "storage"}),
-    "engine": frozenset({"protocol", "prompt_cache.kv", "prompt_cache.model_digest", "storage.disk_space"}),
-    "webhooks": frozenset({"billing", "storage"}),
+    "engine": frozenset(
+        {"protocol", "prompt_cache.kv", "prompt_cache.model_digest", "storage.disk_space", "storage.reported_error"}
+    ),
+    "webhooks": frozenset({"storage"}),
     "billing": frozenset({"storage"}),
     "tenancy": frozenset({"storage"}),
     "prompt_cache": frozenset({"protocol", "storage"}),
@@ -29,7 +31,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
 
 FOLDERS: Mapping[str, Sequence[str]] = {
     "protocol": ("addresses", "grammar_limits", "message", "metric_help", "replicas", "requests", "frames"),
-    "storage": ("backoff", "batcher", "bus", "disk_space", "free_text", "locked_files", "database"),
+    "storage": ("reported_error", "backoff", "batcher", "bus", "disk_space", "free_text", "database"),
     "tenancy": ("keys", "tables", "repositories", "authenticator"),
     "prompt_cache": ("kv", "model_digest", "promise"),
     "billing": (
@@ -47,7 +49,10 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         *("admission", "metrics", "recovery", "generation", "dialects", "http", "services", "endpoints", "admin"),
         *("app", "server"),
     ),
-    "turnpike": ("logs", "settings", "admin_services", "processes", "failures", "commands", "cli"),
+    "turnpike": (
+        *("logs", "settings", "admin_services", "processes", "command_line", "command_context", "operator_identity"),
+        *("commands", "cli"),
+    ),
 }
 """The folders of each room, and the modules beside them: each may import those before it."""
 

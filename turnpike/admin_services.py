@@ -1,4 +1,7 @@
-"""The database with what administrators do to it, opened from the settings: for commands and for `serve`."""
+"""The admin services: the database and what administrators do to it, opened from the settings.
+
+Commands work with them, and the roles build theirs on them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Literal
 from uuid import UUID
 
@@ -15,12 +19,15 @@ import msgspec
 from billing.accounts.balances import Balances
 from billing.accounts.budgets import BudgetSettings
 from billing.exports.datasets import DisplayNames
+from billing.invoices.notices import CREDITED, DRAFTED, TOPICS
 from billing.platform_settings import PlatformSettings
 from billing.prices import PriceCatalog
 from billing.prices.approval import PriceSheets
 from billing.prices.price_books import PriceBooks
 from billing.rating.contract_store import Contracts
 from billing.reservation.hold_service import HoldService
+from billing.settlement.settlement import OVERDRAWN
+from billing.transaction.budget_charges import THRESHOLD, name_budget_subjects
 from storage.bus import Bus, LocalBus, RedisBus
 from storage.database import migrate
 from storage.database.database import Database
@@ -38,38 +45,35 @@ from webhooks.sending import WebhookSender
 from webhooks.signing import SecretCipher
 
 _DAY_S = 86_400
+WEBHOOK_TOPICS = (OVERDRAWN, THRESHOLD, DRAFTED, *TOPICS.values(), CREDITED)
+"""The topics of all messages that go to the outbox: webhooks may subscribe to these."""
 
 
-def endpoints(settings: Settings, database: Database, known: Secrets) -> WebhookEndpoints:
-    """What tenants change. Raises UrlRefused for networks that are none."""
-    return WebhookEndpoints(database, SecretCipher(known.master_key), _policy(settings))
+def webhook_endpoints(settings: Settings, database: Database, keys: Secrets) -> WebhookEndpoints:
+    """The webhook endpoints that tenants change. Raises UrlRefused for a malformed network in the settings."""
+    return WebhookEndpoints(database, SecretCipher(keys.master_key), _address_policy(settings), WEBHOOK_TOPICS)
 
 
-def dispatcher(settings: Settings, tenancy: Tenancy, database: Database, known: Secrets) -> Dispatcher:
-    """What a worker does. Raises UrlRefused for networks that are none."""
-    give_up_s = settings.webhook_give_up_days * _DAY_S
+def webhook_dispatcher(settings: Settings, tenancy: Tenancy, database: Database, keys: Secrets) -> Dispatcher:
+    """What sends webhooks, in a worker. Raises UrlRefused for a malformed network in the settings."""
 
     async def names(tenant_id: UUID) -> dict[str, str]:
         projects = {str(project.id): project.name for project in await tenancy.list_projects(tenant_id)}
         return projects | {str(key.id): key.public_id for key in await tenancy.list_keys(tenant_id)}
 
-    return Dispatcher(database, SecretCipher(known.master_key), WebhookSender(_policy(settings)), give_up_s, names)
+    cipher, sender = SecretCipher(keys.master_key), WebhookSender(_address_policy(settings))
+    payloads = partial(name_budget_subjects, names_of=names)
+    return Dispatcher(database, cipher, sender, settings.webhook_give_up_days * _DAY_S, payloads)
 
 
-def _policy(settings: Settings) -> AddressPolicy:
+def _address_policy(settings: Settings) -> AddressPolicy:
     return AddressPolicy(settings.webhook_allow_http, parse_networks(settings.webhook_allow_networks))
 
 
-async def names(tenancy: Tenancy) -> DisplayNames:
-    """What all tenants and projects are called."""
-    tenants = {tenant.id: tenant.name for tenant in await tenancy.list_tenants()}
-    projects = {each.id: each.name for tenant in tenants for each in await tenancy.list_projects(tenant)}
-    return DisplayNames(tenants, projects)
-
-
 class AdminServices(msgspec.Struct, frozen=True):
-    """What an administrator works with."""
+    """What an administrator works with, and the settings from which it was opened."""
 
+    settings: Settings
     database: Database
     bus: Bus
     tenancy: Tenancy
@@ -82,6 +86,18 @@ class AdminServices(msgspec.Struct, frozen=True):
     balances: Balances
     budgets: BudgetSettings
     holds: HoldService
+
+    async def tenant_names(self) -> dict[UUID, str]:
+        """The names of all tenants."""
+        return {tenant.id: tenant.name for tenant in await self.tenancy.list_tenants()}
+
+    async def display_names(self) -> DisplayNames:
+        """The names of all tenants and of their projects."""
+        tenants = await self.tenant_names()
+        projects = {
+            project.id: project.name for tenant in tenants for project in await self.tenancy.list_projects(tenant)
+        }
+        return DisplayNames(tenants, projects)
 
 
 def system_user() -> str:
@@ -99,16 +115,17 @@ def open_bus(settings: Settings) -> Bus:
 
 
 Setup = Literal["never", "embedded", "always"]
-"""Which databases are made or migrated: none that is not there (a command), an embedded one (a role), any (`serve`)."""
+"""When a database is made: never (a command), if it is embedded (a role), always (`serve`). An embedded database that
+exists is migrated in any case."""
 
 
 async def read_secrets_of_serve(settings: Settings) -> Secrets:
-    """The secrets for `serve`, which makes them where there can be nothing yet that depends on older ones.
+    """The secrets for `serve`. They are made where no secrets file is given or exists, and the database is empty.
 
     Raises SecretsError, DatabaseUnavailable.
     """
-    named = bool(settings.secrets_file) or settings.secrets.exists()
-    if not named and settings.embedded_database is None and await migrate.current(settings.database) is None:
+    has_file = bool(settings.secrets_file) or settings.secrets.exists()
+    if not has_file and settings.embedded_database is None and await migrate.current(settings.database) is None:
         return secrets.load_or_make(settings.secrets)
     return read_secrets(settings)
 
@@ -123,20 +140,24 @@ async def prepare_database(settings: Settings, setup: Setup) -> None:
 
 @asynccontextmanager
 async def open_admin_services(settings: Settings, setup: Setup = "never") -> AsyncIterator[AdminServices]:
-    """The office. Raises what makes it impossible, each with one clear line."""
+    """Open the admin services, and close them at the end.
+
+    Raises NoData, DataFolderError, SecretsError, SchemaMismatch, DatabaseUnavailable, InvalidRedisUrl.
+    """
     if setup == "never":
         check_data(settings)
     else:
         prepare_data_folder(settings)
-    known = read_secrets(settings)
+    keys = read_secrets(settings)
     await prepare_database(settings, setup)
     database = await Database.open(settings.database)
     bus = open_bus(settings)
-    peppers = Peppers(known.peppers, known.pepper_current)
+    peppers = Peppers(keys.peppers, keys.pepper_current)
     holds, prices = HoldService(database), PriceCatalog(database)
     authenticator = Authenticator(database, peppers, bus, patience=settings.database_timeout)
     try:
         yield AdminServices(
+            settings=settings,
             database=database,
             bus=bus,
             tenancy=Tenancy(database, peppers, bus),

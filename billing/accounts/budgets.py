@@ -18,16 +18,17 @@ from billing.tables.money import balance
 from storage.database.base import new_id
 from storage.database.database import Database
 from storage.free_text import NAME, problem_of_text
+from storage.reported_error import ReportedError
 
 THRESHOLDS = (50, 80, 100)
 _MOST_PERCENT = 1000
 
 
-class InvalidBudget(ValueError):
+class InvalidBudget(ReportedError, ValueError):
     """A budget that makes no sense; the message says why."""
 
 
-class UnknownBudget(LookupError):
+class UnknownBudget(ReportedError, LookupError):
     """The tenant has no such budget."""
 
     def __init__(self, budget_id: UUID) -> None:

@@ -13,13 +13,14 @@ from sqlalchemy import select
 from billing.holds.store import open_hold
 from billing.tables.money import ended_hold, grant, ledger_txn, usage_fact
 from storage.database.database import Database
+from storage.reported_error import ReportedError
 
 _STANDS_FOR = (usage_fact.c.id, ended_hold.c.request_id, grant.c.id, ledger_txn.c.id)
 """Where an id may stand, beside open holds: usage and its adjustments, requests that ended without usage, money in and
 out."""
 
 
-class IdempotencyConflict(ValueError):
+class IdempotencyConflict(ReportedError, ValueError):
     """The id belongs to something else already: another amount, another tenant, another kind of movement, a request."""
 
     def __init__(self, identity: UUID, what: str) -> None:

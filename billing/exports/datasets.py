@@ -14,6 +14,7 @@ from billing.money import MICRO, format_pico
 from billing.prices import PriceCatalog
 from storage.database.base import from_instant
 from storage.database.database import Database
+from storage.reported_error import ReportedError
 
 PORTION = 2000
 """Rows that are read and written at a time."""
@@ -38,7 +39,7 @@ Row: TypeAlias = Sequence[Any]
 """One value for each column, of the column's kind."""
 
 
-class InvalidExport(ValueError):
+class InvalidExport(ReportedError, ValueError):
     """An export cannot be made from this query; `field` says which part of the query is wrong."""
 
     def __init__(self, field: str, problem: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from storage.reported_error import ReportedError
 
-class InvoiceRefused(ValueError):
+
+class InvoiceRefused(ReportedError, ValueError):
     """Something cannot be done to this invoice. Base of the refusals below."""
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.calendar import following_period, period_bounds, period_of
 from billing.events.columns import EventColumns
-from billing.integrity.hash_chain import root_of
+from billing.integrity.hash_chain import period_root
 from billing.integrity.row_seals import seal_rows
 from billing.spool.gateway_epochs import Epoch, epochs_before
 from billing.tables.chain import usage_chain
@@ -28,6 +28,7 @@ from billing.transaction.money_transaction import MoneyTransaction
 from storage.database.base import from_instant
 from storage.database.database import Database
 from storage.free_text import counted
+from storage.reported_error import ReportedError
 
 PeriodState = Literal["open", "closing", "closed"]
 
@@ -64,7 +65,7 @@ class Waiting(msgspec.Struct, frozen=True):
         return lines
 
 
-class PeriodOpen(ValueError):
+class PeriodOpen(ReportedError, ValueError):
     """The period cannot be closed now; `reasons` are lines that say why."""
 
     def __init__(self, period: str, reasons: Sequence[str]) -> None:
@@ -151,7 +152,7 @@ class Periods:
             await session.execute(self._database.insert(billing_period).values(row).on_conflict_do_nothing())
             heads = select(usage_chain.c.tenant_id, usage_chain.c.head).where(usage_chain.c.period == period)
             # all tenants: a period closes for everybody
-            root = root_of({row.tenant_id: row.head for row in await session.execute(heads)})
+            root = period_root({row.tenant_id: row.head for row in await session.execute(heads)})
             values = {"state": "closed", "closed_at": self._database.clock, "root": root}
             unclosed = (billing_period.c.period == period) & (billing_period.c.state != "closed")
             closing = update(billing_period).where(unclosed).values(values).returning(billing_period.c.period)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from billing.money import InvalidPrice
+from storage.reported_error import ReportedError
 
 
-class PriceRefused(ValueError):
+class PriceRefused(ReportedError, ValueError):
     """A refused change of prices; `field` is the field of the proposal that is wrong, if it is one."""
 
     field = ""
@@ -62,7 +63,7 @@ class NotADraft(PriceRefused):
     """The sheet is no draft any more, so it cannot be approved; or it has begun, so it cannot be withdrawn."""
 
 
-class UnknownSheet(LookupError):
+class UnknownSheet(ReportedError, LookupError):
     """No price sheet has this number."""
 
     def __init__(self, sheet: int) -> None:
@@ -70,7 +71,7 @@ class UnknownSheet(LookupError):
         self.sheet = sheet
 
 
-class UnknownBook(LookupError):
+class UnknownBook(ReportedError, LookupError):
     """No price book has this name."""
 
     def __init__(self, name: str) -> None:

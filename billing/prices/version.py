@@ -12,6 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from billing.usage import CLASSES, InvalidUsage, Usage
+from storage.reported_error import ReportedError
 
 LANES = ("interactive", "standard", "batch")
 EVERY_LANE = "*"
@@ -28,7 +29,7 @@ Rows: TypeAlias = Mapping[Cell, int]
 """Micro-units of currency per 1,000,000 units, by cell."""
 
 
-class PriceMissing(LookupError):
+class PriceMissing(ReportedError, LookupError):
     """A model, or one meter of it, has no price."""
 
     def __init__(self, model: str, meter: str | None = None) -> None:

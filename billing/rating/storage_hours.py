@@ -17,7 +17,7 @@ from sqlalchemy import case, func, select, tuple_
 
 from billing.calendar import check_period, period_bounds, period_of
 from billing.events.rollups import HOUR, LIMB
-from billing.integrity.row_seals import FORMS, seal_rows
+from billing.integrity.row_seals import CURRENT, seal_rows
 from billing.periods.periods import moved_periods
 from billing.prices import EVERY_LANE, PriceCatalog, PriceMissing
 from billing.prices.version import STORAGE
@@ -63,7 +63,7 @@ async def record_storage(database: Database, catalog: PriceCatalog, hours: Seque
         rows.append(msgspec.structs.asdict(stored) | {"price_version": version.id, "cost_pico": cost})
     if not rows:
         return 0
-    key = tuple_(*(storage_event.c[name] for name in FORMS["storage_event"].key))
+    key = tuple_(*(storage_event.c[name] for name in CURRENT["storage_event"].key))
     new = database.insert(storage_event).on_conflict_do_nothing().returning(*storage_event.primary_key)
     async with database.transaction() as session:
         await session.execute(select(1))  # begins the transaction

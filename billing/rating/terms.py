@@ -15,9 +15,10 @@ from billing.calendar import InvalidPeriod, check_period
 from billing.money import InvalidMoney, InvalidPrice, parse_amount, parse_price
 from billing.prices.version import LANES
 from billing.usage import METERS
+from storage.reported_error import ReportedError
 
 
-class InvalidTerms(ValueError):
+class InvalidTerms(ReportedError, ValueError):
     """Invalid terms; `field` is the field that is wrong."""
 
     def __init__(self, field: str, problem: str) -> None:

@@ -21,6 +21,7 @@ from billing.tables.money import rollup_hour, usage_fact
 from billing.usage import METERS
 from storage.database.base import Count
 from storage.database.database import Database
+from storage.reported_error import ReportedError
 
 SumSource = Literal["rollups", "events"]
 """Where sums of usage are read from: the hourly rollups, or the events themselves."""
@@ -28,7 +29,7 @@ SumSource = Literal["rollups", "events"]
 GROUPS = ("project_id", "model", "lane", "context_from", "price_version")
 
 
-class CostMismatch(ValueError):
+class CostMismatch(ReportedError, ValueError):
     """Recorded cost that is not units × prices: `turnpike audit money` says which request has it."""
 
 

@@ -18,15 +18,16 @@ from billing.tables.money import hold_batch
 from billing.tables.periods import gateway_epoch
 from storage.database.database import Database
 from storage.free_text import NAME, REASON, check_text
+from storage.reported_error import ReportedError
 
 _FOR_EVER = (1 << 31) - 1
 
 
-class UnknownJournal(ValueError):
+class UnknownJournal(ReportedError, ValueError):
     """No journal, or more than one, is meant by what was given."""
 
 
-class JournalAnswers(ValueError):
+class JournalAnswers(ReportedError, ValueError):
     """The journal is not lost: a replica has it."""
 
 

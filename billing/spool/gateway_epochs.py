@@ -23,13 +23,14 @@ import structlog
 from sqlalchemy import Select, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from billing.spool import locked_files
 from billing.spool.spool import Spool, files_of
 from billing.tables.periods import NAMES_LOCK, gateway_epoch
-from storage import locked_files
 from storage.backoff import pause
 from storage.database.base import from_instant
 from storage.database.database import Database, DatabaseUnavailable
 from storage.free_text import REASON, check_text
+from storage.reported_error import ReportedError
 
 log = structlog.get_logger(__name__)
 
@@ -56,15 +57,17 @@ class Epoch(msgspec.Struct, frozen=True):
     holds_ended_at: int | None = None
 
 
-class GatewayNameTaken(Exception):
+class GatewayNameTaken(ReportedError):
     """Another gateway that lives has this name."""
 
+    temporary = True
 
-class EpochAlive(ValueError):
+
+class EpochAlive(ReportedError, ValueError):
     """The epoch cannot be declared dead: it lives, or its spool is here to be settled."""
 
 
-class UnknownEpoch(ValueError):
+class UnknownEpoch(ReportedError, ValueError):
     """There is no such epoch."""
 
     def __init__(self, epoch: str) -> None:
@@ -107,14 +110,7 @@ async def declare_dead(database: Database, epoch: str, reason: str, spool_folder
 class EpochKeeper:
     """Publishes the epoch of one spool as long as it lives, and ends those whose owners are gone. `start`, `stop`."""
 
-    def __init__(
-        self,
-        database: Database,
-        spool: Spool,
-        gateway: str,
-        *,
-        folder: str = "",
-    ) -> None:
+    def __init__(self, database: Database, spool: Spool, gateway: str, *, folder: str = "") -> None:
         """`folder` is the identity of the folder in which the spool lies."""
         self.on_over: Callable[[str], None] = lambda why: None
         """Called once, with the reason, when the epoch turns out to be over although we live: nothing may be sent or

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from storage import locked_files
+from billing.spool import locked_files
 
 HEADER = b"TPSPOOL1"
 MARK = b"\xf5TP\xfa"

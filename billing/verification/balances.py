@@ -13,8 +13,9 @@ from sqlalchemy import func, select
 
 from billing.events.rollups import LIMB
 from billing.holds.batches import HoldBatch
-from billing.holds.records import grants_in, split, unpack, unpack_all
-from billing.holds.store import COLUMNS
+from billing.holds.records import unpack, unpack_all
+from billing.holds.sources import HoldSources
+from billing.holds.store import BATCH_COLUMNS
 from billing.tables.money import (
     balance,
     ended_hold,
@@ -151,7 +152,7 @@ async def _held(audit: AuditContext) -> tuple[dict[UUID, int], dict[UUID, int]]:
     batch = hold_batch.c  # all tenants: an audit checks the whole installation
     query = select(batch.tenant_id, batch.amount_pico, batch.sources, batch.open)
     async for tenant, amount, sources, holds in await audit.session.stream(query):
-        counted_on = grants_in(sources)
+        counted_on = HoldSources.decode(sources).grants
         balances[tenant] += amount - holds * sum(counted_on.values())
         for grant_id, pico in counted_on.items():
             grants[grant_id] += holds * pico
@@ -162,7 +163,7 @@ def _is_unaltered(row: Any) -> bool:
     """Whether an ended hold's columns are those of its request. Its amount may have been raised since."""
     try:
         request = unpack(row.request)
-        split(row.budgets), grants_in(row.budgets)
+        HoldSources.decode(row.budgets)
     except (msgspec.MsgspecError, ValueError):
         return False
     same = (row.request_id, row.tenant_id, row.gateway) == (request.request_id, request.tenant_id, request.gateway)
@@ -173,7 +174,7 @@ def _is_unaltered(row: Any) -> bool:
 def _is_batch_unaltered(batch: HoldBatch) -> bool:
     """Whether a batch of open holds is what their requests say. Their amounts may have been raised since."""
     try:
-        split(batch.sources), grants_in(batch.sources)
+        HoldSources.decode(batch.sources)
         amounts, requests = batch.amounts(), {request.request_id: request for request in unpack_all(batch.requests)}
         still_open = {request: requests[UUID(bytes=request)] for request in amounts}
     except (msgspec.MsgspecError, struct.error, ValueError, KeyError):
@@ -199,7 +200,7 @@ async def check_holds(audit: AuditContext) -> None:
             audit.report("a hold was altered", row.request_id, "it is not what was asked for")
     found: dict[UUID, int] = defaultdict(int)
     open_requests: list[UUID] = []
-    async for row in await audit.session.stream(select(*COLUMNS)):
+    async for row in await audit.session.stream(select(*BATCH_COLUMNS)):
         batch = HoldBatch(*row)
         found[batch.tenant_id] += batch.open
         if _is_batch_unaltered(batch):

@@ -1,27 +1,40 @@
-"""One replica, from the settings: started, or asked how it is.
+"""`turnpike engine`: run one replica of a served model, or check one.
 
 Nothing of gateway and database is imported: whoever starts a replica waits for it.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import socket
 
-from turnpike.failures import CommandError
+from turnpike.command_line import CommandError, CommandParser
 from turnpike.processes.replica_probe import Unreachable, probe
 from turnpike.settings import secrets
 from turnpike.settings.data_folder import prepare_data_folder, protect_data_folder
-from turnpike.settings.settings import SettingError, Settings
+from turnpike.settings.settings import ENGINE, SettingError, Settings
 
 
-def engine(settings: Settings, parent: int | None = None) -> int:
-    """`turnpike engine`: one replica."""
-    from engine.scheduling.fairness.queue_limits import QueueBounds, bounds  # noqa: PLC0415  # only a replica needs it
-    from engine.server.replica import ReplicaOptions, main  # noqa: PLC0415  # imports torch
+def add_arguments(parser: CommandParser) -> None:
+    """Declare `turnpike engine`."""
+    parser.runs(engine, ENGINE)
+    parser.add_argument("--health", action="store_true", help="probe the replica at --listen and exit 0 if it is well")
+
+
+def engine(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike engine`: run a replica; with `--health`, check the one at `--listen`."""
+    return probe_engine(settings) if arguments.health else run_engine(settings, arguments.parent_pid)
+
+
+def run_engine(settings: Settings, parent: int | None = None) -> int:
+    """Run one replica until a signal; `parent` is the process that started it as a child, if one did."""
+    from engine.scheduling.fairness.queue_limits import QueueBounds, bounds  # only a replica needs it
+    from engine.server.replica import main  # imports torch
+    from engine.startup.options import ReplicaOptions
 
     prepare_data_folder(settings)
-    if parent is None:  # whoever starts one as a child has looked
+    if parent is None:  # who starts one as a child has done so
         protect_data_folder(settings)
     if not settings.listen:
         raise SettingError("listen: say where, as unix:PATH or tcp:HOST:PORT")
@@ -67,15 +80,16 @@ def probe_engine(settings: Settings) -> int:
     if not settings.listen:
         raise SettingError("listen: say which replica, as unix:PATH or tcp:HOST:PORT")
     try:
-        found = asyncio.run(probe(settings.listen, secrets.load(settings.secrets).link_key))
+        answer = asyncio.run(probe(settings.listen, secrets.load(settings.secrets).link_key))
     except Unreachable as error:
         raise CommandError(str(error)) from error
-    if found.beat is None:
-        raise CommandError(f"{found.hello.replica} answers, but sends no beat: is the link key the same?")
-    if not found.advancing:
-        raise CommandError(f"{found.hello.replica} has work, and is still at step {found.beat.steps}")
+    hello, heartbeat = answer.hello, answer.heartbeat
+    if heartbeat is None:
+        raise CommandError(f"{hello.replica} answers, but sends no heartbeat: is the link key the same?")
+    if not answer.advancing:
+        raise CommandError(f"{hello.replica} has work, and is still at step {heartbeat.steps}")
     print(
-        f"{found.hello.replica}: {found.hello.model.name}, epoch {found.hello.epoch}, step {found.beat.steps}, "
-        f"{found.beat.running} running, {sum(found.beat.waiting.values())} waiting"
+        f"{hello.replica}: {hello.model.name}, epoch {hello.epoch}, step {heartbeat.steps}, "
+        f"{heartbeat.running} running, {sum(heartbeat.waiting.values())} waiting"
     )
     return 0

@@ -1,86 +1,102 @@
-"""`turnpike journals …`: replicas' journals, and the audited end of one that is lost."""
+"""`turnpike journals`: list the replicas' journals, and declare one lost with its disk."""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from billing.money import format_pico
-from billing.replica_journals.lost_journals import KnownJournal, declare_lost, known_journals
-from gateway.fleet.replica_link import unnamed_journal
-from storage.database.base import from_instant
 from storage.free_text import counted
-from turnpike.admin_services import AdminServices, system_user
-from turnpike.commands.running import table, with_admin_services
-from turnpike.processes.replica_probe import probe_replicas
-from turnpike.settings.settings import Settings
+from turnpike.command_context import admin_command, print_table
+from turnpike.command_line import CommandParser
+
+if TYPE_CHECKING:
+    from billing.replica_journals.lost_journals import KnownJournal
+    from turnpike.admin_services import AdminServices
+    from turnpike.settings.settings import Settings
 
 
-def list_journals(settings: Settings, arguments: argparse.Namespace) -> int:
+def add_arguments(parser: CommandParser) -> None:
+    """Declare `turnpike journals …`."""
+    listing = parser.add_action("list", "the journals that gateways have met, and what waits for them", list_journals)
+    listing.add_format("json")
+    text = "stop waiting for a journal that is lost with its disk; the holds that only it may know are given back"
+    lost = parser.add_action("declare-lost", text, declare_journal_lost)
+    lost.add_argument("journal", metavar="REPLICA", help="the replica's name, or the journal's id from the list")
+    lost.add_argument("--reason", required=True, help="what happened to it; kept for ever")
+    lost.add_argument("--by", help="who says so; default: who runs the command")
+
+
+@admin_command
+async def list_journals(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike journals list`."""
+    from billing.replica_journals.lost_journals import known_journals
+    from storage.database.base import from_instant
 
-    async def work(admin: AdminServices) -> int:
-        answering = await _answering(settings)
-        found = [(_state(one, answering), one) for one in await known_journals(admin.database)]
-        if arguments.format == "json":
-            rows = [msgspec.to_builtins(one) | {"state": state} for state, one in found]
-            print(msgspec.json.encode(rows).decode())
-            return 0
-        table(
-            ("replica", "journal", "state", "met last", "gateway runs that wait", "open holds", "held", "reason"),
-            [
-                (
-                    one.replica,
-                    one.journal,
-                    state,
-                    from_instant(one.seen_at).isoformat(timespec="seconds"),
-                    one.epochs,
-                    one.holds,
-                    format_pico(one.held_pico),
-                    one.reason,
-                )
-                for state, one in found
-            ],
-        )
-        return 0
-
-    return with_admin_services(settings, work)
+    answering = await _answering(admin.settings)
+    journals = [(_state(journal, answering), journal) for journal in await known_journals(admin.database)]
+    if arguments.format == "json":
+        rows = [msgspec.to_builtins(journal) | {"state": state} for state, journal in journals]
+        print(msgspec.json.encode(rows).decode())
+        return
+    print_table(
+        ("replica", "journal", "state", "met last", "gateway runs that wait", "open holds", "held", "reason"),
+        [
+            (
+                journal.replica,
+                journal.journal,
+                state,
+                from_instant(journal.seen_at).isoformat(timespec="seconds"),
+                journal.epochs,
+                journal.holds,
+                format_pico(journal.held_pico),
+                journal.reason,
+            )
+            for state, journal in journals
+        ],
+    )
 
 
-def declare_journal_lost(settings: Settings, arguments: argparse.Namespace) -> int:
+@admin_command
+async def declare_journal_lost(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike journals declare-lost REPLICA`."""
+    from billing.replica_journals.lost_journals import declare_lost
+    from storage.database.base import from_instant
+    from turnpike.admin_services import system_user
 
-    async def work(admin: AdminServices) -> int:
-        loss = await declare_lost(
-            admin.database,
-            arguments.journal,
-            author=arguments.by or system_user(),
-            reason=arguments.reason,
-            answering=await _answering(settings),
-        )
-        at = from_instant(loss.at).isoformat(timespec="seconds")
-        print(
-            f"journal {loss.journal} of {loss.replica} is declared lost since {at} by {loss.author}: {loss.reason}\n"
-            f"requests of it that are recorded: {loss.events}; numbers without an event, whose counts nobody "
-            f"will know: {loss.missing}\n"
-            f"{counted(loss.holds, 'open hold')}, {format_pico(loss.held_pico)} in all, waited for it: "
-            f"a gateway gives back those that no other journal knows"
-        )
-        return 0
-
-    return with_admin_services(settings, work)
+    loss = await declare_lost(
+        admin.database,
+        arguments.journal,
+        author=arguments.by or system_user(),
+        reason=arguments.reason,
+        answering=await _answering(admin.settings),
+    )
+    at = from_instant(loss.at).isoformat(timespec="seconds")
+    print(
+        f"journal {loss.journal} of {loss.replica} is declared lost since {at} by {loss.author}: {loss.reason}\n"
+        f"requests of it that are recorded: {loss.events}; numbers without an event, whose counts nobody "
+        f"will know: {loss.missing}\n"
+        f"{counted(loss.holds, 'open hold')}, {format_pico(loss.held_pico)} in all, waited for it: "
+        f"a gateway gives back those that no other journal knows"
+    )
 
 
 async def _answering(settings: Settings) -> set[str]:
-    """The journals of the replicas that answer, those without an identity too: a replica speaks for what its journal
-    was before it had one."""
+    """The journals of the replicas that answer.
+
+    A replica also answers for the journal that it had before journals had identities.
+    """
+    from gateway.fleet.replica_link import unnamed_journal
+    from turnpike.processes.replica_probe import probe_replicas
+
     hellos = [probe.hello for probe in await probe_replicas(settings)]
-    older = {unnamed_journal(hello.replica) for hello in hellos if not hello.since}
-    return older | {hello.journal for hello in hellos if hello.journal}
+    unnamed = {unnamed_journal(hello.replica) for hello in hellos if not hello.since}
+    return unnamed | {hello.journal for hello in hellos if hello.journal}
 
 
-def _state(one: KnownJournal, answering: set[str]) -> str:
-    if one.journal in answering:
+def _state(journal: KnownJournal, answering: set[str]) -> str:
+    if journal.journal in answering:
         return "answers"
-    return "declared lost" if one.state == "lost" else "does not answer"
+    return "declared lost" if journal.state == "lost" else "does not answer"

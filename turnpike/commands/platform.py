@@ -1,49 +1,59 @@
-"""`turnpike platform …`: what holds for the whole platform, kept in its database."""
+"""`turnpike platform`: show and change the settings of the whole platform."""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from billing.calendar import format_instant
-from billing.platform_settings import APPROVALS, VALUES, check_platform_setting
-from turnpike.admin_services import AdminServices, system_user
-from turnpike.commands.price_author import two_operators
-from turnpike.commands.running import table, with_admin_services
-from turnpike.failures import CommandError
+from turnpike.command_context import admin_command, print_table, with_admin_services
+from turnpike.command_line import CommandError, CommandParser
+from turnpike.operator_identity import add_second_operator, check_operators
 from turnpike.settings.settings import Settings
 
+if TYPE_CHECKING:
+    from turnpike.admin_services import AdminServices
 
-def show_platform(settings: Settings, _arguments: argparse.Namespace) -> int:
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare `turnpike platform …`."""
+    parser.add_action("show", "the settings, and who set them", show_platform)
+    put = parser.add_action("set", "change a setting", set_platform)
+    put.add_argument("name", metavar="NAME", help="approvals: whether it takes two operators to change a price")
+    put.add_argument("value", metavar="VALUE", help="on or off")
+    put.add_argument("--reason", default="", help="why; kept in the log")
+    add_second_operator(put)
+
+
+@admin_command
+async def show_platform(admin: AdminServices, _arguments: argparse.Namespace) -> None:
     """`turnpike platform show`."""
+    from billing.calendar import format_instant
+    from billing.platform_settings import VALUES
 
-    async def work(admin: AdminServices) -> int:
-        table(("setting", "value"), [(name, await admin.platform.value(name)) for name in VALUES])
-        for change in await admin.platform.history():
-            why = f": {change.reason}" if change.reason else ""
-            when = format_instant(change.at)
-            print(f"{when}  {change.name} {change.value} by {change.actor} ({change.via}){why}")
-        return 0
-
-    return with_admin_services(settings, work)
+    print_table(("setting", "value"), [(name, await admin.platform.value(name)) for name in VALUES])
+    for change in await admin.platform.history():
+        why = f": {change.reason}" if change.reason else ""
+        at = format_instant(change.at)
+        print(f"{at}  {change.name} {change.value} by {change.actor} ({change.via}){why}")
 
 
 def set_platform(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike platform set NAME VALUE`."""
+    from billing.platform_settings import APPROVALS, check_platform_setting
+    from turnpike.admin_services import system_user
+
     check_platform_setting(arguments.name, arguments.value)
 
-    async def work(admin: AdminServices) -> int:
+    async def work(admin: AdminServices) -> None:
         if arguments.name == APPROVALS and arguments.value == "on":
             operators = {key.name.casefold() for key in await admin.tenancy.list_operator_keys() if not key.revoked_at}
             if len(operators) < 2:
                 raise CommandError(
                     "approvals take two operators, each with a key: `turnpike keys create --operator --name WHO`"
                 )
-        who = await two_operators(admin, settings, arguments)
+        by = " and ".join(await check_operators(admin, arguments))
         via = f"operator keys, {system_user()}"
-        await admin.platform.set(
-            arguments.name, arguments.value, by=" and ".join(who), via=via, reason=arguments.reason
-        )
+        await admin.platform.set(arguments.name, arguments.value, by=by, via=via, reason=arguments.reason)
         print(f"{arguments.name}: {arguments.value}")
-        return 0
 
     return with_admin_services(settings, work)

@@ -1,40 +1,46 @@
-"""`turnpike reconcile`: a billing period's books against each other and against the replicas' journals."""
+"""`turnpike reconcile`: compare the books of a period with each other and with journals."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from billing.money import format_pico
-from billing.replica_journals.comparison import JournalReport
-from billing.verification.reconciliation import Report, reconcile
-from turnpike.admin_services import AdminServices
-from turnpike.commands.running import table, with_admin_services
-from turnpike.processes.replica_probe import probe_replicas
-from turnpike.settings.settings import Settings
+from turnpike.command_context import admin_command, print_table, this_month
+from turnpike.command_line import CommandParser
+
+if TYPE_CHECKING:
+    from billing.replica_journals.comparison import JournalReport
+    from billing.verification.reconciliation import Report
+    from turnpike.admin_services import AdminServices
+    from turnpike.settings.settings import Settings
 
 _REQUESTS = "turnpike_engine_journal_requests_total"
 _UNACKNOWLEDGED = "turnpike_engine_journal_unacknowledged"
 
 
-def reconcile_period(settings: Settings, arguments: argparse.Namespace) -> int:
+def add_arguments(parser: CommandParser) -> None:
+    """Declare `turnpike reconcile`."""
+    parser.runs(reconcile_period)
+    parser.add_argument("--period", help="such as 2026-11; default: this month (UTC)")
+    parser.add_format("json")
+
+
+@admin_command
+async def reconcile_period(admin: AdminServices, arguments: argparse.Namespace) -> int:
     """`turnpike reconcile`: 1 if anything was lost or doubled, or if the books differ."""
+    from billing.verification.reconciliation import reconcile
 
-    period = arguments.period or time.strftime("%Y-%m", time.gmtime())
-
-    async def work(admin: AdminServices) -> int:
-        report = await reconcile(admin.database, period, await _journals(settings))
-        if arguments.format == "json":
-            print(msgspec.json.encode(report).decode())
-        else:
-            _print(report)
-        print(_verdict(report), file=sys.stderr)
-        return 0 if report.clean else 1
-
-    return with_admin_services(settings, work)
+    report = await reconcile(admin.database, arguments.period or this_month(), await _journals(admin.settings))
+    if arguments.format == "json":
+        print(msgspec.json.encode(report).decode())
+    else:
+        _print(report)
+    print(_verdict(report), file=sys.stderr)
+    return 0 if report.clean else 1
 
 
 def _verdict(report: Report) -> str:
@@ -50,16 +56,19 @@ def _verdict(report: Report) -> str:
 
 async def _journals(settings: Settings) -> list[JournalReport]:
     """What the replicas that answer say of their journals."""
+    from billing.replica_journals.comparison import JournalReport
+    from turnpike.processes.replica_probe import probe_replicas
+
     return [
         JournalReport(
             probe.hello.replica,
-            int(probe.beat.metrics[_REQUESTS]),
-            int(probe.beat.metrics.get(_UNACKNOWLEDGED, 0)),
+            int(probe.heartbeat.metrics[_REQUESTS]),
+            int(probe.heartbeat.metrics.get(_UNACKNOWLEDGED, 0)),
             probe.hello.journal,
             probe.hello.since,
         )
         for probe in await probe_replicas(settings)
-        if probe.beat is not None and _REQUESTS in probe.beat.metrics
+        if probe.heartbeat is not None and _REQUESTS in probe.heartbeat.metrics
     ]
 
 
@@ -88,16 +97,16 @@ def _print(report: Report) -> None:
         ("drift, pico-units", report.drift_pico),
         ("tenants invoiced", f"{report.invoiced} of {report.tenants}"),
     ]
-    table(("", "found"), rows)
+    print_table(("", "found"), rows)
     for drift in report.drifts:
         invoiced = "no invoice" if drift.invoiced is None else f"invoice {drift.invoiced}"
         books = f"events {drift.events}, rollups {drift.rollups}, ledger {drift.ledger}, {invoiced}"
         print(f"tenant {drift.tenant_id}: {books} pico-units of {drift.currency}")
-    for each in report.sequences:
-        for first, last in each.missing:
-            print(f"replica {each.replica}, epoch {each.epoch}: no event for journal sequences {first} to {last}")
-        if each.repeated:
-            print(f"replica {each.replica}, epoch {each.epoch}: journal sequences with several events: {each.repeated}")
+    for run in report.sequences:
+        for first, last in run.missing:
+            print(f"replica {run.replica}, epoch {run.epoch}: no event for journal sequences {first} to {last}")
+        if run.repeated:
+            print(f"replica {run.replica}, epoch {run.epoch}: journal sequences with several events: {run.repeated}")
     for journal in report.journals:
         if journal.state == "answers" and journal.requests != journal.events:
             print(

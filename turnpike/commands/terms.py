@@ -1,26 +1,43 @@
-"""`turnpike terms …`: what tenants' contracts change about the list prices."""
+"""`turnpike terms`: set and list contracts that change the list prices."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
 import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from billing.money import format_pico
-from billing.rating.terms import ContractTerms, parse_terms
-from turnpike.admin_services import AdminServices
-from turnpike.commands.price_author import author
-from turnpike.commands.running import table, with_admin_services
-from turnpike.failures import CommandError
+from turnpike.command_context import admin_command, print_table, tenant_id_of, this_month, with_admin_services
+from turnpike.command_line import CommandError, CommandParser
+from turnpike.operator_identity import add_author, find_author
 from turnpike.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from billing.rating.terms import ContractTerms
+    from turnpike.admin_services import AdminServices
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare `turnpike terms …`."""
+    put = parser.add_action("set", "all terms of a tenant, from a period on; see docs/prices.md", set_terms)
+    put.add_tenant_first()
+    put.add_argument("file", metavar="FILE", help="TOML with tiers, discounts, minimum, commitment; empty: list prices")
+    put.add_argument("--from", dest="from_period", metavar="YYYY-MM", help="the first period; default: this one")
+    put.add_dry_run()
+    add_author(put)
+    listing = parser.add_action("list", "terms by tenant and period", list_terms)
+    listing.add_tenant_first(optional=True)
+    listing.add_format("json")
 
 
 def set_terms(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike terms set`."""
+    from billing.rating.terms import parse_terms
+
     path = Path(arguments.file)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -29,46 +46,40 @@ def set_terms(settings: Settings, arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise CommandError(f"{path} is not TOML: {error}") from error
     terms = parse_terms(content)
-    period = arguments.from_period or time.strftime("%Y-%m", time.gmtime())
+    period = arguments.from_period or this_month()
 
-    async def work(admin: AdminServices) -> int:
+    async def work(admin: AdminServices) -> None:
         tenant = await admin.tenancy.tenant(arguments.tenant)
         if arguments.dry_run:
             await admin.contracts.check(tenant.id, terms, period)
             print(f"{tenant.name}: checked, nothing written")
-            return 0
-        who = await author(admin, settings, arguments)
-        number = await admin.contracts.put(tenant.id, terms, period, who.name, arguments.reason)
+            return
+        author = await find_author(admin, arguments)
+        number = await admin.contracts.put(tenant.id, terms, period, author.name, arguments.reason)
         print(f"{tenant.name}: terms {number}, from {period} on")
-        return 0
 
     return with_admin_services(settings, work)
 
 
-def list_terms(settings: Settings, arguments: argparse.Namespace) -> int:
+@admin_command
+async def list_terms(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike terms list`."""
-
-    async def work(admin: AdminServices) -> int:
-        names = {tenant.id: tenant.name for tenant in await admin.tenancy.list_tenants()}
-        wanted = (await admin.tenancy.tenant(arguments.tenant)).id if arguments.tenant else None
-        found = await admin.contracts.list(wanted)
-        if arguments.format == "json":
-            rows = [msgspec.to_builtins(each) | {"tenant": names[each.tenant_id]} for each in found]
-            print(json.dumps(rows, indent=2, default=str))
-            return 0
-        table(
-            ("terms", "tenant", "from", "says", "who", "why"),
-            [
-                (each.id, names[each.tenant_id], each.from_period, _says(each.terms), each.author, each.reason)
-                for each in found
-            ],
-        )
-        return 0
-
-    return with_admin_services(settings, work)
+    names = await admin.tenant_names()
+    contracts = await admin.contracts.list(await tenant_id_of(admin, arguments.tenant))
+    if arguments.format == "json":
+        rows = [msgspec.to_builtins(entry) | {"tenant": names[entry.tenant_id]} for entry in contracts]
+        print(json.dumps(rows, indent=2, default=str))
+        return
+    print_table(
+        ("terms", "tenant", "from", "says", "who", "why"),
+        [
+            (entry.id, names[entry.tenant_id], entry.from_period, _summary(entry.terms), entry.author, entry.reason)
+            for entry in contracts
+        ],
+    )
 
 
-def _says(terms: ContractTerms) -> str:
+def _summary(terms: ContractTerms) -> str:
     parts = [f"{tiers.kind} {tiers.meter} of {tiers.model}" for tiers in terms.tiers]
     for discount in terms.discounts:
         percent = f"{discount.basis_points // 100}.{discount.basis_points % 100:02d}"
@@ -76,8 +87,8 @@ def _says(terms: ContractTerms) -> str:
     if terms.minimum is not None:
         parts.append(f"at least {_money(terms.minimum.amount_pico)}")
     if terms.commitment is not None:
-        of = terms.commitment
-        parts.append(f"{_money(of.amount_pico)} committed for {of.first} to {of.last}")
+        committed = terms.commitment
+        parts.append(f"{_money(committed.amount_pico)} committed for {committed.first} to {committed.last}")
     return "; ".join(parts) or "list prices"
 
 

@@ -1,4 +1,4 @@
-"""`turnpike usage`: tokens by class and exact cost."""
+"""`turnpike usage`: print tokens by class and exact cost, by project and model."""
 
 from __future__ import annotations
 
@@ -6,47 +6,51 @@ import argparse
 import csv
 import json
 import sys
-import time
+from typing import TYPE_CHECKING
 
 from billing.money import format_pico
-from billing.reports import usage_report
-from billing.usage import METERS
-from turnpike.admin_services import AdminServices
-from turnpike.commands.running import table, with_admin_services
-from turnpike.settings.settings import Settings
+from turnpike.command_context import admin_command, print_table, tenant_id_of, this_month
+from turnpike.command_line import CommandParser
+
+if TYPE_CHECKING:
+    from turnpike.admin_services import AdminServices
 
 
-def usage(settings: Settings, arguments: argparse.Namespace) -> int:
+def add_arguments(parser: CommandParser) -> None:
+    """Declare `turnpike usage`."""
+    parser.runs(print_usage)
+    parser.add_argument("--period", "--month", help="such as 2026-11; default: this month (UTC)")
+    parser.add_argument("--tenant", help="one tenant alone")
+    parser.add_format("csv", "json")
+
+
+@admin_command
+async def print_usage(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike usage`."""
-    month = arguments.period or time.strftime("%Y-%m", time.gmtime())
+    from billing.reports.usage_report import usage_by_project_and_model
+    from billing.usage import METERS
 
-    async def work(admin: AdminServices) -> int:
-        names = {tenant.id: tenant.name for tenant in await admin.tenancy.list_tenants()}
-        wanted = (await admin.tenancy.tenant(arguments.tenant)).id if arguments.tenant else None
-        projects = {
-            project.id: project.name for tenant in names for project in await admin.tenancy.list_projects(tenant)
+    month = arguments.period or this_month()
+    names = await admin.display_names()
+    tenant_id = await tenant_id_of(admin, arguments.tenant)
+    rows: list[dict[str, object]] = [
+        {
+            "tenant": names.tenants[line.tenant_id],
+            "project": names.projects[line.project_id],
+            "model": line.model,
+            "requests": line.requests,
+            **{meter: line.meters.get(meter, 0) for meter in METERS},
+            "currency": line.currency,
+            "cost": format_pico(line.cost_pico),
         }
-        rows: list[dict[str, object]] = []
-        for line in await usage_report.usage_by_project_and_model(admin.database, month, wanted):
-            meters = {meter: line.meters.get(meter, 0) for meter in METERS}
-            rows.append(
-                {
-                    "tenant": names[line.tenant_id],
-                    "project": projects[line.project_id],
-                    "model": line.model,
-                    "requests": line.requests,
-                    **meters,
-                    "currency": line.currency,
-                    "cost": format_pico(line.cost_pico),
-                }
-            )
-        _print_usage(month, rows, arguments.format)
-        return 0
-
-    return with_admin_services(settings, work)
+        for line in await usage_by_project_and_model(admin.database, month, tenant_id)
+    ]
+    _print_rows(month, rows, arguments.format)
 
 
-def _print_usage(month: str, rows: list[dict[str, object]], form: str) -> None:
+def _print_rows(month: str, rows: list[dict[str, object]], form: str) -> None:
+    from billing.usage import METERS
+
     fixed = ["tenant", "project", "model", "requests", *METERS, "currency", "cost"]
     if form == "json":
         print(json.dumps({"month": month, "rows": rows}, indent=2))
@@ -59,4 +63,4 @@ def _print_usage(month: str, rows: list[dict[str, object]], form: str) -> None:
     else:
         # Classes that nobody used are left out of the table; CSV and JSON have every column.
         shown = [name for name in fixed if name not in METERS or any(row[name] for row in rows)]
-        table(shown, [[row[name] for name in shown] for row in rows])
+        print_table(shown, [[row[name] for name in shown] for row in rows])

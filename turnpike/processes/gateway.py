@@ -1,4 +1,4 @@
-"""One gateway process: the rooms that a request passes through, built from the settings and served on a socket."""
+"""One gateway process: what its application needs, built from the settings, and served on a socket."""
 
 from __future__ import annotations
 
@@ -22,37 +22,34 @@ from gateway.services import GatewayOptions, GatewayServices
 from prompt_cache.promise.cache_domains import CacheDomains
 from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
-from turnpike import admin_services
-from turnpike.admin_services import AdminServices
-from turnpike.processes import listener as listening
-from turnpike.settings.data_folder import identity
+from turnpike.admin_services import AdminServices, webhook_endpoints
+from turnpike.processes.listener import is_loopback
+from turnpike.settings.data_folder import folder_identity
 from turnpike.settings.secrets import Secrets
 from turnpike.settings.settings import Settings
 
-_YOUNG = 50_000
-_MIDDLE = 20
-_OLD = 50
+_GC_THRESHOLDS = 50_000, 20, 50
+"""Far above Python's own, since most objects of a request are freed by their reference counts."""
 
 
 def tune_garbage_collector() -> None:
-    """Leave all objects there are to themselves, and collect the coming ones seldom. Called once, when all is built."""
+    """Never collect the objects that exist now, and collect later ones seldom. Called once, when all is built."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG, _MIDDLE, _OLD)
+    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 @asynccontextmanager
-async def services(
-    settings: Settings, admin: AdminServices, known: Secrets, registry: ModelRegistry
+async def open_gateway_services(
+    settings: Settings, admin: AdminServices, secrets: Secrets, registry: ModelRegistry
 ) -> AsyncIterator[GatewayServices]:
-    """Everything that the gateway's application is made of. Raises ModelWithoutPrice, AddressError, GatewayNameTaken,
-    OSError."""
+    """What the gateway's application is made of. Raises ModelWithoutPrice, AddressError, GatewayNameTaken, OSError."""
     raise_open_files_limit()
     name = settings.own_gateway_name
     epoch = f"{name}-{time.time_ns():x}"
     await registry.check_prices(admin.prices)
     spool = Spool(settings.data / "spool", epoch)
-    keeper = EpochKeeper(admin.database, spool, name, folder=identity(settings.data))
+    keeper = EpochKeeper(admin.database, spool, name, folder=folder_identity(settings.data))
     try:
         await keeper.start()
         yield GatewayServices(
@@ -60,7 +57,7 @@ async def services(
             database=admin.database,
             authenticator=Authenticator(
                 admin.database,
-                Peppers(known.peppers, known.pepper_current),
+                Peppers(secrets.peppers, secrets.pepper_current),
                 admin.bus,
                 patience=settings.database_timeout,
             ),
@@ -70,12 +67,12 @@ async def services(
             settler=Settler(admin.database, spool, admin.prices),
             models=registry,
             fleet=Fleet(
-                settings.replica_addresses, gateway=name, link_key=known.link_key, models=registry, epoch=epoch
+                settings.replica_addresses, gateway=name, link_key=secrets.link_key, models=registry, epoch=epoch
             ),
             exports=ExportJobs(admin.database, admin.prices, settings.exports),
-            webhooks=admin_services.endpoints(settings, admin.database, known),
+            webhooks=webhook_endpoints(settings, admin.database, secrets),
             epoch=keeper,
-            domains=CacheDomains(known.scope_secret, known.master_key),
+            domains=CacheDomains(secrets.scope_secret, secrets.master_key),
             options=GatewayOptions(
                 body_limit=settings.body_limit,
                 drain_timeout=settings.drain_timeout,
@@ -84,9 +81,9 @@ async def services(
                 allowance_requests=settings.allowance_requests,
                 connections=settings.max_connections,
                 connections_per_address=settings.max_connections_per_address,
-                public_metrics=not settings.metrics_listen and listening.is_loopback(settings.host),
+                public_metrics=not settings.metrics_listen and is_loopback(settings.host),
                 database_patience=settings.database_timeout,
-                lifetimes=RequestTimeouts(request=settings.request_timeout),
+                timeouts=RequestTimeouts(request=settings.request_timeout),
             ),
         )
     finally:
@@ -95,7 +92,7 @@ async def services(
 
 
 async def serve_until_signal(server: GatewayServer, listener: socket.socket) -> None:
-    """Serve until a signal. uvicorn raises it again when it is done; we are cleaning up then, so ignore it."""
+    """Serve until SIGINT or SIGTERM. uvicorn raises the signal again at its end, while we clean up: it is ignored."""
     tune_garbage_collector()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The worker's jobs, which no request waits for: each for ever, at its own pace, whatever becomes of the others."""
+"""The worker's jobs, which no request waits for. Each is repeated for ever, whatever becomes of the others."""
 
 from __future__ import annotations
 
@@ -16,12 +16,9 @@ from billing.periods.periods import Periods
 from billing.retention import BATCH, forget_charges, forget_holds, forget_windows
 from storage.backoff import Backoff
 from storage.database.database import DatabaseUnavailable
-from turnpike import admin_services
-from turnpike import admin_services as webhooks
-from turnpike.admin_services import AdminServices
+from turnpike.admin_services import AdminServices, webhook_dispatcher
 from turnpike.settings.data_folder import read_secrets
-from turnpike.settings.settings import Settings
-from webhooks.dispatch import FORGOTTEN
+from webhooks.dispatch import REMOVAL_BATCH
 
 _DAY_S = 86_400
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
@@ -31,7 +28,7 @@ logger = structlog.get_logger(__name__)
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Done again after `every_s` seconds; at once while it answers that there is more to do."""
+    """What is repeated after `every_s` seconds; at once when `run` returns that there is more to do."""
 
     name: str
     every_s: float
@@ -39,7 +36,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Outage:
-    """What the log says of a database that is away: one line for all jobs when it goes, and one when it is back."""
+    """Whether the database is away, with one line of log for all jobs when it goes and one when it is back."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -50,60 +47,59 @@ class Outage:
         """What keeps the jobs waiting; empty if nothing does."""
         return "" if self._since is None else "the database is away; the worker's jobs wait"
 
-    def began(self, job: str, error: DatabaseUnavailable) -> None:
-        """A job found no database."""
+    def job_failed(self, job: str, error: DatabaseUnavailable) -> None:
+        """Record that a job could not reach the database."""
         if self._since is None:
             self._since = time.monotonic()
             logger.warning("the database is away; the worker's jobs wait", job=job, cause=str(error))
         self._waiting.add(job)
 
-    def ended(self, job: str) -> None:
-        """A job came to its end."""
+    def job_done(self, job: str) -> None:
+        """Record that a job came to its end; the outage is over when all that failed have."""
         self._waiting.discard(job)
         if self._since is not None and not self._waiting:
             logger.info("the database is back; the worker's jobs go on", away_s=round(time.monotonic() - self._since))
             self._since = None
 
 
-async def work(admin: AdminServices, settings: Settings, outage: Outage | None = None) -> None:
-    """Do all jobs for ever; `outage` knows whether the database is there."""
-    await do_for_ever(jobs(admin, settings), outage)
+async def run_worker(admin: AdminServices, outage: Outage | None = None) -> None:
+    """Repeat all jobs for ever; `outage` knows whether the database is away."""
+    await repeat_jobs(jobs(admin), outage)
 
 
-async def do_for_ever(all_jobs: Sequence[Job], outage: Outage | None = None) -> None:
-    """Do these jobs, each at its own pace, whatever becomes of the others."""
+async def repeat_jobs(all_jobs: Sequence[Job], outage: Outage | None = None) -> None:
+    """Repeat these jobs for ever, each at its own pace, whatever becomes of the others."""
     outage = outage or Outage()
     async with asyncio.TaskGroup() as group:
         for job in all_jobs:
-            group.create_task(_for_ever(job, outage))
+            group.create_task(_repeat(job, outage))
 
 
-async def _for_ever(job: Job, outage: Outage) -> None:
+async def _repeat(job: Job, outage: Outage) -> None:
     backoff = Backoff(min(job.every_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
     while True:
         more = False
         try:
             more = await job.run()
         except DatabaseUnavailable as error:
-            outage.began(job.name, error)
+            outage.job_failed(job.name, error)
             await backoff.wait()
             continue
         except Exception:
             logger.exception("a job of the worker failed, trying again", job=job.name)
             await backoff.wait()
             continue
-        outage.ended(job.name)
+        outage.job_done(job.name)
         backoff.reset()
         if not more:
             await asyncio.sleep(job.every_s)
 
 
-def jobs(admin: AdminServices, settings: Settings) -> list[Job]:
-    """Holds and grants expire, months to come get partitions, periods close, exports are made, webhooks are sent, and
-    what nobody needs any more is forgotten."""
-    periods = Periods(admin.database)
+def jobs(admin: AdminServices) -> list[Job]:
+    """Expire holds and grants, prepare partitions, close periods, make exports, send webhooks, remove old rows."""
+    settings, periods = admin.settings, Periods(admin.database)
     exports = ExportJobs(admin.database, admin.prices, settings.exports)
-    dispatcher = webhooks.dispatcher(settings, admin.tenancy, admin.database, read_secrets(settings))
+    dispatcher = webhook_dispatcher(settings, admin.tenancy, admin.database, read_secrets(settings))
     codes = parse_account_codes(settings.account_codes)
 
     async def sweep() -> bool:
@@ -117,7 +113,7 @@ def jobs(admin: AdminServices, settings: Settings) -> list[Job]:
         return False
 
     async def export() -> bool:
-        return await exports.run_next(lambda: admin_services.names(admin.tenancy), codes, settings.provider_name)
+        return await exports.run_next(admin.display_names, codes, settings.provider_name)
 
     async def clean() -> bool:
         if removed := await exports.remove_old(settings.export_keep_days * _DAY_S):
@@ -128,7 +124,7 @@ def jobs(admin: AdminServices, settings: Settings) -> list[Job]:
         windows = await forget_windows(admin.database, settings.budget_keep_days * _DAY_S)
         if removed or holds or charges or windows:
             logger.info("old rows are forgotten", webhooks=removed, holds=holds, charges=charges, windows=windows)
-        return removed >= FORGOTTEN or max(holds, charges, windows) >= BATCH
+        return removed >= REMOVAL_BATCH or max(holds, charges, windows) >= BATCH
 
     return [
         Job("sweep", 30.0, sweep),

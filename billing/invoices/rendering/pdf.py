@@ -14,9 +14,10 @@ import typst
 from billing.invoices.document import Document
 from billing.invoices.rendering.presentation import shown
 from billing.invoices.store import NOTHING_SETTLED, Settlements
+from storage.reported_error import ReportedError
 
 
-class NotPrintable(ValueError):
+class NotPrintable(ReportedError, ValueError):
     """typst cannot lay out the document; the message says why."""
 
 

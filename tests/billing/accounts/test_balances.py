@@ -159,7 +159,7 @@ async def test_adjustments_that_cannot_be(database: Database) -> None:
     with pytest.raises(InvalidUsage, match="unknown meter tokens"):
         await adjusting({"tokens": 1})
     for more in ({}, {"dry_run": True}):
-        with pytest.raises(InvalidAdjustment, match="output: 1 units more are taken back"):
+        with pytest.raises(InvalidAdjustment, match="output: 1 unit more than there were would be taken back"):
             await adjusting({"output": -11}, **more)
     with pytest.raises(InvalidAdjustment, match="no units"):
         await adjusting({"output": 0})

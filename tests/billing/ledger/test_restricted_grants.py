@@ -15,7 +15,8 @@ from sqlalchemy import select, update
 from billing.accounts.adjustments import adjust
 from billing.accounts.balances import Balances
 from billing.accounts.budgets import BudgetSettings
-from billing.holds.records import Hold, TopUp, join
+from billing.holds.records import Hold, TopUp
+from billing.holds.sources import HoldSources
 from billing.holds.store import EndedHolds, release_holds
 from billing.ledger.entries import Balance
 from billing.ledger.wallet import ModelCost, OpenGrant, Wallet
@@ -214,7 +215,7 @@ def test_no_hold_can_end_up_without_its_money(made: list[tuple[str, object, int]
                 events[used_up.id] = used_up
                 used[used_up.period][used_up.project_id, used_up.model] += used_up.cost_pico
                 costs[used_up.project_id, used_up.model] += used_up.cost_pico
-                sources = join((), hold.grants)
+                sources = HoldSources(grants=hold.grants)
                 ended.append(EndedHolds(ME, 1, hold.amount_pico, sources, [hold.request_id]))
             paid = release_holds(wallet, ended, events, used)
             for period, of_period in used.items():

@@ -452,7 +452,7 @@ class MoneyMachine(RuleBasedStateMachine):
             async with money_transaction(database) as books:
                 yield Fragile(books, left)
 
-        with patch.object(module, "opened", fragile), suppress(Crash):
+        with patch.object(module, "money_transaction", fragile), suppress(Crash):
             self.run(work())
 
     # ------------------------------------------------------------ periods

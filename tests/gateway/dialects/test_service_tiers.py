@@ -1,4 +1,4 @@
-"""`service_tier` end to end: asked with the official client, run and held and billed in its lane, said and reported."""
+"""`service_tier` end to end, with the official client: run, held, billed and reported in its lane."""
 
 from __future__ import annotations
 

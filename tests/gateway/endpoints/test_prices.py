@@ -1,4 +1,4 @@
-"""GET /v1/prices: what applies to who asks, exactly, at any instant."""
+"""GET /v1/prices: the exact prices of the asking tenant at any instant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from billing.prices.grid import derived, parse_factor
 from billing.prices.price_books import PriceBooks
 from billing.prices.sheets import PriceProposal
 from gateway.services import GatewayOptions
-from tests.gateway.stack import Stack, quick_lifetimes, running_stack
+from tests.gateway.stack import Stack, quick_timeouts, running_stack
 
 HOUR = 3_600_000_000
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
@@ -80,7 +80,7 @@ async def test_prices_need_a_key(stack: Stack) -> None:
 
 
 async def test_prices_can_be_public(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
-    options = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=1.0, public_prices=True)
+    options = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=1.0, public_prices=True)
     async with running_stack(
         stocked_sqlite_url, tmp_path, model_folder, options=options, start_replica=False
     ) as public:

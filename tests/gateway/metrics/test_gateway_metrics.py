@@ -1,4 +1,4 @@
-"""Figures that several workers share lie in files: a full disk must not kill who counts."""
+"""Workers share metrics through files: a full disk must not kill the worker that counts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tests.small_disk import small_disk
 
 SCRIPT = """
 import sys
-from gateway.metrics.gateway_metrics import Metrics
+from gateway.metrics.gateway_metrics import GatewayMetrics
 
-metrics = Metrics("gateway-0-0")
+metrics = GatewayMetrics("gateway-0-0")
 metrics.answered("tiny", 200)
 print("made", flush=True)
 sys.stdin.readline()

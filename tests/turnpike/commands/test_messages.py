@@ -1,4 +1,4 @@
-"""What messages say: a command that one hints at can be given so, and one thing is not told of in the plural."""
+"""Messages: a command that a message names can be given so, and one thing is not in the plural."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[3]
 ROOMS = ("turnpike", "gateway", "billing", "storage")
 _HINT = re.compile(r"`turnpike ([^`]+)`")
 _BARE = re.compile(r"(?<!`)\bturnpike (\w[\w-]*)( [a-z-]+)?")
-_TOLD_ELSEWHERE = {"settings.py", "cli.py"}
-"""Help and reference, which speak of commands and give none."""
+_REFERENCES = {"settings.py", "cli.py"}
+"""Help and reference, which name commands without their arguments."""
 
 
 def _messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -40,7 +40,7 @@ def _all_messages() -> list[tuple[str, str]]:
     found = []
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
-            if path.name not in _TOLD_ELSEWHERE and not path.name.endswith("_arguments.py"):
+            if path.name not in _REFERENCES:
                 name = path.relative_to(ROOT)
                 found += [(f"{name}:{line}", text) for line, text in _messages(ast.parse(path.read_text()))]
     return found

@@ -21,7 +21,7 @@ class Link:
 async def test_a_replica_that_was_heard_and_then_stands_still_is_started_again(tmp_path: Path) -> None:
     replica, link = child(tmp_path, "import time; time.sleep(60)"), Link()
     running = asyncio.create_task(replica.run())
-    minding = asyncio.create_task(kill_when_silent(replica, link, patience=10.0, every=0.01))
+    minding = asyncio.create_task(kill_when_silent(replica, link, longest_s=10.0, every_s=0.01))
     async with asyncio.timeout(SECONDS):
         while replica.pid is None:  # noqa: ASYNC110  # nothing tells of it
             await asyncio.sleep(0.01)

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from tests.gateway.fake_replica import LINK_KEY, FakeReplica
+from turnpike.command_line import CommandError
 from turnpike.commands.engine import probe_engine
-from turnpike.failures import CommandError
 from turnpike.processes.replica_probe import Unreachable, probe
 from turnpike.settings import secrets
 from turnpike.settings.settings import Settings
@@ -27,10 +27,10 @@ async def replica(tmp_path: Path) -> AsyncIterator[FakeReplica]:
 
 
 async def test_a_probe_gives_no_name_so_that_nothing_is_handed_over_to_it(replica: FakeReplica) -> None:
-    found = await probe(replica.address, LINK_KEY)
-    assert found.hello.replica == "replica-0"
-    assert found.beat is not None
-    assert found.advancing
+    answer = await probe(replica.address, LINK_KEY)
+    assert answer.hello.replica == "replica-0"
+    assert answer.heartbeat is not None
+    assert answer.advancing
     assert [dial.gateway for dial in replica.dials] == [""]
 
 
@@ -40,10 +40,10 @@ async def test_work_without_steps_is_not_well(
     replica.busy = 1
     assert (await probe(replica.address, LINK_KEY)).advancing, "its steps go on"
     replica.stuck = True
-    assert not (await probe(replica.address, LINK_KEY, patience=0.5)).advancing
+    assert not (await probe(replica.address, LINK_KEY, timeout_s=0.5)).advancing
     file = tmp_path / "secrets.json"
     secrets.save(msgspec.structs.replace(secrets.generate(), link_key=LINK_KEY), file)
-    monkeypatch.setattr("turnpike.commands.engine.probe", partial(probe, patience=0.5))
+    monkeypatch.setattr("turnpike.commands.engine.probe", partial(probe, timeout_s=0.5))
     settings = Settings(listen=replica.address, secrets_file=str(file))
     with pytest.raises(CommandError, match="still at step"):
         await asyncio.to_thread(probe_engine, settings)

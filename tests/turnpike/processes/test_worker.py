@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from storage.database.database import DatabaseUnavailable
-from turnpike.processes.worker import Job, do_for_ever
+from turnpike.processes.worker import Job, repeat_jobs
 
 
 async def test_a_database_that_is_away_is_one_line_and_its_return_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ async def test_a_database_that_is_away_is_one_line_and_its_return_another(monkey
         return Job(name, 3600.0 if name == "clean" else 0.002, run)
 
     with structlog.testing.capture_logs() as logs:
-        working = asyncio.create_task(do_for_ever([job(name) for name in runs]))
+        working = asyncio.create_task(repeat_jobs([job(name) for name in runs]))
         await asyncio.sleep(0.6)
         tried = dict(runs)
         assert all(3 <= times < 40 for times in tried.values()), "the pauses grow"

@@ -1,0 +1,80 @@
+"""What a command works with: the admin services, opened for one run, and the terminal.
+
+Commands are imported for their help too. So whatever needs the database's libraries is imported when a command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from turnpike.command_line import Command
+from turnpike.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from turnpike.admin_services import AdminServices
+
+CURRENCY = "USD"
+"""Of a tenant that never had money."""
+DEFAULT_PROJECT = "default"
+
+
+def with_admin_services(settings: Settings, work: Callable[[AdminServices], Awaitable[int | None]]) -> int:
+    """Run `work` with the admin services of these settings; the exit status, 0 for None. Raises NoData."""
+    from turnpike.admin_services import open_admin_services
+
+    async def run() -> int:
+        async with open_admin_services(settings) as admin:
+            return await work(admin) or 0
+
+    return asyncio.run(run())
+
+
+def admin_command(work: Callable[[AdminServices, argparse.Namespace], Awaitable[int | None]]) -> Command:
+    """Make a command of a function that takes the admin services and the arguments."""
+
+    @functools.wraps(work)
+    def command(settings: Settings, arguments: argparse.Namespace) -> int:
+        return with_admin_services(settings, lambda admin: work(admin, arguments))
+
+    return command
+
+
+async def currency_of(admin: AdminServices, tenant_id: UUID) -> str:
+    """The currency of the tenant's balance; the default if it never had money."""
+    balance = await admin.balances.get(tenant_id)
+    return balance.currency if balance else CURRENCY
+
+
+async def tenant_id_of(admin: AdminServices, name: str | None) -> UUID | None:
+    """The id of the tenant of this name; None without a name. Raises NoSuchRecord."""
+    return (await admin.tenancy.tenant(name)).id if name else None
+
+
+def this_month() -> str:
+    """The current billing period (UTC), such as 2026-11."""
+    return time.strftime("%Y-%m", time.gmtime())
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows under a header, numbers to the right."""
+    lines = [list(header), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    for line in lines:
+        cells = [
+            cell.rjust(width) if cell.replace(".", "").replace("-", "").isdigit() else cell.ljust(width)
+            for cell, width in zip(line, widths, strict=True)
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def print_progress(text: str) -> None:
+    """Show a line that the next one overwrites, where stderr is a terminal; an empty text removes it."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

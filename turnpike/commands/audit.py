@@ -1,0 +1,71 @@
+"""`turnpike audit`: check the books and the replicas' counts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from storage.free_text import counted
+from turnpike.command_context import admin_command, print_progress, print_table
+from turnpike.command_line import CommandParser
+
+if TYPE_CHECKING:
+    from turnpike.admin_services import AdminServices
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare `turnpike audit …`."""
+    text = "check the books; each finding is a line of JSON; exits 1 if there is one"
+    money = parser.add_action("money", text, audit_money)
+    money.add_argument("--period", help="only what belongs to this billing period, such as 2026-11")
+    text = "compare what replicas counted in their journals with usage events; exits 1 if they differ"
+    parser.add_action("counts", text, audit_counts)
+
+
+@admin_command
+async def audit_money(admin: AdminServices, arguments: argparse.Namespace) -> int:
+    """`turnpike audit money`: 1 on any finding."""
+    from billing.verification import audit
+
+    def progress(what: str, done: int, total: int) -> None:
+        print_progress("" if done >= total else f"{what}: {done} of {total}")
+
+    findings = await audit.audit_money(admin.database, arguments.period, progress if sys.stderr.isatty() else None)
+    for finding in findings:
+        print(msgspec.json.encode(finding).decode())
+    print("the books are right" if not findings else counted(len(findings), "finding"), file=sys.stderr)
+    return 1 if findings else 0
+
+
+@admin_command
+async def audit_counts(admin: AdminServices, _arguments: argparse.Namespace) -> int:
+    """`turnpike audit counts`: what each replica's journal counted against its usage events; 1 if they differ."""
+    from billing.usage import COUNTS
+    from billing.verification.audit import ReplicaCounts, counts_by_replica
+    from turnpike.processes.replica_probe import probe_replicas
+
+    probes = await probe_replicas(admin.settings)
+    since = {probe.hello.replica: probe.hello.since for probe in probes}
+    events = {row.replica: row for row in await counts_by_replica(admin.database, since)}
+    rows: list[tuple[str, str, int, int, str]] = []
+    for probe in probes:
+        name = probe.hello.replica
+        metrics = probe.heartbeat.metrics if probe.heartbeat else {}
+        billed = events.pop(name, ReplicaCounts(name, 0, {}))
+        pairs = {"requests": ("requests_total", billed.requests)} | {
+            count: (f"{count}_tokens_total", billed.counts.get(count, 0)) for count in COUNTS
+        }
+        ended = int(metrics.get("turnpike_engine_journal_requests_total", -1))
+        waiting = int(metrics.get("turnpike_engine_journal_unacknowledged", 0))
+        waits = 0 < ended - billed.requests <= waiting
+        for what, (metric, in_events) in pairs.items():
+            in_journal = int(metrics.get(f"turnpike_engine_journal_{metric}", -1))
+            word = "unacknowledged in the journal" if waits and in_journal > in_events else "DIFFERENT"
+            rows.append((name, what, in_journal, in_events, "equal" if in_journal == in_events else word))
+    print_table(("replica", "count", "journal", "events", ""), rows)
+    for name in events:
+        print(f"{name} has events but does not answer: not compared", file=sys.stderr)
+    return 0 if rows and all(row[-1] == "equal" for row in rows) else 1

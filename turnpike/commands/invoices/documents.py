@@ -1,0 +1,241 @@
+"""`turnpike invoices list`, `show` and `pdf`: invoices and credit notes, opened down to their requests."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from billing.invoices.parties.parties import vat_warnings
+from billing.money import format_minor, format_pico
+from storage.free_text import counted
+from turnpike.command_context import admin_command, print_table, tenant_id_of
+from turnpike.command_line import CommandError, CommandParser
+from turnpike.commands.invoices.records import (
+    add_number,
+    amount_text,
+    find_record,
+    parse_day,
+    record_line,
+    totals_line,
+)
+
+if TYPE_CHECKING:
+    from billing.invoices.document import Document
+    from billing.invoices.drill_down import LineSlice
+    from billing.invoices.store import InvoiceRecord
+    from turnpike.admin_services import AdminServices
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare these actions of `turnpike invoices`."""
+    listing = parser.add_action("list", "invoices and credit notes", list_invoices)
+    listing.add_argument("--tenant", help="of one tenant alone")
+    listing.add_argument("--period", help="of one period alone, such as 2026-11")
+    states = ["draft", "finalized", "partially_paid", "paid", "void", "uncollectible"]
+    listing.add_argument("--state", choices=states, help="in one state alone")
+    listing.add_format("json")
+    show = parser.add_action("show", "what an invoice says, opened down to its requests", show_invoice)
+    add_number(show, drafts=True)
+    show.add_argument("--line", type=int, metavar="N", help="the days of this line")
+    show.add_argument("--day", metavar="DATE", help="… the hours of this day, such as 2026-11-30")
+    show.add_argument("--hour", type=int, metavar="H", help="… the requests of this hour, 0 to 23 (UTC)")
+    show.add_format("json")
+    pdf = parser.add_action("pdf", "an invoice as PDF/A-3", print_invoice)
+    add_number(pdf, drafts=True)
+    pdf.add_argument("--all", action="store_true", help="instead of NUMBER: all invoices of --period")
+    pdf.add_argument("-o", "--output", metavar="FILE", help="file or folder; default: NUMBER.pdf here")
+    pdf.add_argument("--fonts", metavar="FOLDER", help="fonts for scripts that the built-in ones lack")
+
+
+@admin_command
+async def list_invoices(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """`turnpike invoices list`."""
+    from billing.invoices.store import Invoices
+
+    names = await admin.tenant_names()
+    tenant_id = await tenant_id_of(admin, arguments.tenant)
+    records = await Invoices(admin.database).list(tenant_id, arguments.period, arguments.state)
+    rows = [
+        {
+            "number": record.number or "",
+            "kind": record.kind,
+            "state": record.state,
+            "tenant": names.get(record.tenant_id, str(record.tenant_id)),
+            "period": record.period,
+            "issued": record.issued or "",
+            "due": record.due or "",
+            "currency": record.currency,
+            **{name: format_minor(amount, record.currency) for name, amount in record.counted.items()},
+        }
+        for record in records
+    ]
+    if arguments.format == "json":
+        print(json.dumps(rows, indent=2))
+    elif rows:
+        print_table(list(rows[0]), [list(row.values()) for row in (*rows, *_sums(records))])
+    else:
+        print("no invoices")
+
+
+def _sums(records: Sequence[InvoiceRecord]) -> list[dict[str, str]]:
+    """What documents come to, a row a currency. Credit notes are subtracted, drafts and void invoices left out."""
+    rows = []
+    for currency in sorted({record.currency for record in records}):
+        issued = [record for record in records if record.currency == currency and record.state not in ("void", "draft")]
+        sums = Counter[str]()
+        for record in issued:
+            sign = -1 if record.kind == "credit_note" else 1
+            sums.update({name: sign * amount for name, amount in record.counted.items()})
+        empty = dict.fromkeys(("number", "kind", "state", "tenant", "period", "issued", "due"), "")
+        total = empty | {"number": "total", "kind": counted(len(issued), "document"), "currency": currency}
+        names = ("net", "tax", "gross", "prepaid", "paid", "credited", "left")
+        rows.append(total | {name: format_minor(sums[name], currency) for name in names})
+    return rows
+
+
+@admin_command
+async def show_invoice(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """`turnpike invoices show`."""
+    from billing.integrity.canonical_json import canonical
+    from billing.invoices.store import Invoices
+    from storage.database.base import from_instant
+
+    record = await find_record(admin, arguments)
+    document = await Invoices(admin.database).document(record)
+    if arguments.line is not None:
+        await _drill_down(admin, record, document, arguments)
+    elif arguments.format == "json":
+        print(canonical(document))
+    else:
+        _show(record, document)
+        settled = await Invoices(admin.database).settlements(record)
+        for payment in settled.payments:
+            paid = amount_text(payment.amount, record.currency)
+            print(f"paid {paid} on {from_instant(payment.at).date()}: {payment.reference}")
+        for note in settled.credit_notes:
+            print(f"credited {amount_text(note.gross, note.currency)} by {note.number}")
+
+
+@admin_command
+async def print_invoice(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """`turnpike invoices pdf`."""
+    from billing.invoices.rendering.pdf import to_pdf
+    from billing.invoices.store import Invoices
+
+    fonts = Path(arguments.fonts) if arguments.fonts else None
+    invoices = Invoices(admin.database)
+    if not arguments.all:
+        records = [await find_record(admin, arguments)]
+    elif arguments.period:
+        records = await invoices.list(None, arguments.period)
+    else:
+        raise CommandError("--all needs --period: which month's invoices?")
+    for record in records:
+        document = await invoices.document(record)
+        settlements = await invoices.settlements(record)
+        content = to_pdf(document, record.state, record.sha256 or "", settlements, fonts=fonts)
+        name = record.number or f"draft-{record.period}-{str(record.tenant_id)[-12:]}"
+        file_name = f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.pdf"
+        path = Path(arguments.output or ".", file_name) if arguments.all else Path(arguments.output or file_name)
+        print(_write(path / file_name if path.is_dir() else path, content))
+
+
+def _write(path: Path, content: bytes) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        raise CommandError(f"-o: cannot write {path}: {error.strerror}") from error
+    return path
+
+
+def _show(record: InvoiceRecord, document: Document) -> None:
+    from billing.invoices.rendering.presentation import carried_on
+    from billing.invoices.savings import savings_summary
+
+    print(record_line(record))
+    print(f"from {document.seller.name}, for {document.buyer.name}, {document.period}")
+    if document.reason:
+        print(f"corrects {document.corrects}: {document.reason}")
+    rows = [
+        (n, line.text, line.project, line.corrects, line.units if line.unit else "", _rate(line.price, line.unit),
+         format_minor(line.net, document.currency))
+        for n, line in enumerate(document.lines, 1)
+    ]  # fmt: skip
+    if rows:
+        print_table(("#", "line", "project", "corrects", "units", "per million", document.currency), rows)
+    print(totals_line(document))
+    for label, amount in carried_on(document):
+        print(f"{label} {amount} {document.currency}")
+    if record.state == "draft":
+        for warning in vat_warnings(document.seller, document.buyer):
+            print(warning)
+    if document.savings != "":
+        for line in savings_summary(document.savings, document.currency):
+            print(line)
+    if record.sha256:
+        print(f"SHA-256 {record.sha256}")
+
+
+def _rate(micro: int, unit: str) -> str:
+    return f"{Decimal(micro) / 1_000_000:f}" if unit else ""
+
+
+async def _drill_down(
+    admin: AdminServices, record: InvoiceRecord, document: Document, arguments: argparse.Namespace
+) -> None:
+    """Print the days of a line, the hours of a day, or the requests of an hour."""
+    from billing.invoices import drill_down
+    from storage.database.base import from_instant, to_instant
+
+    if not 1 <= arguments.line <= len(document.lines):
+        raise CommandError(f"--line: {record.name} has the lines 1 to {len(document.lines)}")
+    line = document.lines[arguments.line - 1]
+    print(
+        f"{record.name}, line {arguments.line}: {line.text}, {counted(int(line.units), 'unit')}, "
+        f"{format_pico(int(line.exact))}"
+    )
+    if line.kind not in drill_down.OPENED or line.of:
+        raise CommandError(f"--line: line {arguments.line} is no usage, so it has no days")
+    heading = ("units", f"exact {document.currency}")
+    if arguments.day is None:
+        parts = await drill_down.days(admin.database, record, arguments.line)
+        _print_slices("day", [from_instant(part.start).date().isoformat() for part in parts], parts, document.currency)
+        return
+    day = to_instant(datetime.combine(parse_day(arguments.day, "--day"), datetime.min.time(), UTC))
+    if arguments.hour is None:
+        parts = await drill_down.hours(admin.database, record, arguments.line, day)
+        _print_slices("hour", [from_instant(part.start).strftime("%H") for part in parts], parts, document.currency)
+        return
+    if not 0 <= arguments.hour < 24:
+        raise CommandError("--hour: 0 to 23")
+    hour, after = day + arguments.hour * drill_down.HOUR, None
+    while True:
+        page = await drill_down.requests(admin.database, record, arguments.line, hour, after=after, limit=1000)
+        rows = [
+            (from_instant(r.admitted_at).isoformat(), r.id, r.corrects or "", r.project_id, r.units,
+             format_pico(r.exact_pico))
+            for r in page.requests
+        ]  # fmt: skip
+        print_table(("admitted", "request", "corrects", "project", *heading), rows)
+        after = page.after
+        if after is None:
+            return
+
+
+def _print_slices(name: str, labels: Sequence[str], slices: Sequence[LineSlice], currency: str) -> None:
+    """Print days or hours with their sum, which is that of the level above."""
+    rows = [
+        (label, part.requests, part.adjustments, part.units, format_pico(part.exact_pico))
+        for label, part in zip(labels, slices, strict=True)
+    ]
+    sums = [sum(getattr(part, column) for part in slices) for column in ("requests", "adjustments", "units")]
+    rows.append(("all", *sums, format_pico(sum(part.exact_pico for part in slices))))
+    print_table((name, "requests", "adjustments", "units", f"exact {currency}"), rows)

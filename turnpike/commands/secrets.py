@@ -1,0 +1,34 @@
+"""`turnpike secrets`: make the server's secrets file, or rotate a secret in it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from turnpike.command_line import CommandError, CommandParser
+from turnpike.settings import secrets
+from turnpike.settings.settings import Settings
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare `turnpike secrets …`."""
+    parser.add_action("create", "make a secrets file", create_secrets).add_argument("file", metavar="FILE")
+    parser.add_action("rotate-pepper", "add a pepper for API keys; new keys use it", rotate_pepper)
+
+
+def create_secrets(_settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike secrets create FILE`."""
+    path = Path(arguments.file)
+    if path.exists():
+        raise CommandError(f"{path} exists; it is never overwritten")
+    secrets.save(secrets.generate(), path)
+    print(f"wrote {path} (mode 0600); back it up apart from the database")
+    return 0
+
+
+def rotate_pepper(settings: Settings, _arguments: argparse.Namespace) -> int:
+    """`turnpike secrets rotate-pepper`."""
+    rotated = secrets.with_new_pepper(secrets.load(settings.secrets))
+    secrets.save(rotated, settings.secrets)
+    print(f"new keys use pepper {rotated.pepper_current}; restart the gateways so that they know it")
+    return 0

@@ -1,0 +1,108 @@
+"""Who changes prices, contract terms and platform settings by a command: an operator, proven by a key."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from turnpike.command_line import CommandError, CommandParser
+
+if TYPE_CHECKING:
+    from billing.prices.approval import PriceSheets
+    from turnpike.admin_services import AdminServices
+
+FLAG = "--operator-key-file"
+SECOND_FLAG = "--second-operator-key-file"
+
+
+class Author(msgspec.Struct, frozen=True):
+    """Who makes a change, and the price sheets that record with it how this is known."""
+
+    name: str
+    sheets: PriceSheets
+
+
+def add_author(parser: CommandParser) -> None:
+    """Take who makes a change, and why."""
+    parser.add_argument(
+        "--by",
+        metavar="WHO",
+        help="who does this; default: whose key --operator-key-file holds, else USER@HOST. Only the key proves it. The "
+        "USER@HOST that ran the command is recorded too",
+    )
+    parser.add_argument("--reason", default="", help="why; kept in the log")
+
+
+def add_second_operator(parser: CommandParser) -> None:
+    """Take the key of a second operator."""
+    parser.add_argument(
+        SECOND_FLAG,
+        metavar="FILE",
+        help=f"key of a second operator, beside {FLAG}: needed while approvals are on",
+    )
+
+
+async def approvals_are_on(admin: AdminServices) -> bool:
+    """Whether it takes two operators to change a price."""
+    from billing.platform_settings import APPROVALS
+
+    return await admin.platform.value(APPROVALS) == "on"
+
+
+async def find_author(admin: AdminServices, arguments: argparse.Namespace) -> Author:
+    """Who runs this command: the operator whose key is presented, else who `--by` names, else USER@HOST.
+
+    While approvals are on, only a key will do. Raises CommandError.
+    """
+    from billing.prices.approval import BY_KEY, PriceSheets
+    from turnpike.admin_services import system_user
+
+    key_file = admin.settings.operator_key_file
+    if key_file:
+        name = await _operator(admin, Path(key_file))
+        if arguments.by not in (None, name):
+            raise CommandError(f"--by: the key in {key_file} is {name}'s; leave --by out")
+        return Author(name, PriceSheets(admin.database, via=f"{BY_KEY}, {system_user()}"))
+    if await approvals_are_on(admin):
+        raise CommandError(
+            f"changing prices takes two operators (`turnpike platform show`): present your key, {FLAG} FILE"
+        )
+    return Author(system_user() if arguments.by is None else str(arguments.by), admin.sheets)
+
+
+async def check_operators(admin: AdminServices, arguments: argparse.Namespace) -> list[str]:
+    """The operators who change what guards the platform, each by the key presented: one, or two while approvals are on.
+
+    Raises CommandError.
+    """
+    if not admin.settings.operator_key_file:
+        raise CommandError(f"present your operator's key: {FLAG} FILE")
+    names = [await _operator(admin, Path(admin.settings.operator_key_file))]
+    if await approvals_are_on(admin):
+        if not arguments.second_operator_key_file:
+            raise CommandError(f"approvals are on, so this takes a second operator's key too: {SECOND_FLAG} FILE")
+        names.append(await _operator(admin, Path(arguments.second_operator_key_file), SECOND_FLAG))
+        if names[0].casefold() == names[1].casefold():
+            raise CommandError(f"{SECOND_FLAG}: both keys are {names[0]}'s; it takes another operator's")
+    return names
+
+
+async def _operator(admin: AdminServices, path: Path, flag: str = FLAG) -> str:
+    """The operator whose key the file holds."""
+    from tenancy.authenticator import AuthenticationFailed
+
+    try:
+        return (await admin.authenticator.authenticate_operator(_read_key(path, flag))).name
+    except AuthenticationFailed as error:
+        make = "`turnpike keys create --operator --name WHO`"
+        raise CommandError(f"{flag}: {path} holds no operator's key that is valid: {make}") from error
+
+
+def _read_key(path: Path, flag: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{flag}: cannot read {path}: {error}") from error
