@@ -24,7 +24,7 @@ from billing.platform_settings import PlatformSettings
 from billing.prices import PriceCatalog
 from billing.prices.approval import PriceSheets
 from billing.prices.price_books import PriceBooks
-from billing.rating.term_store import Contracts
+from billing.rating.contract_store import Contracts
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import OVERDRAWN
 from billing.transaction.budget_charges import THRESHOLD, name_budget_subjects

@@ -81,10 +81,9 @@ async def _check_grants(audit: AuditContext, counted_on: Mapping[UUID, int]) -> 
     credits_ = await _returned(audit)
     left: dict[tuple[UUID, str], int] = defaultdict(int)
     restricted: dict[UUID, int] = defaultdict(int)
-    of = grant.c
     owner = grant_balance.c.tenant_id.label("owner")
-    rows = select(of.id, of.tenant_id, owner, of.amount_pico, of.kind, of.model, of.project_id, *LEFT)
-    joined = rows.outerjoin_from(grant, grant_balance, grant_balance.c.grant_id == of.id)
+    columns = [grant.c[name] for name in ("id", "tenant_id", "amount_pico", "kind", "model", "project_id")]
+    joined = select(*columns, owner, *LEFT).outerjoin_from(grant, grant_balance, grant_balance.c.grant_id == grant.c.id)
     for row in await audit.session.execute(joined):
         if row.remaining is None or row.remaining + row.used + row.gone != row.amount_pico:
             audit.report("what became of a grant is not its amount", row.id, f"{row.amount_pico} were put in")
@@ -123,8 +122,8 @@ async def _returned(audit: AuditContext) -> dict[UUID, int]:
     query = select(entry.tenant_id, kind, func.sum(entry.amount_pico)).join(ledger_txn, ledger_txn.c.id == entry.txn_id)
     returned: dict[UUID, int] = defaultdict(int)
     query = query.where((kind == "return") | again).group_by(entry.tenant_id, kind)
-    for tenant, of, amount in await audit.session.execute(query):
-        returned[tenant] += int(amount) if of == "return" else -int(amount)
+    for tenant, entry_kind, amount in await audit.session.execute(query):
+        returned[tenant] += int(amount) if entry_kind == "return" else -int(amount)
     return returned
 
 
@@ -150,8 +149,8 @@ async def _held(audit: AuditContext) -> tuple[dict[UUID, int], dict[UUID, int]]:
     """
     balances: dict[UUID, int] = defaultdict(int)
     grants: dict[UUID, int] = defaultdict(int)
-    of = hold_batch.c  # all tenants: an audit checks the whole installation
-    query = select(of.tenant_id, of.amount_pico, of.sources, of.open)
+    batch = hold_batch.c  # all tenants: an audit checks the whole installation
+    query = select(batch.tenant_id, batch.amount_pico, batch.sources, batch.open)
     async for tenant, amount, sources, holds in await audit.session.stream(query):
         counted_on = HoldSources.decode(sources).grants
         balances[tenant] += amount - holds * sum(counted_on.values())

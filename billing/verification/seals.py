@@ -29,8 +29,8 @@ async def check_seals(audit: AuditContext) -> None:
 async def _check(audit: AuditContext, form: SealForm) -> None:
     query = select(form.table).where(form.final)
     sealed_rows = 0
-    found = await audit.session.stream(query.execution_options(yield_per=_CHUNK))
-    async for rows in found.mappings().partitions(_CHUNK):
+    stream = await audit.session.stream(query.execution_options(yield_per=_CHUNK))
+    async for rows in stream.mappings().partitions(_CHUNK):
         sealed_rows += await _compare(audit, form, rows)
     of_form = select(func.count()).select_from(seal).where(seal.c.kind == form.name)
     if (await audit.session.scalar(of_form) or 0) != sealed_rows and form.name not in _TAKEN_BACK:
@@ -56,10 +56,10 @@ async def _compare(audit: AuditContext, form: SealForm, rows: Sequence[Mapping[A
 
 
 async def _name_missing(audit: AuditContext, form: SealForm) -> None:
-    found = await audit.session.stream(select(form.table).where(form.final).execution_options(yield_per=_CHUNK))
-    here = {key_of(form, row) async for row in found.mappings()}
+    stream = await audit.session.stream(select(form.table).where(form.final).execution_options(yield_per=_CHUNK))
+    present = {key_of(form, row) async for row in stream.mappings()}
     async for key in await audit.session.stream_scalars(select(seal.c.id).where(seal.c.kind == form.name)):
-        if key not in here:
+        if key not in present:
             audit.report("a row of the books is missing", UUID(int=0), f"{form.name} {key} was written")
 
 

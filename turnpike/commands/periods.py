@@ -35,7 +35,7 @@ async def list_periods(admin: AdminServices, arguments: argparse.Namespace) -> N
     from billing.periods.periods import Periods
 
     store = Periods(admin.database)
-    periods = await store.known()
+    periods = await store.list()
     waiting = {p.period: (await store.waiting(p.period)).reasons() for p in periods if p.state == "closing"}
     if arguments.format == "json":
         rows = [msgspec.to_builtins(p) | {"root": _hex(p.root), "waits_for": waiting.get(p.period)} for p in periods]

@@ -20,7 +20,7 @@ from billing.holds.sources import HoldSources
 from billing.holds.store import EndedHolds, release_holds
 from billing.ledger.entries import Balance
 from billing.ledger.wallet import ModelCost, OpenGrant, Wallet
-from billing.prices import PriceCatalog, PriceVersion, everywhere
+from billing.prices import PriceCatalog, PriceVersion, in_every_lane
 from billing.reservation.decisions import HoldDecider, InsufficientFunds
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
@@ -161,7 +161,7 @@ async def test_the_audit_finds_a_grant_that_is_promised_or_used_elsewhere(databa
 # ---------------------------------------------------------------- any scopes, overlapping ones too
 
 ME, HERE, THERE = UUID(int=1), UUID(int=2), UUID(int=3)
-_EVENT = event(loose_request(ME), PriceVersion(1, "m", "USD", everywhere({"output": 0, "uncached": 0})), Usage())
+_EVENT = event(loose_request(ME), PriceVersion(1, "m", "USD", in_every_lane({"output": 0, "uncached": 0})), Usage())
 purposes = st.tuples(st.sampled_from([HERE, THERE]), st.sampled_from("mn"))
 scopes = st.tuples(st.sampled_from([None, HERE, THERE]), st.sampled_from([None, "m", "n"]))
 steps = st.lists(

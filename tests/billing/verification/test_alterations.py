@@ -23,8 +23,8 @@ from billing.prices import PriceCatalog
 from billing.prices.approval import PriceSheets
 from billing.prices.sheets import PriceProposal
 from billing.prices.version import STORAGE
+from billing.rating.contract_store import Contracts
 from billing.rating.storage_hours import Stored, record_storage
-from billing.rating.term_store import Contracts
 from billing.rating.terms import ContractTerms
 from billing.replica_journals.lost_journals import declare_lost
 from billing.reservation.hold_service import HoldService
@@ -40,7 +40,7 @@ from billing.usage import Usage
 from billing.verification.audit import audit_money
 from storage.database.base import Base, Id, new_id
 from storage.database.database import Database
-from tests.billing.invoices.books import Customer, set_clock
+from tests.billing.invoices.customers import Customer, set_clock
 
 UNSAID = {
     "balance": {"credit_line"},  # a setting

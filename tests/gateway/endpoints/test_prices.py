@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from billing.prices import everywhere
+from billing.prices import in_every_lane
 from billing.prices.approval import PriceSheets
 from billing.prices.grid import derived, parse_factor
 from billing.prices.price_books import PriceBooks
@@ -40,7 +40,7 @@ async def test_the_prices_that_apply_to_who_asks(stack: Stack) -> None:
     # a scheduled change, and a tenant's own book
     sheets, now = PriceSheets(stack.database), await stack.database.now()
     rows = derived(
-        everywhere({"uncached": 500_000, "read_automatic": 50_000, "output": 2_000_000}),
+        in_every_lane({"uncached": 500_000, "read_automatic": 50_000, "output": 2_000_000}),
         {"batch": parse_factor("0.5x", "batch"), "1000": parse_factor("2x", "1000")},
     )
     await sheets.put(PriceProposal(model="tiny", rows=rows, effective_at=now + HOUR), by="ann")
