@@ -18,8 +18,8 @@ import structlog
 
 from billing.spool.segments import Read, SpoolSegment, frame
 from billing.usage import Settlement, UsageEvent
-from storage.batcher import BatcherClosed, MicroBatcher
 from storage.database.base import new_id
+from storage.database.batcher import BatcherClosed, MicroBatcher
 
 log = structlog.get_logger(__name__)
 
