@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from engine.core.engine import Engine
-from engine.options import ReplicaOptions
 from engine.startup.assembly import assemble
+from engine.startup.options import ReplicaOptions
 from protocol.replicas import Scope
 from protocol.requests import Done, Generate, Sampling, Segment
 

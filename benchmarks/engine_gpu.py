@@ -24,10 +24,11 @@ from torch.profiler import ProfilerActivity
 from benchmarks.gpu.random_weights import SHAPES, load_random, write_shape
 from benchmarks.gpu.workloads import workloads
 from engine.core.engine import Event
-from engine.options import KvDtype, Quantize, ReplicaOptions
+from engine.options import KvDtype, Quantize
 from engine.server.engine_loop import EngineLoop
 from engine.server.journal import Journal
 from engine.startup.assembly import assemble
+from engine.startup.options import ReplicaOptions
 from protocol.replicas import Scope
 from protocol.requests import Done, Generate, Sampling, Segment, Tokens
 

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from engine.scheduling.fairness.fair_share import FairShare
-from engine.scheduling.fairness.flows import Flow, FlowShares
+from engine.scheduling.fairness.flow import Flow
+from engine.scheduling.fairness.flows import FlowShares
 from engine.scheduling.fairness.lanes import RANK
 from engine.scheduling.policy import FirstComeFirstServed, Matched, Policy
 from engine.scheduling.request import Request
@@ -31,8 +32,8 @@ class StrictPriority(FirstComeFirstServed):
         heads = (lane.peek(matched) for lane in self._lanes.values())
         return next((head for head in heads if head is not None), None)
 
-    def take(self, request: Request) -> None:
-        self._lanes[request.lane].take(request)
+    def admitted(self, request: Request) -> None:
+        self._lanes[request.lane].admitted(request)
 
     def remove(self, request: Request) -> None:
         self._lanes[request.lane].remove(request)
@@ -44,10 +45,10 @@ class StrictPriority(FirstComeFirstServed):
         for lane in self._lanes.values():
             yield from lane.waiting()
 
-    def prefill(self, pending: Sequence[Request]) -> Request:
-        return min(pending, key=lambda request: (RANK[request.lane], request.placed))
+    def next_prefill(self, pending: Sequence[Request]) -> Request:
+        return min(pending, key=lambda request: (RANK[request.lane], request.placement))
 
-    def before(self, request: Request, left: int, pending: Sequence[Request]) -> Iterable[Request]:
+    def prefills_before(self, request: Request, left: int, pending: Sequence[Request]) -> Iterable[Request]:
         return [other for other in pending if RANK[other.lane] <= RANK[request.lane]]
 
     def victim(self, candidates: Iterable[Request]) -> Request | None:
@@ -76,8 +77,8 @@ class RoundRobin(FirstComeFirstServed):
             del self._flows[self._turns.popleft()]
         return None
 
-    def take(self, request: Request) -> None:
-        self._flows[request.flow].take(request)
+    def admitted(self, request: Request) -> None:
+        self._flows[request.flow].admitted(request)
         if self._turns[0] == request.flow:
             self._turns.rotate(-1)
 
@@ -117,8 +118,8 @@ class DeficitByPrefill(RoundRobin):
         self._paid = None
         return None
 
-    def take(self, request: Request) -> None:
-        self._flows[request.flow].take(request)
+    def admitted(self, request: Request) -> None:
+        self._flows[request.flow].admitted(request)
 
     def placed(self, request: Request) -> None:
         self._deficit[request.flow] -= len(request.tokens) - request.kv
@@ -153,10 +154,10 @@ class PlainVtc(FairShare):
     def waiting(self) -> Iterable[Request]:
         return self._all.waiting()
 
-    def prefill(self, pending: Sequence[Request]) -> Request:
+    def next_prefill(self, pending: Sequence[Request]) -> Request:
         return pending[0]
 
-    def before(self, request: Request, left: int, pending: Sequence[Request]) -> Iterable[Request]:
+    def prefills_before(self, request: Request, left: int, pending: Sequence[Request]) -> Iterable[Request]:
         return pending
 
     def outranks(self, request: Request, other: Request) -> bool:
@@ -170,7 +171,7 @@ class PlainVtc(FairShare):
         return max(candidates, key=lambda request: (request.paused, request.arrival), default=None)
 
     def _ahead(self, request: Request, usual: float) -> float:
-        return request.rates.cost(max(0, request.prompt - max(request.kv, request.seen)), 0, 0)
+        return request.rates.cost(max(0, request.prompt - max(request.kv, request.max_kv)), 0, 0)
 
 
 POLICIES: dict[str, Callable[[StepCosts], Policy]] = {

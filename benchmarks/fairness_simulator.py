@@ -123,7 +123,7 @@ class _Run:
 
     def _watch(self, policy: Policy) -> None:
         """Count who waits, by listening to what the scheduler tells the policy."""
-        push, take, remove = policy.push, policy.take, policy.remove
+        push, admitted, remove = policy.push, policy.admitted, policy.remove
 
         def heard(tell: Callable[[Request], None], by: int) -> Callable[[Request], None]:
             def told(request: Request) -> None:
@@ -132,7 +132,8 @@ class _Run:
 
             return told
 
-        policy.push, policy.take, policy.remove = heard(push, 1), heard(take, -1), heard(remove, -1)  # type: ignore[method-assign]
+        policy.push, policy.remove = heard(push, 1), heard(remove, -1)  # type: ignore[method-assign]
+        policy.admitted = heard(admitted, -1)  # type: ignore[method-assign]
 
     def run(self) -> Outcome:
         arrivals = self.scenario.arrivals
@@ -218,7 +219,7 @@ class _Run:
             for here, policy in enumerate(policies):
                 for there, service in enumerate(given):
                     if here != there and isinstance(policy, FairShare):
-                        policy.elsewhere(str(there), 1, service)
+                        policy.record_remote_service(str(there), 1, service)
 
     def _step(self, replica: Replica) -> None:
         scheduler, index = replica.scheduler, self.gaps.index

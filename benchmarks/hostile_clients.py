@@ -35,7 +35,7 @@ _START_S = 60.0
 
 
 class Attack(msgspec.Struct, frozen=True):
-    """What strangers do: of which kind, on how many connections, against which port, for so long."""
+    """What hostile clients do: the kind, the number of connections, the port and the seconds."""
 
     kind: str
     connections: int
@@ -55,7 +55,7 @@ def _head(key: str, fields: str, target: str = "POST /v1/chat/completions") -> b
     return f"{target} HTTP/1.1\r\nhost: t\r\nauthorization: Bearer {key}\r\n{fields}\r\n".encode()
 
 
-class _Strangers:
+class _HostileClients:
     """Runs one attack: each connection is opened again when the server ends it."""
 
     def __init__(self, attack: Attack) -> None:
@@ -150,7 +150,7 @@ class _Strangers:
 def attack_when_told(pipe: Connection) -> None:
     """Run each attack that comes through the pipe."""
     while True:
-        pipe.send(_Strangers(pipe.recv()).run())
+        pipe.send(_HostileClients(pipe.recv()).run())
 
 
 def _probe(port: int, stopped: Callable[[], bool]) -> list[float]:
@@ -235,17 +235,17 @@ SCENARIOS: tuple[tuple[str, int, bool], ...] = (
 
 
 def measure(seconds: float, only: str = "") -> dict[str, dict[str, float]]:
-    """Every scenario's figures: seconds of /healthz, and what the strangers got rid of meanwhile."""
+    """Every scenario's figures: seconds of /healthz, and what the clients sent meanwhile."""
     found: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory(prefix="turnpike-strangers-") as folder:
-        strangers = Processes(1, attack_when_told)
+    with tempfile.TemporaryDirectory(prefix="turnpike-hostile-clients-") as folder:
+        clients = Processes(1, attack_when_told)
         with _gateway(Path(folder)) as (port, process, key):
             for kind, connections, _ in SCENARIOS:
                 if only not in kind:
                     continue
                 outcome: list[Outcome] = []
                 attack = Attack(kind, connections, port, key, seconds)
-                asking = threading.Thread(target=lambda a=attack, o=outcome: o.extend(strangers.ask([a])))
+                asking = threading.Thread(target=lambda a=attack, o=outcome: o.extend(clients.ask([a])))
                 cpu = server_cpu_s(process)
                 asking.start()
                 took = sorted(_probe(port, lambda t=asking: not t.is_alive()))  # type: ignore[misc]
@@ -272,19 +272,19 @@ def _times(count: int) -> Callable[[], bool]:
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, and say whether the bar is met."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each kind of stranger")
+    parser.add_argument("--seconds", type=float, default=5.0, help="for each kind of client")
     parser.add_argument("--only", default="", help="the kinds whose names have this in them")
     parser.add_argument("--json", type=Path, help="write the figures here")
     given = parser.parse_args(arguments)
     found = measure(given.seconds, given.only)
-    print(f"{'strangers':32} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8} {'opened':>7} {'sent MB':>9} {'CPU s':>6}")
+    print(f"{'clients':32} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8} {'opened':>7} {'sent MB':>9} {'CPU s':>6}")
     for kind, of in found.items():
         times = " ".join(f"{of[name] * 1000:8.1f}" for name in ("p50_s", "p99_s", "max_s"))
         print(f"{kind:32} {times} {of['opened']:7.0f} {of['sent_bytes'] / 1e6:9.1f} {of['gateway_cpu_s']:6.2f}")
     missed = [kind for kind, _, bar in SCENARIOS if bar and kind in found and found[kind]["p50_s"] > BAR_P50_S]
     print(f"p50 of at most {BAR_P50_S * 1000:g} ms beside eight of them:", f"missed by {missed}" if missed else "met")
     if given.json:
-        given.json.write_text(json.dumps({"bar_p50_s": BAR_P50_S, "strangers": found, "missed": missed}, indent=1))
+        given.json.write_text(json.dumps({"bar_p50_s": BAR_P50_S, "clients": found, "missed": missed}, indent=1))
     return 1 if missed else 0
 
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.hostile_inputs import hostile_grammar
-from engine.options import ReplicaOptions
 from engine.server.replica import main as replica_main
+from engine.startup.options import ReplicaOptions
 from protocol.frames import VERSION, encode, link_proof, read_from_replica
 from protocol.replicas import Dial, Hello, Scope
 from protocol.requests import Ack, Done, Generate, Sampling, Segment, Tokens

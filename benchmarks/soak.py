@@ -24,8 +24,8 @@ import psutil
 
 from protocol.replicas import Forget, Scope
 from protocol.requests import Abort, Credit, Done, Segment
-from tests.engine.client import Client, ReplicaProcess
 from tests.engine.conftest import VOCABULARY, generate, write_model
+from tests.engine.fake_gateway import Client, ReplicaProcess
 
 AT_ONCE = 96
 EACH = 1000

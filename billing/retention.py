@@ -1,10 +1,10 @@
-"""What is forgotten once nothing asks for it any more: holds that ended without usage, which budgets counted what, and
-windows of budgets.
+"""Retention: deleting rows that nothing asks for any more: holds that ended without usage, which budgets counted which
+requests, and windows of budgets.
 
-None of it is part of the books: what was used stays in its event, in ledger and rollups for ever, and all sums that the
-audit makes of what is forgotten stay right. Nothing of a period is forgotten that is not closed: until then, usage may
-still be on its way. Each function forgets one batch, of all tenants, and returns how many rows; a full batch
-(`BATCH`) says that there is more. Several workers take different rows. All raise DatabaseUnavailable.
+What was used stays in its event, in ledger and rollups for ever, and the audit's sums stay right. Nothing is deleted of
+a period that is not closed: until then, usage may come late. Each function deletes one batch, of all tenants, and
+returns how many rows; a full batch (`BATCH`) says that there may be more. Several workers take different rows. All
+raise DatabaseUnavailable.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from sqlalchemy import bindparam, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.calendar import period_bounds, period_of
-from billing.events.partitions import least_id, made_at
-from billing.holds.records import split
+from billing.events.partitions import made_at
+from billing.holds.sources import HoldSources
 from billing.tables.budgets import budget_charge, budget_window
 from billing.tables.money import balance, ended_hold, usage_fact
 from billing.tables.periods import billing_period
+from storage.database.base import least_id
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of
 
@@ -29,10 +30,10 @@ _DAY = 86_400_000_000
 
 
 async def forget_holds(database: Database, keep_s: int) -> int:
-    """Forget holds that were released, or expired, so many seconds ago; `balance.holds` counts them no longer.
+    """Delete holds that were released or expired so many seconds ago; `balance.holds` counts them no longer.
 
-    They say on which terms usage that comes after all was admitted, and that a request was here before. Usage that
-    comes later than this is billed by its own event, counts in no budget, and is named by the audit.
+    They say the budgets and the metering terms of usage that comes late. Usage that comes later than this is billed by
+    its own event, counts in no budget, and is named by the audit.
     """
     async with database.transaction() as session:
         before = await _before(database, session, keep_s)
@@ -54,14 +55,14 @@ async def forget_holds(database: Database, keep_s: int) -> int:
 
 
 async def forget_charges(database: Database, keep_s: int) -> int:
-    """Forget in which budgets requests of so many seconds ago were counted; the windows keep what they cost in all.
+    """Delete which budgets counted the requests of so many seconds ago; the windows keep the sum of their costs.
 
-    An adjustment of such a request moves no budget any more. What was counted without an event stays, for the audit to
-    name.
+    An adjustment of such a request changes no budget any more. What was counted without an event stays, for the audit
+    to name.
     """
     async with database.transaction() as session:
         before = await _before(database, session, keep_s)
-        of = budget_charge.c
+        of = budget_charge.c  # all tenants, here and below: time passes for everyone
         counted = budget_charge.join(usage_fact, usage_fact.c.id == of.request_id)
         old = select(of.request_id, of.budgets, usage_fact.c.cost_pico).select_from(counted)
         oldest = old.where(of.request_id < least_id(before)).order_by(of.request_id).limit(BATCH)
@@ -70,7 +71,7 @@ async def forget_charges(database: Database, keep_s: int) -> int:
             return 0
         spent: dict[UUID, int] = defaultdict(int)
         for row in rows:
-            for window in split(row.budgets):
+            for window in HoldSources.decode(row.budgets).windows:
                 spent[window] += int(row.cost_pico)
         ids = [row.request_id for row in rows]
         await session.execute(delete(budget_charge).where(one_of(database, of.request_id, ids)))
@@ -82,10 +83,10 @@ async def forget_charges(database: Database, keep_s: int) -> int:
 
 
 async def forget_windows(database: Database, keep_s: int) -> int:
-    """Forget months and days of budgets that ended so many seconds ago; a total is for ever.
+    """Delete months and days of budgets that ended so many seconds ago; a total is never deleted.
 
-    One stays while anything can still move it or asks for it: a hold, open or ended without usage that may come late,
-    or a request that is known to have been counted in it.
+    A window stays while something can still change it: an open hold, a hold that ended without usage, which may come
+    late, or a request that is known to have been counted in it.
     """
     async with database.transaction() as session:
         before = await _before(database, session, keep_s)
@@ -103,7 +104,7 @@ async def forget_windows(database: Database, keep_s: int) -> int:
 
 
 async def _before(database: Database, session: AsyncSession, keep_s: int) -> int:
-    """Before which instant things may be forgotten: so long ago, and in closed periods."""
+    """The instant before which rows may be deleted: so long ago, and in closed periods."""
     now = (await session.execute(select(database.clock))).scalar_one()
     first_open = select(func.min(billing_period.c.starts_at)).where(billing_period.c.state != "closed")
     return min(now - keep_s * 1_000_000, await session.scalar(first_open) or 0)

@@ -17,9 +17,16 @@ CLASSES = ("5m", "30m", "1h", "12h", "24h")
 AUTOMATIC = "automatic"
 """The read class of KV that was there without a lease."""
 METERS = ("uncached", "read_automatic", *(f"read_{c}" for c in CLASSES), *(f"write_{c}" for c in CLASSES), "output")
-"""Everything that has a price: event columns, price rows and reports are made from this one tuple."""
+"""Everything that has a price, in order. Tables, events, rollups, prices, rating and exports are made from this tuple.
 
-TRAITS = ("model", "model_digest", "lane", "status", "reason", "delivery", "source", "replica")
+A new cache class needs only its name in CLASSES here; and, as any new meter, a migration with its columns in
+`usage_fact`, `rollup_hour` and the view `usage_event`, and a form of leaves (`billing.integrity.leaf_forms`). A meter
+of another kind needs a field of Usage, a term in `billing.prices.version.PriceVersion`, and its words in
+`billing.rating.usage_lines`, `billing.invoices.presentation`, `turnpike.commands.price_arguments` and the usage APIs
+of `gateway.dialects`. `billing.prices.litellm` names the meters that LiteLLM has prices of.
+"""
+
+DIMENSIONS = ("model", "model_digest", "lane", "status", "reason", "delivery", "source", "replica")
 """What an event says in few different words: stored once for all events that say the same."""
 
 Status = Literal["ok", "cancelled", "failed"]

@@ -1,4 +1,4 @@
-"""What can keep a replica from starting, each as one clear line."""
+"""The errors that keep a replica from starting or running, each of them one clear line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from storage.reported_error import ReportedError
 
 
 class EngineError(ReportedError):
-    """Base: the replica cannot start; the message is one line and names the path, field or tensor."""
+    """Base: the replica cannot start or go on. The message is one line and names the path, field or tensor."""
 
 
 class ModelError(EngineError):
@@ -18,7 +18,7 @@ class StartError(EngineError):
 
 
 class DiskFull(EngineError):
-    """The journal's disk has no room. The same start works when there is some."""
+    """The disk of the journal has no room. The same start works when it has some."""
 
     temporary = True
 

@@ -21,18 +21,18 @@ from gateway.endpoints.models import model_routes
 from gateway.endpoints.prices import list_prices
 from gateway.endpoints.usage import usage_routes
 from gateway.endpoints.webhooks import webhook_routes
-from gateway.http import error_responses
 from gateway.http.authentication import PUBLIC, Authentication
-from gateway.request_context import of
+from gateway.http.responses import error_response
+from gateway.request_context import request_context
 from gateway.services import Gateway, GatewayServices
 
 log = structlog.get_logger("gateway.http")
 
 
 def create_app(services: GatewayServices) -> Litestar:
-    """The application. Its lifespan starts and stops the worker; `gateway_of` leads back to it.
+    """The application, whose lifespan starts and stops the worker (`gateway_of`).
 
-    There is no generated OpenAPI document: bodies are decoded by the dialects, which Litestar does not see.
+    There is no generated OpenAPI document, because dialects decode the bodies and Litestar does not see their types.
     """
     gateway = Gateway(services)
 
@@ -46,9 +46,11 @@ def create_app(services: GatewayServices) -> Litestar:
 
     async def before_send(message: Message, scope: Scope) -> None:
         if message["type"] == "http.response.start":
-            name = of(scope).name.encode()  # OpenAI's clients read the first header, Anthropic's the second
+            name = request_context(
+                scope
+            ).name.encode()  # OpenAI's clients read the first header, Anthropic's the second
             message["headers"] = [*message["headers"], (b"x-request-id", name), (b"request-id", name)]
-            _note(gateway, scope, message["status"])
+            _record_response(gateway, scope, message["status"])
 
     return Litestar(
         route_handlers=[
@@ -66,7 +68,7 @@ def create_app(services: GatewayServices) -> Litestar:
         lifespan=[lifespan],
         middleware=[Authentication(services.authenticator)],
         before_send=[before_send],
-        exception_handlers={HTTPException: error_responses.answer, Exception: error_responses.answer},
+        exception_handlers={HTTPException: error_response, Exception: error_response},
         request_max_body_size=services.options.body_limit,
         openapi_config=None,
         logging_config=None,
@@ -76,10 +78,10 @@ def create_app(services: GatewayServices) -> Litestar:
 
 
 def create_internal_app(gateway: Gateway) -> Litestar:
-    """The application of a running worker for those who run it: health and metrics, without a key."""
+    """A running worker's application for its operators: health and metrics, without authentication."""
     return Litestar(
         route_handlers=[*health_routes(gateway), metrics_route(gateway)],
-        exception_handlers={HTTPException: error_responses.answer, Exception: error_responses.answer},
+        exception_handlers={HTTPException: error_response, Exception: error_response},
         openapi_config=None,
         logging_config=None,
         debug=False,
@@ -87,24 +89,24 @@ def create_internal_app(gateway: Gateway) -> Litestar:
 
 
 def gateway_of(app: Litestar) -> Gateway:
-    """The worker that an application of `create_app` belongs to."""
+    """The worker of an application made by `create_app`."""
     gateway = app.state["gateway"]
     assert isinstance(gateway, Gateway)
     return gateway
 
 
-def _note(gateway: Gateway, scope: Scope, status: int) -> None:
-    """Count and log an answer that begins. What the machinery asks for all the time is left out."""
+def _record_response(gateway: Gateway, scope: Scope, status: int) -> None:
+    """Count and log a response that begins, but not those to health and metrics probes."""
     handler = scope.get("route_handler")
     if handler is not None and handler.opt.get(PUBLIC):
         return
-    about = of(scope)
-    gateway.metrics.answered(about.model, status)
-    principal, operator = about.principal, about.operator
+    context = request_context(scope)
+    gateway.metrics.answered(context.model, status)
+    principal, operator = context.principal, context.operator
     key = principal or operator
     log.info(
         "answered",
-        request_id=about.name,
+        request_id=context.name,
         method=scope.get("method"),
         path=scope["path"],
         status=status,
@@ -112,6 +114,6 @@ def _note(gateway: Gateway, scope: Scope, status: int) -> None:
         tenant=principal.tenant if principal else None,
         project=principal.project if principal else None,
         operator=operator.name if operator else None,
-        model=about.model or None,
-        seconds=round(time.monotonic() - about.started, 4),
+        model=context.model or None,
+        seconds=round(time.monotonic() - context.started, 4),
     )

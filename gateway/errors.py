@@ -1,7 +1,7 @@
-"""Why a request is not answered, in the gateway's own words; a dialect makes its error envelope of them.
+"""The errors that end a request. A dialect makes its vendor's error body of them.
 
-Messages are written for the client: they name the field (`path`, a JSON path into the request) and the numbers, and
-never hold prompts, secrets or the inside of the house.
+Messages are for the client: they name the field (`path`, a JSON path into the request or a query parameter) and the
+limit, and never hold prompts, secrets or internals.
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ from msgspec import Struct
 
 
 class GatewayError(Exception):
-    """Base of everything that ends a request other than well."""
+    """Base of all errors that a client is told about.
 
+    `status` is the HTTP status, the same in every dialect. `code` is for programs and never changes. `path` names the
+    field or parameter that is wrong, if one is.
+    """
+
+    status = 500
     code: str | None = None
 
     def __init__(self, message: str, *, path: str | None = None, code: str | None = None) -> None:
@@ -23,68 +28,88 @@ class GatewayError(Exception):
 
 
 class InvalidRequest(GatewayError):
-    """The request itself is wrong; sending it again changes nothing."""
+    """The request is wrong; the same request will fail again."""
+
+    status = 400
+
+
+class InvalidField(InvalidRequest):
+    """A field or query parameter is wrong. The message is its path and the problem."""
+
+    code = "invalid_value"
+
+    def __init__(self, path: str, problem: str, *, code: str | None = None) -> None:
+        super().__init__(f"{path}: {problem}.", path=path, code=code)
 
 
 class NotAuthenticated(GatewayError):
-    """No key, or none that we know."""
+    """There is no key, or not a valid one."""
 
+    status = 401
     code = "invalid_api_key"
 
 
 class NotAllowed(GatewayError):
-    """The key is good, but not for this."""
+    """The key is valid, but may not do this."""
 
+    status = 403
     code = "not_allowed"
 
 
 class ModelNotFound(GatewayError):
     """No served model has this name."""
 
+    status = 404
     code = "model_not_found"
 
 
 class NotFound(GatewayError):
-    """There is no such thing, or it is another tenant's."""
+    """The object does not exist, or belongs to another tenant."""
 
+    status = 404
     code = "not_found"
 
 
 class Conflict(GatewayError):
-    """The thing is there, but not in a state for this."""
+    """The object is in a state that does not allow this."""
 
+    status = 409
     code = "conflict"
 
 
 class BodyTooLarge(GatewayError):
     """The body is over the limit."""
 
+    status = 413
     code = "request_too_large"
 
 
 class BodyTooSlow(GatewayError):
-    """The body did not come in time."""
+    """The body did not arrive in time."""
 
+    status = 408
     code = "request_timeout"
 
 
 class UnsupportedEncoding(GatewayError):
-    """The body is compressed, or coded in another way that we do not undo."""
+    """The body has a Content-Encoding that is not supported."""
 
+    status = 415
     code = "unsupported_encoding"
 
 
 class ClientLeft(GatewayError):
-    """The connection ended before the request had come whole: nobody reads the answer."""
+    """The client disconnected before its request had arrived; nobody reads the response."""
 
+    status = 499
     code = "client_left"
 
 
 class Shortage(Struct, frozen=True):
-    """Whose money is short, and what would fit. Amounts are decimal strings in `currency`.
+    """Which balance or budget is too low, and what would fit. Amounts are decimal strings in `currency`.
 
-    `scope`: tenant, project, key or tag. `budget` is None where it is the balance that is short; else its window ends
-    at `resets_at` (RFC 3339), unless it never does.
+    `scope`: tenant, project, key or tag. `budget` is None if the balance is too low. `resets_at` (RFC 3339) is when the
+    budget's window ends, None if never.
     """
 
     scope: str
@@ -95,12 +120,13 @@ class Shortage(Struct, frozen=True):
     affordable_max_tokens: int
     resets_at: str | None
     elsewhere: str
-    """What the tenant has beside that, for other models or projects only."""
+    """What the tenant has for other models or projects only."""
 
 
 class Unaffordable(GatewayError):
-    """The request's upper bound does not fit into what the balance, or a budget, has left."""
+    """The upper bound of the request's cost is more than the balance or a budget has left."""
 
+    status = 402
     code = "insufficient_quota"
 
     def __init__(self, message: str, shortage: Shortage | None = None) -> None:
@@ -108,33 +134,37 @@ class Unaffordable(GatewayError):
         self.shortage = shortage
 
 
-class Unavailable(GatewayError):
-    """We cannot, for now: no healthy replica, no database, draining. Worth trying again after `retry_after` seconds."""
+class RetryableError(GatewayError):
+    """The same request may succeed after `retry_after` seconds."""
 
+    def __init__(self, message: str, *, retry_after: float = 1.0, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+        self.retry_after = retry_after
+
+
+class Unavailable(RetryableError):
+    """The server cannot do this now: no healthy replica, no database, or it is shutting down."""
+
+    status = 503
     code = "service_unavailable"
 
-    def __init__(self, message: str, *, retry_after: float = 1.0, code: str | None = None) -> None:
-        super().__init__(message, code=code)
-        self.retry_after = retry_after
 
+class RateLimited(RetryableError):
+    """The client's own limit or share is used up."""
 
-class RateLimited(GatewayError):
-    """The client's own limit or share is used up. Worth trying again after `retry_after` seconds."""
-
+    status = 429
     code = "rate_limit_exceeded"
-
-    def __init__(self, message: str, *, retry_after: float = 1.0, code: str | None = None) -> None:
-        super().__init__(message, code=code)
-        self.retry_after = retry_after
 
 
 class TimedOut(GatewayError):
     """The request's own time limit passed."""
 
+    status = 504
     code = "request_timeout"
 
 
 class Interrupted(GatewayError):
-    """The replica, or this gateway, failed while the request ran."""
+    """The replica or this gateway failed while the request ran."""
 
+    status = 500
     code = "interrupted"

@@ -1,4 +1,4 @@
-"""`GenerationRequest`: our one internal request. Every dialect parses into it; nothing after it knows a wire format."""
+"""The one internal form of a generation request: every dialect parses into it; nothing behind knows a wire format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Surface = Literal["openai", "anthropic"]
 
 
 class Text(Struct, frozen=True):
-    """A piece of text that the client wrote, and where in the request's JSON it stands."""
+    """A piece of text that the client wrote, and its path in the request's JSON."""
 
     text: str
     path: str
@@ -27,7 +27,7 @@ class Turn(Struct, frozen=True):
 
 
 class Grammar(Struct, frozen=True):
-    """What the output must fulfil, as the protocol's `Generate.grammar` says it, and where the client said so."""
+    """What the output must match, as in the protocol's `Generate.grammar`, and the path of the field that said so."""
 
     text: str
     path: str
@@ -36,8 +36,7 @@ class Grammar(Struct, frozen=True):
 class GenerationRequest(Struct, frozen=True, kw_only=True):
     """What to generate: conversation and sampling. None means that the client did not say.
 
-    `max_tokens_path` is the field that bounded the output, for messages about it. `flow` hints and limits come from the
-    principal, never from here.
+    `turns_path` and `max_tokens_path` are the JSON paths of the fields that said so, for error messages.
     """
 
     surface: Surface
@@ -63,12 +62,12 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     lane: Lane = "standard"
     grammar: Grammar | None = None
     prompt: str | tuple[int, ...] | None = None
-    """Instead of turns: text, or token ids, that the model is to go on from."""
+    """Instead of turns: the text, or token ids, that the model continues."""
     tag: str = ""
-    """What the client calls this request, for budgets of its own."""
+    """The client's label for this request, which budgets may be set for."""
     choices: int = 1
-    """How many answers are drawn."""
+    """How many outputs are generated for the one prompt."""
     logprobs: int | None = None
-    """Tell the log probability of each output token, and of so many likeliest ones beside it."""
+    """Return the log probability of each output token, and of so many likeliest tokens in its place."""
     echo: bool = False
     """The answer begins with the prompt, and so do its log probabilities."""

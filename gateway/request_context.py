@@ -1,4 +1,4 @@
-"""What the gateway knows about an HTTP request beside its content: its id, who asks, for which model."""
+"""What the gateway knows about an HTTP request beside its content: its id, who sent it, for which model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def public_name(request_id: UUID) -> str:
 
 
 class RequestContext:
-    """Kept in the ASGI scope's state; made when it is first asked for."""
+    """One HTTP request. Authentication sets `principal` or `operator`; a generating endpoint sets `model`."""
 
     __slots__ = ("id", "model", "operator", "principal", "started")
 
@@ -37,16 +37,16 @@ class RequestContext:
         return public_name(self.id)
 
     @property
-    def known_principal(self) -> Principal:
-        """The principal of an authenticated request."""
+    def authenticated_principal(self) -> Principal:
+        """The principal, on a route that requires a tenant's key."""
         assert self.principal is not None, "the route is not authenticated"
         return self.principal
 
 
-def of(scope: Scope) -> RequestContext:
-    """What is known about this request."""
+def request_context(scope: Scope) -> RequestContext:
+    """The request's context, which is kept in the ASGI scope's state and made on the first call."""
     state = cast("dict[str, RequestContext]", scope.setdefault("state", {}))
-    known = state.get(_KEY)
-    if known is None:
-        known = state[_KEY] = RequestContext()
-    return known
+    context = state.get(_KEY)
+    if context is None:
+        context = state[_KEY] = RequestContext()
+    return context

@@ -1,4 +1,4 @@
-"""The HTTP server of a gateway worker: uvicorn, which drains from the moment that it is told to stop."""
+"""The HTTP server of a gateway worker: uvicorn with our HTTP protocol, connection limits and draining."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from gateway.http.http_protocol import HttpProtocol
 
 _AFTER_DRAIN_S = 20
 KEEP_ALIVE_S = 75
-"""How long a connection may lie idle: longer than clients and proxies keep theirs (60 s is usual), or one of them sends
-a request at the moment at which we hang up."""
+"""How long a connection may be idle. Clients and proxies usually close theirs after 60 s: were ours shorter, a request
+could meet a connection that is being closed."""
 _INTERNAL_CONNECTIONS = 100
 
 
 class GatewayServer(uvicorn.Server):
-    """Serves one application. At SIGTERM or SIGINT: nothing new is taken, streams get their time, the rest is ended.
+    """Serves one application. At SIGTERM or SIGINT it refuses new requests, gives running ones the drain timeout to
+    end, and ends the rest.
 
-    `internal` is a listening socket for metrics and health alone (`gateway.app.create_internal_app`). Its connections
-    are counted apart, so that nobody who fills the public port can keep a probe away.
+    `internal` is a listening socket for metrics and health only (`gateway.app.create_internal_app`). Its connections
+    have a limit of their own, so that a full public port does not keep probes out.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class GatewayServer(uvicorn.Server):
 
     @property
     def over(self) -> bool:
-        """Whether the worker stops since somebody else ended its run."""
+        """Whether the worker stops because another process ended its epoch."""
         return self._gateway.over
 
     def _leave(self) -> None:
@@ -77,6 +78,6 @@ class GatewayServer(uvicorn.Server):
             self.servers.append(await loop.create_server(protocol, sock=self._internal, backlog=self.config.backlog))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain while uvicorn waits for its connections to end, then stop the worker."""
+        """Drain while uvicorn waits for its connections, then stop the worker."""
         self._gateway.begin_drain()
         await super().shutdown(sockets)

@@ -1,4 +1,4 @@
-"""What a gateway worker is made of: the rooms' objects that it is given, and those that it makes of them."""
+"""Puts a gateway worker together: the objects it is given, those it makes of them, their start and stop."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from gateway.fleet.fleet import Fleet
 from gateway.generation.generation_task import GenerationDependencies
 from gateway.generation.running_tasks import RunningTasks
 from gateway.http.body_budget import BodyBudget
-from gateway.metering.usage_recorder import UsageRecorder
+from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.recovery.journal_recovery import JournalRecovery
 from gateway.recovery.lost_attempts import LostAttempts
 from gateway.recovery.orphaned_holds import OrphanedHolds
-from gateway.recovery.refused_entries import RefusedEntries
 from gateway.served_models.registry import ModelRegistry
 from prompt_cache.promise.cache_domains import CacheDomains
-from storage.database.circuit_breaker import Patience
+from storage.background_tasks import BackgroundTasks
+from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
 from storage.disk_space import DiskWatch
 from tenancy.authenticator import Authenticator
 from webhooks.endpoints import WebhookEndpoints
 
 _SETTLE_S = 10
-_LOOK_S = 5.0
+_PROBE_S = 5.0
 """How often the metrics are told whether database and bus answer."""
 _REFRESH_S = 1.0
-"""How often a worker among several tells what its siblings are to say of it."""
+"""How often one of several workers writes its metrics for the others to publish."""
 
 
 class GatewayOptions(Struct, frozen=True, kw_only=True):
-    """Settings of a worker; times in seconds.
+    """Settings of a worker; times in seconds, sizes in bytes.
 
-    `keep_alive`: a stream silent for so long sends a comment, and is answered with 200 at the latest. `patience`: a
-    client that does not read, or has not sent its body, for so long is given up. `public_prices`: whether the base book
-    is shown to those without a key. `hold_slice`: output tokens whose money is held at a time; 0: all.
-    `allowance_requests`: so many requests of a tenant at once get money set aside for it; 0: never.
+    `keep_alive`: a stream that was silent for so long gets a comment, and status 200 if it had none yet. `patience`: a
+    client that reads nothing, or sends nothing of its body, for so long is disconnected. `public_prices`: whether the
+    base prices are shown without a key. `hold_slice`: output tokens of each choice whose money is held at a time; 0:
+    all. `allowance_requests`: a tenant with so many requests at once gets money set aside for them; 0: never.
     `connections`: open connections at most; `connections_per_address`: from one address, 0 for any number.
-    `public_metrics`: whether /metrics answers where the API does. `database_patience`: a request waits so long for the
-    database, and is answered with 503 then.
+    `public_metrics`: whether /metrics is served beside the API. `database_patience`: how long a request waits for the
+    database before it is answered with 503.
     """
 
     body_limit: int = 8 * 1024 * 1024
@@ -65,12 +65,12 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     connections_per_address: int = 0
     public_metrics: bool = True
     database_patience: float = 5.0
-    lifetimes: RequestTimeouts = field(default_factory=RequestTimeouts)
+    timeouts: RequestTimeouts = field(default_factory=RequestTimeouts)
 
 
 class GatewayServices(Struct, frozen=True, kw_only=True):
-    """What a worker is given. `name` stays the same when the worker is started again; the spool's owner is the epoch,
-    this run of it, under which holds are taken and requests are sent.
+    """What a worker is given. `name` stays the same when the worker is restarted; the spool's owner is its epoch, this
+    run of it, under which holds are taken and requests are sent.
 
     The caller opens and closes the database, the spool and the bus; the worker starts and stops the rest.
     """
@@ -93,14 +93,14 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
 
 
 class ManagementPatience:
-    """How long those who manage and look wait for the database, by what they ask for: a report that takes long keeps
-    nobody from an answer of another kind."""
+    """How long managing requests wait for the database, by what they ask for: a slow report delays no request of
+    another kind."""
 
-    def __init__(self, seconds: float, witness: Patience) -> None:
-        self.reports = Patience(seconds, witness)
-        self.exports = Patience(seconds, witness)
-        self.webhooks = Patience(seconds, witness)
-        self.prices = Patience(seconds, witness)
+    def __init__(self, seconds: float, witness: CircuitBreaker) -> None:
+        self.reports = CircuitBreaker(seconds, witness)
+        self.exports = CircuitBreaker(seconds, witness)
+        self.webhooks = CircuitBreaker(seconds, witness)
+        self.prices = CircuitBreaker(seconds, witness)
 
 
 class Gateway:
@@ -131,16 +131,15 @@ class Gateway:
         self.recorder = UsageRecorder(services.spool, self.allowances)
         self.threads = FairThreads()
         self.bodies = BodyBudget()
-        self.pings = Patience(services.options.database_patience)
+        self.pings = CircuitBreaker(services.options.database_patience)
         self.patience = ManagementPatience(services.options.database_patience, self.pings)
         self.admission = Admission(
             epoch,
-            models=services.models,
             fleet=services.fleet,
             prices=services.prices,
             holds=services.holds,
             allowances=self.allowances,
-            lifetimes=services.options.lifetimes,
+            timeouts=services.options.timeouts,
             threads=self.threads,
             patience=services.options.database_patience,
             slice_tokens=services.options.hold_slice,
@@ -151,7 +150,7 @@ class Gateway:
             services.fleet,
             services.spool,
             refused=self.refused,
-            patience=services.options.lifetimes.replay,
+            patience=services.options.timeouts.replay,
         )
         self.requests = RunningTasks(
             GenerationDependencies(
@@ -165,7 +164,9 @@ class Gateway:
                 self.disk,
             )
         )
-        self.leftovers = OrphanedHolds(epoch, database=services.database, holds=services.holds, fleet=services.fleet)
+        self.orphaned_holds = OrphanedHolds(
+            epoch, database=services.database, holds=services.holds, fleet=services.fleet
+        )
         self.recovery = JournalRecovery(
             epoch,
             database=services.database,
@@ -173,14 +174,13 @@ class Gateway:
             prices=services.prices,
             recorder=self.recorder,
             fleet=services.fleet,
-            leftovers=self.leftovers,
+            orphaned_holds=self.orphaned_holds,
             attempts=self.attempts,
             refused=self.refused,
         )
         self._epoch = services.epoch or EpochKeeper(services.database, services.spool, services.name)
         self._epoch.on_over = self._end
-        self._refreshing: asyncio.Task[None] | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks()
         self._drain: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -192,14 +192,14 @@ class Gateway:
         await self._epoch.start()
         await services.settler.start()
         services.fleet.on_stray = self.recovery.stray
-        self.leftovers.start()
+        self.orphaned_holds.start()
         services.fleet.start()
-        self._looking = asyncio.create_task(self._look_at_neighbours())
+        self._tasks.start(self._probe_dependencies())
         if self.metrics.shared:
-            self._refreshing = asyncio.create_task(self._refresh_metrics())
+            self._tasks.start(self._refresh_metrics())
 
-    async def _look_at_neighbours(self) -> None:
-        """Tell the metrics whether the database answers, and whether the bus does."""
+    async def _probe_dependencies(self) -> None:
+        """Tell the metrics, again and again, whether the database and the bus answer."""
         while True:
             try:
                 await self.pings.wait(self.services.database.ping())
@@ -208,7 +208,7 @@ class Gateway:
             else:
                 answers = True
             self.metrics.reachable(database=answers, bus=self.services.authenticator.hears_revocations)
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_PROBE_S)
 
     async def _refresh_metrics(self) -> None:
         while True:
@@ -216,32 +216,30 @@ class Gateway:
             await asyncio.sleep(_REFRESH_S)
 
     def _end(self, why: str) -> None:
-        """Our epoch is over: what we reserve and send from now on is in nobody's books."""
+        """Stop: this worker's epoch was declared over, so others may release the holds that it takes."""
         self.over = True
         self.requests.begin_drain()
         self.on_over()
 
     def begin_drain(self) -> None:
-        """Take nothing new; give what runs its time to end."""
+        """Start no request; give those that run time to end."""
         if self._drain is None:
             self._drain = asyncio.create_task(self.requests.drain(self.services.options.drain_timeout))
             self.requests.begin_drain()
 
     async def stop(self) -> None:
-        """Drain, hang up, settle what can be settled now; the rest is in the spool."""
+        """Drain, hang up, settle what can be settled now; the rest stays in the spool."""
         self.begin_drain()
         if self._drain is not None:
             await self._drain
         await self.attempts.stop()
-        await self.leftovers.stop()
+        await self.orphaned_holds.stop()
         await self.recovery.stop()
         await self.services.fleet.stop()
         await self.allowances.close()
         await self.services.settler.drain(_SETTLE_S)
         await self.services.settler.stop()
-        for task in (self._refreshing, self._looking):
-            if task is not None:
-                task.cancel()
+        await self._tasks.stop()
         self.threads.close()
         await self._epoch.stop()
         await self.services.authenticator.close()

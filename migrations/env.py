@@ -16,6 +16,7 @@ import billing.tables.prices
 import billing.tables.rating
 import billing.tables.reconciliation
 import billing.tables.seals
+import storage.database.outbox
 import tenancy.tables
 import webhooks.tables
 from storage.database.base import Base
@@ -33,6 +34,7 @@ ROOMS = (
     billing.tables.reconciliation,
     billing.tables.seals,
     billing.tables.money,
+    storage.database.outbox,
     webhooks.tables,
     tenancy.tables,
 )

@@ -1,1 +1,1 @@
-"""What is cached, for whom, where and for how long."""
+"""The prompt cache: block keys and block pools (`kv`), and what a request is promised (`promise`)."""

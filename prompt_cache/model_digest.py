@@ -1,8 +1,8 @@
-"""The digest of a served model: what every block key and lease of it is rooted in.
+"""Digests of a served model, in which all its block keys and leases are rooted.
 
-Two digests. `text_digest` covers how text becomes tokens (tokenizer and chat template): a gateway has these files and
-checks that the replica uses the same. `model_digest` adds configuration, weights and the type they are run in: only the
-replica knows it, and tells it in `Hello`.
+`text_digest` covers how text becomes tokens (tokenizer and chat template). A gateway has these files and checks that
+the replica uses the same. `model_digest` adds configuration, weights and the type of computation. The replica computes
+it and sends it in `Hello`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,6 @@ def text_digest(folder: Path) -> str:
 
 
 def model_digest(folder: Path, dtype: str) -> str:
-    """Hex SHA-256 over text files, configuration and weights of the folder, and the type in which they are run."""
+    """Hex SHA-256 over the folder's text files, configuration and weights, and the type of computation."""
     files = [folder / name for name in ("config.json", *TEXT_FILES) if (folder / name).is_file()]
     return _folder_digest("turnpike/model-digest/v1", files + sorted(folder.glob("*.safetensors")), dtype)

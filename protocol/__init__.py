@@ -1,1 +1,1 @@
-"""The protocol between gateway and replica: the only thing that the gateway imports from the engine."""
+"""The messages between gateway and replica. Both sides import this room; it imports none of ours."""

@@ -1,4 +1,4 @@
-"""Where a replica listens, as settings and commands write it."""
+"""The address of a replica, as settings and commands write it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class AddressError(ValueError):
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a replica listens: a Unix socket's path, or a TCP host and port."""
+    """The address of a replica: the path of a Unix socket, or a TCP host and port. `text` is how it was written."""
 
     text: str
     path: str | None = None
@@ -19,7 +19,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def parse_address(text: str) -> Address:
-    """Read `unix:PATH` or `tcp:HOST:PORT`; an IPv6 host stands in brackets. Raises AddressError."""
+    """Parse `unix:PATH` or `tcp:HOST:PORT`, with an IPv6 host in brackets. Raises AddressError."""
     kind, _, rest = text.partition(":")
     if kind == "unix" and rest:
         return Address(text, path=rest)

@@ -1,4 +1,4 @@
-"""Messages on a socket: a 4-byte big-endian length, then a msgpack array whose first element is the message's tag."""
+"""Frames on a socket: a 4-byte big-endian length, then a msgpack array whose first element is the message's tag."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import TypeAlias
 
 import msgspec
 
-from protocol.replicas import Beat, Dial, Elsewhere, Fence, Fenced, Forget, Hello, Purge, Scope
-from protocol.requests import Abort, Ack, Began, Credit, Done, Extend, Generate, PromptLogprobs, Tokens
+from protocol.replicas import Dial, Fence, Fenced, Forget, Heartbeat, Hello, Purge, RemoteService, Scope
+from protocol.requests import Abort, Ack, Began, Credit, Done, Generate, PromptLogprobs, Tokens
 
 VERSION = 6
 OLDEST_VERSION = 1
 
 
 def link_proof(link_key: bytes, challenge: bytes, gateway: str) -> bytes:
-    """What a gateway answers to a replica's challenge: HMAC-SHA256 under the key that both were given."""
+    """The gateway's answer to a replica's challenge: HMAC-SHA256 (RFC 2104) under the link key, which both know."""
     return hmac.new(link_key, b"turnpike/link/v1\0" + challenge + gateway.encode(), hashlib.sha256).digest()
 
 
 def agree_version(version: int, oldest: int) -> int:
-    """The protocol version to speak with a peer that knows `oldest`..`version`. Raises ProtocolError if none."""
+    """The protocol version to speak with a peer that knows `oldest`..`version`. Raises ProtocolError if there is
+    none."""
     common = min(VERSION, version)
     if common < max(OLDEST_VERSION, oldest):
         raise ProtocolError(f"no common protocol version: ours {OLDEST_VERSION}..{VERSION}, theirs {oldest}..{version}")
@@ -31,8 +32,8 @@ def agree_version(version: int, oldest: int) -> int:
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
-ToReplica: TypeAlias = Dial | Scope | Forget | Purge | Generate | Credit | Extend | Abort | Ack | Elsewhere | Fence
-ToGateway: TypeAlias = Hello | Began | PromptLogprobs | Tokens | Done | Beat | Fenced
+ToReplica: TypeAlias = Dial | Scope | Forget | Purge | Generate | Credit | Abort | Ack | RemoteService | Fence
+ToGateway: TypeAlias = Hello | Began | PromptLogprobs | Tokens | Done | Heartbeat | Fenced
 
 _encoder = msgspec.msgpack.Encoder()
 _to_replica = msgspec.msgpack.Decoder(ToReplica)
@@ -40,11 +41,11 @@ _to_gateway = msgspec.msgpack.Decoder(ToGateway)
 
 
 class ProtocolError(Exception):
-    """The other side sent what this protocol does not allow: an oversized, malformed or unexpected frame."""
+    """The other side broke the protocol: its frame is too large, malformed or unexpected."""
 
 
 def encode(message: ToReplica | ToGateway) -> bytes:
-    """The frame of a message: length prefix and body."""
+    """The frame of a message: length prefix and body. Raises ProtocolError if it is too large."""
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
@@ -62,7 +63,7 @@ async def _read_frame(reader: asyncio.StreamReader) -> bytes | None:
 
 
 async def read_from_gateway(reader: asyncio.StreamReader) -> ToReplica | None:
-    """The next message of a gateway; None when it hung up. Raises ProtocolError."""
+    """The next message from a gateway; None when it closed the connection. Raises ProtocolError."""
     body = await _read_frame(reader)
     try:
         return None if body is None else _to_replica.decode(body)
@@ -71,7 +72,7 @@ async def read_from_gateway(reader: asyncio.StreamReader) -> ToReplica | None:
 
 
 async def read_from_replica(reader: asyncio.StreamReader) -> ToGateway | None:
-    """The next message of a replica; None when it hung up. Raises ProtocolError."""
+    """The next message from a replica; None when it closed the connection. Raises ProtocolError."""
     body = await _read_frame(reader)
     try:
         return None if body is None else _to_gateway.decode(body)

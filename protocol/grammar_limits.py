@@ -1,4 +1,4 @@
-"""How large and how deep a grammar in `Generate.grammar` may be; gateway and replica both check it."""
+"""Limits of the size and depth of a grammar in `Generate.grammar`, which gateway and replica both check."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ MAX_GRAMMAR_CHARS = 65_536
 """Characters of a regular expression or of a Lark or GBNF grammar."""
 MAX_SCHEMA_BYTES = 262_144
 MAX_SCHEMA_DEPTH = 96
-"""How many objects and arrays of a JSON schema may lie inside each other."""
-MAX_CHOICES = 10_000
-MAX_CHOICES_CHARS = 262_144
-"""Characters of all texts in `choice` together."""
+"""How deep objects and arrays of a JSON schema may be nested."""
+MAX_CHOICE_TEXTS = 10_000
+"""Texts of a `choice`."""
+MAX_CHOICE_CHARS = 262_144
+"""Characters of all texts of a `choice`, together."""
 MAX_GROUP_DEPTH = 200
-"""How many groups of a regular expression or of a grammar may lie inside each other."""
+"""How deep groups of a regular expression or of a grammar may be nested."""
 _MAX_TEXT_BYTES = 4 * MAX_SCHEMA_BYTES
 
 
 class GrammarTooLarge(ValueError):
-    """A grammar beyond these limits; the message says which one."""
+    """A grammar is over one of these limits; the message says which one."""
 
 
 def check_grammar_text(text: str) -> None:
@@ -35,11 +36,11 @@ def check_grammar(kind: str, body: Any) -> None:
         case "regex" | "grammar", str():
             _check_expression(body)
         case "choice", list():
-            if len(body) > MAX_CHOICES:
-                raise GrammarTooLarge(f"it has {len(body)} texts, more than {MAX_CHOICES}")
+            if len(body) > MAX_CHOICE_TEXTS:
+                raise GrammarTooLarge(f"it has {len(body)} texts, more than {MAX_CHOICE_TEXTS}")
             chars = sum(len(text) for text in body if isinstance(text, str))
-            if chars > MAX_CHOICES_CHARS:
-                raise GrammarTooLarge(f"its texts have {chars} characters, more than {MAX_CHOICES_CHARS}")
+            if chars > MAX_CHOICE_CHARS:
+                raise GrammarTooLarge(f"its texts have {chars} characters, more than {MAX_CHOICE_CHARS}")
 
 
 def check_depth(value: Any) -> None:
@@ -60,7 +61,8 @@ def check_depth(value: Any) -> None:
 def _check_expression(text: str) -> None:
     if len(text) > MAX_GRAMMAR_CHARS:
         raise GrammarTooLarge(f"it has {len(text)} characters, more than {MAX_GRAMMAR_CHARS}")
-    # Brackets in texts count as well: this bounds the parser's recursion from above, the trial process decides exactly.
+    # Brackets inside quoted text count as well: this is an upper bound of the parser's recursion. The trial process
+    # decides exactly.
     depth = 0
     for character in text:
         if character in "([{":

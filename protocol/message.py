@@ -1,8 +1,8 @@
-"""What all messages are: arrays, tagged with their name.
+"""The base classes of all messages: arrays, tagged with the message's name.
 
-Fields are only ever added at the end, with a default, so that version N reads the frames of N-1 and N-1 ignores what
-it does not know. A request that means something else without a field that N-1 ignores goes to replicas of version N
-alone (`Generate.version`). Times are seconds since the Unix epoch; token counts are tokens; ids are opaque strings.
+Fields are only added at the end, with a default: so version N reads the frames of version N-1, and N-1 ignores fields
+that it does not know. Where such a field changes what a request means, the request goes only to replicas that know it
+(`Generate.version`). Times are seconds since the Unix epoch; counts are tokens; ids are opaque strings.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import msgspec
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="type", gc=False):
-    """Base of all messages: encoded as an array, tagged with the class name."""
+    """Base of all messages. Each class names its tag, so that the class can be renamed."""
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Value(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Base of the values inside messages."""

@@ -1,4 +1,4 @@
-"""The messages about a replica: how its link opens, which cache domains it knows, how it is."""
+"""The messages about a replica: opening a link, cache domains, fences, heartbeats."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from typing import Literal
 
 import msgspec
 
-from protocol.message import Message, Part
+from protocol.message import Message, Value
 
 BOUNDED_SCOPES_VERSION = 4
-"""From this version on a connection knows the last `MAX_SCOPES` scopes only."""
+"""From this protocol version on, a replica remembers only the last `MAX_SCOPES` scopes of a connection."""
 FENCE_VERSION = 5
-"""From this version on a replica has a journal identity, and answers `Fence`."""
+"""From this protocol version on, a replica names its journal and answers `Fence`."""
 DISK_FULL = "turnpike_engine_disk_full"
-"""The figure of a beat that is 1 while the replica takes no requests because the disk of its journal is full."""
+"""The metric that is 1 while the replica takes no requests because the disk of its journal is full."""
 MAX_SCOPES = 10_000
-"""So many scopes are known on a connection: those that were introduced last."""
+"""How many scopes a replica remembers on a connection: those that were introduced last."""
 
 
-class LayerGroup(Part, frozen=True):
-    """Layers whose KV is alike and shares one block pool: `kind` is `full`, `window` or `latent`."""
+class LayerGroup(Value, frozen=True):
+    """Layers whose KV has one shape and shares a block pool. `kind` is `full`, `window` or `latent`; `window` is in
+    tokens, 0 for none."""
 
     kind: str
     layers: tuple[int, ...]
@@ -30,23 +31,24 @@ class LayerGroup(Part, frozen=True):
     block_bytes: int
 
 
-class Layout(Part, frozen=True):
-    """How a block lies in memory: layer → K|V → KV head → [block_tokens, head_dim], per layer group."""
+class Layout(Value, frozen=True):
+    """The layout of a block in memory, per layer group: layer → K|V → KV head → [block_tokens, head_dim]."""
 
     block_tokens: int
     groups: tuple[LayerGroup, ...]
 
 
-class Capacity(Part, frozen=True):
-    """How much a replica takes: total blocks per layer group, longest context, requests running at once."""
+class Capacity(Value, frozen=True):
+    """The capacity of a replica: blocks per layer group, tokens of context, requests that run at once."""
 
     blocks: tuple[int, ...]
     context_tokens: int
     running: int
 
 
-class ServedModel(Part, frozen=True):
-    """`digest` covers weights, dtype, tokenizer and template; `text_digest` the last two, which a gateway has too."""
+class ServedModel(Value, frozen=True):
+    """The model that a replica serves. `digest` covers weights, dtype, tokenizer and template; `text_digest` covers
+    tokenizer and template, which a gateway has too. `vocabulary` is the number of token ids."""
 
     name: str
     digest: str
@@ -56,7 +58,11 @@ class ServedModel(Part, frozen=True):
 
 
 class Hello(Message, frozen=True, tag="Hello"):
-    """The replica's first frame. `epoch` grows each time the replica starts, and fences its older incarnations."""
+    """The first frame of a replica. `epoch` grows with each start of the replica, so that gateways can tell an older
+    process of the same replica.
+
+    `version` and `oldest` are the protocol versions that it speaks; `challenge` is to be answered in `Dial.proof`.
+    """
 
     version: int
     oldest: int
@@ -67,45 +73,46 @@ class Hello(Message, frozen=True, tag="Hello"):
     layout: Layout
     capacity: Capacity
     journal: str = ""
-    """The identity of the replica's journal: another one after its folder was lost."""
+    """The identity of the replica's journal. It is another one after the journal's folder was lost."""
     since: int = 0
-    """The epoch in which this journal began; 0 if it is older than its identity."""
+    """The epoch in which this journal began; 0 if it is older than journal identities."""
 
 
 class Dial(Message, frozen=True, tag="Dial"):
-    """The gateway's first frame: who it is, and proof that it knows the link key (see `link_proof`).
+    """The first frame of a gateway: its name, and the proof that it knows the link key (see `link_proof`).
 
-    Who gives no name only looks: it hears beats, and is never handed what others left unacknowledged.
+    A peer with an empty name is an observer: it gets heartbeats, and never a `Done` that another gateway left
+    unacknowledged.
     """
 
     version: int
     gateway: str
     proof: bytes
     epoch: str = ""
-    """This run of the gateway: what it sends is journaled under it (`Fence`)."""
+    """Names this run of the gateway. The replica journals its requests under this epoch (see `Fence`)."""
 
 
 class Fence(Message, frozen=True, tag="Fence"):
-    """The gateway run of this epoch is over: stop what it runs, take nothing more of it, and say what is known of it.
+    """The gateway run with this epoch has ended: stop its requests, and refuse new ones.
 
-    The replica answers with `Fenced`, and refuses that epoch's requests for ever, after a restart too.
+    The replica answers with `Fenced`. It refuses requests of this epoch for ever, after a restart too.
     """
 
     epoch: str
 
 
 class Fenced(Message, frozen=True, tag="Fenced"):
-    """The requests of a gateway epoch that this journal knows and no gateway has acknowledged, with their attempts.
+    """The requests of a gateway epoch that the replica's journal holds and no gateway has acknowledged: (id, attempt).
 
-    No requests: the journal knows nothing more of that epoch, and never will.
+    An empty list is final: the journal holds nothing of that epoch, and never will.
     """
 
     epoch: str
     requests: tuple[tuple[str, int], ...] = ()
 
 
-class TierLimit(Part, frozen=True):
-    """What a scope may hold in one tier, in bytes: `reserve` cannot be taken by others, `limit` cannot be passed."""
+class TierLimit(Value, frozen=True):
+    """How many bytes a scope may hold in one tier. Others cannot take its `reserve`; it holds no more than `limit`."""
 
     tier: Literal["hbm", "dram", "nvme"]
     reserve: int
@@ -113,11 +120,12 @@ class TierLimit(Part, frozen=True):
 
 
 class Scope(Message, frozen=True, tag="Scope"):
-    """Introduce a cache domain on this connection, before the first `Generate` that names it, and again once
-    `MAX_SCOPES` others were introduced since: nobody says when a domain will not be used any more.
+    """Introduce a cache domain on this connection, before the first `Generate` that names it.
 
-    `root` keys the hash chain of its blocks, `data_key` seals its records; both are secrets. `retention`: the longest
-    time in seconds that a block may stay in DRAM or NVMe, 0 for never leaving the device.
+    A gateway introduces it again when `MAX_SCOPES` others were introduced since: no message ends the use of a domain.
+
+    `root` is the key of its blocks' hash chain, `data_key` encrypts its records; both are secret. `retention` is the
+    longest time in seconds that a block may stay in DRAM or NVMe; with 0 blocks never leave the device.
     """
 
     scope: str
@@ -128,20 +136,20 @@ class Scope(Message, frozen=True, tag="Scope"):
 
 
 class Forget(Message, frozen=True, tag="Forget"):
-    """Forget a scope: free its blocks, zeroize its DRAM, destroy its data key (crypto-erase)."""
+    """Forget a scope: free its blocks, overwrite its DRAM with zeros, destroy its data key (crypto-erase)."""
 
     scope: str
 
 
 class Purge(Message, frozen=True, tag="Purge"):
-    """Drop the blocks with these keys from every tier."""
+    """Drop the blocks of a scope that have these keys, from every tier."""
 
     scope: str
     keys: tuple[bytes, ...]
 
 
-class TierLoad(Part, frozen=True):
-    """Blocks of one layer group in one tier: `free` + `referenced` + `cached` = `total` (C4)."""
+class TierLoad(Value, frozen=True):
+    """Blocks of a layer group in one tier: `free` + `referenced` + `cached` = `total` (C4)."""
 
     tier: Literal["hbm", "dram", "nvme"]
     group: int
@@ -151,10 +159,11 @@ class TierLoad(Part, frozen=True):
     total: int
 
 
-class Elsewhere(Message, frozen=True, tag="Elsewhere"):
-    """What flows got from another replica of the same served model: totals of its `Beat.service`, those that changed.
+class RemoteService(Message, frozen=True, tag="Elsewhere"):
+    """Engine time that flows got from another replica of the same served model: the changed totals of its heartbeat.
 
-    Gateways relay them with each beat. In one epoch a total only grows, so that it may be told twice, or late.
+    A gateway relays them with each heartbeat. Within an epoch a total only grows, so that repeated and late messages do
+    no harm.
     """
 
     replica: str
@@ -162,12 +171,12 @@ class Elsewhere(Message, frozen=True, tag="Elsewhere"):
     service: dict[str, int]
 
 
-class Beat(Message, frozen=True, tag="Beat"):
-    """Sent each second: how far the replica got, how loaded it is, what each flow received.
+class Heartbeat(Message, frozen=True, tag="Beat"):
+    """Sent each second: progress, load, and the engine time that each flow got.
 
-    `steps` must grow while work exists (E3). `service` is cumulative engine time in microseconds per `lane/flow`; a
-    total that falls has begun again. `cache` is a digest of which prefixes are held, for routing. `metrics` are the
-    replica's counters and gauges by Prometheus name.
+    `steps` must grow while work exists (E3). `running` and `waiting` (by lane) count requests. `service` is cumulative
+    engine time in µs per `lane/flow`; a total that falls has begun again from 0. `cache` is a digest of the prefixes
+    that the replica holds, for routing. `metrics` are its counters and gauges by Prometheus name.
     """
 
     steps: int

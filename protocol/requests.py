@@ -1,4 +1,4 @@
-"""The messages about one request: what is asked, what comes back, what it took."""
+"""The messages about one request: what a gateway asks for, what comes back, what it took."""
 
 from __future__ import annotations
 
@@ -6,33 +6,35 @@ from typing import Literal
 
 import msgspec
 
-from protocol.message import Message, Part
+from protocol.message import Message, Value
 
-CLAIMS = 3
-"""From this version on a replica gives back a request's `claim`."""
+CLAIM_VERSION = 3
+"""From this protocol version on, a replica gives back a request's `claim`."""
 
-ATTEMPTS = 6
-"""From this version on a replica tells the attempts of a request apart: a later one ends the one before it, and what is
-said to one attempt means no other."""
+ATTEMPT_VERSION = 6
+"""From this protocol version on, a replica tells the attempts of a request apart. A later attempt ends the earlier
+one, and a message about one attempt does not concern another."""
 
 MOST_CHOICES = 128
 
 Lane = Literal["interactive", "standard", "batch"]
 LANES: tuple[Lane, ...] = ("interactive", "standard", "batch")
-"""From the highest to the lowest."""
+"""From the highest priority to the lowest."""
 StorePolicy = Literal["all", "hbm", "none"]
-"""`all`: blocks may go to any tier. `hbm`: never leave the device (`no-store`). `none`: not even shared there."""
+"""`all`: blocks may go to any tier. `hbm`: they never leave the device (`no-store`). `none`: they are not shared there
+either."""
 Reason = Literal["stop", "length", "budget", "abort", "deadline", "rejected", "error", "crash"]
-"""Why a request ended. `rejected`: never scheduled, `error` says why; `crash`: replayed from a dead epoch's journal."""
+"""Why a request ended. `rejected`: it was never scheduled, and `error` says why. `crash`: the replica died, and its
+journal has the counts."""
 MissCause = Literal["cold", "diverged", "evicted", "other_scope", "no_read"]
 
 
-class Counts(Part, frozen=True):
-    """What the engine physically did for one request, in tokens.
+class Counts(Value, frozen=True):
+    """What the engine physically did for a request, in tokens.
 
-    `prompt` is what was computed or read when the request ended, 0 if it was never scheduled:
-    `prompt = computed + read_hbm + read_dram + read_nvme` (E2). `output` counts sampled tokens, the end token included.
-    `recomputed` (after preemption) and `drafted`/`accepted` (speculation) stand beside them and are never billed.
+    `prompt` is what was computed or read when the request ended, 0 if it was never scheduled: `prompt = computed +
+    read_hbm + read_dram + read_nvme` (E2). `output` counts sampled tokens, the end token included. `recomputed` (after
+    a preemption) and `drafted` and `accepted` (speculation) are counted apart and never billed.
     """
 
     prompt: int = 0
@@ -47,11 +49,11 @@ class Counts(Part, frozen=True):
 
     @property
     def read(self) -> int:
-        """Prompt tokens whose KV was there, in any tier."""
+        """Prompt tokens whose KV was in memory, in any tier."""
         return self.read_hbm + self.read_dram + self.read_nvme
 
     def check(self) -> None:
-        """Raise ValueError unless the identity of counts holds (E2)."""
+        """Raise ValueError unless the identity of counts (E2) holds."""
         if min(msgspec.structs.astuple(self)) < 0:
             raise ValueError(f"negative count in {self}")
         if self.prompt != self.computed + self.read:
@@ -60,17 +62,18 @@ class Counts(Part, frozen=True):
             raise ValueError(f"more drafted tokens accepted than drafted in {self}")
 
 
-class Segment(Part, frozen=True):
-    """Tokens before position `until` (and after the last segment's) belong to `scope`. Scopes only narrow."""
+class Segment(Value, frozen=True):
+    """The prompt's tokens up to position `until` belong to `scope`, from where the previous segment ends. Each scope
+    is at most as wide as the one before it."""
 
     until: int
     scope: str
 
 
-class Sampling(Part, frozen=True):
+class Sampling(Value, frozen=True):
     """How tokens are drawn. `temperature` 0 is greedy. Randomness depends on (`seed`, position) alone.
 
-    What each field does, and in which order: `engine/sampling/sampler.py`.
+    `engine/sampling/sampler.py` says what each field does, and in which order.
     """
 
     max_tokens: int
@@ -78,7 +81,7 @@ class Sampling(Part, frozen=True):
     top_p: float = 1.0
     seed: int = 0
     stop_tokens: tuple[int, ...] = ()
-    """Token ids that end the output; the end token is sampled and counted, and sent like any other."""
+    """Token ids that end the output. The end token is sampled, counted and sent like any other."""
     top_k: int = 0
     """0 for no limit."""
     min_p: float = 0.0
@@ -87,40 +90,41 @@ class Sampling(Part, frozen=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     min_tokens: int = 0
-    """No stop token is drawn before so many output tokens, those that were emitted before included."""
+    """No stop token is drawn before so many output tokens; `Generate.emitted` counts among them."""
     logprobs: int | None = None
-    """Tell each output token's log probability, and those of so many likeliest tokens beside it (at most 20)."""
+    """If set, `Tokens` gives the log probability of each output token, and of this many likeliest tokens in its place
+    (at most 20)."""
     prompt_logprobs: int | None = None
-    """The same of the prompt's tokens from the second on (`PromptLogprobs`). All of the prompt is then computed:
-    nothing is read from memory, and counts say so. `max_tokens` may be 0."""
+    """The same for the prompt's tokens from the second on (`PromptLogprobs`). The whole prompt is then computed and
+    nothing is read from the cache, and counts say so. `max_tokens` may be 0."""
 
     @property
     def version(self) -> int:
-        """The protocol version that a replica must know to draw in this way."""
+        """The oldest protocol version whose replicas draw tokens in this way."""
         newer = Sampling(self.max_tokens, self.temperature, self.top_p, self.seed, self.stop_tokens)
         return 1 if self == newer else 2
 
 
-class Retain(Part, frozen=True):
-    """Keep the KV of the first `tokens` tokens until `until`, if that is possible."""
+class Retain(Value, frozen=True):
+    """Keep the KV of the first `tokens` tokens until `until`, if possible."""
 
     tokens: int
     until: float
 
 
 class Generate(Message, frozen=True, tag="Generate"):
-    """Run a request. A later `attempt` of one that this gateway run has running here ends the earlier one first, which
-    is answered by a `Done` of its own.
+    """Run a request. If this gateway run already runs an earlier `attempt` of it here, that one is ended first and
+    answered by a `Done` of its own.
 
-    The last segment ends at `len(tokens)`; what is generated belongs to the last segment's scope.
+    The last segment ends at `len(tokens)`; the output belongs to its scope.
 
-    `emitted` are tokens already delivered by a replica that died: they are context, not output, and the output
-    continues after them (positions for the seed go on counting). `credit` is how many output tokens may be sent before
-    the first `Credit`. `flow`, `sub_flow` and `weight` say who shares fairly.
+    `emitted` are output tokens that a replica that died had delivered. They are context, not output; the output
+    continues after them, and so do positions for the seed. `credit` is how many output tokens may be sent before the
+    first `Credit`. Fairness is by `lane`, `flow`, `sub_flow` and `weight`.
 
     `grammar` is a JSON object with one key, which the output must fulfil: `json_schema` (a schema), `regex` (a regular
-    expression), `choice` (a list of texts) or `grammar` (Lark or GBNF). Then it ends where the grammar does, by the
-    model's own end tokens or without one when nothing can follow; `stop_tokens` do not end it.
+    expression), `choice` (a list of texts) or `grammar` (Lark or GBNF). The output then ends where the grammar ends:
+    by the model's own end tokens, or without one when nothing can follow. `stop_tokens` do not end it.
     """
 
     id: str
@@ -140,21 +144,22 @@ class Generate(Message, frozen=True, tag="Generate"):
     store: StorePolicy = "all"
     retain: tuple[Retain, ...] = ()
     choices: int = 1
-    """How many outputs are drawn for one prompt, each under a seed derived from `seed` and as its own request would
-    be. The prompt is computed and counted once; limits and `credit` are each choice's own; `counts.output` and
-    `delivered` are sums over all. With `store` `none` nothing is read either."""
+    """How many outputs are drawn for the prompt: each under a seed derived from `seed`, with the tokens that its own
+    request would give. The prompt is computed and counted once. Limits and `credit` are per choice; `counts.output`
+    and `delivered` are sums over all choices. With `store` `none` nothing is read from the cache either."""
     claim: bytes = b""
-    """What whoever bills this request must know of it, if nobody else will: journaled, and given back in `Done`."""
+    """What the biller must know of this request if no gateway does any more. It is journaled, and given back in
+    `Done`."""
 
     @property
     def version(self) -> int:
         """The oldest protocol version whose replicas answer this request as it is meant."""
         if self.claim:
-            return CLAIMS
+            return CLAIM_VERSION
         return max(self.sampling.version, 1 if self.choices == 1 and self.grammar is None else 2)
 
 
-class Miss(Part, frozen=True):
+class Miss(Value, frozen=True):
     """Prompt tokens [start, end) had to be computed, because of `cause`."""
 
     start: int
@@ -163,19 +168,19 @@ class Miss(Part, frozen=True):
 
 
 class Began(Message, frozen=True, tag="Began"):
-    """The request was scheduled for the first time: what will be read, what computed. Before the first token."""
+    """The request was scheduled for the first time. `counts` say what will be read and what computed; sent before the
+    first token."""
 
     id: str
     attempt: int
     counts: Counts
     misses: tuple[Miss, ...] = ()
-    queued_s: float = 0.0
 
 
-class TokenLogprob(Part, frozen=True):
-    """A token's natural log probability and the likeliest tokens in its place, as (token, log probability).
+class TokenLogprob(Value, frozen=True):
+    """The natural log probability of a token, and the likeliest tokens in its place, as (token, log probability).
 
-    By the model's own distribution: before bias, penalties, grammar and temperature. float32; at least -9999.
+    They are of the model's own distribution, before bias, penalties, grammar and temperature; float32, at least -9999.
     """
 
     logprob: float
@@ -183,7 +188,8 @@ class TokenLogprob(Part, frozen=True):
 
 
 class PromptLogprobs(Message, frozen=True, tag="PromptLogprobs"):
-    """Of the prompt tokens from `start` on, in order, before the first `Tokens`; only when they were asked for."""
+    """Log probabilities of the prompt tokens from `start` on, in order, before the first `Tokens`. Sent only if asked
+    for."""
 
     id: str
     attempt: int
@@ -192,7 +198,7 @@ class PromptLogprobs(Message, frozen=True, tag="PromptLogprobs"):
 
 
 class Tokens(Message, frozen=True, tag="Tokens"):
-    """Output tokens of one choice; `start` is the index of the first of them in its output.
+    """Output tokens of one choice. `start` is the index of the first of them in that choice's output.
 
     `logprobs` has an entry for each token if they were asked for.
     """
@@ -206,34 +212,23 @@ class Tokens(Message, frozen=True, tag="Tokens"):
 
 
 class Credit(Message, frozen=True, tag="Credit"):
-    """`delivered` tokens have reached the client so far, of all choices together; up to `limit` of each choice may be
+    """So far `delivered` tokens, of all choices together, have reached the client; up to `limit` of each choice may be
     sent. Both only grow.
 
-    The replica journals `delivered`, so that a bill can be made when the gateway dies.
+    The replica journals `delivered`, so that a request can be billed when the gateway dies.
     """
 
     id: str
     delivered: int
     limit: int
     attempt: int = 0
-    """The attempt that is meant; 0 for whichever runs. So in `Extend` and `Abort`."""
-
-
-class Extend(Message, frozen=True, tag="Extend"):
-    """Raise the output limit and/or the deadline of a request, and/or change its lane."""
-
-    id: str
-    max_tokens: int
-    deadline: float | None = None
-    lane: Lane | None = None
-    attempt: int = 0
+    """The attempt that is meant, or 0 for any; so too in `Abort`."""
 
 
 class Abort(Message, frozen=True, tag="Abort"):
-    """Stop the request at the next step; `Done` follows. An unknown id, or attempt, is answered with a `rejected`
-    `Done`.
+    """Stop the request at the next step; `Done` follows. An unknown id or attempt is answered by a `rejected` `Done`.
 
-    With `choice` only that one stops, and `Done` follows when the last choice has ended.
+    With `choice` only that choice stops, and `Done` follows when the last choice has ended.
     """
 
     id: str
@@ -242,19 +237,19 @@ class Abort(Message, frozen=True, tag="Abort"):
     attempt: int = 0
 
 
-class Refusal(Part, frozen=True):
-    """Why a request that is well-formed was not taken: whose bounded queue was full, or `input`, which made the engine
-    fail before; and how many seconds it would wait, as far as is known, or is refused."""
+class Refusal(Value, frozen=True):
+    """Why a well-formed request was refused: whose bounded queue was full, or `input`, which made the engine fail
+    before. `wait_s` is how many seconds it would wait, as far as is known, or for how long it is refused."""
 
     whose: Literal["flow", "lane", "replica", "input"]
     wait_s: float
 
 
 class Done(Message, frozen=True, tag="Done"):
-    """The end of a request: always answers `Generate` and `Abort`, and is repeated until acknowledged.
+    """The end of a request: the answer to every `Generate` and `Abort`, repeated until it is acknowledged.
 
-    `sequence` numbers the replica's journal, and grows across its epochs. `delivered` is the last value that the
-    replica heard in `Credit`. With reason `rejected` nothing was done and nothing is journaled (`sequence` 0).
+    `sequence` is its number in the replica's journal, and grows across epochs. `delivered` is the last value that a
+    `Credit` brought. With reason `rejected` nothing was done and nothing is journaled (`sequence` 0).
     """
 
     id: str
@@ -266,14 +261,14 @@ class Done(Message, frozen=True, tag="Done"):
     error: str | None = None
     replayed: bool = False
     refusal: Refusal | None = None
-    """With reason `rejected`: the request is well-formed, and could be taken later."""
+    """With reason `rejected`: the request is well-formed, and may be sent again later."""
     reasons: tuple[Reason, ...] = ()
-    """Of a request with several choices: why each ended."""
+    """Why each choice ended, if there were several."""
     invalid: str | None = None
-    """With reason `rejected` or, once output had begun, `error`: the field of `Generate` in which the client is wrong,
-    as only the replica could tell."""
+    """With reason `rejected` or, once output had begun, `error`: the field of `Generate` that the client got wrong,
+    where only the replica could tell."""
     claim: bytes = b""
-    """That of `Generate`."""
+    """The `claim` of its `Generate`."""
 
 
 class Ack(Message, frozen=True, tag="Ack"):

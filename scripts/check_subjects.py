@@ -20,12 +20,12 @@ MOST = 72
 
 def subjects_since(base: str, folder: Path) -> list[tuple[str, str]] | None:
     """The short id and subject of each commit after `base`; None where the history does not reach back to it."""
-    asked = ["git", "-C", str(folder), "log", "--format=%h %s", f"{base}..HEAD"]
+    command = ["git", "-C", str(folder), "log", "--format=%h %s", f"{base}..HEAD"]
     try:
-        told = subprocess.run(asked, capture_output=True, text=True, check=True)
+        log = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    lines = (line.partition(" ") for line in told.stdout.splitlines())
+    lines = (line.partition(" ") for line in log.stdout.splitlines())
     return [(commit, subject) for commit, _, subject in lines]
 
 
@@ -33,8 +33,8 @@ def main(arguments: Sequence[str] | None = None, folder: Path = ROOT) -> int:
     """Print the subjects that are too long; 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", default=BASE, help="the last commit that is not checked")
-    given = parser.parse_args(arguments)
-    long = [found for found in subjects_since(given.base, folder) or [] if len(found[1]) > MOST]
+    options = parser.parse_args(arguments)
+    long = [commit for commit in subjects_since(options.base, folder) or [] if len(commit[1]) > MOST]
     for commit, subject in long:
         print(f"{commit}: {len(subject)} characters, over {MOST}: {subject}", file=sys.stderr)
     return 1 if long else 0

@@ -74,10 +74,10 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--set", action="store_true", help="make today's count the bound")
     parser.add_argument("--modules", action="store_true", help=f"list the modules under {SMALL} lines of code")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     counts = {path: count(path.read_text()) for path in product_modules(root)}
     small = {path: lines for path, lines in counts.items() if lines < SMALL and (lines or path.name != "__init__.py")}
-    if given.modules:
+    if options.modules:
         for path, lines in sorted(small.items(), key=lambda item: (item[1], item[0])):
             print(f"{lines:7,} {path.relative_to(root).as_posix()}")
         return 0
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
         print(f"{sum(lines for path, lines in counts.items() if room in path.parents):7,} {room.name}")
     total = sum(counts.values())
     print(f"{total:7,} in all; {len(small)} modules have under {SMALL} lines of code")
-    if given.set:
+    if options.set:
         (root / BOUND).write_text(f"{total}\n")
         return 0
     bound = int((root / BOUND).read_text())

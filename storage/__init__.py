@@ -1,1 +1,1 @@
-"""Where rows and volatile counters live: PostgreSQL and Redis, or their embedded equivalents."""
+"""Storage: the database and the message bus with their embedded equivalents, and helpers for files and waiting."""

@@ -1,5 +1,7 @@
-"""Micro-batching: whatever is queued when the previous flush returns goes into the next. No timer, so nothing is added
-to the latency of a lone item, and a crowd shares one round trip."""
+"""Micro-batching without a timer: all items that are queued when a flush returns go into the next one.
+
+A lone item waits for nothing, and items that arrive together share a round trip.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,15 @@ Result = TypeVar("Result")
 
 
 class BatcherClosed(Exception):
-    """The batcher was closed; nothing more is taken."""
+    """The batcher was closed and takes no more items."""
 
 
 class MicroBatcher(Generic[Item, Result]):
-    """Collects items of many callers into calls of `flush`, one at a time and in order.
+    """Collects items of many callers into calls of `flush`, one call at a time and in order.
 
-    `flush` returns one result or exception per item, in the same order; if it raises, every item of the batch gets
-    that exception. An item whose caller was cancelled before its flush began is left out; one whose flush is under
-    way is done all the same.
+    `flush` returns one result or exception per item, in the same order. If it raises, every item of the batch gets that
+    exception. An item whose caller was cancelled before its flush began is left out; once a flush has begun, all of its
+    items are done. `max_items`: the most items of one flush.
     """
 
     def __init__(self, flush: Callable[[list[Item]], Awaitable[list[Result | Exception]]], max_items: int) -> None:
@@ -37,7 +39,7 @@ class MicroBatcher(Generic[Item, Result]):
         return len(self._queue)
 
     def submit(self, item: Item) -> asyncio.Future[Result]:
-        """Queue the item; await its own result. Raises BatcherClosed, and the future what `flush` answered for it."""
+        """Queue the item; the future has its result or the exception of `flush`. Raises BatcherClosed."""
         if self._closed:
             raise BatcherClosed
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
@@ -47,7 +49,7 @@ class MicroBatcher(Generic[Item, Result]):
         return future
 
     async def close(self) -> None:
-        """Take nothing more, and wait until what was taken is done."""
+        """Take no more items, and wait until the queued ones are done."""
         self._closed = True
         if self._runner is not None:
             await asyncio.wait([self._runner])

@@ -1,5 +1,7 @@
-"""Telling the other processes something at once, such as that a key was revoked. Lossy by design: who misses a message
-is told that there was a gap, and drops what it had remembered."""
+"""The message bus between processes (Redis publish and subscribe), for news such as a revoked API key.
+
+It may lose messages. A subscriber is told that there was a gap, and must then drop its caches.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from storage.backoff import Backoff
 from storage.reported_error import ReportedError
 
 log = structlog.get_logger(__name__)
@@ -28,12 +31,12 @@ _PUBLISH_TIMEOUT = 0.05
 _CONNECT_TIMEOUT = 0.5
 _PING_INTERVAL = 1.0
 _SILENCE_LIMIT = 2.5
-"""Without any word from Redis for this long, pings unanswered, the connection counts as lost."""
-_FIRST_RETRY, _LAST_RETRY = 0.05, 1.0
+"""Seconds of silence, with unanswered pings, after which the connection counts as lost."""
+_LONGEST_RETRY_S = 1.0
 
 
 class BusUnavailable(Exception):
-    """The message was not published: Redis did not take it in time."""
+    """The message was not published: Redis did not accept it in time."""
 
 
 class InvalidRedisUrl(ReportedError, ValueError):
@@ -44,27 +47,27 @@ class InvalidRedisUrl(ReportedError, ValueError):
 
 
 class Bus(Protocol):
-    """Publish to every subscriber of a topic, in every process that shares the bus."""
+    """Publishes messages to all subscribers of a topic, in every process that shares the bus."""
 
     shared: bool
     """Whether it reaches other processes."""
 
     @property
     def connected(self) -> bool:
-        """Whether what others publish is heard now."""
+        """Whether messages of other processes are received now."""
 
     async def publish(self, topic: str, payload: bytes) -> None:
-        """Send the payload to all who listen now. Raises BusUnavailable."""
+        """Send the payload to all current subscribers. Raises BusUnavailable."""
 
     async def subscribe(self, topic: str, callback: Callback, on_gap: OnGap) -> None:
         """Call `callback` with every payload from now on, and `on_gap` when some may have been missed."""
 
     async def close(self) -> None:
-        """Call nobody any more, and let go of connections."""
+        """Drop all subscriptions and close connections."""
 
 
 class _Subscriptions:
-    """Who listens to what. A callback that raises is logged and harms nobody else."""
+    """topic -> callbacks. A callback that raises is logged and does not affect others."""
 
     def __init__(self) -> None:
         self._by_topic: dict[str, list[tuple[Callback, OnGap]]] = {}
@@ -96,7 +99,7 @@ class _Subscriptions:
 
 
 class LocalBus:
-    """The twin inside one process."""
+    """A bus within one process."""
 
     shared = False
     connected = True
@@ -115,12 +118,12 @@ class LocalBus:
 
 
 class RedisBus:
-    """Redis's publish and subscribe. Publishing fails fast; listening reconnects by itself and reports the gap."""
+    """A bus over Redis. Publishing fails fast; listening reconnects with back-off and reports gaps."""
 
     shared = True
 
     def __init__(self, url: str) -> None:
-        """Connects to nothing yet. Raises InvalidRedisUrl."""
+        """Does not connect yet. Raises InvalidRedisUrl."""
         if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
             raise InvalidRedisUrl
         self._publisher = self._client(url, _PUBLISH_TIMEOUT)
@@ -145,11 +148,11 @@ class RedisBus:
 
     @property
     def connected(self) -> bool:
-        """Whether what others publish is heard now."""
+        """Whether messages of other processes are received now."""
         return self._listening.is_set() or not self._subscriptions.topics
 
     async def publish(self, topic: str, payload: bytes) -> None:
-        # A pooled connection may have died with the last Redis; the second try then gets a new one.
+        # A pooled connection may be dead since Redis restarted; the second attempt then gets a new one.
         for last in (False, True):
             try:
                 await self._publisher.publish(topic, payload)
@@ -159,7 +162,7 @@ class RedisBus:
                     raise BusUnavailable(type(error).__name__) from error
 
     async def subscribe(self, topic: str, callback: Callback, on_gap: OnGap) -> None:
-        """Returns once Redis confirmed it, or after half a second without Redis: then `on_gap` tells when it is up."""
+        """Returns once Redis has confirmed it, or after half a second; then `on_gap` is called when it has."""
         new = topic not in self._subscriptions.topics
         self._subscriptions.add(topic, callback, on_gap)
         if self._task is None:
@@ -181,34 +184,33 @@ class RedisBus:
         await self._listener.aclose()
 
     async def _listen(self) -> None:
-        delay, first = _FIRST_RETRY, True
+        backoff, first = Backoff(longest=_LONGEST_RETRY_S), True
         while True:
             try:
                 async with self._listener.pubsub() as pubsub:
                     async with asyncio.timeout(_CONNECT_TIMEOUT):
                         await pubsub.subscribe(*self._subscriptions.topics)
                     self._pubsub = pubsub
-                    delay = _FIRST_RETRY
+                    backoff.reset()
                     await self._receive(pubsub, gap=not first)
             except (exceptions.RedisError, OSError, TimeoutError) as error:
-                log.warning("lost the message bus, connecting again", cause=type(error).__name__, delay_s=delay)
+                log.warning("lost the message bus, connecting again", cause=type(error).__name__)
             self._listening.clear()
             self._pubsub = None
             first = False
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, _LAST_RETRY)
+            await backoff.wait()
 
     async def _receive(self, pubsub: Any, *, gap: bool) -> None:
-        """Deliver messages until the connection is lost. A gap is reported once every topic is subscribed again."""
+        """Deliver messages until the connection is lost. `gap`: report one once every topic is subscribed again."""
         loop = asyncio.get_running_loop()
-        looked = pinged = loop.time()
+        checked = pinged = loop.time()
         silent = 0.0
         confirmed: set[str] = set()
         while True:
             message = await pubsub.get_message(timeout=_PING_INTERVAL)
             now = loop.time()
-            # A pause of ours is not Redis's silence: what it said meanwhile lies in the socket, and is read next.
-            silent, looked = silent + min(now - looked, 2 * _PING_INTERVAL), now
+            # A pause of this process is not silence of Redis, whose messages meanwhile are in the socket's buffer.
+            silent, checked = silent + min(now - checked, 2 * _PING_INTERVAL), now
             if message is not None:
                 silent = 0.0
                 if message["type"] == "message":

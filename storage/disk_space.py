@@ -1,4 +1,4 @@
-"""Free space on disk: which errors say that there is none, and when to take nothing new so that what runs can end."""
+"""Free disk space: which errors mean that a disk is full, and when to refuse new work so that running work can end."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import structlog
 logger = structlog.get_logger("storage.disk_space")
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""No space, the quota is used up, the file may not grow."""
+"""No space left, quota exceeded, file too large."""
 RESERVE_BYTES = 64 * 1024 * 1024
 RESERVE_SHARE = 50
-"""The reserve is at most this part of the disk: a fiftieth."""
+"""The reserve is at most the disk's size divided by this."""
 _LEAST_INODES = 16
 _LOOK_S = 0.5
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, says that a file cannot grow for lack of space."""
+    """Whether an error, or one of its causes, means that a file cannot grow for lack of space."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _DISK_FULL:
             return True
@@ -31,9 +31,10 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 class DiskWatch:
-    """Looks whether the disks of some folders have room for what running requests still have to record.
+    """Watches whether the disks of some folders have room for what running requests still have to record.
 
-    A disk is full when less is free than 64 MiB, or than a fiftieth of a small one. Logs when that changes.
+    A disk is full when less than `RESERVE_BYTES` are free, or than 1 / `RESERVE_SHARE` of a small disk. Changes are
+    logged.
     """
 
     def __init__(self, folders: Iterable[Path], clock: Callable[[], float] = time.monotonic) -> None:
@@ -45,13 +46,13 @@ class DiskWatch:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the disks, None if they have room."""
+        """What is wrong with a disk; None if all have room."""
         self._look()
         return self._problem
 
     @property
     def full(self) -> bool:
-        """Whether nothing new should be started."""
+        """Whether new work should be refused."""
         return self.problem is not None
 
     @property

@@ -1,21 +1,15 @@
-"""Text that people write for others to read: names, addresses, reasons. Each has bounds, and one line."""
+"""Checks text that people write for others to read (names, addresses, reasons): one line of bounded length."""
 
 from __future__ import annotations
 
 from storage.reported_error import ReportedError
 
-
-def counted(count: int, noun: str) -> str:
-    """The noun in the singular for one thing and with an s for any other number: "1 line", "2 lines"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 NAME, REASON = 200, 500
-"""Characters that a name and a reason have at most."""
+"""The most characters of a name and of a reason."""
 
 
 class InvalidText(ReportedError, ValueError):
-    """Text that is empty, too long, or more than a line; `field` says which."""
+    """A text is empty, too long, or has a control character; `field` names it and `problem` says what is wrong."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -24,7 +18,7 @@ class InvalidText(ReportedError, ValueError):
 
 
 def problem_of_text(text: str, most: int, *, empty: bool = False) -> str:
-    """What is wrong with a text of at most so many characters; "" if nothing is."""
+    """What is wrong with a text that may have `most` characters; "" if nothing is. `empty`: it may be empty."""
     if not empty and not text.strip():
         return "it is empty"
     if len(text) > most:
@@ -35,6 +29,11 @@ def problem_of_text(text: str, most: int, *, empty: bool = False) -> str:
 
 
 def check_text(field: str, text: str, most: int, *, empty: bool = False) -> None:
-    """Raise InvalidText unless the text has 1 to `most` printable characters; none are enough where it may be empty."""
+    """Raise InvalidText unless the text has 1 to `most` printable characters, or none where it may be `empty`."""
     if problem := problem_of_text(text, most, empty=empty):
         raise InvalidText(field, problem)
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun, in the plural unless the count is 1: "1 line", "2 lines"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

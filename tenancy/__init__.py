@@ -1,1 +1,1 @@
-"""Tenants, projects and keys: who is asking, and what may they do."""
+"""Tenants, projects and API keys: who sends a request, and what they may do."""

@@ -1,4 +1,4 @@
-"""Who presents this key? Answered from memory while that is allowed, in the same way and time for every wrong key."""
+"""Authenticates API keys, from a cache where possible. All wrong keys take the same path and get the same error."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ import structlog
 
 from storage.bus import Bus
 from storage.database.base import from_instant, to_instant
-from storage.database.circuit_breaker import Patience
+from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
-from tenancy.keys import Peppers, Presented, parse
+from tenancy.keys import Peppers, Presented, parse_key
 from tenancy.repositories import REVOKED, AllKeysRepository
 
 log = structlog.get_logger(__name__)
 
 TTL_SHARED, TTL_ALONE = 30.0, 0.5
-"""For how many seconds a key is remembered: with a bus that tells of revocations, and without."""
+"""Seconds for which a key is cached: with a shared bus that announces revocations, and without."""
 _TTL_UNKNOWN = 0.5
 _CAPACITY = 10_000
-_LAST_USED_EVERY = 60_000_000
+_LAST_USED_EVERY_US = 60_000_000
 
 
 class AuthenticationFailed(Exception):
-    """The key is absent, malformed, unknown, wrong, expired or revoked: nobody is told which."""
+    """The key is absent, malformed, unknown, wrong, expired or revoked; clients are not told which."""
 
     def __init__(self) -> None:
         super().__init__("incorrect API key provided")
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Who is asking: a key of a project, or an admin key of the tenant."""
+    """The holder of a tenant's key: a project, or with an admin key the tenant's administrator."""
 
     key_id: UUID
     public_id: str
@@ -48,18 +48,19 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 class Operator(msgspec.Struct, frozen=True):
-    """Who is asking on behalf of those who run this installation: a person, by `name`."""
+    """The holder of an operator's key: a person who runs this installation, by `name`."""
 
     key_id: UUID
     public_id: str
     name: str
 
 
-_Remembered: TypeAlias = "OrderedDict[str, tuple[float, _Record]]"
+_Cache: TypeAlias = "OrderedDict[str, tuple[float, _CachedKey]]"
+"""Public id -> when the entry expires (monotonic clock), and the key; in the order of loading."""
 
 
-class _Record(msgspec.Struct, frozen=True):
-    """What is remembered of a public id. An unknown one has a MAC that nothing matches."""
+class _CachedKey(msgspec.Struct, frozen=True):
+    """What is cached for a public id. An unknown id has a MAC that no secret matches."""
 
     mac: bytes
     pepper_version: int
@@ -69,14 +70,14 @@ class _Record(msgspec.Struct, frozen=True):
     last_used_at: int | None
 
     def __repr__(self) -> str:
-        return f"_Record(principal={self.principal!r})"
+        return f"_CachedKey(principal={self.principal!r})"
 
 
 class Authenticator:
-    """Checks keys. `ttl` is for how many seconds a key is remembered; absent, it follows from the bus. `patience`: for
-    how many seconds a key that is not remembered is waited for.
+    """Checks keys. `ttl`: seconds for which a key is cached, by default as the bus allows. `patience`: seconds to wait
+    for the database when a key is not cached.
 
-    Call `start` before, `close` after.
+    Call `start` before use and `close` after.
     """
 
     def __init__(
@@ -86,94 +87,96 @@ class Authenticator:
         self._peppers = peppers
         self._bus = bus
         self._ttl = ttl if ttl is not None else TTL_SHARED if bus.shared else TTL_ALONE
-        self._unknown = _Record(bytes(32), peppers.current, None, revoked=True, expires_at=None, last_used_at=None)
-        self._known: _Remembered = OrderedDict()
-        self._strangers: _Remembered = OrderedDict()  # apart, so that guessing ids cannot push keys out of memory
-        self._loading: dict[str, asyncio.Task[_Record]] = {}
-        self._forgotten = 0
-        self._patience = Patience(patience)
+        self._unknown_key = _CachedKey(
+            bytes(32), peppers.current, None, revoked=True, expires_at=None, last_used_at=None
+        )
+        self._keys: _Cache = OrderedDict()
+        self._unknown_ids: _Cache = OrderedDict()  # apart, so that guessed ids cannot evict keys
+        self._loads: dict[str, asyncio.Task[_CachedKey]] = {}
+        self._revocations = 0
+        self._patience = CircuitBreaker(patience)
         self._background: set[asyncio.Task[None]] = set()
-        self._used: dict[UUID, int] = {}
+        self._last_used: dict[UUID, int] = {}
 
     async def start(self) -> None:
-        """Listen to revocations."""
+        """Subscribe to revocations."""
         await self._bus.subscribe(REVOKED, self._forget, self._forget_all)
 
     @property
     def hears_revocations(self) -> bool:
-        """Whether the bus that tells of revocations is connected."""
+        """Whether the bus that announces revocations is connected."""
         return self._bus.connected
 
     async def close(self) -> None:
-        """Wait for what runs in the background."""
-        running = [*self._background, *self._loading.values()]
+        """Wait for background tasks."""
+        running = [*self._background, *self._loads.values()]
         if running:
             await asyncio.wait(running)
 
     async def authenticate(self, presented: str) -> Principal:
-        """Whose key it is, of a tenant. Raises AuthenticationFailed; DatabaseUnavailable if it is not remembered."""
-        found = await self._authenticate(presented)
-        if not isinstance(found, Principal):
+        """The principal of a tenant's key. Raises AuthenticationFailed; DatabaseUnavailable if it is not cached."""
+        holder = await self._authenticate(presented)
+        if not isinstance(holder, Principal):
             raise AuthenticationFailed
-        return found
+        return holder
 
     async def authenticate_operator(self, presented: str) -> Operator:
-        """Which operator's key it is. Raises as `authenticate` does."""
-        found = await self._authenticate(presented)
-        if not isinstance(found, Operator):
+        """The operator of a key. Raises what `authenticate` raises."""
+        holder = await self._authenticate(presented)
+        if not isinstance(holder, Operator):
             raise AuthenticationFailed
-        return found
+        return holder
 
     async def _authenticate(self, presented: str) -> Principal | Operator:
-        key = parse(presented)
+        key = parse_key(presented)
         if key is None:
-            key, record = Presented("", ""), self._unknown
+            key, record = Presented("", ""), self._unknown_key
         else:
-            record = await self._record(key.public_id)
-        # One way for all: the MAC is computed and compared whatever was found, and only then is anything decided.
+            record = await self._cached(key.public_id)
+        # Constant time: the MAC is computed and compared in every case, before anything is decided.
         matches = hmac.compare_digest(self._peppers.mac(record.pepper_version, key.secret), record.mac)
         expired = record.expires_at is not None and record.expires_at <= time.time_ns() // 1000
         if not matches or record.revoked or expired or record.principal is None:
             raise AuthenticationFailed
-        self._note_use(record)
+        self._record_use(record)
         return record.principal
 
-    # ------------------------------------------------------------ what is remembered
+    # ------------------------------------------------------------ the cache
 
-    async def _record(self, public_id: str) -> _Record:
-        until, record = self._known.get(public_id) or self._strangers.get(public_id) or (0.0, self._unknown)
+    async def _cached(self, public_id: str) -> _CachedKey:
+        until, record = self._keys.get(public_id) or self._unknown_ids.get(public_id) or (0.0, self._unknown_key)
         if time.monotonic() < until:
             return record
-        task = self._loading.get(public_id)
+        task = self._loads.get(public_id)
         if task is None:
             self._patience.check()
             task = self._patience.begin(self._load(public_id))
-            self._loading[public_id] = task
-            task.add_done_callback(lambda _: self._loading.pop(public_id, None))
+            self._loads[public_id] = task
+            task.add_done_callback(lambda _: self._loads.pop(public_id, None))
         return await self._patience.wait_for(task)
 
-    async def _load(self, public_id: str) -> _Record:
-        """Read the key, again if a revocation came in meanwhile: what was read may be older than that."""
+    async def _load(self, public_id: str) -> _CachedKey:
+        """Read and cache the key; again if a revocation arrived meanwhile, because what was read may be older."""
         while True:
-            forgotten = self._forgotten
+            revocations = self._revocations
             began = time.monotonic()
             record = await self._read(public_id)
-            if forgotten == self._forgotten:
+            if revocations == self._revocations:
                 break
-        stranger = record.principal is None
-        memory, ttl = (self._strangers, min(self._ttl, _TTL_UNKNOWN)) if stranger else (self._known, self._ttl)
-        memory[public_id] = (began + ttl, record)
-        memory.move_to_end(public_id)
-        if len(memory) > _CAPACITY:
-            memory.popitem(last=False)
+        unknown = record.principal is None
+        cache, ttl = (self._unknown_ids, min(self._ttl, _TTL_UNKNOWN)) if unknown else (self._keys, self._ttl)
+        cache[public_id] = (began + ttl, record)
+        cache.move_to_end(public_id)
+        if len(cache) > _CAPACITY:
+            cache.popitem(last=False)
         return record
 
-    async def _read(self, public_id: str) -> _Record:
+    async def _read(self, public_id: str) -> _CachedKey:
         async with self._database.reading() as session:
-            found = await AllKeysRepository(session=session).get_with_owners(public_id)
-        if found is None:
-            return self._unknown
-        key, tenant, project = found
+            row = await AllKeysRepository(session=session).get_with_owners(public_id)
+        if row is None:
+            return self._unknown_key
+        key, tenant, project = row
         principal: Principal | Operator = Operator(key.id, key.public_id, key.name)
         if key.tenant_id is not None and tenant is not None:
             principal = Principal(
@@ -185,7 +188,7 @@ class Authenticator:
                 project=project,
                 admin=key.kind == "admin",
             )
-        return _Record(
+        return _CachedKey(
             mac=key.mac,
             pepper_version=key.pepper_version,
             principal=principal,
@@ -195,24 +198,27 @@ class Authenticator:
         )
 
     def _forget(self, payload: bytes) -> None:
-        self._forgotten += 1
-        self._known.pop(payload.decode(errors="replace"), None)
+        self._revocations += 1
+        self._keys.pop(payload.decode(errors="replace"), None)
 
     def _forget_all(self) -> None:
-        self._forgotten += 1
-        self._known.clear()
+        self._revocations += 1
+        self._keys.clear()
 
-    # ------------------------------------------------------------ when it was last used
+    # ------------------------------------------------------------ the time of last use
 
-    def _note_use(self, record: _Record) -> None:
-        """Write the time of use behind the request's back, at most once a minute for each key."""
+    def _record_use(self, record: _CachedKey) -> None:
+        """Write the time of use in the background, at most once a minute for each key."""
         now = time.time_ns() // 1000
         principal = record.principal
-        if principal is None or now - self._used.get(principal.key_id, record.last_used_at or 0) < _LAST_USED_EVERY:
+        if (
+            principal is None
+            or now - self._last_used.get(principal.key_id, record.last_used_at or 0) < _LAST_USED_EVERY_US
+        ):
             return
-        if len(self._used) >= _CAPACITY:
-            self._used.clear()
-        self._used[principal.key_id] = now
+        if len(self._last_used) >= _CAPACITY:
+            self._last_used.clear()
+        self._last_used[principal.key_id] = now
         task = asyncio.create_task(self._write_use(principal.key_id, now))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -220,6 +226,6 @@ class Authenticator:
     async def _write_use(self, key_id: UUID, now: int) -> None:
         try:
             async with self._database.transaction() as session:
-                await AllKeysRepository(session=session).note_use(key_id, from_instant(now))
+                await AllKeysRepository(session=session).record_use(key_id, from_instant(now))
         except DatabaseUnavailable:
-            log.info("when a key was last used is not noted: the database is away")
+            log.info("the time of a key's last use was not recorded: the database is unavailable")

@@ -1,7 +1,8 @@
-"""API keys: how they look, how one is made, and what is kept of it.
+"""API keys: their form, how they are generated, and the MAC that the database keeps of them.
 
-`tp_live_<12 base62 public id>_<43 base62 secret>_<6 base62 checksum>`. The public id may be logged; of the secret the
-database has a MAC under a pepper that it does not know; the checksum lets a typo be refused without asking it.
+`tp_live_<12 base62 public id>_<43 base62 secret>_<6 base62 checksum>`. The public id may be logged. The database has
+only an HMAC of the secret, under a pepper that is not in the database. The checksum (CRC-32 of what precedes it) lets
+mistyped keys be refused without a query.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _KEY = re.compile(rf"({PREFIX}_([0-9A-Za-z]{{12}})_([0-9A-Za-z]{{43}}))_([0-9A-Z
 
 
 class Peppers:
-    """The versions of the secret under which keys are MACed; `current` is for new keys. Shows nothing of itself."""
+    """The versions of the HMAC key for API keys; `current` is used for new keys. Its repr shows no secret."""
 
     def __init__(self, versions: dict[int, bytes], current: int) -> None:
-        """Raises ValueError if the current version is missing or one is shorter than 16 bytes."""
+        """Raises ValueError if the current version is missing or a pepper is shorter than 16 bytes."""
         if current not in versions or any(len(pepper) < 16 for pepper in versions.values()):
             raise ValueError("peppers: the current version is missing, or one is shorter than 16 bytes")
         self._versions = dict(versions)
@@ -34,14 +35,14 @@ class Peppers:
         return f"Peppers(versions={sorted(self._versions)}, current={self.current})"
 
     def mac(self, version: int, secret: str) -> bytes:
-        """HMAC-SHA-256 of a key's secret half. A version that is gone MACs under the current pepper, and so matches
-        nothing."""
+        """HMAC-SHA-256 of a key's secret. For a version that was removed, the current pepper is used, so that nothing
+        matches in the same time."""
         pepper = self._versions.get(version, self._versions[self.current])
         return hmac.digest(pepper, version.to_bytes(8, "big") + secret.encode(), hashlib.sha256)
 
 
 class Presented:
-    """A well-formed key as a client presented it. Shows only its public half."""
+    """A well-formed key as a client presented it. Its repr shows only the public id."""
 
     __slots__ = ("public_id", "secret")
 
@@ -54,7 +55,7 @@ class Presented:
 
 
 class IssuedKey(msgspec.Struct, frozen=True):
-    """A key just made. `key` is its only copy, to be shown once; it is left out of the representation."""
+    """A new key. `key` is the only copy, to be shown once; the repr leaves it out."""
 
     public_id: str
     key: str
@@ -75,16 +76,16 @@ def _checksum(body: str) -> str:
     return _base62(zlib.crc32(body.encode()), 6)
 
 
-def generate() -> tuple[IssuedKey, str]:
-    """A new random key, and its secret half to be MACed."""
+def generate_key() -> tuple[IssuedKey, str]:
+    """A new random key, and its secret for the MAC."""
     public_id = "".join(secrets.choice(_ALPHABET) for _ in range(12))
     secret = _base62(int.from_bytes(secrets.token_bytes(32), "big"), 43)
     body = f"{PREFIX}_{public_id}_{secret}"
     return IssuedKey(public_id, f"{body}_{_checksum(body)}"), secret
 
 
-def parse(text: str) -> Presented | None:
-    """The key in what a client presented; None if it cannot be one of ours (form or checksum)."""
+def parse_key(text: str) -> Presented | None:
+    """The parts of a key; None if its form or checksum is wrong."""
     match = _KEY.fullmatch(text)
     if match is None or not hmac.compare_digest(match.group(4), _checksum(match.group(1))):
         return None

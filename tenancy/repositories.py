@@ -1,4 +1,4 @@
-"""Tenants, projects and keys in the database. A repository of one tenant's things sees no other tenant's."""
+"""Tenants, projects and keys in the database. A tenant's repository sees no other tenant's rows."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from storage.database.base import from_instant
 from storage.database.database import Database
 from storage.free_text import NAME, check_text
 from storage.reported_error import ReportedError
-from tenancy.keys import IssuedKey, Peppers, generate
+from tenancy.keys import IssuedKey, Peppers, generate_key
 from tenancy.tables import ApiKey, Project, Tenant
 
 log = structlog.get_logger(__name__)
 
 REVOKED = "turnpike.keys.revoked"
-"""The bus topic whose payload is the public id of a key that must be forgotten."""
+"""The bus topic of revocations. The payload is the public id of the key."""
 
 Owned = TypeVar("Owned", Project, ApiKey)
 
 
 class NameTaken(ReportedError, ValueError):
-    """There is one of this name already."""
+    """The name is in use."""
 
 
 class NoSuchRecord(ReportedError, LookupError):
-    """There is no such tenant, project or key; or it is another tenant's."""
+    """The tenant, project or key does not exist, or belongs to another tenant."""
 
 
 class TenantRepository(SQLAlchemyAsyncRepository[Tenant]):
-    """All tenants: for the operator only."""
+    """All tenants: only for operators."""
 
     model_type = Tenant
 
 
 class OwnedRepository(SQLAlchemyAsyncRepository[Owned]):
-    """What belongs to one tenant. Every query begins with the tenant's own rows: here, and nowhere else."""
+    """The rows of one tenant: every query of a subclass is restricted to them here."""
 
     def __init__(self, session: AsyncSession, tenant_id: UUID) -> None:
-        mine: Select[Any] = select(self.model_type).where(self.model_type.tenant_id == tenant_id)
-        super().__init__(session=session, statement=mine, wrap_exceptions=False)
+        own: Select[Any] = select(self.model_type).where(self.model_type.tenant_id == tenant_id)
+        super().__init__(session=session, statement=own, wrap_exceptions=False)
 
 
 class ProjectRepository(OwnedRepository[Project]):
@@ -65,12 +65,12 @@ class KeyRepository(OwnedRepository[ApiKey]):
 
 
 class AllKeysRepository(SQLAlchemyAsyncRepository[ApiKey]):
-    """All tenants' keys: for the operator, and for finding out who is asking."""
+    """All tenants' keys: for operators and for authentication."""
 
     model_type = ApiKey
 
     async def get_with_owners(self, public_id: str) -> tuple[ApiKey, str | None, str | None] | None:
-        """The key, and the names of its tenant and project. An operator's has neither."""
+        """The key with the names of its tenant and project; an operator's key has neither."""
         query = (
             select(ApiKey, Tenant.name, Project.name)
             .outerjoin(Tenant, Tenant.id == ApiKey.tenant_id)
@@ -80,13 +80,16 @@ class AllKeysRepository(SQLAlchemyAsyncRepository[ApiKey]):
         row = (await self.session.execute(query)).one_or_none()
         return None if row is None else (row[0], row[1], row[2])
 
-    async def note_use(self, key_id: UUID, moment: datetime) -> None:
+    async def record_use(self, key_id: UUID, moment: datetime) -> None:
         """Write when the key was last used."""
         await self.session.execute(update(ApiKey).where(ApiKey.id == key_id).values(last_used_at=moment))
 
 
 class Tenancy:
-    """Making, listing and revoking, each in a transaction of its own. Raises DatabaseUnavailable, all of it."""
+    """Creates, lists and revokes tenants, projects and keys, each in its own transaction.
+
+    Every method may raise DatabaseUnavailable.
+    """
 
     def __init__(self, database: Database, peppers: Peppers, bus: Bus) -> None:
         self._database = database
@@ -94,7 +97,7 @@ class Tenancy:
         self._bus = bus
 
     async def create_tenant(self, name: str) -> Tenant:
-        """Raises NameTaken, InvalidText."""
+        """Create a tenant. Raises NameTaken, InvalidText."""
         check_text("name", name, NAME)
         async with self._creating("tenant", name) as session:
             return await TenantRepository(session=session, wrap_exceptions=False).add(
@@ -111,14 +114,14 @@ class Tenancy:
             )
 
     async def list_tenants(self) -> list[Tenant]:
-        """All tenants by name."""
+        """All tenants, ordered by name."""
         async with self._database.reading() as session:
             return list(
                 await TenantRepository(session=session, wrap_exceptions=False).get_many(order_by=("name", False))
             )
 
     async def create_project(self, tenant_id: UUID, name: str) -> Project:
-        """Raises NameTaken if the tenant has one of this name, InvalidText."""
+        """Create a project. Raises NameTaken, InvalidText; NoSuchRecord if there is no such tenant."""
         check_text("name", name, NAME)
         async with self._creating("project", name) as session:
             project = Project(tenant_id=tenant_id, name=name, created_at=_now())
@@ -130,32 +133,33 @@ class Tenancy:
             return _found(await ProjectRepository(session, tenant_id).get_one_or_none(name=name), "project", name)
 
     async def list_projects(self, tenant_id: UUID) -> list[Project]:
-        """The tenant's projects by name."""
+        """The tenant's projects, ordered by name."""
         async with self._database.reading() as session:
             return list(await ProjectRepository(session, tenant_id).get_many(order_by=("name", False)))
 
     async def create_key(
         self, tenant_id: UUID, project_id: UUID | None, name: str = "", *, expires_at: int | None = None
     ) -> IssuedKey:
-        """A key of a project, or with none an admin key of the tenant. Raises NoSuchRecord if the project is not
-        theirs.
+        """Create a key of a project, or without a project an admin key of the tenant.
 
-        `expires_at` is in microseconds since the Unix epoch. What is returned holds the only copy of the secret.
+        `expires_at` is in microseconds since the Unix epoch. Raises NoSuchRecord if the project is not the tenant's,
+        InvalidText.
         """
         check_text("name", name, NAME, empty=True)
         issued, key = self._new_key(name, expires_at)
         key.kind, key.tenant_id, key.project_id = "admin" if project_id is None else "project", tenant_id, project_id
         async with self._database.transaction() as session:
             if project_id is not None:
-                mine = await ProjectRepository(session, tenant_id).get_one_or_none(id=project_id)
-                _found(mine, "project", str(project_id))
+                project = await ProjectRepository(session, tenant_id).get_one_or_none(id=project_id)
+                _found(project, "project", str(project_id))
             await KeyRepository(session, tenant_id).add(key)
         return issued
 
     async def create_operator_key(self, name: str, *, expires_at: int | None = None) -> IssuedKey:
-        """A key for whoever runs this installation, by their name: who changes prices is known by it.
+        """Create an operator's key. Its name is recorded with what the operator does; keys of one name are one
+        person's.
 
-        Keys of one name are one person's. `expires_at` is in microseconds since the Unix epoch.
+        `expires_at` is in microseconds since the Unix epoch. Raises InvalidText.
         """
         check_text("name", name, NAME)
         issued, key = self._new_key(name.strip(), expires_at)
@@ -165,7 +169,7 @@ class Tenancy:
         return issued
 
     def _new_key(self, name: str, expires_at: int | None) -> tuple[IssuedKey, ApiKey]:
-        issued, secret = generate()
+        issued, secret = generate_key()
         return issued, ApiKey(
             public_id=issued.public_id,
             name=name,
@@ -176,12 +180,12 @@ class Tenancy:
         )
 
     async def list_keys(self, tenant_id: UUID) -> list[ApiKey]:
-        """The tenant's keys, the oldest first, revoked ones too."""
+        """The tenant's keys with revoked ones, oldest first."""
         async with self._database.reading() as session:
             return list(await KeyRepository(session, tenant_id).get_many(order_by=("created_at", False)))
 
     async def list_operator_keys(self) -> list[ApiKey]:
-        """The operators' keys, the oldest first, revoked ones too."""
+        """The operators' keys with revoked ones, oldest first."""
         async with self._database.reading() as session:
             return list(
                 await AllKeysRepository(session=session).get_many(
@@ -190,10 +194,10 @@ class Tenancy:
             )
 
     async def revoke(self, public_id: str, tenant_id: UUID | None = None) -> bool:
-        """Revoke a key for good: one of this tenant, or any if the operator asks (None). Raises NoSuchRecord.
+        """Revoke a key for good: one of this tenant, or for an operator (None) any. Raises NoSuchRecord.
 
-        Every gateway on the bus forgets the key at once. False if the bus was down: then they forget it when their
-        caches expire.
+        Every gateway on the bus drops the key from its cache at once. False if the bus was down: then they accept the
+        key until their caches expire.
         """
         async with self._database.transaction() as session:
             keys = (
@@ -206,7 +210,7 @@ class Tenancy:
         try:
             await self._bus.publish(REVOKED, public_id.encode())
         except BusUnavailable:
-            log.warning("a revoked key may be accepted until caches expire: the bus is down", key=public_id)
+            log.warning("the bus is down: a revoked key may be accepted until caches expire", key=public_id)
             return False
         return True
 
@@ -217,17 +221,17 @@ class Tenancy:
                 yield session
         except IntegrityError as error:
             if "unique" in str(error.orig).lower():
-                raise NameTaken(f"there is a {kind} {name!r} already") from error
+                raise NameTaken(f"there is already a {kind} named {name!r}") from error
             raise NoSuchRecord("there is no such tenant") from error
 
 
-Thing = TypeVar("Thing", Tenant, Project, ApiKey)
+Row = TypeVar("Row", Tenant, Project, ApiKey)
 
 
-def _found(thing: Thing | None, kind: str, name: str) -> Thing:
-    if thing is None:
+def _found(row: Row | None, kind: str, name: str) -> Row:
+    if row is None:
         raise NoSuchRecord(f"there is no {kind} {name!r}")
-    return thing
+    return row
 
 
 def _now() -> datetime:

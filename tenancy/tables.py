@@ -1,4 +1,4 @@
-"""Tenants, their projects, the API keys of both, and the keys of operators."""
+"""The tables of tenants, projects and API keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from storage.database.base import STRICT, Base, Id, Instant, new_id
 
 
 class Tenant(Base):
-    """A customer: has money and projects."""
+    """A customer, with money and projects."""
 
     __tablename__ = "tenant"
     __table_args__ = (STRICT,)
@@ -23,7 +23,7 @@ class Tenant(Base):
 
 
 class Project(Base):
-    """The isolation domain: keys, limits, cache and usage belong to one."""
+    """The isolation domain: keys, limits, cache and usage belong to a project."""
 
     __tablename__ = "project"
     __table_args__ = (UniqueConstraint("tenant_id", "name"), STRICT)
@@ -35,8 +35,8 @@ class Project(Base):
 
 
 class ApiKey(Base):
-    """What is kept of a key: its public half, and a MAC of its secret half. A tenant's admin key has no project; an
-    operator's has no tenant either, and its name is who presents it.
+    """A key: its public id and the MAC of its secret. A tenant's admin key has no project. An operator's key has no
+    tenant either, and its name is the operator's.
     """
 
     __tablename__ = "api_key"

@@ -19,7 +19,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
     "engine": frozenset(
         {"protocol", "prompt_cache.kv", "prompt_cache.model_digest", "storage.disk_space", "storage.reported_error"}
     ),
-    "webhooks": frozenset({"billing", "storage"}),
+    "webhooks": frozenset({"storage"}),
     "billing": frozenset({"storage"}),
     "tenancy": frozenset({"storage"}),
     "prompt_cache": frozenset({"protocol", "storage"}),

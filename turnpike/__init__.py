@@ -1,1 +1,1 @@
-"""The door: puts the rooms together."""
+"""The command line and the processes of Turnpike, which put the rooms together."""

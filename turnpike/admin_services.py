@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Literal
 from uuid import UUID
 
@@ -18,12 +19,15 @@ import msgspec
 from billing.accounts.balances import Balances
 from billing.accounts.budgets import BudgetSettings
 from billing.exports.datasets import DisplayNames
+from billing.invoices.notices import CREDITED, DRAFTED, TOPICS
 from billing.platform_settings import PlatformSettings
 from billing.prices import PriceCatalog
 from billing.prices.approval import PriceSheets
 from billing.prices.price_books import PriceBooks
-from billing.rating.term_store import Contracts
+from billing.rating.contract_store import Contracts
 from billing.reservation.hold_service import HoldService
+from billing.settlement.settlement import OVERDRAWN
+from billing.transaction.budget_charges import THRESHOLD, name_budget_subjects
 from storage.bus import Bus, LocalBus, RedisBus
 from storage.database import migrate
 from storage.database.database import Database
@@ -41,11 +45,13 @@ from webhooks.sending import WebhookSender
 from webhooks.signing import SecretCipher
 
 _DAY_S = 86_400
+WEBHOOK_TOPICS = (OVERDRAWN, THRESHOLD, DRAFTED, *TOPICS.values(), CREDITED)
+"""The topics of all messages that go to the outbox: webhooks may subscribe to these."""
 
 
 def webhook_endpoints(settings: Settings, database: Database, keys: Secrets) -> WebhookEndpoints:
     """The webhook endpoints that tenants change. Raises UrlRefused for a malformed network in the settings."""
-    return WebhookEndpoints(database, SecretCipher(keys.master_key), _address_policy(settings))
+    return WebhookEndpoints(database, SecretCipher(keys.master_key), _address_policy(settings), WEBHOOK_TOPICS)
 
 
 def webhook_dispatcher(settings: Settings, tenancy: Tenancy, database: Database, keys: Secrets) -> Dispatcher:
@@ -56,7 +62,8 @@ def webhook_dispatcher(settings: Settings, tenancy: Tenancy, database: Database,
         return projects | {str(key.id): key.public_id for key in await tenancy.list_keys(tenant_id)}
 
     cipher, sender = SecretCipher(keys.master_key), WebhookSender(_address_policy(settings))
-    return Dispatcher(database, cipher, sender, settings.webhook_give_up_days * _DAY_S, names)
+    payloads = partial(name_budget_subjects, names_of=names)
+    return Dispatcher(database, cipher, sender, settings.webhook_give_up_days * _DAY_S, payloads)
 
 
 def _address_policy(settings: Settings) -> AddressPolicy:

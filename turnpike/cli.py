@@ -19,7 +19,7 @@ from storage.reported_error import ReportedError
 from turnpike import commands, logs
 from turnpike.command_line import Command, CommandParser
 from turnpike.processes.children import EXIT_TEMPORARY, EXIT_UNUSABLE, stop_with_parent
-from turnpike.settings import settings
+from turnpike.settings import loading
 from turnpike.settings.data_folder import OWNER_ONLY
 from turnpike.settings.settings import SettingError, Settings
 
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     named = next((word for word in words if not word.startswith("-")), "")
     parsed = build_parser(named).parse_args(words)
     try:
-        loaded = settings.load(vars(parsed))
+        loaded = loading.load(vars(parsed))
     except SettingError as error:
         print(f"turnpike: {error}", file=sys.stderr)
         return EXIT_UNUSABLE

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from storage.reported_error import ReportedError
-from turnpike.settings import settings
+from turnpike.settings import loading
 from turnpike.settings.settings import ADMIN, Settings
 
 Command: TypeAlias = Callable[[Settings, argparse.Namespace], int]
@@ -39,7 +39,7 @@ class CommandParser(argparse.ArgumentParser):
         self.formatter_class = _Help
         self.set_defaults(run=command, parent_pid=None)
         self.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
-        settings.add_flags(self, role)
+        loading.add_flags(self, role)
 
     def add_action(self, name: str, text: str, command: Command | None = None) -> CommandParser:
         """Add `turnpike … NAME` with its one line of help; without `command` it is a group of actions."""

@@ -1,4 +1,4 @@
-"""Structured logs through structlog, the standard library's loggers included: JSON, or readable on a terminal."""
+"""Structured logs by structlog, those of the standard library's loggers included: JSON, or readable on a terminal."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def configure(level: str, style: Literal["auto", "json", "console"]) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # Its INFO lines tell what its plug-ins are, at each start.
+    # Alembic logs its plug-ins at INFO at each start.
     logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -1,1 +1,1 @@
-"""Signed webhooks: what the outbox holds, told to the endpoints of its tenant, at least once."""
+"""Signed webhooks: delivers the messages of the outbox to the endpoints of their tenant, at least once."""

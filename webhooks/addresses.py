@@ -1,8 +1,8 @@
-"""Where a webhook may go: which URLs, and which addresses behind their names (against SSRF, OWASP A10:2021).
+"""Which URLs and addresses webhooks may be sent to: the protection against SSRF (OWASP A10:2021).
 
-A name is resolved once, all its addresses are checked, and the connection goes to one that was checked: a second answer
-of the resolver is never asked for. What is not a public address is refused, in every guise that an IPv4 address has
-inside IPv6, unless an operator allowed its network.
+A host name is resolved once per attempt, all its addresses are checked, and the connection goes to a checked address,
+so that a second DNS answer cannot replace it. An address that is not public, also as an IPv4 address inside IPv6, is
+refused unless the operator allowed its network.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
 Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
-"""The addresses of a host name. Raises OSError."""
+"""(host, port) -> the addresses of the host. Raises OSError."""
 
 MAX_URL = 2000
 _NUMBERS = re.compile(r"(0x[0-9a-f]*|\d+)(\.(0x[0-9a-f]*|\d+)){0,3}", re.ASCII)
@@ -47,22 +47,22 @@ _REFUSED = tuple(
         "ff00::/8",
     )
 )
-"""Beside what Python's `is_global` refuses already, whose list depends on its version: shared, link-local (clouds'
-metadata), benchmark, multicast and reserved ranges, and those of tunnels that lead to some IPv4 address."""
+"""Refused in addition to Python's `is_global`, whose list depends on its version: shared, link-local (metadata services
+of clouds), benchmark, multicast and reserved ranges, and tunnels to IPv4 addresses."""
 
 
 class UrlRefused(ValueError):
-    """The URL, or the address behind it, is not one that webhooks may go to; the message says why."""
+    """Webhooks may not be sent to this URL or address. The message says why."""
 
 
 async def system_resolve(host: str, port: int) -> list[str]:
-    """By the system's resolver."""
+    """The addresses of a host, from the system's resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[4][0]) for address in found))
 
 
 def parse_networks(text: str) -> tuple[Network, ...]:
-    """Networks from `10.0.0.0/8, fd00::/8`. Raises UrlRefused naming the one that is none."""
+    """The networks in a text such as `10.0.0.0/8, fd00::/8`. Raises UrlRefused naming what is not a network."""
     networks = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         try:
@@ -73,9 +73,9 @@ def parse_networks(text: str) -> tuple[Network, ...]:
 
 
 class AddressPolicy(msgspec.Struct, frozen=True):
-    """What is allowed beyond https to public addresses: `allow_http` and networks are for development and own networks.
+    """What is allowed beside https to public addresses: `allow_http` for development, `networks` of the operator's own.
 
-    `resolve` is asked once for each attempt.
+    `resolve` is called once for each attempt.
     """
 
     allow_http: bool = False
@@ -83,7 +83,7 @@ class AddressPolicy(msgspec.Struct, frozen=True):
     resolve: Resolve = system_resolve
 
     def check_url(self, text: str) -> httpx.URL:
-        """The URL, if a webhook may have it. Names are not resolved yet. Raises UrlRefused."""
+        """The parsed URL. Its host name is not resolved yet. Raises UrlRefused."""
         try:
             url = httpx.URL(text)
         except (httpx.InvalidURL, TypeError) as error:
@@ -102,11 +102,12 @@ class AddressPolicy(msgspec.Struct, frozen=True):
         if literal is not None:
             self._check(literal)
         elif "." not in url.host.rstrip(".") and not self.networks:
-            raise UrlRefused(f"{url.host} is no name of the public internet")
+            raise UrlRefused(f"{url.host} is not a public host name")
         return url
 
     async def pin(self, url: httpx.URL) -> str:
-        """The address to connect to. All that the name has must be allowed. Raises UrlRefused, OSError."""
+        """Resolve the host and choose the address to connect to. Raises UrlRefused if any of its addresses is not
+        allowed, and OSError."""
         port = url.port or (443 if url.scheme == "https" else 80)
         found = [ip_address(text.partition("%")[0]) for text in await self.resolve(url.host, port)]
         if not found:
@@ -116,27 +117,27 @@ class AddressPolicy(msgspec.Struct, frozen=True):
         return str(found[0])
 
     def _check(self, address: Address) -> None:
-        seen = _effective(address)
-        if any(seen in network for network in self.networks if network.version == seen.version):
+        effective = _effective(address)
+        if any(effective in network for network in self.networks if network.version == effective.version):
             return
         if not is_public(address):
             raise UrlRefused(f"{address} is not a public address")
 
 
 def is_public(address: Address) -> bool:
-    """Whether the address is one of the open internet, and no way around to another."""
-    seen = _effective(address)
+    """Whether the address belongs to the public internet and does not lead to another address."""
+    effective = _effective(address)
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        return is_public(seen)
+        return is_public(effective)
     return (
-        seen.is_global
-        and not seen.is_multicast
-        and not any(seen in network for network in _REFUSED if network.version == seen.version)
+        effective.is_global
+        and not effective.is_multicast
+        and not any(effective in network for network in _REFUSED if network.version == effective.version)
     )
 
 
 def _effective(address: Address) -> Address:
-    """The IPv4 address that an IPv6 address leads to by mapping or NAT64; else the address."""
+    """The IPv4 address inside an IPv4-mapped or NAT64 address; else the address itself."""
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped
@@ -146,7 +147,7 @@ def _effective(address: Address) -> Address:
 
 
 def _literal(host: str) -> Address | None:
-    """The address that a host is without asking anybody, as RFC 6761 (localhost) and inet_aton (127.1) read it."""
+    """The address of a host that needs no resolver: localhost (RFC 6761), a literal, or 127.1 as inet_aton reads it."""
     name = host.rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return IPv4Address("127.0.0.1")

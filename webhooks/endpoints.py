@@ -1,7 +1,8 @@
-"""Endpoints of a tenant, and what was delivered to them: added, listed, changed, removed, asked again."""
+"""A tenant's webhook endpoints and their deliveries: add, list, change, remove, resend."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 from uuid import UUID
 
@@ -9,46 +10,26 @@ import msgspec
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.invoices import notices
-from billing.settlement.settlement import OVERDRAWN
-from billing.transaction.budget_charges import THRESHOLD
 from storage.database.base import from_instant, new_id
 from storage.database.database import Database
 from storage.free_text import REASON, problem_of_text
 from storage.reported_error import ReportedError
 from webhooks.addresses import AddressPolicy, UrlRefused
-from webhooks.signing import SecretCipher, new_secret, shown
+from webhooks.signing import SecretCipher, encode_secret, new_secret
 from webhooks.tables import webhook_attempt, webhook_delivery, webhook_endpoint
-
-TOPICS = (
-    OVERDRAWN,
-    THRESHOLD,
-    notices.DRAFTED,
-    notices.FINALIZED,
-    notices.PARTIALLY_PAID,
-    notices.PAID,
-    notices.VOIDED,
-    notices.UNCOLLECTIBLE,
-    notices.CREDITED,
-)
-
-
-def fits(pattern: str, topic: str) -> bool:
-    """Whether a pattern (`invoice.paid`, `invoice.*`, `*`) means this topic."""
-    return pattern in ("*", topic) or (pattern.endswith(".*") and topic.startswith(pattern[:-1]))
-
 
 EndpointState = Literal["enabled", "disabled"]
 
 MAX_ENDPOINTS = 50
+_MOST_PATTERNS = 50
 OVERLAP_S = 24 * 3600
-"""How long messages carry the old secret's signature beside the new one's."""
+"""How long after a rotation messages carry the old secret's signature beside the new one's, by default."""
 _SECOND = 1_000_000
 _ENDPOINT, _DELIVERY, _ATTEMPT = webhook_endpoint.c, webhook_delivery.c, webhook_attempt.c
 
 
 class InvalidWebhook(ReportedError, ValueError):
-    """An endpoint cannot be like this; `field` says what of it is wrong."""
+    """An endpoint's setting is invalid. `field` names it, `problem` says why."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -64,7 +45,7 @@ class WebhookNotFound(ReportedError, LookupError):
 
 
 class WebhookEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """An endpoint without its secret; `reason` says why it is disabled."""
+    """An endpoint, without its secret. `reason` says why it is disabled. Instants are in microseconds (Unix epoch)."""
 
     id: UUID
     tenant_id: UUID
@@ -78,7 +59,7 @@ class WebhookEndpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WebhookDelivery(msgspec.Struct, frozen=True, kw_only=True):
-    """One event for one endpoint; instants in microseconds since the Unix epoch."""
+    """One message for one endpoint. `status` and `error` are those of the last attempt; instants as above."""
 
     id: UUID
     endpoint_id: UUID
@@ -104,57 +85,63 @@ class DeliveryAttempt(msgspec.Struct, frozen=True):
     milliseconds: int
 
 
-def wants(topics: list[str], topic: str) -> bool:
-    """Whether an endpoint with these patterns (`invoice.paid`, `invoice.*`, `*`) is told of this topic."""
-    return any(fits(pattern, topic) for pattern in topics)
+def matches_any(patterns: Iterable[str], topic: str) -> bool:
+    """Whether one of these patterns (`invoice.paid`, `invoice.*`, `*`) matches the topic."""
+    return any(p in ("*", topic) or (p.endswith(".*") and topic.startswith(p[:-1])) for p in patterns)
 
 
 class WebhookEndpoints:
-    """One database's endpoints. Every method is of one tenant. Raises DatabaseUnavailable, all of it."""
+    """The endpoints in one database; every method is for one tenant and may raise DatabaseUnavailable.
 
-    def __init__(self, database: Database, sealer: SecretCipher, policy: AddressPolicy) -> None:
+    `topics` are all topics of messages: patterns must match at least one of them.
+    """
+
+    def __init__(self, database: Database, cipher: SecretCipher, policy: AddressPolicy, topics: Sequence[str]) -> None:
         self._database = database
-        self._sealer = sealer
+        self._cipher = cipher
         self._policy = policy
+        self._topics = topics
 
     async def add(
         self, tenant_id: UUID, url: str, topics: list[str], description: str = ""
     ) -> tuple[WebhookEndpoint, str]:
-        """Add one; it and its secret, which is not shown again. Raises InvalidWebhook."""
-        checked = _check_topics(topics)
+        """Add an endpoint. Returns it and its secret, which is not shown again. Raises InvalidWebhook."""
+        patterns = self._check_patterns(topics)
         try:
             self._policy.check_url(url)
         except UrlRefused as error:
             raise InvalidWebhook("url", str(error)) from error
         if problem := problem_of_text(description, REASON, empty=True):
             raise InvalidWebhook("description", problem)
-        identity, secret = new_id(), new_secret()
+        endpoint_id, secret = new_id(), new_secret()
         async with self._database.transaction() as session:
             present = (_ENDPOINT.tenant_id == tenant_id) & (_ENDPOINT.state != "removed")
             if (await session.scalar(select(func.count()).select_from(webhook_endpoint).where(present)) or 0) >= (
                 MAX_ENDPOINTS
             ):
-                raise InvalidWebhook("url", f"the tenant has {MAX_ENDPOINTS} endpoints already; remove one first")
+                raise InvalidWebhook(
+                    "url", f"the tenant already has {MAX_ENDPOINTS} endpoints, the most allowed; remove one first"
+                )
             await session.execute(
                 insert(webhook_endpoint).values(
-                    id=identity,
+                    id=endpoint_id,
                     tenant_id=tenant_id,
                     url=url,
-                    topics=",".join(checked),
+                    topics=",".join(patterns),
                     description=description,
                     state="enabled",
                     reason="",
-                    secret=self._sealer.seal(secret, identity),
+                    secret=self._cipher.encrypt(secret, endpoint_id),
                     created_at=self._database.clock,
                 )
             )
-        return await self.get(tenant_id, identity), shown(secret)
+        return await self.get(tenant_id, endpoint_id), encode_secret(secret)
 
-    async def known(self, tenant_id: UUID) -> list[WebhookEndpoint]:
+    async def list_all(self, tenant_id: UUID) -> list[WebhookEndpoint]:
         """The tenant's endpoints, the oldest first."""
         async with self._database.reading() as session:
-            mine = (_ENDPOINT.tenant_id == tenant_id) & (_ENDPOINT.state != "removed")
-            rows = await session.execute(select(webhook_endpoint).where(mine).order_by(_ENDPOINT.id))
+            own = (_ENDPOINT.tenant_id == tenant_id) & (_ENDPOINT.state != "removed")
+            rows = await session.execute(select(webhook_endpoint).where(own).order_by(_ENDPOINT.id))
             return [_endpoint(row) for row in rows]
 
     async def get(self, tenant_id: UUID, endpoint_id: UUID) -> WebhookEndpoint:
@@ -163,15 +150,15 @@ class WebhookEndpoints:
             return _endpoint(await self._row(session, tenant_id, endpoint_id))
 
     async def remove(self, tenant_id: UUID, endpoint_id: UUID) -> None:
-        """Tell it nothing more, and destroy its secret. What was delivered stays on record. Raises WebhookNotFound."""
+        """Remove an endpoint and destroy its secret; its deliveries stay on record. Raises WebhookNotFound."""
         async with self._database.transaction() as session:
             await self._row(session, tenant_id, endpoint_id)
-            gone = {"state": "removed", "secret": b"", "previous_secret": None, "previous_until": None}
-            await session.execute(update(webhook_endpoint).where(_ENDPOINT.id == endpoint_id).values(gone))
+            removed = {"state": "removed", "secret": b"", "previous_secret": None, "previous_until": None}
+            await session.execute(update(webhook_endpoint).where(_ENDPOINT.id == endpoint_id).values(removed))
             await fail_pending(self._database, session, tenant_id, endpoint_id, "the endpoint was removed")
 
     async def enable(self, tenant_id: UUID, endpoint_id: UUID) -> WebhookEndpoint:
-        """Tell a disabled one again of what happens from now on. Raises WebhookNotFound."""
+        """Enable a disabled endpoint: it gets the messages from now on. Raises WebhookNotFound."""
         async with self._database.transaction() as session:
             await self._row(session, tenant_id, endpoint_id)
             values = {"state": "enabled", "reason": ""}
@@ -179,10 +166,10 @@ class WebhookEndpoints:
         return await self.get(tenant_id, endpoint_id)
 
     async def rotate(self, tenant_id: UUID, endpoint_id: UUID, overlap_s: int = OVERLAP_S) -> str:
-        """A new secret, which is not shown again; the old one signs too for `overlap_s`.
+        """Replace the secret. Returns the new one, which is not shown again; the old one also signs for `overlap_s`.
 
-        Raises WebhookNotFound, InvalidWebhook while an earlier overlap lasts: its secret would stop signing before the
-        time that was promised for it. Without an overlap all old ones stop at once.
+        With `overlap_s` 0, all old secrets stop signing at once. Raises WebhookNotFound; InvalidWebhook while an
+        earlier overlap lasts, because only one old secret is kept and its time was promised.
         """
         secret = new_secret()
         async with self._database.transaction() as session:
@@ -191,18 +178,19 @@ class WebhookEndpoints:
             if overlap_s and row.previous_until is not None and row.previous_until > now:
                 until = from_instant(row.previous_until).isoformat(timespec="seconds")
                 raise InvalidWebhook(
-                    "overlap_s", f"the secret before this one signs until {until}; wait, or rotate with an overlap of 0"
+                    "overlap_s",
+                    f"the previous secret signs until {until}; wait until then, or rotate with an overlap of 0",
                 )
             values = {
-                "secret": self._sealer.seal(secret, endpoint_id),
+                "secret": self._cipher.encrypt(secret, endpoint_id),
                 "previous_secret": row.secret if overlap_s else None,
                 "previous_until": now + overlap_s * _SECOND if overlap_s else None,
             }
             await session.execute(update(webhook_endpoint).where(_ENDPOINT.id == endpoint_id).values(values))
-        return shown(secret)
+        return encode_secret(secret)
 
-    async def test(self, tenant_id: UUID, endpoint_id: UUID) -> UUID:
-        """Queue a `webhook.test` message for this endpoint alone; the delivery's id. Raises WebhookNotFound."""
+    async def send_test(self, tenant_id: UUID, endpoint_id: UUID) -> UUID:
+        """Queue a `webhook.test` message for this endpoint only. Returns the delivery's id. Raises WebhookNotFound."""
         async with self._database.transaction() as session:
             await self._row(session, tenant_id, endpoint_id)
             now = (await session.execute(select(self._database.clock))).scalar_one()
@@ -213,7 +201,7 @@ class WebhookEndpoints:
     async def deliveries(
         self, tenant_id: UUID, endpoint_id: UUID | None = None, *, limit: int = 20, after: UUID | None = None
     ) -> list[WebhookDelivery]:
-        """What was, or is to be, delivered: the newest first."""
+        """The tenant's deliveries, or those to one endpoint, newest first. `after`: only those older than this one."""
         query = select(webhook_delivery).where(_DELIVERY.tenant_id == tenant_id)
         if endpoint_id is not None:
             query = query.where(_DELIVERY.endpoint_id == endpoint_id)
@@ -223,44 +211,58 @@ class WebhookEndpoints:
             return [_delivery(row) for row in await session.execute(query.order_by(_DELIVERY.id.desc()).limit(limit))]
 
     async def delivery(self, tenant_id: UUID, delivery_id: UUID) -> tuple[WebhookDelivery, list[DeliveryAttempt]]:
-        """One delivery, and each attempt at it. Raises WebhookNotFound."""
+        """A delivery and its attempts, in their order. Raises WebhookNotFound."""
         async with self._database.reading() as session:
-            mine = (_DELIVERY.tenant_id == tenant_id) & (_DELIVERY.id == delivery_id)
-            row = (await session.execute(select(webhook_delivery).where(mine))).one_or_none()
+            own = (_DELIVERY.tenant_id == tenant_id) & (_DELIVERY.id == delivery_id)
+            row = (await session.execute(select(webhook_delivery).where(own))).one_or_none()
             if row is None:
                 raise WebhookNotFound("delivery", delivery_id)
-            of = select(webhook_attempt).where(_ATTEMPT.delivery_id == delivery_id).order_by(_ATTEMPT.number)
-            attempts = [DeliveryAttempt(*each[1:]) for each in await session.execute(of)]
-        return _delivery(row), attempts
+            delivery = _delivery(row)
+            query = select(webhook_attempt).where(_ATTEMPT.delivery_id == delivery_id).order_by(_ATTEMPT.number)
+            attempts = [DeliveryAttempt(*row[1:]) for row in await session.execute(query)]
+        return delivery, attempts
 
     async def resend(self, tenant_id: UUID, delivery_id: UUID) -> WebhookDelivery:
-        """Send it again as soon as possible, whatever became of it: the same message with the same id.
+        """Queue a delivery again, whatever its state: the same message with the same id.
 
-        Raises WebhookNotFound, InvalidWebhook if its endpoint is not enabled.
+        Raises WebhookNotFound; InvalidWebhook if its endpoint is disabled.
         """
-        found, _ = await self.delivery(tenant_id, delivery_id)
-        if (await self.get(tenant_id, found.endpoint_id)).state != "enabled":
-            raise InvalidWebhook("endpoint", "it is disabled; enable it first")
+        delivery, _ = await self.delivery(tenant_id, delivery_id)
+        if (await self.get(tenant_id, delivery.endpoint_id)).state != "enabled":
+            raise InvalidWebhook("endpoint", "the endpoint is disabled; enable it first")
         async with self._database.transaction() as session:
             now = (await session.execute(select(self._database.clock))).scalar_one()
             values = {"state": "pending", "due_since": now, "next_at": now, "leased_until": 0, "finished_at": None}
-            mine = (_DELIVERY.tenant_id == tenant_id) & (_DELIVERY.id == delivery_id)
-            await session.execute(update(webhook_delivery).where(mine).values(values))
+            own = (_DELIVERY.tenant_id == tenant_id) & (_DELIVERY.id == delivery_id)
+            await session.execute(update(webhook_delivery).where(own).values(values))
         return (await self.delivery(tenant_id, delivery_id))[0]
 
     async def _row(self, session: AsyncSession, tenant_id: UUID, endpoint_id: UUID, *, lock: bool = False) -> Any:
-        mine = (_ENDPOINT.tenant_id == tenant_id) & (_ENDPOINT.id == endpoint_id) & (_ENDPOINT.state != "removed")
-        query = select(webhook_endpoint).where(mine)
+        own = (_ENDPOINT.tenant_id == tenant_id) & (_ENDPOINT.id == endpoint_id) & (_ENDPOINT.state != "removed")
+        query = select(webhook_endpoint).where(own)
         row = (await session.execute(self._database.locked(query) if lock else query)).one_or_none()
         if row is None:
             raise WebhookNotFound("endpoint", endpoint_id)
         return row
 
+    def _check_patterns(self, patterns: list[str]) -> list[str]:
+        unique = list(dict.fromkeys(patterns))
+        if not 1 <= len(unique) <= _MOST_PATTERNS:
+            raise InvalidWebhook("topics", f"name 1 to {_MOST_PATTERNS} topics, such as invoice.* or *")
+        for pattern in unique:
+            if not any(matches_any([pattern], topic) for topic in self._topics):
+                raise InvalidWebhook(
+                    "topics",
+                    f"{pattern[:100]!r} matches no topic; use one of {', '.join(self._topics)}, or a pattern such as "
+                    "invoice.* or *",
+                )
+        return unique
+
 
 def delivery_row(
     endpoint_id: UUID, tenant_id: UUID, event_id: UUID, topic: str, payload: str, *, at: int, now: int
 ) -> dict[str, Any]:
-    """A new delivery of what happened `at`, due `now`. `payload` is JSON."""
+    """A new row of `webhook_delivery`: a message written at `at`, due at `now`. `payload` is JSON."""
     body = {"type": topic, "timestamp": from_instant(at).isoformat(), "data": msgspec.Raw(payload.encode())}
     return {
         "id": new_id(),
@@ -284,22 +286,10 @@ def delivery_row(
 async def fail_pending(
     database: Database, session: AsyncSession, tenant_id: UUID, endpoint_id: UUID, error: str
 ) -> None:
-    """Give up what waits for an endpoint."""
-    waiting = (_DELIVERY.tenant_id == tenant_id) & (_DELIVERY.endpoint_id == endpoint_id)
+    """Mark the pending deliveries of an endpoint as failed."""
+    own = (_DELIVERY.tenant_id == tenant_id) & (_DELIVERY.endpoint_id == endpoint_id)
     values = {"state": "failed", "error": error, "finished_at": database.clock}
-    await session.execute(update(webhook_delivery).where(waiting, _DELIVERY.state == "pending").values(values))
-
-
-def _check_topics(topics: list[str]) -> list[str]:
-    unique = list(dict.fromkeys(topics))
-    if not 1 <= len(unique) <= 50:
-        raise InvalidWebhook("topics", "name one to 50 topics, such as invoice.* or *")
-    for pattern in unique:
-        if not any(fits(pattern, topic) for topic in TOPICS):
-            raise InvalidWebhook(
-                "topics", f"{pattern[:100]!r} is none of {', '.join(TOPICS)}, nor a pattern such as invoice.* or *"
-            )
-    return unique
+    await session.execute(update(webhook_delivery).where(own, _DELIVERY.state == "pending").values(values))
 
 
 def _endpoint(row: Any) -> WebhookEndpoint:

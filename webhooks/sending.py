@@ -1,4 +1,4 @@
-"""One attempt at telling one endpoint: signed, to a checked address, without redirects, bounded in time and size."""
+"""Sends one message to one endpoint: signed, to a checked address, without redirects, bounded in time and size."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from webhooks.addresses import AddressPolicy, UrlRefused
 
 TIMEOUT_S = 15
 MAX_ANSWER = 64 * 1024
-"""Bytes of an answer that are read; what it says does not matter."""
+"""Bytes of an answer that are read at most; its content is ignored."""
 _MAX_ERROR = 300
 _MAX_WAIT_S = 86_400
 
 _NOBODY = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Trusts no certificate: what a connection without TLS is given."""
+"""For http:// URLs: a context that trusts no certificate and saves loading the system's."""
 
 
 class SendResult(msgspec.Struct, frozen=True):
-    """What came of an attempt. `status` is None where there was no answer; `retry_after` is in seconds, if told."""
+    """The result of an attempt. `status` is None without an answer; `retry_after` is in seconds, 0 if not given."""
 
     status: int | None
     error: str
@@ -33,17 +33,17 @@ class SendResult(msgspec.Struct, frozen=True):
 
     @property
     def delivered(self) -> bool:
-        """Whether the endpoint took it."""
+        """Whether the endpoint accepted the message (2xx)."""
         return self.status is not None and 200 <= self.status < 300 and not self.error
 
     @property
     def gone(self) -> bool:
-        """Whether the endpoint wants no more."""
+        """Whether the endpoint wants no more messages (410 Gone)."""
         return self.status == 410
 
 
 class WebhookSender:
-    """Sends; `verify` are the certificates that are trusted, the usual ones if absent."""
+    """Sends messages. `verify`: the certificates to trust, by default the system's."""
 
     def __init__(self, policy: AddressPolicy, verify: ssl.SSLContext | None = None, timeout_s: int = TIMEOUT_S) -> None:
         self._policy = policy
@@ -52,7 +52,7 @@ class WebhookSender:
         self._timeout_s = timeout_s
 
     async def send(self, url: str, event: str, body: bytes, keys: Sequence[bytes]) -> SendResult:
-        """One attempt. Never raises for what the other side, the network or the resolver does."""
+        """Attempt one delivery. Failures of endpoint, network or resolver are returned, never raised."""
         began = time.monotonic_ns()
         status, error, retry_after = None, "", 0
         try:
@@ -72,8 +72,9 @@ class WebhookSender:
         url = self._policy.check_url(text)
         address = await self._policy.pin(url)
         verify = await self._trusted() if url.scheme == "https" else _NOBODY
-        # A pool would keep connections by address, and hand one that was verified for a host to another of the same
-        # address: so each attempt has its own. No proxy from the environment, which would connect where it likes.
+        # A client of its own for each attempt: a pool keeps connections by address, and would reuse one that was
+        # verified for another host of the same address. No proxy from the environment: it would resolve the name
+        # itself.
         client = httpx.AsyncClient(verify=verify, trust_env=False, follow_redirects=False, timeout=self._timeout_s)
         async with client:
             request = client.build_request(
@@ -96,14 +97,14 @@ class WebhookSender:
         return answer.status_code, _seconds(answer.headers.get("retry-after", ""))
 
     async def _trusted(self) -> ssl.SSLContext:
-        async with self._loading:  # once: it reads all certificates of the machine
+        async with self._loading:  # once, because this reads all certificates of the machine
             if self._verify is None:
                 self._verify = await asyncio.to_thread(httpx.create_ssl_context)
         return self._verify
 
 
 async def _read(answer: httpx.Response) -> None:
-    """Read the answer, but no more than we would ever want of it."""
+    """Read the answer up to MAX_ANSWER bytes."""
     size = 0
     async for chunk in answer.aiter_raw():
         size += len(chunk)

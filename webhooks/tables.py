@@ -1,4 +1,4 @@
-"""The tables of webhooks: who is told, what they were told, and each attempt at it."""
+"""The tables of webhooks: endpoints, deliveries, and the attempts at each delivery."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ webhook_endpoint = Table(
     CheckConstraint("state IN ('enabled', 'disabled', 'removed')", name="state"),
     **STRICT,
 )
-"""`topics` are separated by commas. Secrets are sealed; a removed endpoint has none, and stays for its deliveries."""
+"""`topics` are patterns separated by commas. Secrets are encrypted (`webhooks.signing.SecretCipher`). A removed
+endpoint has none, and its row stays for its deliveries."""
 
 webhook_delivery = Table(
     "webhook_delivery",
@@ -54,8 +55,8 @@ webhook_delivery = Table(
     ),
     **STRICT,
 )
-"""One event for one endpoint: there is never a second of the same. `due_since` is when trying began; `next_at` when to
-try next; until `leased_until` a worker is at it. `status` and `error` are the last attempt's."""
+"""One message for one endpoint, at most once each. `due_since` is when attempts began, `next_at` when the next is due;
+until `leased_until` a worker holds the row. `status` and `error` are those of the last attempt."""
 
 webhook_attempt = Table(
     "webhook_attempt",

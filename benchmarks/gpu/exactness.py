@@ -19,9 +19,10 @@ import torch
 
 from benchmarks.gpu.random_weights import SHAPES, load_random, write_shape
 from engine.core.engine import Engine
-from engine.options import Quantize, ReplicaOptions
+from engine.options import Quantize
 from engine.scheduling.step_work import Work
 from engine.startup.assembly import assemble
+from engine.startup.options import ReplicaOptions
 from protocol.replicas import Scope
 from protocol.requests import Done, Generate, Sampling, Segment
 

@@ -15,12 +15,11 @@ import msgspec
 from sqlalchemy import select
 
 from billing.accounts.idempotency import IdempotencyConflict, check_id_unused
-from billing.events import columns as dimensions
 from billing.events import partitions
-from billing.events.columns import EventColumns, as_bytes
+from billing.events.columns import EventColumns, as_bytes, dimension_ids, event_dimensions
 from billing.events.rollups import roll_up
 from billing.events.rows import EventRows
-from billing.integrity.hash_chain import batches
+from billing.integrity.hash_chain import chain_batches
 from billing.ledger.entries import Transaction
 from billing.ledger.wallet import ModelCost, Wallet
 from billing.periods.periods import book_late
@@ -96,25 +95,25 @@ async def adjust(
     if dry_run:
         return await _tried(database, event_id, event)
     await partitions.ensure_partitions(database, as_bytes([identity]))
-    numbers = await dimensions.numbers(database, dimensions.event_dimensions([event]))
-    async with money_transaction(database) as books:
-        if await books.existing_attempts([identity]):  # since a moment ago
+    ids = await dimension_ids(database, event_dimensions([event]))
+    async with money_transaction(database) as money:
+        if await money.existing_attempts([identity]):  # since a moment ago
             raise IdempotencyConflict(identity, "this adjustment alone")
-        columns = await book_late(books, EventColumns([event]))
+        columns = await book_late(money, EventColumns([event]))
         (event,) = columns.events
-        rows = EventRows(columns, numbers)
-        rolled, chained = await books.write_events(rows, lambda: (roll_up(columns), batches(rows)))
-        await books.roll_up(rolled)
-        await books.chain(chained)
-        found = (await books.lock([tenant_id]))[tenant_id]
-        _refuse_negative(await books.units_left(event_id))
-        wallet = Wallet(found, await books.grants([tenant_id], spent=True))
+        rows = EventRows(columns, ids)
+        rolled, chained = await money.write_events(rows, lambda: (roll_up(columns), chain_batches(rows)))
+        await money.roll_up(rolled)
+        await money.chain(chained)
+        found = (await money.lock([tenant_id]))[tenant_id]
+        _refuse_negative(await money.units_left(tenant_id, event_id))
+        wallet = Wallet(found, await money.grants([tenant_id], spent=True))
         used = ModelCost(event.project_id, event.model, abs(cost))
         entries = wallet.use([used]) if cost >= 0 else wallet.give_back(used)
         posted = [Transaction(identity, tenant_id, found.currency, "adjustment", event.period, entries, reason)]
-        counted = {identity: await books.budgets.charged(event_id)}
-        notices = await charge_budgets(books, BudgetCharges((), [event], counted, {tenant_id: found.currency}))
-        await books.save([wallet.balance], posted if entries else (), notices, list(wallet.changed.values()))
+        counted = {identity: await money.budgets.charged(event_id)}
+        notices = await charge_budgets(money, BudgetCharges((), [event], counted, {tenant_id: found.currency}))
+        await money.save([wallet.balance], posted if entries else (), notices, list(wallet.changed.values()))
     return event
 
 
@@ -151,9 +150,9 @@ def _usage(units: Mapping[str, int]) -> SignedUsage:
 
 async def _tried(database: Database, event_id: UUID, event: UsageEvent) -> UsageEvent:
     """What a dry run can say: whether enough is there now, and in which period it would be booked."""
-    async with money_transaction(database) as books:
-        (event,) = (await book_late(books, EventColumns([event]))).events
-        left = await books.units_left(event_id)
+    async with money_transaction(database) as money:
+        (event,) = (await book_late(money, EventColumns([event]))).events
+        left = await money.units_left(event.tenant_id, event_id)
     more = event.usage.meters()
     _refuse_negative({meter: units + more[meter] for meter, units in left.items()})
     return event

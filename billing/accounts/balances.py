@@ -123,8 +123,8 @@ class Balances:
             return made.id
         async with self._database.transaction() as session:  # one that has no balance has nothing to lock
             await _begin(self._database, session, tenant_id, currency)
-        async with money_transaction(self._database) as books:
-            new = await _put_in(self._database, books, made)
+        async with money_transaction(self._database) as money:
+            new = await _put_in(self._database, money, made)
         if not new:  # a moment ago
             await self._was_given(made)
         return made.id
@@ -143,8 +143,8 @@ class Balances:
 
     async def posted(self, identity: UUID) -> bool:
         """Whether money was put in, paid back or used under this id."""
-        async with money_transaction(self._database) as books:
-            return await books.posted(identity)
+        async with money_transaction(self._database) as money:
+            return await money.is_posted(identity)
 
     async def refund(
         self,
@@ -168,19 +168,19 @@ class Balances:
         identity = refund_id or new_id()
         if refund_id is not None and await self._was_refunded(identity, tenant_id, amount_pico, currency):
             return identity
-        async with money_transaction(self._database) as books:
-            found = (await books.lock([tenant_id])).get(tenant_id)
+        async with money_transaction(self._database) as money:
+            found = (await money.lock([tenant_id])).get(tenant_id)
             if found is None:
                 raise RefundRefused(0, currency)
             if found.currency != currency:
                 raise CurrencyMismatch(found.currency, currency)
-            known = await books.posted(identity)
+            known = await money.is_posted(identity)
             if not known:
-                wallet = Wallet(found, await books.grants([tenant_id]))
+                wallet = Wallet(found, await money.grants([tenant_id]))
                 if amount_pico > wallet.refundable():
                     raise RefundRefused(wallet.refundable(), currency)
                 if not dry_run:
-                    await _post(books, wallet, Transaction(identity, tenant_id, currency, "refund", "",
+                    await _post(money, wallet, Transaction(identity, tenant_id, currency, "refund", "",
                                                            wallet.refund(amount_pico), reason))  # fmt: skip
         if known:  # since a moment ago
             await self._was_refunded(identity, tenant_id, amount_pico, currency)
@@ -209,12 +209,12 @@ class Balances:
             raise InvalidMoney(f"a credit line of {pico} pico-units")
         async with self._database.transaction() as session:
             await _begin(self._database, session, tenant_id, currency)
-        async with money_transaction(self._database) as books:
-            found = (await books.lock([tenant_id]))[tenant_id]
+        async with money_transaction(self._database) as money:
+            found = (await money.lock([tenant_id]))[tenant_id]
             if found.currency != currency:
                 raise CurrencyMismatch(found.currency, currency)
             after = found.with_credit_line(pico)
-            await books.save([after])
+            await money.save([after])
         return after
 
     async def expire(self, now: int | None = None) -> int:
@@ -233,14 +233,14 @@ class Balances:
             tenants = list(await session.scalars(due))
         taken = 0
         for tenant in tenants:
-            async with money_transaction(self._database) as books:
-                found = (await books.lock([tenant]))[tenant]
-                wallet = Wallet(found, await books.grants([tenant]))
+            async with money_transaction(self._database) as money:
+                found = (await money.lock([tenant]))[tenant]
+                wallet = Wallet(found, await money.grants([tenant]))
                 entries = wallet.expire(instant)
                 if entries:
                     taken += 1
                     posted = Transaction(new_id(), tenant, found.currency, "expiry", "", entries, "expired")
-                    await _post(books, wallet, posted)
+                    await _post(money, wallet, posted)
         return taken
 
 
@@ -256,16 +256,16 @@ async def _begin(database: Database, session: AsyncSession, tenant_id: UUID, cur
     await session.execute(database.insert(balance).values(start).on_conflict_do_nothing())
 
 
-async def _put_in(database: Database, books: MoneyTransaction, made: Grant) -> bool:
+async def _put_in(database: Database, money: MoneyTransaction, made: Grant) -> bool:
     """Write a grant and what follows from it; False, and nothing, if there is one of this id."""
-    found = (await books.lock([made.tenant_id]))[made.tenant_id]
+    found = (await money.lock([made.tenant_id]))[made.tenant_id]
     _check(database, found, made)
-    if not await books.write_grant(made):
+    if not await money.write_grant(made):
         return False
     wallet = Wallet(found, ())
     scope = (made.priority, made.expires_at, made.model, made.project_id)
     entries = wallet.put_in(OpenGrant(made.id, made.tenant_id, made.kind, *scope, made.amount_pico, 0, 0))
-    await _post(books, wallet, Transaction(made.id, made.tenant_id, made.currency, "grant", "", entries, made.reason))
+    await _post(money, wallet, Transaction(made.id, made.tenant_id, made.currency, "grant", "", entries, made.reason))
     return True
 
 
@@ -276,8 +276,8 @@ def _check(database: Database, found: Balance, made: Grant) -> None:
         raise InvalidMoney(f"{found.credit} + {made.amount_pico} pico-units are more than SQLite can count")
 
 
-async def _post(books: MoneyTransaction, wallet: Wallet, transaction: Transaction) -> None:
-    await books.save([wallet.balance], [transaction], (), list(wallet.changed.values()))
+async def _post(money: MoneyTransaction, wallet: Wallet, transaction: Transaction) -> None:
+    await money.save([wallet.balance], [transaction], (), list(wallet.changed.values()))
 
 
 KINDS_OF_CREDIT: tuple[TransactionKind, ...] = ("grant", "expiry", "refund")

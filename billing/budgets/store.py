@@ -1,5 +1,5 @@
-"""What of the books is about budgets. Whoever calls this has locked the balances of the tenants concerned, which locks
-their budgets too."""
+"""Budgets in a money transaction. The caller has locked the balances of the tenants concerned, which locks their
+budgets too."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ TERMS = BudgetLimit.__struct_fields__
 
 
 class BudgetStore(Protocol):
-    """Budgets in the transaction of the books that they belong to."""
+    """The budgets of a money transaction."""
 
     async def in_force(self, tenants: Collection[UUID]) -> list[BudgetLimit]:
         """The tenants' budgets."""
 
     async def opened(self, wanted: Sequence[tuple[BudgetLimit, int]]) -> list[BudgetWindow]:
-        """The windows of these budgets that begin at these instants; made if they are not there yet."""
+        """The windows of these budgets that begin at these instants; created if they do not exist."""
 
     async def windows(self, ids: Collection[UUID]) -> list[BudgetWindow]:
         """Windows by their ids."""
@@ -31,15 +31,15 @@ class BudgetStore(Protocol):
     async def save(self, windows: Sequence[BudgetWindow]) -> None:
         """Write windows as they are now. The database refuses what is not covered."""
 
-    async def charged(self, request: UUID) -> str:
-        """In which windows (`billing.holds.records.join`) a settled request was counted."""
+    async def charged(self, request: UUID) -> tuple[UUID, ...]:
+        """The windows in which a settled request was counted."""
 
-    async def charge(self, tenants: Mapping[UUID, tuple[UUID, str]]) -> None:
-        """Record in which windows (`billing.holds.records.join`) settled requests were counted, and whose they are."""
+    async def record_charges(self, charges: Mapping[UUID, tuple[UUID, tuple[UUID, ...]]]) -> None:
+        """Record settled requests' tenants, and the windows in which each was counted."""
 
 
 def fresh(wanted: Sequence[tuple[BudgetLimit, int]]) -> list[BudgetWindow]:
-    """Windows in which nothing was used yet."""
+    """New windows."""
     return [
-        BudgetWindow(id=new_id(), starts_at=starts_at, **msgspec.structs.asdict(terms)) for terms, starts_at in wanted
+        BudgetWindow(id=new_id(), starts_at=starts_at, **msgspec.structs.asdict(limit)) for limit, starts_at in wanted
     ]

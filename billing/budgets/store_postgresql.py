@@ -8,6 +8,7 @@ from uuid import UUID
 
 from billing.budgets.store import TERMS, WINDOW, fresh
 from billing.budgets.windows import BudgetLimit, BudgetWindow
+from billing.holds.sources import HoldSources
 from storage.database.asyncpg_pool import Connection
 from storage.database.sql_arrays import array_literal
 
@@ -69,7 +70,7 @@ class PostgresBudgetStore:
 
     async def opened(self, wanted: Sequence[tuple[BudgetLimit, int]]) -> list[BudgetWindow]:
         await self._connection.execute(_OPEN, *_arrays(WINDOW, [_all(window) for window in fresh(wanted)]))
-        keys = _arrays(("budget_id", "starts_at"), [(terms.budget_id, starts_at) for terms, starts_at in wanted])
+        keys = _arrays(("budget_id", "starts_at"), [(limit.budget_id, starts_at) for limit, starts_at in wanted])
         return [BudgetWindow(*row) for row in await self._connection.fetch(_OPENED, *keys)]
 
     async def windows(self, ids: Collection[UUID]) -> list[BudgetWindow]:
@@ -80,12 +81,12 @@ class PostgresBudgetStore:
         if windows:
             await self._connection.execute(_SAVE, *_arrays(_CHANGING, [_changing(window) for window in windows]))
 
-    async def charged(self, request: UUID) -> str:
+    async def charged(self, request: UUID) -> tuple[UUID, ...]:
         # all tenants: who asks has found the request as the tenant's
-        return await self._connection.fetchval(_CHARGED, request) or ""
+        return HoldSources.decode(await self._connection.fetchval(_CHARGED, request) or "").windows
 
-    async def charge(self, tenants: Mapping[UUID, tuple[UUID, str]]) -> None:
-        if tenants:
-            rows = [(request, *whose) for request, whose in tenants.items()]
+    async def record_charges(self, charges: Mapping[UUID, tuple[UUID, tuple[UUID, ...]]]) -> None:
+        if charges:
+            rows = [(request, tenant, HoldSources(windows).encode()) for request, (tenant, windows) in charges.items()]
             names = ("id", "tenant_id", "subject")
             await self._connection.execute(_CHARGE, *_arrays(names, rows))

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.budgets.store import TERMS, WINDOW, fresh
 from billing.budgets.windows import BudgetLimit, BudgetWindow
+from billing.holds.sources import HoldSources
 from billing.tables.budgets import budget, budget_charge, budget_window
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of
@@ -40,7 +41,7 @@ class SqliteBudgetStore:
     async def opened(self, wanted: Sequence[tuple[BudgetLimit, int]]) -> list[BudgetWindow]:
         rows = [msgspec.structs.asdict(window) for window in fresh(wanted)]
         await self._session.execute(sqlite.insert(budget_window).on_conflict_do_nothing(), rows)
-        keys = [(terms.budget_id, starts_at) for terms, starts_at in wanted]
+        keys = [(limit.budget_id, starts_at) for limit, starts_at in wanted]
         there = tuple_(budget_window.c.budget_id, budget_window.c.starts_at).in_(keys)  # of tenants that are locked
         return [BudgetWindow(*row) for row in await self._session.execute(_WINDOWS.where(there))]
 
@@ -53,15 +54,15 @@ class SqliteBudgetStore:
         if rows:
             await self._session.execute(_SAVE, rows)
 
-    async def charged(self, request: UUID) -> str:
+    async def charged(self, request: UUID) -> tuple[UUID, ...]:
         # all tenants: who asks has found the request as the tenant's
         query = select(budget_charge.c.budgets).where(budget_charge.c.request_id == request)
-        return await self._session.scalar(query) or ""
+        return HoldSources.decode(await self._session.scalar(query) or "").windows
 
-    async def charge(self, tenants: Mapping[UUID, tuple[UUID, str]]) -> None:
+    async def record_charges(self, charges: Mapping[UUID, tuple[UUID, tuple[UUID, ...]]]) -> None:
         rows = [
-            {"request_id": request, "tenant_id": tenant, "budgets": budgets}
-            for request, (tenant, budgets) in tenants.items()
+            {"request_id": request, "tenant_id": tenant, "budgets": HoldSources(windows).encode()}
+            for request, (tenant, windows) in charges.items()
         ]
         if rows:
             await self._session.execute(insert(budget_charge), rows)

@@ -26,9 +26,9 @@ FULL = 100
 
 
 class BudgetLimit(msgspec.Struct, frozen=True):
-    """What an administrator set. `subject` is the project's or key's id, or the tag; nothing for a tenant.
+    """A budget as an administrator set it. `subject` is the project's or key's id, or the tag; empty for a tenant.
 
-    `thresholds` are percentages of the limit, in rising order: once what was spent reaches one, others are told.
+    `thresholds` are percentages of the limit, in rising order: a message is sent when what was spent reaches one.
     """
 
     budget_id: UUID
@@ -57,8 +57,9 @@ class BudgetLimit(msgspec.Struct, frozen=True):
 
 
 class BudgetWindow(msgspec.Struct, frozen=True):
-    """One window of a budget, in pico-units. `over` is by how much a blocking one is passed, by usage that arrived
-    after its hold had expired, or because the limit was lowered; `told` is the highest threshold that was told of."""
+    """One window of a budget; amounts are in pico-units. `over` is by how much a blocking one is exceeded, by usage
+    that came after its hold had expired, or because the limit was lowered. `told` is the highest threshold of which a
+    message was sent."""
 
     id: UUID
     budget_id: UUID
@@ -90,23 +91,23 @@ class BudgetWindow(msgspec.Struct, frozen=True):
         return to_instant(from_instant(self.starts_at) + timedelta(days=1))
 
     def holding(self, pico: int) -> BudgetWindow:
-        """With this much more held: more never makes up for what is not there, less may."""
+        """With this much more held (less, if negative). More never raises `over`: the database refuses it."""
         after = msgspec.structs.replace(self, held=self.held + pico)
         return after if pico > 0 else after._covered()
 
     def spending(self, pico: int) -> tuple[BudgetWindow, int]:
-        """With this much used, and the highest threshold that was reached by it; 0 for none."""
+        """With this much used; and the highest threshold that was reached by it, 0 for none."""
         spent = self.spent + pico
         told = max(self.told, _reached(self.thresholds, spent, self.limit_pico))
         after = msgspec.structs.replace(self, spent=spent, told=told)._covered()
         return after, told if told > self.told else 0
 
-    def limited(self, terms: BudgetLimit) -> BudgetWindow:
-        """Under other terms: thresholds that were passed under a lower limit are told again when they are reached."""
+    def limited(self, limit: BudgetLimit) -> BudgetWindow:
+        """Under another limit: thresholds that are not reached under it are sent again when they are."""
         changed = msgspec.structs.replace(
-            self, limit_pico=terms.limit_pico, action=terms.action, thresholds=terms.thresholds
+            self, limit_pico=limit.limit_pico, action=limit.action, thresholds=limit.thresholds
         )
-        passed = _reached(terms.thresholds, self.spent, terms.limit_pico)
+        passed = _reached(limit.thresholds, self.spent, limit.limit_pico)
         return msgspec.structs.replace(changed, told=passed)._covered()
 
     def _covered(self) -> BudgetWindow:

@@ -21,28 +21,28 @@ from numpy.typing import NDArray
 from sqlalchemy import select
 
 from billing.tables.money import usage_traits
-from billing.usage import CLASSES, METERS, TRAITS, UsageEvent
+from billing.usage import CLASSES, DIMENSIONS, METERS, UsageEvent
 from storage.database.database import Database
 
 EventDimensions: TypeAlias = tuple[str, ...]
-"""The values of TRAITS, in their order."""
+"""The values of DIMENSIONS, in their order."""
 
 
 def event_dimensions(events: Iterable[UsageEvent]) -> list[EventDimensions]:
-    """The traits of each event."""
+    """The dimensions of each event."""
     return [(e.model, e.model_digest, e.lane, e.status, e.reason, e.delivery, e.source, e.replica) for e in events]
 
 
 _known: WeakKeyDictionary[Database, dict[EventDimensions, int]] = WeakKeyDictionary()
-"""The numbers in each database, as far as this process knows."""
+"""Each database → dimensions → their id, as far as this process knows."""
 
 
-async def numbers(database: Database, kinds: Iterable[EventDimensions]) -> dict[EventDimensions, int]:
-    """The numbers of at least these traits; those that have none get one. Raises DatabaseUnavailable."""
+async def dimension_ids(database: Database, kinds: Iterable[EventDimensions]) -> dict[EventDimensions, int]:
+    """The ids of at least these dimensions; those that have none get one. Raises DatabaseUnavailable."""
     known = _known.setdefault(database, {})
     missing = set(kinds) - known.keys()
     if missing:
-        rows = [dict(zip(TRAITS, traits, strict=True)) for traits in sorted(missing)]
+        rows = [dict(zip(DIMENSIONS, values, strict=True)) for values in sorted(missing)]
         async with database.transaction() as session:
             await session.execute(database.insert(usage_traits).on_conflict_do_nothing(), rows)
         async with database.reading() as session:
@@ -50,7 +50,7 @@ async def numbers(database: Database, kinds: Iterable[EventDimensions]) -> dict[
     return known
 
 
-_ALL = select(usage_traits.c.id, *(usage_traits.c[name] for name in TRAITS))
+_ALL = select(usage_traits.c.id, *(usage_traits.c[name] for name in DIMENSIONS))
 
 
 Numbers: TypeAlias = NDArray[np.int64]
@@ -76,8 +76,8 @@ class EventColumns:
     every array are in that order.
 
     `numbers` has an array of n by the name of each column of `usage_fact` that is a number, but for meters of which
-    none of the events has any. `kinds` has each combination of traits once, and `kind` an event's place there; in the
-    same way `owners` and `owner` say whose it is.
+    none of the events has any. `kinds` has each combination of dimensions once, and `kind` an event's place there; in
+    the same way `owners` and `owner` say whose it is.
     """
 
     def __init__(self, events: Iterable[UsageEvent]) -> None:

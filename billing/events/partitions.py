@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from billing.calendar import following_period, period_bounds, period_of
+from storage.database.base import least_id
 from storage.database.database import Database
 
 _FIRST_PERIOD, _END_PERIOD = "2020-01", "2199-01"
@@ -45,11 +46,6 @@ def _milliseconds(ids: NDArray[np.uint8]) -> NDArray[np.int64]:
 def period_of_id(identity: UUID) -> str:
     """The period in which a UUIDv7 was made."""
     return period_of(made_at(identity))
-
-
-def least_id(instant: int) -> UUID:
-    """What is not above any UUIDv7 made at this instant (microseconds since the Unix epoch) or later."""
-    return UUID(int=instant // 1000 << _MILLISECONDS)
 
 
 def made_at(identity: UUID) -> int:

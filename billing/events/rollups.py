@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.calendar import check_period, period_bounds
 from billing.events.columns import EventColumns, Numbers, groups
 from billing.tables.money import rollup_hour, usage_event, usage_fact, usage_traits
-from billing.usage import METERS, TRAITS
+from billing.usage import DIMENSIONS, METERS
 
 HOUR = 3_600_000_000
 LIMB = 10**9
@@ -50,21 +50,21 @@ _HIGH, _LOW = _AT["cost_high"], _AT["cost_low"]
 
 # UUIDs by their numbers, which compare and hash at a fraction of the cost
 _key = attrgetter(*(name + ".int" if name.endswith("_id") else name for name in KEYS))
-_named = itemgetter(TRAITS.index("model"), TRAITS.index("lane"))
+_named = itemgetter(DIMENSIONS.index("model"), DIMENSIONS.index("lane"))
 
 
 def event_groups(by: Sequence[str], *where: ColumnElement[bool], also: Sequence[Label[Any]] = ()) -> Subquery:
     """Events by the columns of `by`, with SUMS: to be summed again, since a group can be in several rows.
 
-    `where` says which, and `also` by what else, both of `usage_fact`. They are grouped by the number of their traits,
-    and joined with the words only then: there are some groups where there were millions of events.
+    `where` selects events (their tenant too), and `also` adds keys; both are of `usage_fact`. Events are grouped by the
+    number of their dimensions, and joined with the words only then: there are few groups of millions of events.
     """
     of = usage_fact.c
-    narrow = [of.traits, *(of[name] for name in by if name not in TRAITS)]
+    narrow = [of.traits, *(of[name] for name in by if name not in DIMENSIONS)]
     inner = select(*narrow, *also, *(total.label(name) for name, total in event_sums(of).items()))
     groups = inner.where(*where).group_by(*narrow, *also).subquery()
     joined = select(
-        *(usage_traits.c[name] if name in TRAITS else groups.c[name] for name in by),
+        *(usage_traits.c[name] if name in DIMENSIONS else groups.c[name] for name in by),
         *(groups.c[name] for name in (*(label.name for label in also), *SUMS)),
     )
     return joined.join(usage_traits, usage_traits.c.id == groups.c.traits).subquery()
@@ -80,7 +80,7 @@ async def earliest(session: AsyncSession, tenant_id: UUID, period: str) -> int:
 
 
 def event_sums(of: Any = usage_event.c) -> dict[str, ColumnElement[Any]]:
-    """Each of SUMS as SQL over the columns of events: what a rollup of them says. An adjustment is no request."""
+    """Each of SUMS as SQL over the columns of events; the caller selects tenants. An adjustment is no request."""
     return {
         "requests": func.count() - func.count(of.corrects),
         **{meter: func.sum(of[meter]) for meter in METERS},

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
-from struct import Struct
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Column, Integer, RowMapping, Text
+from sqlalchemy import Column, Integer, Text
 
 from billing.events.columns import Bytes, EventColumns, EventDimensions, Numbers, as_bytes
 from billing.tables.money import usage_fact
@@ -36,44 +35,47 @@ is used over and over; what is larger the operating system gives and takes page 
 
 
 class EventRows:
-    """Events with the numbers of their traits.
+    """New events as rows of `usage_fact`, with the ids of their dimensions.
 
-    Their records are the rows of a binary COPY of all columns of `usage_fact`, in the order of NAMES. Every value has a
-    fixed size, so that a row is one record; that of an event which corrects another is of another shape. What is copied
-    leaves out the columns in which none of the events has anything: each would cost the database as much as the others.
+    On PostgreSQL they are written by binary COPY. Every value has a fixed size, so that a row is one numpy record of
+    all columns; that of an event which corrects another is of another shape. What is copied leaves out the columns in
+    which none of the events has anything: each would cost the database as much as the others.
     """
 
-    def __init__(self, columns: EventColumns, traits: Mapping[EventDimensions, int]) -> None:
+    def __init__(self, columns: EventColumns, dimension_ids: Mapping[EventDimensions, int]) -> None:
         self.columns = columns
-        self.traits = traits
-        self.numbers: Numbers = np.array([traits[kind] for kind in columns.kinds], np.int64)[columns.kind]
+        self.dimension_ids: Numbers = np.array([dimension_ids[kind] for kind in columns.kinds], np.int64)[columns.kind]
 
-    def records(self) -> Iterator[tuple[Numbers, Bytes]]:
-        """Some records of one shape at a time (k × size), with the places of their events (k)."""
-        correcting = self.columns.correcting
-        for shape in (False, True):
-            places = np.flatnonzero(correcting == shape)
+    def fields(self, names: tuple[str, ...]) -> Iterator[tuple[Numbers, list[Bytes]]]:
+        """These columns of all rows as binary COPY has them, each with its size before it.
+
+        Yields the places of some events (k), and their bytes: arrays of k rows, to be put side by side. Those of one
+        yield are of one shape.
+        """
+        for correcting in (False, True):
+            parts = _parts(names, correcting=correcting)
+            places = np.flatnonzero(self.columns.correcting == correcting)
             for at in range(0, len(places), _BLOCK):
-                some = places[at : at + _BLOCK]
-                yield some, self._records(some, correcting=shape)
+                block = places[at : at + _BLOCK]
+                records = self._records(block, correcting=correcting)
+                yield block, [records[:, part] for part in parts]
 
     @cached_property
-    def said(self) -> tuple[str, ...]:
+    def used_columns(self) -> tuple[str, ...]:
         """The columns in which any of the events has something, in the order of NAMES."""
-        of = self.columns
-        none = {name for name in _ZERO_IF_LEFT_OUT if not (name in of.numbers and of.numbers[name].any())}
-        if not of.correcting.any():
-            none.add("corrects")
-        return tuple(name for name in NAMES if name not in none)
+        numbers = self.columns.numbers
+        empty = {name for name in _ZERO_IF_LEFT_OUT if not (name in numbers and numbers[name].any())}
+        if not self.columns.correcting.any():
+            empty.add("corrects")
+        return tuple(name for name in NAMES if name not in empty)
 
     def binary(self) -> Iterator[bytes]:
-        """All rows as one binary COPY of the columns that are `said`, in pieces."""
-        count = np.frombuffer(len(self.said).to_bytes(2, "big"), np.uint8)
+        """All rows as one binary COPY of `used_columns`, in pieces."""
+        count = np.frombuffer(len(self.used_columns).to_bytes(2, "big"), np.uint8)
         yield _SIGNATURE
-        for places, records in self.records():
+        for places, fields in self.fields(self.used_columns):
             counts = np.broadcast_to(count, (len(places), 2))
-            parts = _parts(self.said, correcting=bool(self.columns.correcting[places[0]]))
-            yield np.concatenate((counts, *(records[:, part] for part in parts)), axis=1).tobytes()
+            yield np.concatenate((counts, *fields), axis=1).tobytes()
         yield _TRAILER
 
     def mappings(self) -> list[dict[str, Any]]:
@@ -83,7 +85,7 @@ class EventRows:
             | {"traits": number}
             | {f"count_{name}": tokens for name, tokens in msgspec.structs.asdict(event.counts).items()}
             | event.usage.meters()
-            for event, number in zip(self.columns.events, self.numbers.tolist(), strict=True)
+            for event, number in zip(self.columns.events, self.dimension_ids.tolist(), strict=True)
         ]
 
     @cached_property
@@ -103,7 +105,7 @@ class EventRows:
         rows = np.frombuffer(bytearray(_EMPTY[correcting] * len(places)), shape)
         for name, numbers in of.numbers.items():
             rows[name] = numbers[places]
-        rows["traits"] = self.numbers[places]
+        rows["traits"] = self.dimension_ids[places]
         rows["id"] = of.ids[places].view("V16")[:, 0]
         owners = self._owners[of.owner[places]]
         for name in _OWNER.names or ():
@@ -114,51 +116,31 @@ class EventRows:
         return rows.view(np.uint8).reshape(len(places), shape.itemsize)
 
 
-def record_of(row: RowMapping) -> bytes:
-    """The record of an event as the database has it, by name."""
-    values: list[Any] = [len(NAMES)]
-    correcting = row["corrects"] is not None
-    for name in NAMES:
-        size, kind = _SIZES[name]
-        if name == "corrects" and not correcting:
-            values.append(_NULL)
-        elif name == "traits":
-            values += [size, 0]
-        else:
-            value = row[name]
-            values += [size, value.bytes if kind == "16s" else value.encode() if name == "period" else value]
-    return (_CORRECTING_RECORD if correcting else _PLAIN_RECORD).pack(*values)
-
-
 def _size(column: Column[Any]) -> tuple[int, str]:
-    """The bytes of a column's value, and what `struct` calls it."""
+    """The bytes of a column's value, and its type in numpy."""
     if isinstance(column.type, Id):
-        return 16, "16s"
+        return 16, "V16"
     if isinstance(column.type, Text):
-        return _PERIOD_BYTES, f"{_PERIOD_BYTES}s"
-    return (4, "i") if isinstance(column.type, Integer) else (8, "q")
+        return _PERIOD_BYTES, f"S{_PERIOD_BYTES}"
+    return (4, ">i4") if isinstance(column.type, Integer) else (8, ">i8")
 
 
 _SIZES = {column.name: _size(column) for column in usage_fact.columns}
-_PLAIN_RECORD = Struct(">h" + "".join("i" + ("" if name == "corrects" else _SIZES[name][1]) for name in NAMES))
-_CORRECTING_RECORD = Struct(">h" + "".join("i" + _SIZES[name][1] for name in NAMES))
-_KINDS = {"16s": "V16", f"{_PERIOD_BYTES}s": f"S{_PERIOD_BYTES}", "i": ">i4", "q": ">i8"}
 
 
 def _shape(*, correcting: bool) -> np.dtype[Any]:
-    """A record as numpy has it."""
-    fields = [("columns", ">i2")]
+    """A row as one numpy record: before each column its size."""
+    fields = []
     for name in NAMES:
         fields.append((f"size of {name}", ">i4"))
         if correcting or name != "corrects":
-            fields.append((name, _KINDS[_SIZES[name][1]]))
+            fields.append((name, _SIZES[name][1]))
     return np.dtype(fields)
 
 
 def _empty(*, correcting: bool) -> bytes:
     """A record with the sizes of its columns, all else 0: most of every record is as here."""
     record = np.zeros(1, _SHAPES[correcting])
-    record["columns"] = len(NAMES)
     for name in NAMES:
         record[f"size of {name}"] = _NULL if name == "corrects" and not correcting else _SIZES[name][0]
     return record.tobytes()

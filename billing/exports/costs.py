@@ -10,12 +10,11 @@ import msgspec
 from sqlalchemy import func, select
 
 from billing.calendar import period_bounds
-from billing.events.rollups import HOUR, LIMB, SUMS
+from billing.events.rollups import HOUR, SUMS
 from billing.exports.datasets import Column, Dataset, ExportQuery, ExportSnapshot, Row
 from billing.rating.lines import RatedLine
-from billing.rating.usage_lines import UsageGroup, lines_of
+from billing.rating.usage_lines import lines_of, usage_group
 from billing.tables.money import rollup_hour
-from billing.usage import METERS
 
 DAY = 24 * HOUR
 _OF = rollup_hour.c
@@ -56,17 +55,7 @@ async def rated_groups(
         rated = []
         for row in portion:
             version = await snapshot.prices.version(row.price_version)
-            used = UsageGroup(
-                project_id=row.project_id,
-                model=row.model,
-                lane=row.lane,
-                context_from=row.context_from,
-                price_version=row.price_version,
-                requests=int(row.requests),
-                meters={meter: int(units) for meter in METERS if (units := getattr(row, meter))},
-                cost_pico=int(row.cost_high) * LIMB + int(row.cost_low),
-            )
-            lines = lines_of([used], {version.id: version}, row.start, row.start + width)
+            lines = lines_of([usage_group(row)], {version.id: version}, row.start, row.start + width)
             rated += [(row, version.currency, line) for line in lines]
         yield rated
 

@@ -2,8 +2,8 @@
 
 What is reserved in one transaction for the requests of one tenant, from the same sources, is a batch. Its row says
 which of its holds are still open, and of what amount each: 24 bytes for each, so that a row stays within its page while
-they end, a few at a time, and is gone with the last. The requests themselves, whole, lie beside it (TOAST) and never
-change.
+they end, a few at a time. The row is deleted with its last hold. The requests themselves lie whole beside it (TOAST)
+and never change.
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ from uuid import UUID
 
 import msgspec
 
-from billing.holds.records import Hold, HoldRequest, grants_in, pack_all, split, unpack_all
+from billing.holds.records import Hold, HoldRequest, pack_all, unpack_all
+from billing.holds.sources import NO_SOURCES, HoldSources
 
-MOST = 64
+MAX_HOLDS = 64
 """Holds of a batch: with more, the row would not fit into a quarter of a page, and be stored beside it too."""
 
-_ENTRY = Struct(">16sq")
-_SIZE = _ENTRY.size
+_ENTRY = Struct(">16sq")  # the request's id, and the amount
 
 
 class HoldEntry(msgspec.Struct, frozen=True):
-    """A hold to be taken, or to be moved to a batch of its own: of this amount, from these sources
-    (`billing.holds.records.join`)."""
+    """A hold to be taken, or to be moved to a batch of its own: of this amount, from these sources."""
 
     request: HoldRequest
     amount_pico: int
-    sources: str = ""
+    sources: HoldSources = NO_SOURCES
 
 
 class NewBatch(msgspec.Struct, frozen=True):
-    """A row that is to be written, called after the least of its requests' ids. `lifetime_s` is that of the hold that
-    expires first."""
+    """A row to be written. Its `id` is the least of its requests' ids; `lifetime_s` is that of the hold that expires
+    first. The rest is as in HoldBatch."""
 
     id: UUID
     ids: list[UUID]
@@ -50,8 +49,9 @@ class NewBatch(msgspec.Struct, frozen=True):
 
 
 class HoldBatch(msgspec.Struct, frozen=True):
-    """A row that was read. `entries` are the ids and amounts of the holds that are open, and `amount_pico` their sum;
-    `first` and `last` are the least and the greatest id that it ever had. `requests` is empty if it was not asked for.
+    """A row as the database has it. `sources` is a HoldSources, encoded. `entries` are the ids and amounts of the
+    `open` holds, and `amount_pico` their sum; `first` and `last` are the least and the greatest id that it ever had.
+    `requests` is empty if it was not asked for.
     """
 
     id: UUID
@@ -75,18 +75,18 @@ class HoldBatch(msgspec.Struct, frozen=True):
         """The amounts of the open holds, by id."""
         return dict(_ENTRY.iter_unpack(self.entries))
 
-    def asked(self) -> dict[UUID, HoldRequest]:
-        """The requests of the open holds."""
+    def open_requests(self) -> dict[UUID, HoldRequest]:
+        """The requests of the open holds, by id."""
         ids = self.ids()
-        return {one.request_id: one for one in unpack_all(self.requests) if one.request_id.bytes in ids}
+        requests = unpack_all(self.requests)
+        return {request.request_id: request for request in requests if request.request_id.bytes in ids}
 
     def holds(self) -> list[Hold]:
         """The open holds."""
-        amounts = self.amounts()
-        budgets, grants = split(self.sources), grants_in(self.sources)
+        amounts, sources = self.amounts(), HoldSources.decode(self.sources)
         return [
-            Hold.of(one, self.admitted_at, amounts[id.bytes], batch=self.id, budgets=budgets, grants=grants)
-            for id, one in self.asked().items()
+            Hold.of(request, self.admitted_at, amounts[id.bytes], sources=sources, batch=self.id)
+            for id, request in self.open_requests().items()
         ]
 
     def without(self, ended: Collection[bytes]) -> HoldBatch:
@@ -96,9 +96,9 @@ class HoldBatch(msgspec.Struct, frozen=True):
         return self.amended(dict.fromkeys(ended))
 
     def amended(self, changes: Mapping[bytes, int | None]) -> HoldBatch:
-        """The row with other amounts of some of its holds; one of None is not here any more."""
-        left = {id: changes.get(id, amount) for id, amount in self.amounts().items()}
-        amounts = {id: amount for id, amount in left.items() if amount is not None}
+        """The row with other amounts of some of its holds; None takes a hold out."""
+        changed = {id: changes.get(id, amount) for id, amount in self.amounts().items()}
+        amounts = {id: amount for id, amount in changed.items() if amount is not None}
         return msgspec.structs.replace(
             self, open=len(amounts), amount_pico=sum(amounts.values()), entries=_entries(amounts.items())
         )
@@ -106,39 +106,44 @@ class HoldBatch(msgspec.Struct, frozen=True):
 
 def open_ids(entries: bytes) -> set[bytes]:
     """The ids of the open holds of a row."""
-    return {entries[at : at + 16] for at in range(0, len(entries), _SIZE)}
+    return {entries[at : at + 16] for at in range(0, len(entries), _ENTRY.size)}
 
 
-def group_into_batches(asked: Iterable[HoldEntry]) -> list[NewBatch]:
-    """What is asked for at one instant, in batches."""
+def group_into_batches(entries: Iterable[HoldEntry]) -> list[NewBatch]:
+    """The batches of holds that are taken at one instant."""
     groups: dict[tuple[UUID, str, str], list[HoldEntry]] = {}
-    for one in asked:
-        groups.setdefault((one.request.tenant_id, one.request.gateway, one.sources), []).append(one)
+    for entry in entries:
+        request, sources = entry.request, entry.sources
+        key = (request.tenant_id, request.gateway, "" if sources is NO_SOURCES else sources.encode())
+        groups.setdefault(key, []).append(entry)
     return [
-        _batch(*of, group[start : start + MOST]) for of, group in groups.items() for start in range(0, len(group), MOST)
+        _new_batch(sources, group[start : start + MAX_HOLDS])
+        for (_, _, sources), group in groups.items()
+        for start in range(0, len(group), MAX_HOLDS)
     ]
 
 
-def _batch(tenant: UUID, gateway: str, sources: str, asked: Sequence[HoldEntry]) -> NewBatch:
-    requests = [one.request for one in asked]
+def _new_batch(sources: str, entries: Sequence[HoldEntry]) -> NewBatch:
+    """The batch of holds of one tenant and gateway."""
+    requests = [entry.request for entry in entries]
     ids = [request.request_id for request in requests]
     numbers = [id.int for id in ids]
-    amounts = [one.amount_pico for one in asked]
+    amounts = [entry.amount_pico for entry in entries]
     first = UUID(int=min(numbers))
     return NewBatch(
-        first,
-        ids,
-        tenant,
-        gateway,
-        sources,
-        min([request.lifetime_s for request in requests]),
-        first,
-        UUID(int=max(numbers)),
-        sum(amounts),
-        _entries(zip([id.bytes for id in ids], amounts, strict=True)),
-        pack_all(requests),
+        id=first,
+        ids=ids,
+        tenant_id=requests[0].tenant_id,
+        gateway=requests[0].gateway,
+        sources=sources,
+        lifetime_s=min([request.lifetime_s for request in requests]),
+        first=first,
+        last=UUID(int=max(numbers)),
+        amount_pico=sum(amounts),
+        entries=_entries(zip([id.bytes for id in ids], amounts, strict=True)),
+        requests=pack_all(requests),
     )
 
 
 def _entries(amounts: Iterable[tuple[bytes, int]]) -> bytes:
-    return b"".join([_ENTRY.pack(*one) for one in amounts])
+    return b"".join([_ENTRY.pack(*entry) for entry in amounts])

@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 
 from billing.calendar import period_of
+from billing.holds.sources import NO_SOURCES, HoldSources
 from billing.money import MAX_PICO, InvalidMoney
 
 _NOBODY = UUID(int=0)
@@ -89,9 +90,8 @@ class Hold(msgspec.Struct, frozen=True, array_like=True, gc=False):
     expires_at: int
     state: HoldState = "open"
     budgets: tuple[UUID, ...] = ()
-    """The windows of budgets that it is reserved from too."""
     grants: Mapping[UUID, int] = {}
-    """How much of the amount is reserved from which grants for one model or project, and not from the balance."""
+    """These two are its `sources`: apart, since claims that are out there have them so."""
     batch: UUID | None = None
     """Where an open hold is kept (`billing.holds.batches`). Without it, it is found by its id, which takes longer."""
     allowance: UUID | None = None
@@ -99,35 +99,41 @@ class Hold(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @classmethod
     def of(
         cls,
-        asked: HoldRequest,
+        request: HoldRequest,
         admitted_at: int,
         amount_pico: int | None = None,
         state: HoldState = "open",
         *,
-        budgets: tuple[UUID, ...] = (),
-        grants: Mapping[UUID, int] = {},
+        sources: HoldSources = NO_SOURCES,
         batch: UUID | None = None,
+        allowance: UUID | None = None,
     ) -> Hold:
         """The hold that a request gets at this instant; of another amount, if it was raised since."""
         return cls(
-            asked.request_id,
-            asked.tenant_id,
-            asked.project_id,
-            asked.key_id,
-            asked.model,
-            asked.lane,
-            asked.price_version,
-            asked.amount_pico if amount_pico is None else amount_pico,
-            asked.gateway,
-            asked.terms,
-            admitted_at,
-            period_of(admitted_at),
-            admitted_at + asked.lifetime_s * 1_000_000,
-            state,
-            budgets,
-            grants,
-            batch,
+            request_id=request.request_id,
+            tenant_id=request.tenant_id,
+            project_id=request.project_id,
+            key_id=request.key_id,
+            model=request.model,
+            lane=request.lane,
+            price_version=request.price_version,
+            amount_pico=request.amount_pico if amount_pico is None else amount_pico,
+            gateway=request.gateway,
+            terms=request.terms,
+            admitted_at=admitted_at,
+            period=period_of(admitted_at),
+            expires_at=admitted_at + request.lifetime_s * 1_000_000,
+            state=state,
+            budgets=sources.windows,
+            grants=sources.grants,
+            batch=batch,
+            allowance=allowance,
         )
+
+    @property
+    def sources(self) -> HoldSources:
+        """What it is reserved from beside the balance."""
+        return HoldSources(self.budgets, self.grants)
 
     @property
     def claim(self) -> bytes:
@@ -138,24 +144,6 @@ class Hold(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def claimed(claim: bytes) -> Hold:
         """The hold whose `claim` this is. Raises msgspec.MsgspecError."""
         return _hold_decoder.decode(claim)
-
-
-def join(budgets: Sequence[UUID], grants: Mapping[UUID, int] = {}) -> str:
-    """What a hold is reserved from beside the balance, as one text: windows of budgets, and grants with how much."""
-    return ",".join([*(budget.hex for budget in budgets), *(f"{grant.hex}={pico}" for grant, pico in grants.items())])
-
-
-def split(sources: str) -> tuple[UUID, ...]:
-    """The windows of budgets that `join` was given."""
-    return tuple(UUID(one) for one in sources.split(",") if "=" not in one) if sources else ()
-
-
-def grants_in(sources: str) -> dict[UUID, int]:
-    """The grants that `join` was given."""
-    if "=" not in sources:
-        return {}
-    pairs = (one.split("=") for one in sources.split(",") if "=" in one)
-    return {UUID(grant): int(pico) for grant, pico in pairs}
 
 
 _encoder = msgspec.msgpack.Encoder(uuid_format="bytes")

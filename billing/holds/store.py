@@ -1,4 +1,4 @@
-"""What of the books is about holds: taking them, finding them, ending them. Each database says how rows are read and
+"""Holds in a money transaction: taking them, finding them, ending them. Each database says how rows are read and
 written; what becomes of them is the same on both."""
 
 from __future__ import annotations
@@ -16,137 +16,118 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.holds.batches import HoldBatch, HoldEntry, NewBatch, group_into_batches
-from billing.holds.records import Hold, HoldRequest, grants_in, join
+from billing.holds.records import Hold, HoldRequest
+from billing.holds.sources import NO_SOURCES, HoldSources
 from billing.ledger.wallet import Wallet
 from billing.tables.money import hold_batch
 from billing.usage import UsageEvent
 from storage.database.base import new_id
 
 Paid = dict[str, dict[UUID, int]]
-"""What grants pay, by billing period."""
+"""What grants pay: billing period → grant → pico-units."""
 Costs = dict[str, dict[tuple[UUID, str], int]]
-"""What was used, by billing period, then by project and model."""
+"""What was used: billing period → project and model → pico-units."""
+BatchHints: TypeAlias = Mapping[UUID, UUID | None]
+"""Request → the batch of its hold, or None where the caller does not know it: then finding it takes longer."""
 
-
-def release_holds(
-    wallet: Wallet,
-    ended: Iterable[EndedHolds],
-    events: Mapping[UUID, UsageEvent] = {},
-    costs: Costs | None = None,
-) -> Paid:
-    """End a tenant's holds. `events` are those with usage that counted on grants; what these pay for is taken off
-    `costs`, and returned, for `Wallet.use` to book."""
-    paid: Paid = defaultdict(dict)
-    for some in ended:
-        wallet.balance = wallet.balance.holding(-some.of_balance)
-        if not some.counts_on_grants:
-            continue
-        for request in some.ids:
-            event = events.get(request)
-            parts = wallet.end_hold(some.grants, event.cost_pico if event is not None else 0)
-            if event is not None and parts and costs is not None:
-                costs[event.period][event.project_id, event.model] -= sum(parts.values())
-                of_period = paid[event.period]
-                for grant, pico in parts.items():
-                    of_period[grant] = of_period.get(grant, 0) + pico
-    return paid
-
-
-COLUMNS = [hold_batch.c[name] for name in HoldBatch.__struct_fields__]
-
-
-async def open_hold(session: AsyncSession, request_id: UUID) -> Hold | None:
-    """The hold of this request, if it is open."""
-    # all tenants: a journal knows requests alone
-    query = select(*COLUMNS).where(hold_batch.c.first <= request_id, hold_batch.c.last >= request_id)
-    for row in await session.execute(query):
-        for found in HoldBatch(*row).holds():
-            if found.request_id == request_id:
-                return found
-    return None
-
-
-Places: TypeAlias = Mapping[UUID, UUID | None]
-"""The batch of each request's hold, as far as it is known."""
-
+BATCH_COLUMNS = [hold_batch.c[name] for name in HoldBatch.__struct_fields__]
 _number = attrgetter("int")
 
 
 class EndedHolds(msgspec.Struct, frozen=True):
-    """Holds of one tenant that ended now and were reserved from the same (`billing.holds.records.join`): how many, and
-    of what amount together. Which those were is said where that is more than the balance."""
+    """Holds of one tenant, from the same sources, that ended now: how many, and of what amount together. `ids` are
+    their requests, where they have sources beside the balance."""
 
     tenant_id: UUID
     requests: int
     amount_pico: int
-    budgets: str = ""
+    sources: HoldSources = NO_SOURCES
     ids: Collection[UUID] = ()
 
     @property
     def of_balance(self) -> int:
         """What they held together of the balance."""
-        return self.amount_pico - self.requests * sum(self.grants.values())
-
-    @property
-    def counts_on_grants(self) -> bool:
-        """Whether each was reserved from grants for one model or project too."""
-        return "=" in self.budgets
-
-    @property
-    def grants(self) -> dict[UUID, int]:
-        """How much each counted on of which grants."""
-        return grants_in(self.budgets)
+        return self.amount_pico - self.requests * self.sources.granted_pico
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """A hold that ended without usage, as its row says it."""
+class UnusedHold(msgspec.Struct, frozen=True):
+    """A hold that ended without usage, with its request: what a row of `ended_hold` says."""
 
     hold: Hold
     request: HoldRequest
 
 
-class HoldStore(ABC):
-    """Holds in the transaction of the books that they belong to (`billing.transaction.money_transaction`, where the
-    order of locks stands)."""
+def release_holds(
+    wallet: Wallet, ended: Iterable[EndedHolds], events: Mapping[UUID, UsageEvent] = {}, costs: Costs | None = None
+) -> Paid:
+    """End a tenant's holds. `events` are those with usage that counted on grants; what these pay for is taken off
+    `costs`, and returned, for `Wallet.use` to book."""
+    paid: Paid = defaultdict(dict)
+    for group in ended:
+        wallet.balance = wallet.balance.holding(-group.of_balance)
+        if not group.sources.grants:
+            continue
+        for request in group.ids:
+            event = events.get(request)
+            parts = wallet.end_hold(group.sources.grants, event.cost_pico if event is not None else 0)
+            if event is not None and parts and costs is not None:
+                costs[event.period][event.project_id, event.model] -= sum(parts.values())
+                paid_in_period = paid[event.period]
+                for grant, pico in parts.items():
+                    paid_in_period[grant] = paid_in_period.get(grant, 0) + pico
+    return paid
 
-    async def locked(self, places: Places) -> list[Hold]:
+
+async def open_hold(session: AsyncSession, request_id: UUID) -> Hold | None:
+    """The hold of this request, if it is open."""
+    # all tenants: a journal knows requests alone
+    query = select(*BATCH_COLUMNS).where(hold_batch.c.first <= request_id, hold_batch.c.last >= request_id)
+    for row in await session.execute(query):
+        for hold in HoldBatch(*row).holds():
+            if hold.request_id == request_id:
+                return hold
+    return None
+
+
+class HoldStore(ABC):
+    """The holds of a money transaction (`billing.transaction.money_transaction` states the order of locks)."""
+
+    async def lock(self, hints: BatchHints) -> list[Hold]:
         """Those of the requests' holds that are open, locked until the end: before their balances, as whoever ends them
         does."""
-        found = await self._holding(places, whole=True)
+        found = await self._lock_batches(hints, whole=True)
         return [hold for batch, ids in found for hold in batch.holds() if hold.request_id.bytes in ids]
 
     async def take(self, made: Sequence[tuple[HoldRequest, Hold]], held: Mapping[UUID, int]) -> dict[UUID, UUID]:
-        """Write new holds, all of one instant, and add to what is held of locked balances: the database refuses what is
-        not covered. Returns the batch of each."""
+        """Write new holds, all of one instant, and add to what is `held` of locked balances: the database refuses what
+        is not covered. Returns the batch of each request."""
         if not made:
             return {}
-        new = group_into_batches(
-            HoldEntry(asked, one.amount_pico, join(one.budgets, one.grants)) for asked, one in made
-        )
+        new = group_into_batches(HoldEntry(request, hold.amount_pico, hold.sources) for request, hold in made)
         await self._write(new, made[0][1].admitted_at)
         count: dict[UUID, int] = {}
-        for asked, _ in made:
-            count[asked.tenant_id] = count.get(asked.tenant_id, 0) + 1
+        for request, _ in made:
+            count[request.tenant_id] = count.get(request.tenant_id, 0) + 1
         await self._hold_back([(tenant, pico, count[tenant]) for tenant, pico in held.items()])
         return {request: batch.id for batch in new for request in batch.ids}
 
     async def amend(self, changed: Collection[Hold]) -> list[Hold]:
-        """Let locked holds be of these amounts, from these sources; balances and grants are saved apart. Returns them
-        as they are now: one from other sources is in another batch."""
+        """Write locked holds with the amounts and sources that they have now; balances and grants are saved apart.
+        Returns them: one from other sources than before has another batch."""
         amended: list[Hold] = []
         after: list[HoldBatch] = []
         wanted = {hold.request_id.bytes: hold for hold in changed}
         for batch in await self._read({hold.batch for hold in changed if hold.batch is not None}, whole=True):
             changes: dict[bytes, int | None] = {}
-            asked = batch.asked()
+            requests = batch.open_requests()
             for id in batch.ids() & wanted.keys():
                 hold = wanted[id]
-                sources = join(hold.budgets, hold.grants)
-                if sources == batch.sources:
+                if hold.sources.encode() == batch.sources:
                     changes[id] = hold.amount_pico
                 else:
                     changes[id] = None
-                    (moved,) = group_into_batches([HoldEntry(asked[hold.request_id], hold.amount_pico, sources)])
+                    entry = HoldEntry(requests[hold.request_id], hold.amount_pico, hold.sources)
+                    (moved,) = group_into_batches([entry])
                     moved = msgspec.structs.replace(moved, id=new_id())  # the row that it leaves may have its own
                     await self._write([moved], batch.admitted_at)
                     hold = msgspec.structs.replace(hold, batch=moved.id)
@@ -155,45 +136,50 @@ class HoldStore(ABC):
         await self._save(after)
         return amended
 
-    async def end(self, places: Places, state: str) -> list[EndedHolds]:
+    async def end(self, hints: BatchHints, state: str) -> list[EndedHolds]:
         """Close those of the requests' holds that are open, as `settled`, `released` or `expired`: each ends once."""
-        if not places:
+        if not hints:
             return []
-        kept: list[Kept] = []
+        unused: list[UnusedHold] = []
         after: list[HoldBatch] = []
         totals: dict[tuple[UUID, str], tuple[int, int]] = {}
-        ids_of: dict[tuple[UUID, str], list[UUID]] = {}
-        for batch, ids in await self._holding(places, whole=state != "settled"):
+        ids_by_group: dict[tuple[UUID, str], list[UUID]] = {}
+        for batch, ids in await self._lock_batches(hints, whole=state != "settled"):
             if state != "settled":
-                asked = batch.asked()
-                kept += [Kept(one, asked[one.request_id]) for one in batch.holds() if one.request_id.bytes in ids]
-            left = batch.without(ids)
-            after.append(left)
-            of = (batch.tenant_id, batch.sources)
-            requests, amount = totals.get(of, (0, 0))
-            totals[of] = requests + len(ids), amount + batch.amount_pico - left.amount_pico
+                requests = batch.open_requests()
+                holds = [hold for hold in batch.holds() if hold.request_id.bytes in ids]
+                unused += [UnusedHold(hold, requests[hold.request_id]) for hold in holds]
+            rest = batch.without(ids)
+            after.append(rest)
+            group = (batch.tenant_id, batch.sources)
+            count, amount = totals.get(group, (0, 0))
+            totals[group] = count + len(ids), amount + batch.amount_pico - rest.amount_pico
             if batch.sources:
-                ids_of.setdefault(of, []).extend(UUID(bytes=id) for id in ids)
+                ids_by_group.setdefault(group, []).extend(UUID(bytes=id) for id in ids)
         await self._save(after)
-        if kept:
-            await self._keep(kept, state)
-        return [EndedHolds(of[0], *total, of[1], ids_of.get(of, ())) for of, total in totals.items()]
+        if unused:
+            await self._keep(unused, state)
+        return [
+            EndedHolds(group[0], *total, HoldSources.decode(group[1]), ids_by_group.get(group, ()))
+            for group, total in totals.items()
+        ]
 
     async def spend(self, costs: Mapping[tuple[UUID, UUID], int]) -> list[EndedHolds]:
-        """Take so much out of these tenants' allowances, as far as there is so much left. What that was counts as
-        ended, of no request: those that take from an allowance have no holds here."""
+        """Take costs out of allowances, by tenant and allowance, as far as there is so much left. What is taken counts
+        as ended, of no request: those that take from an allowance have no holds here."""
         after: list[HoldBatch] = []
         spent: list[EndedHolds] = []
         for batch in await self._read({allowance for _, allowance in costs}, whole=False):
             cost = costs.get((batch.tenant_id, batch.id), 0)
-            after.append(batch.amended({id: max(0, amount - cost) for id, amount in batch.amounts().items()}))
-            spent.append(EndedHolds(batch.tenant_id, 0, batch.amount_pico - after[-1].amount_pico))
+            rest = batch.amended({id: max(0, amount - cost) for id, amount in batch.amounts().items()})
+            after.append(rest)
+            spent.append(EndedHolds(batch.tenant_id, 0, batch.amount_pico - rest.amount_pico))
         await self._save(after)
         return spent
 
     async def overdue(self, now: int, most: int) -> dict[UUID, UUID]:
-        """Open holds whose time had passed at `now`, of at most so many batches, with these; not those that someone
-        else is ending."""
+        """Open holds whose time had passed at `now`, of at most so many batches, with their batches; not those that
+        someone else is ending."""
         due: dict[UUID, UUID] = {}
         while not due and (batches := await self._overdue(now, most)):
             later: list[HoldBatch] = []
@@ -205,23 +191,29 @@ class HoldStore(ABC):
             await self._postpone(later)
         return due
 
-    @abstractmethod
-    async def budgets_of_ended(self, requests: Collection[UUID]) -> dict[UUID, str]:
-        """The budgets of those of the requests that were released or expired and had any."""
+    async def windows_of_ended(self, requests: Collection[UUID]) -> dict[UUID, tuple[UUID, ...]]:
+        """The windows of budgets of those of the requests whose holds were released or expired and had any."""
+        texts = await self._sources_of_ended(requests)
+        return {request: windows for request, text in texts if (windows := HoldSources.decode(text).windows)}
 
-    async def _holding(self, places: Places, *, whole: bool) -> list[tuple[HoldBatch, set[bytes]]]:
+    @abstractmethod
+    async def _sources_of_ended(self, requests: Collection[UUID]) -> list[tuple[UUID, str]]:
+        """The sources of those of the requests' holds that were released or expired and had any."""
+
+    async def _lock_batches(self, hints: BatchHints, *, whole: bool) -> list[tuple[HoldBatch, set[bytes]]]:
         """The batches of these holds, locked, each with those of the holds that are open there."""
-        wanted = {request.bytes for request in places}
-        named = {batch for batch in places.values() if batch is not None}
-        batches = await self._read(named | await self._around([r for r, b in places.items() if b is None]), whole=whole)
+        wanted = {request.bytes for request in hints}
+        named = {batch for batch in hints.values() if batch is not None}
+        around = await self._batches_around([request for request, batch in hints.items() if batch is None])
+        batches = await self._read(named | around, whole=whole)
         found = _found(batches, wanted)
         # ended by now, or raised from other sources by someone whose answer was lost
-        if moved := [request for request, batch in places.items() if batch is not None and request.bytes in wanted]:
-            others = await self._around(moved) - {batch.id for batch in batches}
+        if moved := [request for request, batch in hints.items() if batch is not None and request.bytes in wanted]:
+            others = await self._batches_around(moved) - {batch.id for batch in batches}
             found += _found(await self._read(others, whole=whole), wanted)
         return found
 
-    async def _around(self, requests: Sequence[UUID]) -> set[UUID]:
+    async def _batches_around(self, requests: Sequence[UUID]) -> set[UUID]:
         """The batches that may have the holds of these requests."""
         if not requests:
             return set()
@@ -232,7 +224,9 @@ class HoldStore(ABC):
     async def _save(self, after: Iterable[HoldBatch]) -> None:
         after = list(after)
         if after:
-            await self._change([one for one in after if one.open], [one.id for one in after if not one.open])
+            await self._change(
+                [batch for batch in after if batch.open], [batch.id for batch in after if not batch.open]
+            )
 
     @abstractmethod
     async def _between(self, least: UUID, greatest: UUID) -> list[tuple[UUID, UUID, UUID]]:
@@ -263,8 +257,8 @@ class HoldStore(ABC):
         """Add an amount, and a number of holds, to what is held of each of these tenants' balances."""
 
     @abstractmethod
-    async def _keep(self, ended: Sequence[Kept], state: str) -> None:
-        """Write holds that ended now without usage."""
+    async def _keep(self, ended: Sequence[UnusedHold], state: str) -> None:
+        """Write holds that ended now, as rows of `ended_hold`."""
 
 
 def _found(batches: Iterable[HoldBatch], wanted: set[bytes]) -> list[tuple[HoldBatch, set[bytes]]]:

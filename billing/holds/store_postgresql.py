@@ -10,8 +10,8 @@ from uuid import UUID
 import asyncpg  # type: ignore[import-untyped]
 
 from billing.holds.batches import HoldBatch, HoldEntry, NewBatch, group_into_batches
-from billing.holds.records import HoldRequest, join, pack
-from billing.holds.store import HoldStore, Kept
+from billing.holds.records import HoldRequest, pack
+from billing.holds.store import HoldStore, UnusedHold
 from storage.database.asyncpg_pool import Connection
 from storage.database.sql_arrays import array_literal
 
@@ -86,7 +86,11 @@ _KEEP = """
     SELECT t.*, $9, {clock} FROM unnest($1::text::uuid[], $2::text::uuid[], $3::text::bigint[], $4::text::text[],
         $5::text::bigint[], $6::text::bigint[], $7::text::text[], $8::bytea[]) AS t
 """
-_BUDGETS_OF_ENDED = """
+_KEPT = {
+    **dict.fromkeys(("request_id", "tenant_id"), "uuid"),
+    **{"amount_pico": "bigint", "gateway": "text", "admitted_at": "bigint", "expires_at": "bigint"},
+}
+_SOURCES_OF_ENDED = """
     SELECT request_id, budgets FROM unnest($1::text::uuid[]) AS t (id) JOIN ended_hold ON request_id = t.id
     WHERE budgets <> ''
 """
@@ -135,8 +139,9 @@ class PostgresHoldStore(HoldStore):
         self._connection = connection
         self._clock = clock
 
-    async def budgets_of_ended(self, requests: Collection[UUID]) -> dict[UUID, str]:
-        return dict(await self._connection.fetch(_BUDGETS_OF_ENDED, _ids(requests)))
+    async def _sources_of_ended(self, requests: Collection[UUID]) -> list[tuple[UUID, str]]:
+        # all tenants: usage that is late was admitted before
+        return [tuple(row) for row in await self._connection.fetch(_SOURCES_OF_ENDED, _ids(requests))]
 
     async def _between(self, least: UUID, greatest: UUID) -> list[tuple[UUID, UUID, UUID]]:
         # all tenants: a journal knows requests alone
@@ -161,16 +166,16 @@ class PostgresHoldStore(HoldStore):
         await self._connection.execute(
             _CHANGE,
             _ids(gone),
-            _ids([one.id for one in changed]),
-            array_literal("int", [one.open for one in changed]),
-            array_literal("numeric", [one.amount_pico for one in changed]),
-            [one.entries for one in changed],
+            _ids([batch.id for batch in changed]),
+            array_literal("int", [batch.open for batch in changed]),
+            array_literal("numeric", [batch.amount_pico for batch in changed]),
+            [batch.entries for batch in changed],
         )
 
     async def _postpone(self, batches: Sequence[HoldBatch]) -> None:
         if batches:
-            ends = array_literal("bigint", [one.expires_at for one in batches])
-            await self._connection.execute(_POSTPONE, _ids([one.id for one in batches]), ends)
+            ends = array_literal("bigint", [batch.expires_at for batch in batches])
+            await self._connection.execute(_POSTPONE, _ids([batch.id for batch in batches]), ends)
 
     async def _hold_back(self, held: Sequence[tuple[UUID, int, int]]) -> None:
         tenants, amounts, counts = zip(*held, strict=True)
@@ -178,18 +183,13 @@ class PostgresHoldStore(HoldStore):
             _HOLD_BACK, _ids(tenants), array_literal("numeric", amounts), array_literal("bigint", counts)
         )
 
-    async def _keep(self, ended: Sequence[Kept], state: str) -> None:
-        holds = [one.hold for one in ended]
+    async def _keep(self, ended: Sequence[UnusedHold], state: str) -> None:
+        holds = [unused.hold for unused in ended]
         await self._connection.execute(
             _KEEP.format(clock=self._clock),
-            _ids([one.request_id for one in holds]),
-            _ids([one.tenant_id for one in holds]),
-            array_literal("bigint", [one.amount_pico for one in holds]),
-            array_literal("text", [one.gateway for one in holds]),
-            array_literal("bigint", [one.admitted_at for one in holds]),
-            array_literal("bigint", [one.expires_at for one in holds]),
-            array_literal("text", [join(one.budgets, one.grants) for one in holds]),
-            [pack(one.request) for one in ended],
+            *(array_literal(kind, [getattr(hold, name) for hold in holds]) for name, kind in _KEPT.items()),
+            array_literal("text", [hold.sources.encode() for hold in holds]),
+            [pack(unused.request) for unused in ended],
             state,
         )
 
@@ -197,17 +197,17 @@ class PostgresHoldStore(HoldStore):
 def _columns(new: Sequence[NewBatch]) -> tuple[str | list[bytes], ...]:
     """The first eleven parameters of `_WRITE`."""
     return (
-        _ids([one.id for one in new]),
-        _ids([one.tenant_id for one in new]),
-        array_literal("text", [one.gateway for one in new]),
-        array_literal("text", [one.sources for one in new]),
-        array_literal("bigint", [one.lifetime_s for one in new]),
-        _ids([one.first for one in new]),
-        _ids([one.last for one in new]),
-        array_literal("int", [len(one.ids) for one in new]),
-        array_literal("numeric", [one.amount_pico for one in new]),
-        [one.entries for one in new],
-        [one.requests for one in new],
+        _ids([batch.id for batch in new]),
+        _ids([batch.tenant_id for batch in new]),
+        array_literal("text", [batch.gateway for batch in new]),
+        array_literal("text", [batch.sources for batch in new]),
+        array_literal("bigint", [batch.lifetime_s for batch in new]),
+        _ids([batch.first for batch in new]),
+        _ids([batch.last for batch in new]),
+        array_literal("int", [len(batch.ids) for batch in new]),
+        array_literal("numeric", [batch.amount_pico for batch in new]),
+        [batch.entries for batch in new],
+        [batch.requests for batch in new],
     )
 
 

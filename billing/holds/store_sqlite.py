@@ -11,8 +11,8 @@ from sqlalchemy import bindparam, delete, exists, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.holds.batches import HoldBatch, NewBatch
-from billing.holds.records import join, pack
-from billing.holds.store import COLUMNS, HoldStore, Kept
+from billing.holds.records import pack
+from billing.holds.store import BATCH_COLUMNS, HoldStore, UnusedHold
 from billing.tables.money import balance, ended_hold, hold_batch
 from billing.tables.periods import gateway_epoch
 from storage.database.base import Pico
@@ -24,10 +24,11 @@ _HOLD_BACK = (
     .where(balance.c.tenant_id == bindparam("tenant"))
     .values(held=balance.c.held + bindparam("more", type_=Pico()), holds=balance.c.holds + bindparam("count"))
 )
+_CHANGING = ("open", "amount_pico", "entries")
 _CHANGE = (
     update(hold_batch)
     .where(hold_batch.c.id == bindparam("batch"))
-    .values({name: bindparam(f"new_{name}") for name in ("open", "amount_pico", "entries")})
+    .values({name: bindparam(f"new_{name}") for name in _CHANGING})
 )
 _POSTPONE = (
     update(hold_batch).where(hold_batch.c.id == bindparam("batch")).values(expires_at=bindparam("new_expires_at"))
@@ -41,11 +42,11 @@ class SqliteHoldStore(HoldStore):
         self._database = database
         self._session = session
 
-    async def budgets_of_ended(self, requests: Collection[UUID]) -> dict[UUID, str]:
+    async def _sources_of_ended(self, requests: Collection[UUID]) -> list[tuple[UUID, str]]:
         # all tenants: usage that is late was admitted before
         query = select(ended_hold.c.request_id, ended_hold.c.budgets).where(ended_hold.c.budgets != "")
         rows = await self._session.execute(query.where(one_of(self._database, ended_hold.c.request_id, requests)))
-        return {row.request_id: row.budgets for row in rows}
+        return [(row.request_id, row.budgets) for row in rows]
 
     async def _between(self, least: UUID, greatest: UUID) -> list[tuple[UUID, UUID, UUID]]:
         # all tenants: a journal knows requests alone
@@ -55,7 +56,7 @@ class SqliteHoldStore(HoldStore):
 
     async def _read(self, batches: Collection[UUID], *, whole: bool) -> list[HoldBatch]:
         # all tenants: a journal knows requests alone
-        columns = COLUMNS if whole else [column for column in COLUMNS if column.name != "requests"]
+        columns = BATCH_COLUMNS if whole else [column for column in BATCH_COLUMNS if column.name != "requests"]
         wanted = one_of(self._database, hold_batch.c.id, batches)
         rows = await self._session.execute(select(*columns).where(wanted).order_by(hold_batch.c.id))
         return [HoldBatch(*row) for row in rows]
@@ -64,53 +65,49 @@ class SqliteHoldStore(HoldStore):
         # all tenants: time passes for everyone
         of = gateway_epoch.c
         known = (of.epoch == hold_batch.c.gateway) & ((of.state == "live") | of.holds_ended_at.is_(None))
-        due = select(*COLUMNS).where(hold_batch.c.expires_at <= now, ~exists().where(known)).limit(most)
+        due = select(*BATCH_COLUMNS).where(hold_batch.c.expires_at <= now, ~exists().where(known)).limit(most)
         rows = await self._session.execute(due)
         return [HoldBatch(*row) for row in rows]
 
     async def _write(self, new: Sequence[NewBatch], admitted_at: int) -> None:
-        rows = []
-        for one in new:
-            row = msgspec.structs.asdict(one)
+        rows = []  # each names its tenant
+        for batch in new:
+            row = msgspec.structs.asdict(batch)
             ids, lifetime_s = row.pop("ids"), row.pop("lifetime_s")
             ends = {"admitted_at": admitted_at, "expires_at": admitted_at + lifetime_s * 1_000_000}
             rows.append({**row, **ends, "open": len(ids)})
         await self._session.execute(insert(hold_batch), rows)
 
     async def _change(self, changed: Sequence[HoldBatch], gone: Sequence[UUID]) -> None:
+        # all tenants: these rows were locked by their ids
         if gone:
             await self._session.execute(delete(hold_batch).where(one_of(self._database, hold_batch.c.id, gone)))
         if changed:
             rows: list[dict[str, Any]] = [
-                {"batch": one.id, "new_open": one.open, "new_amount_pico": one.amount_pico, "new_entries": one.entries}
-                for one in changed
+                {"batch": batch.id, **{f"new_{name}": getattr(batch, name) for name in _CHANGING}} for batch in changed
             ]
             await self._session.execute(_CHANGE, rows)
 
     async def _postpone(self, batches: Sequence[HoldBatch]) -> None:
         if batches:
-            rows = [{"batch": one.id, "new_expires_at": one.expires_at} for one in batches]
+            rows = [{"batch": batch.id, "new_expires_at": batch.expires_at} for batch in batches]
             await self._session.execute(_POSTPONE, rows)
 
     async def _hold_back(self, held: Sequence[tuple[UUID, int, int]]) -> None:
         rows = [{"tenant": tenant, "more": pico, "count": count} for tenant, pico, count in held]
         await self._session.execute(_HOLD_BACK, rows)
 
-    async def _keep(self, ended: Sequence[Kept], state: str) -> None:
+    async def _keep(self, ended: Sequence[UnusedHold], state: str) -> None:
         now = (await self._session.execute(select(self._database.clock))).scalar_one()
-        rows = [
+        same = ("request_id", "tenant_id", "amount_pico", "gateway", "admitted_at", "expires_at")
+        rows: list[dict[str, Any]] = [
             {
-                "request_id": one.hold.request_id,
-                "tenant_id": one.hold.tenant_id,
-                "amount_pico": one.hold.amount_pico,
-                "gateway": one.hold.gateway,
-                "admitted_at": one.hold.admitted_at,
-                "expires_at": one.hold.expires_at,
-                "budgets": join(one.hold.budgets, one.hold.grants),
-                "request": pack(one.request),
+                **{name: getattr(unused.hold, name) for name in same},
+                "budgets": unused.hold.sources.encode(),
+                "request": pack(unused.request),
                 "state": state,
                 "ended_at": now,
             }
-            for one in ended
+            for unused in ended
         ]
         await self._session.execute(insert(ended_hold), rows)

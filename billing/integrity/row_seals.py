@@ -55,7 +55,8 @@ class SealedPart(msgspec.Struct, frozen=True):
 
 
 class SealForm(msgspec.Struct, frozen=True):
-    """What a seal of a table's row is made of. If rows come to say more, later ones need a form of their own."""
+    """What a seal of a table's row is made of. A form never changes: when a table gets a column, add a form of the next
+    `number` behind the others, and rows from then on are sealed in it. A seal says its form (`seal.form`)."""
 
     table: Table
     key: tuple[str, ...]
@@ -64,16 +65,22 @@ class SealForm(msgspec.Struct, frozen=True):
     part: SealedPart | None = None
     final: ColumnElement[bool] = true()
     """When a row is final; until then it may change and has no seal."""
+    number: int = 1
 
     @property
     def name(self) -> str:
         """The table's name."""
         return str(self.table.name)
 
+    @property
+    def domain(self) -> str:
+        """What a digest begins with, so that no two forms have the same."""
+        return self.name if self.number == 1 else f"{self.name} {self.number}"
+
 
 _PRICES = ("meter", "lane", "context_from")
-FORMS = {
-    form.name: form
+FORMS: dict[tuple[str, int], SealForm] = {
+    (form.name, form.number): form
     for form in (
         SealForm(
             grant,
@@ -155,7 +162,10 @@ FORMS = {
         ),
     )
 }  # fmt: skip
-"""The forms by the name of their table. An invoice's has neither its state nor what was paid."""
+"""The forms by the name of their table and their number. An invoice's has neither its state nor what was paid."""
+
+CURRENT: dict[str, SealForm] = {name: form for (name, _), form in FORMS.items()}
+"""The form of new rows, by the name of their table."""
 
 _encode = msgspec.msgpack.encode
 
@@ -164,7 +174,7 @@ def digest_of(form: SealForm, row: Mapping[Any, Any], parts: Iterable[Mapping[An
     """The digest of a row and, in their order, of the rows that it consists of; all but the row's instant."""
     of = () if form.part is None else form.part.columns
     said = [[_plain(part[name]) for name in of] for part in parts]
-    return sha256(_encode([form.name, [_plain(row[name]) for name in form.columns], said])).digest()
+    return sha256(_encode([form.domain, [_plain(row[name]) for name in form.columns], said])).digest()
 
 
 def digest_of_transaction(transaction: Transaction) -> bytes:
@@ -173,7 +183,7 @@ def digest_of_transaction(transaction: Transaction) -> bytes:
     entries = [
         {"seq": seq, **same, **msgspec.structs.asdict(entry)} for seq, entry in enumerate(transaction.entries, 1)
     ]
-    return digest_of(FORMS["ledger_txn"], msgspec.structs.asdict(transaction), entries)
+    return digest_of(CURRENT["ledger_txn"], msgspec.structs.asdict(transaction), entries)
 
 
 def seal_of(digest: bytes, instant: int | None) -> bytes:
@@ -188,12 +198,15 @@ def key_of(form: SealForm, row: Mapping[Any, Any]) -> str:
 
 async def seal_rows(session: AsyncSession, table: Table, *where: ColumnElement[bool]) -> None:
     """Seal rows that this transaction has just written: as they stand in the database now."""
-    form = FORMS[table.name]
+    form = CURRENT[table.name]
     rows = (await session.execute(select(table).where(*where))).mappings().all()
     parts = await parts_of(session, form, rows)
-    await session.execute(
-        insert(seal), [{"kind": form.name, "id": key_of(form, row), "sha256": sealed(form, row, parts)} for row in rows]
-    )
+    await session.execute(insert(seal), [seal_row(form, key_of(form, row), sealed(form, row, parts)) for row in rows])
+
+
+def seal_row(form: SealForm, key: str, sha256: bytes) -> dict[str, Any]:
+    """The row of a seal."""
+    return {"kind": form.name, "id": key, "sha256": sha256, "form": form.number}
 
 
 def sealed(form: SealForm, row: Mapping[Any, Any], parts: Mapping[Any, Sequence[Mapping[Any, Any]]]) -> bytes:

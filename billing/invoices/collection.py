@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.accounts.balances import settle_payment
@@ -15,10 +15,10 @@ from billing.invoices.errors import AmountRefused, WrongState
 from billing.invoices.notices import TOPICS, send_notice
 from billing.invoices.parties.store import lock_documents
 from billing.invoices.states import InvoiceState, check_transition, settled_state
-from billing.invoices.store import InvoiceRecord, lock_invoice
+from billing.invoices.store import InvoiceRecord, lock_invoice, update_invoice
 from billing.ledger.entries import Entry
 from billing.money import format_minor, minor_to_pico
-from billing.tables.invoices import invoice, invoice_payment
+from billing.tables.invoices import invoice_payment
 from billing.transaction.money_transaction import Grant
 from storage.database.database import Database
 from storage.free_text import check_text
@@ -41,50 +41,41 @@ async def pay(
     if record.kind != "invoice":
         raise AmountRefused(f"{record.name} is a credit note, which cannot be paid")
     check_text("reference", reference, MOST_TEXT)
-    payment_id = step_id(record.id, f"payment:{reference}")
+    payment_id = _payment_id(record, reference)
     async with database.transaction(write=write) as session:
         await lock_documents(database, session, record.tenant_id)
         current = await lock_invoice(database, session, record.tenant_id, record.id)
         of_payment = select(invoice_payment).where(invoice_payment.c.id == payment_id)
         recorded = (await session.execute(of_payment)).one_or_none()
         if recorded is None:
-            usage_pico = await _record_payment(
-                database, session, current, payment_id=payment_id, reference=reference, amount=amount
-            )
+            usage_pico = await _record_payment(database, session, current, reference, amount)
         elif amount not in (None, recorded.amount):
             paid = format_minor(recorded.amount, current.currency)
-            raise AmountRefused(
-                f"payment {reference!r} of {current.name} was recorded with {paid} {current.currency}, "
-                "not with this amount"
-            )
+            raise AmountRefused(f"payment {reference!r} of {current.name} was recorded with {paid} {current.currency}")
         else:
             usage_pico = int(recorded.usage_pico)
         if usage_pico:
             reason = f"payment of {record.name}"
-            await settle_payment(
-                database, session, Grant(payment_id, record.tenant_id, usage_pico, record.currency, "paid", reason)
-            )
+            grant = Grant(payment_id, record.tenant_id, usage_pico, record.currency, "paid", reason)
+            await settle_payment(database, session, grant)
         return await lock_invoice(database, session, record.tenant_id, record.id)
 
 
+def _payment_id(record: InvoiceRecord, reference: str) -> UUID:
+    return step_id(record.id, f"payment:{reference}")
+
+
 async def _record_payment(
-    database: Database,
-    session: AsyncSession,
-    current: InvoiceRecord,
-    *,
-    payment_id: UUID,
-    reference: str,
-    amount: int | None,
+    database: Database, session: AsyncSession, current: InvoiceRecord, reference: str, amount: int | None
 ) -> int:
     """Write the payment and its effect on the invoice; return the part that pays for usage, in pico-units."""
+    payment_id = _payment_id(current, reference)
     if current.state in ("draft", "void", "paid"):
         raise WrongState(current.name, current.state, "paid")
     amount = current.left if amount is None else amount
     if not 0 < amount <= current.left:
         left = f"{format_minor(current.left, current.currency)} {current.currency}"
-        raise AmountRefused(
-            f"{format_minor(amount, current.currency)} cannot be paid: {left} of {current.name} is left to pay"
-        )
+        raise AmountRefused(f"{format_minor(amount, current.currency)} is not what is left of {current.name}: {left}")
     pico = minor_to_pico(amount, current.currency)
     usage_pico = max(0, min(pico, current.owed_pico - current.settled_pico))
     row = {
@@ -101,9 +92,8 @@ async def _record_payment(
     await seal_rows(session, invoice_payment, invoice_payment.c.id == payment_id)
     rest = balanced_entries(("clearing", "invoiced", pico - usage_pico))
     await post(database, session, current, f"payment:{reference}:rest", rest, memo=f"payment of {current.name}")
-    await settle_invoice(
-        database, session, current, paid=current.paid + amount, settled_pico=current.settled_pico + usage_pico
-    )
+    settled_pico = current.settled_pico + usage_pico
+    await settle_invoice(database, session, current, paid=current.paid + amount, settled_pico=settled_pico)
     return usage_pico
 
 
@@ -114,11 +104,7 @@ async def settle_invoice(database: Database, session: AsyncSession, current: Inv
     if current.left:
         settled = bool(after.paid or after.credited)
         state = settled_state(current.name, current.state, left=after.left, settled=settled)
-    await session.execute(
-        update(invoice)
-        .where(invoice.c.tenant_id == current.tenant_id, invoice.c.id == current.id)
-        .values(state=state, **changes)
-    )
+    await update_invoice(session, current, {"state": state, **changes})
     if state != current.state:
         await send_notice(database, session, TOPICS[state], msgspec.structs.replace(after, state=state))
 
@@ -154,9 +140,7 @@ async def _change_state(
     database: Database, session: AsyncSession, current: InvoiceRecord, state: InvoiceState, entries: list[Entry]
 ) -> InvoiceRecord:
     check_transition(current.name, current.state, state)
-    await session.execute(
-        update(invoice).where(invoice.c.tenant_id == current.tenant_id, invoice.c.id == current.id).values(state=state)
-    )
+    await update_invoice(session, current, {"state": state})
     await post(database, session, current, state, entries, memo=f"{current.name} {state}")
     after = await lock_invoice(database, session, current.tenant_id, current.id)
     await send_notice(database, session, TOPICS[state], after)

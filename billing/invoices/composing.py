@@ -22,9 +22,12 @@ _KINDS = get_args(LineKind)
 
 
 class Funding(msgspec.Struct, frozen=True):
-    """How the usage was paid for so far, in pico-units: given for nothing, and paid in advance; and what rounding left
-    over from the documents before, for what was billed and for what was paid in advance. `promo` and `prepaid` are what
-    is left of them after what is `returned`, of which `returned_credit` was paid and `returned_promo` given."""
+    """How the usage was paid for until now, in pico-units.
+
+    `promo` is promotional credit, `prepaid` what was paid in advance, both after what is `returned` to the balance. Of
+    that return, `returned_credit` goes to paid and `returned_promo` to promotional credit. `carry` and `prepaid_carry`
+    are what the rounding of earlier documents left, of the billed and of the prepaid amounts.
+    """
 
     promo: int = 0
     prepaid: int = 0
@@ -36,7 +39,7 @@ class Funding(msgspec.Struct, frozen=True):
 
 
 class Exact(msgspec.Struct, frozen=True):
-    """What a document's lines come to, in pico-units: usage, what of it was given, and all that is no usage."""
+    """Sums of a document's lines, in pico-units: usage, promotional credit, and all other lines."""
 
     usage: int
     promo: int
@@ -55,23 +58,23 @@ def compose(
     savings: Savings,
     projects: Mapping[UUID, str],
 ) -> Document:
-    """The draft of an invoice: `rated` are the period's lines, all in `currency`.
+    """The draft of an invoice. `rated` are the period's lines, all in `currency`; `projects` are names by id.
 
-    Each line is rounded once; what that leaves is carried, and a line of its own as soon as it comes to a minor unit.
-    If the lines come to less than nothing, all of it is carried. What was given lowers the taxable amount; what was
-    paid in advance is taken off the total. Raises InvalidParty.
+    Each line is rounded once. What rounding leaves is carried, and becomes a line once it comes to a minor unit. A
+    negative sum is carried whole. Promotional credit lowers the taxable amount; prepaid credit is deducted from the
+    total. Raises InvalidParty.
     """
     unit = minor_unit(currency)
     tax = tax_for(seller, buyer)
     start, end = period_bounds(period)
     lines = [_line(line, unit, tax, projects) for line in merged(rated, buyer.detail)]
     if funding.promo:
-        given = _plain("credit", "Promotional credit", start, end, -funding.promo)
-        lines.append(_line(given, unit, tax, projects))
+        promo = _plain("credit", "Promotional credit", start, end, -funding.promo)
+        lines.append(_line(promo, unit, tax, projects))
     exact = sum(int(line.exact) for line in lines)
     billed = round_with_carry(exact, funding.carry, unit)
     text = "Rounding of all lines together, with what earlier periods left"
-    if billed.amount < 0:  # an invoice cannot ask for less than nothing
+    if billed.amount < 0:  # an invoice cannot ask for a negative amount
         billed = RoundedAmount(0, exact + funding.carry)
         text = "Credit carried to the next invoice"
     if over := billed.amount - sum(line.net for line in lines):
@@ -118,7 +121,7 @@ def _returned(funding: Funding) -> Returned | msgspec.UnsetType:
 
 
 def exact_of(lines: Iterable[InvoiceLine]) -> Exact:
-    """What lines come to exactly."""
+    """The exact sums of lines."""
     sums = {"usage": 0, "credit": 0, "charges": 0}
     for line in lines:
         sums[line.kind if line.kind in sums else "charges"] += int(line.exact)
@@ -126,11 +129,11 @@ def exact_of(lines: Iterable[InvoiceLine]) -> Exact:
 
 
 def merged(rated: Iterable[RatedLine], detail: Detail) -> list[RatedLine]:
-    """The lines in the order of the document; by model, those that differ in their project alone become one."""
+    """The lines in the order of the document. With detail `model`, lines that differ in the project alone are added."""
     found: dict[tuple[object, ...], RatedLine] = {}
     for line in rated:
         if detail == "model" and line.kind in _UNITS:
-            line = msgspec.structs.replace(line, project_id=None)  # noqa: PLW2901  # the same line, seen from further off
+            line = msgspec.structs.replace(line, project_id=None)  # noqa: PLW2901
         key = tuple(
             value
             for name, value in zip(line.__struct_fields__, msgspec.structs.astuple(line), strict=True)
@@ -145,7 +148,7 @@ def merged(rated: Iterable[RatedLine], detail: Detail) -> list[RatedLine]:
 
 
 def _order(line: RatedLine) -> tuple[object, ...]:
-    """Each project's models, all that is about a model together; then what is about no project, and about no model."""
+    """By period, project, model, kind; lines without a project come after those with one, and so for models."""
     return (
         line.corrects_period or "",
         line.project_id is None,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import date
 
 import msgspec
-from sqlalchemy import select, update
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.accounts.balances import settle_payment
@@ -18,7 +18,7 @@ from billing.invoices.errors import AmountRefused, WrongState
 from billing.invoices.finalizing import issue
 from billing.invoices.parties.store import lock_documents, read_seller
 from billing.invoices.parties.tax import Tax, TaxTotal, tax_totals
-from billing.invoices.store import InvoiceRecord, lock_invoice, read_document, write_draft
+from billing.invoices.store import InvoiceRecord, lock_invoice, read_document, update_invoice, write_draft
 from billing.money import format_minor, minor_to_pico, minor_unit
 from billing.tables.invoices import invoice
 from billing.transaction.money_transaction import Grant
@@ -92,8 +92,8 @@ async def read_creditable(session: AsyncSession, record: InvoiceRecord) -> tuple
     document = await read_document(session, record.tenant_id, record.id)
     lines = [line.net for line in document.lines]
     taxes: dict[tuple[str, int], int] = {(total.category, total.rate): total.tax for total in document.taxes}
-    of_notes = select(invoice.c.content).where(invoice.c.tenant_id == record.tenant_id, invoice.c.corrects == record.id)
-    for content in await session.scalars(of_notes):
+    contents = select(invoice.c.content).where(invoice.c.tenant_id == record.tenant_id, invoice.c.corrects == record.id)
+    for content in await session.scalars(contents):
         note = msgspec.json.decode(content, type=Document)
         for line in note.lines:
             lines[line.of - 1] -= line.net
@@ -201,15 +201,6 @@ async def _settle(database: Database, session: AsyncSession, current: InvoiceRec
         ("tax", "invoiced", tax - max(0, to_balance - net)),
     )
     await post(database, session, note, "finalize", entries)
-    await settle_invoice(
-        database,
-        session,
-        current,
-        credited=current.credited + note.gross,
-        settled_pico=current.settled_pico + usage,
-    )
-    await session.execute(
-        update(invoice)
-        .where(invoice.c.tenant_id == note.tenant_id, invoice.c.id == note.id)
-        .values(settled_pico=to_balance)
-    )
+    changes = {"credited": current.credited + note.gross, "settled_pico": current.settled_pico + usage}
+    await settle_invoice(database, session, current, **changes)
+    await update_invoice(session, note, {"settled_pico": to_balance})

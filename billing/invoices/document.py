@@ -1,8 +1,8 @@
-"""What an invoice or a credit note says: its whole content, with nothing left to look up.
+"""The document: the complete content of an invoice or a credit note.
 
-Amounts are integers in minor units of the currency; exact amounts are pico-units, as text since they can be large.
-Dates are ISO 8601 in UTC. The content is that of article 226 of the VAT directive 2006/112/EC, and what its lines and
-its savings statement are computed from.
+Amounts are integers in minor units of the currency. Exact amounts are pico-units as text, since they can exceed 2^53.
+Dates are ISO 8601 in UTC. The content is what article 226 of the VAT directive 2006/112/EC requires, and everything
+that its lines and its savings statement are computed from.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from billing.invoices.parties.tax import Category, TaxTotal
 from billing.rating.lines import LineKind
 
 VERSION = 1
-"""Of this content's form; a document keeps the version that it was made with."""
+"""The version of this form. A document keeps the version that it was made with."""
 
 DocumentKind = Literal["invoice", "credit_note"]
 
 
 class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line. `exact` is what it comes to in pico-units, `net` that in minor units, rounded once.
+    """A line. `exact` is its amount in pico-units, `net` the same rounded once to minor units.
 
-    A line of usage has `units` of a `meter` at `price` micro-units per million; `context_from` is the context tier's
-    first token. `corrects` is the earlier period whose usage was recorded after its invoice. The service was given from
-    the one day to the other, both included. `of` is the credited invoice's line, 0 elsewhere.
+    A line of usage has `units` of a `meter` at `price` micro-units per million; `context_from` is the lower bound of
+    its context tier. `corrects` is the earlier period whose usage came after it had closed. `service_from` and
+    `service_until` are days, both included. `of` is the number of the credited line on a credit note, else 0.
     """
 
     kind: LineKind
@@ -53,9 +53,9 @@ class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelSavings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the prompt cache did for one model. Tokens and pico-units as text.
+    """Cache savings of one model; tokens and pico-units as text.
 
-    `cost` is what the usage costs, `uncached` what the same tokens would cost if every prompt token were uncached.
+    `cost` is the cost of its usage, `uncached` the cost if every prompt token were uncached.
     """
 
     model: str
@@ -67,13 +67,14 @@ class ModelSavings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassSavings(msgspec.Struct, frozen=True, kw_only=True):
-    """What one class of lease did for one project and model. Tokens and pico-units as text.
+    """Cache savings of one class of lease, for one project and model; tokens and pico-units as text.
 
-    `unread` is how many of the written tokens were certainly never read; writing those cost `unread_cost`, which is
-    `unread_extra` more than plain input, at the average price. `read_saved` is what all reads saved against plain
-    input, `write_extra` what all writes cost beyond it, and `once_read` what it would save to read all that was
-    written once. `shorter_cost` is what the writes would have cost in the shortest class, and `again` what it would
-    cost beyond reads to write all of it once more there.
+    - `unread`: written tokens that were certainly never read. Writing them cost `unread_cost`, at the average price,
+      which is `unread_extra` more than plain input.
+    - `read_saved`: what all reads saved against plain input. `write_extra`: what all writes cost beyond plain input.
+    - `once_read`: what reading everything written once would save.
+    - `shorter_cost`: what the writes would have cost in the shortest class. `again`: what writing everything there once
+      more would cost beyond reading it.
     """
 
     project_id: str
@@ -94,8 +95,10 @@ class ClassSavings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Savings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The cache savings statement: the period's own usage, without corrections. Documents that are older than
-    `classes` and `advice` have none, and keep their hash."""
+    """The cache savings statement of a period's own usage, without corrections.
+
+    Defaults are omitted, so that documents from before `classes` and `advice` keep their hash.
+    """
 
     models: list[ModelSavings]
     classes: list[ClassSavings] = []
@@ -103,8 +106,10 @@ class Savings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Returned(msgspec.Struct, frozen=True, kw_only=True):
-    """What the lines that lower the usage give back of what it was posted at, in pico-units as text: `exact` in all, of
-    it `credit` to credit that was paid and `promo` to credit that was given. The rest was not paid yet."""
+    """What goes back to the balance, since lines lower usage that was posted at list prices; pico-units as text.
+
+    `exact` is the sum. Of it, `credit` goes to paid and `promo` to promotional credit; the rest was not paid yet.
+    """
 
     exact: str
     credit: str
@@ -112,13 +117,14 @@ class Returned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """The content. `number`, `issued`, `due` and `previous` are empty until it is finalized; `previous` is the SHA-256
-    of the document before it in its series.
+    """The content of a document. `number`, `issued`, `due` and `previous` are empty until it is finalized.
 
-    `gross` is `net` with `tax`; of it `prepaid` (exactly `prepaid_exact`) was paid in advance, and `payable` is left.
-    `corrects` is the number of the invoice that a credit note reduces. What rounding left over came in as `carry_in`
-    and goes on as `carry_out`, pico-units as text; so do `prepaid_carry_in` and `prepaid_carry_out` for what was paid
-    in advance. `returned` is absent where nothing is given back, so that older documents keep their text.
+    - `previous`: the SHA-256 of the document before it in its series.
+    - `gross` = `net` + `tax`; of it, `prepaid` (exactly `prepaid_exact`) was paid in advance, and `payable` is left.
+    - `corrects`: the number of the invoice that a credit note reduces.
+    - `carry_in`, `carry_out`: what rounding left before and leaves now, pico-units as text; `prepaid_carry_in` and
+      `prepaid_carry_out` are the same for the prepaid amount.
+    - `returned`: absent where nothing goes back to the balance, so that older documents keep their hash.
     """
 
     version: int = VERSION
@@ -154,7 +160,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def project_names(document: Document) -> dict[UUID, str]:
-    """What the projects are called that the document names, in its lines or its savings statement."""
+    """Names of the projects on the document, in its lines and its savings statement, by id."""
     classes = [] if document.savings == "" else document.savings.classes
     named = [
         *((line.project_id, line.project) for line in document.lines),

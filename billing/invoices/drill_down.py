@@ -1,5 +1,7 @@
-"""From a line down to its requests: days, hours of a day, requests of an hour. Each level adds up to the one above it,
-exactly: all read one view, and units × price is the amount at every level. A line of cache storage opens down to hours.
+"""Drill-down of an invoice line: its days, the hours of a day, the requests of an hour.
+
+Every level adds up exactly to the level above: all read one view, and the amount is units × price at each level. A line
+of cache storage has days and hours.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from storage.database.database import Database
 
 DAY, HOUR = 86_400_000_000, 3_600_000_000
 OPENED = ("usage", "storage")
-"""The kinds of lines that open."""
+"""Kinds of lines that have a drill-down."""
 
 
 class LineSlice(msgspec.Struct, frozen=True):
-    """What a line has of one day or hour, which begins at `start` (microseconds since the Unix epoch).
+    """A line's part of the day or hour that begins at `start` (microseconds since the Unix epoch).
 
-    `adjustments` are corrections of requests of then; they are no requests, and their units are among the units.
+    `adjustments` counts corrections of its requests; `units` and `exact_pico` include them, `requests` does not.
     """
 
     start: int
@@ -34,7 +36,7 @@ class LineSlice(msgspec.Struct, frozen=True):
 
 
 class BilledRequest(msgspec.Struct, frozen=True):
-    """What a line has of one request, or of an adjustment of the request that it `corrects`."""
+    """A line's part of one request, or of an adjustment of the request that it `corrects`."""
 
     id: UUID
     corrects: UUID | None
@@ -46,21 +48,20 @@ class BilledRequest(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Requests and adjustments in the order of the requests' admission; `after` asks for those that follow, None if
-    these are the last."""
+    """Requests and adjustments in the order of admission; `after` is the cursor of the next page, None at the end."""
 
     requests: list[BilledRequest]
     after: tuple[int, UUID] | None
 
 
 async def days(database: Database, record: InvoiceRecord, line: int) -> list[LineSlice]:
-    """The days on which a line's usage was admitted, or stored; none for a line that is neither."""
-    return await _parts(database, record, line, "day")
+    """The days on which a line's usage was admitted or its storage recorded; none for other lines."""
+    return await _slices(database, record, line, "day")
 
 
 async def hours(database: Database, record: InvoiceRecord, line: int, day: int) -> list[LineSlice]:
     """The hours of the day that begins at this instant."""
-    return await _parts(database, record, line, "hour", day)
+    return await _slices(database, record, line, "hour", day)
 
 
 async def requests(
@@ -72,45 +73,45 @@ async def requests(
     after: tuple[int, UUID] | None = None,
     limit: int = 100,
 ) -> Page:
-    """Requests of the hour that begins at this instant, at most `limit`, following those of the page before."""
-    of = invoice_usage.c
+    """At most `limit` requests of the hour that begins at this instant, from the cursor `after` on."""
+    view = invoice_usage.c
     columns = (
-        of.request_id,
-        of.corrects,
-        of.project_id,
-        of.key_id,
-        of.admitted_at,
-        of.units,
-        of.units * of.price_micro,
+        view.request_id,
+        view.corrects,
+        view.project_id,
+        view.key_id,
+        view.admitted_at,
+        view.units,
+        view.units * view.price_micro,
     )
     query: Select[Any] = select(*columns).where(
-        *_of(record, line), of.admitted_at >= hour, of.admitted_at < hour + HOUR
+        *_of(record, line), view.admitted_at >= hour, view.admitted_at < hour + HOUR
     )
     if after is not None:
-        same = (of.admitted_at == after[0]) & (of.request_id > after[1])
-        query = query.where((of.admitted_at > after[0]) | same)
+        same = (view.admitted_at == after[0]) & (view.request_id > after[1])
+        query = query.where((view.admitted_at > after[0]) | same)
     async with database.reading() as session:
-        rows = (await session.execute(query.order_by(of.admitted_at, of.request_id).limit(limit + 1))).all()
+        rows = (await session.execute(query.order_by(view.admitted_at, view.request_id).limit(limit + 1))).all()
     found = [BilledRequest(*row) for row in rows[:limit]]
     return Page(found, (found[-1].admitted_at, found[-1].id) if len(rows) > limit else None)
 
 
 def _of(record: InvoiceRecord, line: int) -> tuple[Any, ...]:
-    of = invoice_usage.c
-    return of.tenant_id == record.tenant_id, of.invoice_id == record.id, of.n == line
+    view = invoice_usage.c
+    return view.tenant_id == record.tenant_id, view.invoice_id == record.id, view.n == line
 
 
 def _stored(record: InvoiceRecord, line: int) -> Select[Any]:
     """The hours of a line of cache storage."""
-    of, stored = invoice_line.c, storage_event.c
-    mine = (
-        (stored.tenant_id == of.tenant_id)
-        & (stored.period == of.period)
-        & (of.project_id.is_(None) | (stored.project_id == of.project_id))
-        & (stored.model == of.model)
-        & (stored.price_version == of.price_version)
-        & (stored.hour >= of.service_start)
-        & (stored.hour < of.service_end)
+    billed, stored = invoice_line.c, storage_event.c
+    same_hours = (
+        (stored.tenant_id == billed.tenant_id)
+        & (stored.period == billed.period)
+        & (billed.project_id.is_(None) | (stored.project_id == billed.project_id))
+        & (stored.model == billed.model)
+        & (stored.price_version == billed.price_version)
+        & (stored.hour >= billed.service_start)
+        & (stored.hour < billed.service_end)
     )
     return (
         select(
@@ -118,25 +119,27 @@ def _stored(record: InvoiceRecord, line: int) -> Select[Any]:
             stored.hour,
             *(null().label(name) for name in ("request_id", "corrects")),
             stored.token_seconds.label("units"),
-            of.price_micro,
+            billed.price_micro,
         )
-        .join_from(invoice_line, storage_event, mine)
-        .where(of.tenant_id == record.tenant_id, of.invoice_id == record.id, of.n == line)
-        .where(of.kind == "storage", of.of == 0)
+        .join_from(invoice_line, storage_event, same_hours)
+        .where(billed.tenant_id == record.tenant_id, billed.invoice_id == record.id, billed.n == line)
+        .where(billed.kind == "storage", billed.of == 0)
     )
 
 
-async def _parts(
+async def _slices(
     database: Database, record: InvoiceRecord, line: int, width: Literal["day", "hour"], day: int | None = None
 ) -> list[LineSlice]:
     names = ("day", "hour", "request_id", "corrects", "units", "price_micro")
     used = select(*(invoice_usage.c[name] for name in names)).where(*_of(record, line))
-    of = used.union_all(_stored(record, line)).subquery().c
+    view = used.union_all(_stored(record, line)).subquery().c
     query = (
-        select(of[width], func.count(of.request_id), func.count(of.corrects), func.sum(of.units), of.price_micro)
-        .where(*([] if day is None else [of.day == day]))
-        .group_by(of[width], of.price_micro)
-        .order_by(of[width])
+        select(
+            view[width], func.count(view.request_id), func.count(view.corrects), func.sum(view.units), view.price_micro
+        )
+        .where(*([] if day is None else [view.day == day]))
+        .group_by(view[width], view.price_micro)
+        .order_by(view[width])
     )
     async with database.reading() as session:
         rows = (await session.execute(query)).all()

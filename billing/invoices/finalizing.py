@@ -21,7 +21,15 @@ from billing.invoices.notices import CREDITED, FINALIZED, PAID, send_notice
 from billing.invoices.parties.parties import Seller
 from billing.invoices.parties.store import lock_documents
 from billing.invoices.states import InvoiceState
-from billing.invoices.store import InvoiceRecord, columns_of, find_invoice, lock_invoice, read_document
+from billing.invoices.store import (
+    ISSUED,
+    InvoiceRecord,
+    columns_of,
+    find_invoice,
+    lock_invoice,
+    read_document,
+    update_invoice,
+)
 from billing.prices import PriceCatalog
 from billing.tables.invoices import invoice, number_series
 from billing.tables.money import rollup_hour
@@ -139,12 +147,11 @@ async def issue(
         "sha256": digest,
         "finalized_at": database.clock,
     }
-    this_row = (invoice.c.tenant_id == record.tenant_id, invoice.c.id == record.id)
     try:
-        await session.execute(update(invoice).where(*this_row).values(values))
+        await update_invoice(session, record, values)
     except IntegrityError as error:
         raise NumberRefused(f"another document of {number.seller} has the number {number.number}") from error
-    await seal_rows(session, invoice, *this_row)
+    await seal_rows(session, invoice, invoice.c.tenant_id == record.tenant_id, invoice.c.id == record.id)
     await use_number(session, number, digest)
     issued_record = await lock_invoice(database, session, record.tenant_id, record.id)
     if issued_record.kind == "credit_note":
@@ -167,8 +174,7 @@ async def _check_order(session: AsyncSession, tenant_id: UUID, period: str) -> N
     state = await session.scalar(select(billing_period.c.state).where(billing_period.c.period == period))
     if state != "closed":
         raise PeriodNotClosed(f"{period} is not closed; `turnpike periods list` shows why")
-    issued = (invoice.c.kind == "invoice") & invoice.c.state.not_in(("draft", "void"))
-    invoiced = select(invoice.c.period).where(invoice.c.tenant_id == tenant_id, issued)
+    invoiced = select(invoice.c.period).where(invoice.c.tenant_id == tenant_id, ISSUED)
     has_units = or_(*(rollup_hour.c[meter] != 0 for meter in METERS))
     for table, is_billable in ((rollup_hour, has_units), (storage_event, storage_event.c.cost_pico > 0)):
         row = table.c

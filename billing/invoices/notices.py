@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from sqlalchemy import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.integrity.canonical_json import canonical
 from billing.invoices.store import InvoiceRecord
 from billing.money import format_minor
-from billing.tables.money import outbox
-from storage.database.base import new_id
 from storage.database.database import Database
+from storage.database.outbox import write_to_outbox
 
 DRAFTED = "invoice.drafted"
 FINALIZED = "invoice.finalized"
@@ -36,14 +34,7 @@ _AMOUNTS = ("net", "tax", "gross", "prepaid", "payable", "paid", "left")
 
 async def send_notice(database: Database, session: AsyncSession, topic: str, record: InvoiceRecord) -> None:
     """Put a notice with the document's state into the outbox, in the transaction of the change."""
-    row = {
-        "id": new_id(),
-        "tenant_id": record.tenant_id,
-        "topic": topic,
-        "payload": payload(record),
-        "created_at": database.clock,
-    }
-    await session.execute(insert(outbox).values(row))
+    await write_to_outbox(database, session, topic, record.tenant_id, payload(record))
 
 
 def payload(record: InvoiceRecord) -> str:

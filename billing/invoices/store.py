@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Select, delete, insert, select
+from sqlalchemy import Select, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.calendar import check_period
@@ -99,6 +99,8 @@ class Settlements(msgspec.Struct, frozen=True):
 
 
 NOTHING_SETTLED = Settlements()
+ISSUED = (invoice.c.kind == "invoice") & invoice.c.state.not_in(("draft", "void"))
+"""The SQL condition of invoices that bill their period."""
 _COLUMNS = [invoice.c[name] for name in InvoiceRecord.__struct_fields__]
 
 
@@ -214,6 +216,13 @@ async def write_draft(
     await session.execute(insert(invoice).values(row))
     if document.lines:
         await session.execute(insert(invoice_line), rows_of(invoice_id, document))
+
+
+async def update_invoice(session: AsyncSession, record: InvoiceRecord, values: Mapping[str, Any]) -> None:
+    """Write columns of an invoice or credit note."""
+    row = invoice.c
+    this_row = (row.tenant_id == record.tenant_id, row.id == record.id)
+    await session.execute(update(invoice).where(*this_row).values(values))
 
 
 async def delete_draft(session: AsyncSession, tenant_id: UUID, invoice_id: UUID) -> None:

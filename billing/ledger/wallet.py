@@ -37,11 +37,11 @@ class OpenGrant(msgspec.Struct, frozen=True):
     used: int
     gone: int
     held: int = 0
-    """What open holds count on: 0 unless it is restricted."""
+    """How much open holds are reserved from it: 0 unless it is restricted."""
 
     @property
     def free(self) -> int:
-        """What is left and nobody counts on."""
+        """What is left and reserved by no hold."""
         return self.remaining - self.held
 
     @property
@@ -51,7 +51,7 @@ class OpenGrant(msgspec.Struct, frozen=True):
 
     @property
     def account(self) -> Account:
-        """Where what is left of it stands in the ledger."""
+        """The ledger account of what is left of it."""
         return "restricted" if self.restricted else "promo" if self.kind == "promo" else "prepaid"
 
     def covers(self, project_id: UUID, model: str) -> bool:
@@ -64,12 +64,12 @@ class OpenGrant(msgspec.Struct, frozen=True):
 
     @property
     def order(self) -> tuple[bool, int, int, int]:
-        """Its place in the order of use."""
+        """The sort key of the order of use."""
         return not self.restricted, self.priority, _NEVER if self.expires_at is None else self.expires_at, self.id.int
 
 
 class ModelCost(msgspec.Struct, frozen=True):
-    """What was used of one model in one project, in pico-units."""
+    """The cost of one model's usage in one project, in pico-units."""
 
     project_id: UUID
     model: str
@@ -77,7 +77,7 @@ class ModelCost(msgspec.Struct, frozen=True):
 
 
 class Wallet:
-    """The balance and grants of one tenant while money moves; `changed` has the grants that are not what they were."""
+    """The balance and grants of one tenant while money moves. `changed` has the grants that were changed, by id."""
 
     def __init__(self, balance: Balance, grants: Iterable[OpenGrant]) -> None:
         self.balance = balance
@@ -101,8 +101,8 @@ class Wallet:
         return entries + ([Entry(source, grant.account, pico - owed, grant.id)] if pico > owed else [])
 
     def end_hold(self, counted_on: Mapping[UUID, int], pico: int) -> dict[UUID, int]:
-        """End a hold that counted on so much of these grants: they pay for its usage as far as that goes, and are free
-        again of the rest. Returns what each pays, which `use` is told to book."""
+        """End a hold that was reserved from so much of these grants: they pay for its usage of `pico` as far as that
+        goes, and the rest is free again. Returns what each pays, for `use` to book."""
         paid = {}
         for grant in list(self._grants.values()):
             if held := counted_on.get(grant.id, 0):
@@ -115,8 +115,8 @@ class Wallet:
         return paid
 
     def use(self, costs: Sequence[ModelCost], paid: Mapping[UUID, int] = {}) -> list[Entry]:
-        """Pay for usage by what nobody counts on; return the entries. `paid` is what grants of holds that ended pay
-        beside it."""
+        """Pay for usage with what no hold reserves; return the entries. `paid` is what `end_hold` returned; it is
+        booked too."""
         taken: dict[UUID, int] = dict(paid)
         owed = 0
         for cost in sorted(costs, key=lambda cost: (cost.project_id.int, cost.model)):
@@ -183,7 +183,7 @@ class Wallet:
         return ([Entry("charges", "receivable", owed)] if owed else []) + entries
 
     def _return(self, grants: Iterable[OpenGrant], pico: int, returned: dict[UUID, int]) -> int:
-        """Return so much to these grants as was used of them; what is left."""
+        """Return at most what was used of these grants to them; returns what is left over."""
         for one in grants:
             grant = self._grants[one.id]
             if part := min(pico, grant.used):

@@ -1,10 +1,10 @@
-"""Billing periods: months in UTC by the database's clock, which close once every usage of theirs has arrived.
+"""Billing periods: calendar months in UTC by the database's clock, closed once all their usage has arrived.
 
-A request belongs to the period in which it was admitted. A period closes when it is over, the periods before it are
-closed, each hold of its requests has ended, and no gateway has events of it left in its spool
-(`billing.spool.gateway_epochs`). What arrives later all the same is booked in the period that is open then;
-`admitted_at`, and the rollup's hour, still say which it belonged to. Whoever books anything in a period asks
-`closed_periods` of its books first, which keeps the period from closing until the books are closed.
+A request belongs to the period in which it was admitted. A period can close when it is over, all earlier periods are
+closed, every hold of its requests has ended, and no gateway has events of it in its spool
+(`billing.spool.gateway_epochs`). Usage that arrives later is booked in the period that is open then; `admitted_at` and
+the rollup's hour still tell its own period. Who books in a period calls `closed_periods` of its money transaction
+first, which keeps the period from closing until that transaction ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.calendar import following_period, period_bounds, period_of
 from billing.events.columns import EventColumns
-from billing.integrity.hash_chain import root_of
+from billing.integrity.hash_chain import period_root
 from billing.integrity.row_seals import seal_rows
 from billing.spool.gateway_epochs import Epoch, epochs_before
 from billing.tables.chain import usage_chain
@@ -34,7 +34,10 @@ PeriodState = Literal["open", "closing", "closed"]
 
 
 class Period(msgspec.Struct, frozen=True):
-    """A billing period; instants are microseconds since the Unix epoch, `ends_at` is not part of it any more."""
+    """A billing period from `starts_at` (included) to `ends_at` (excluded), in microseconds since the Unix epoch.
+
+    `root` is the hash over all its chains of events, sealed when it closed.
+    """
 
     period: str
     starts_at: int
@@ -45,14 +48,14 @@ class Period(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """What keeps a period that is over from closing: one line each."""
+    """What keeps a period that is over from closing."""
 
     open_holds: int
     epochs: Sequence[Epoch]
     earlier: Sequence[str]
 
     def reasons(self) -> list[str]:
-        """The causes in words; none if the period may close."""
+        """The reasons, a line each; none if the period can close."""
         lines = [f"{period} is not closed yet" for period in self.earlier]
         if self.open_holds:
             lines.append(f"{counted(self.open_holds, 'open hold')} of requests that have not ended")
@@ -63,7 +66,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class PeriodOpen(ReportedError, ValueError):
-    """The period cannot be closed now; `reasons` says why, a line each."""
+    """The period cannot be closed now; `reasons` are lines that say why."""
 
     def __init__(self, period: str, reasons: Sequence[str]) -> None:
         super().__init__(f"{period} cannot be closed: {'; '.join(reasons)}")
@@ -71,81 +74,85 @@ class PeriodOpen(ReportedError, ValueError):
         self.reasons = reasons
 
 
-async def book_late(books: MoneyTransaction, columns: EventColumns) -> EventColumns:
-    """The events, those of closed periods moved to the one that is open now. None of them closes under these books."""
-    moved = await moved_periods(books, {period for *_, period in columns.owners})
+async def book_late(money: MoneyTransaction, columns: EventColumns) -> EventColumns:
+    """The events, those of closed periods moved to the open one. No period of theirs closes during the transaction."""
+    moved = await moved_periods(money, {period for *_, period in columns.owners})
     if not moved:
         return columns
-    return EventColumns(msgspec.structs.replace(e, period=moved.get(e.period, e.period)) for e in columns.events)
+    return EventColumns(
+        msgspec.structs.replace(event, period=moved.get(event.period, event.period)) for event in columns.events
+    )
 
 
-async def moved_periods(books: MoneyTransaction, periods: Collection[str]) -> dict[str, str]:
-    """Those of the periods that are closed, each with the one that is open now, in which what is late is booked.
+async def moved_periods(money: MoneyTransaction, periods: Collection[str]) -> dict[str, str]:
+    """Closed period → the period that is open now, in which its late usage is booked.
 
-    None of the others, nor that one, closes under these books.
+    Neither that one nor any of `periods` that is open closes during the transaction.
     """
-    closed = await books.closed_periods(periods)
+    closed = await money.closed_periods(periods)
     if not closed:
         return {}
-    period = period_of(await books.now())
-    while await books.closed_periods({period}):  # a clock that was set back
+    period = period_of(await money.now())
+    while await money.closed_periods({period}):  # the clock was set back
         period = following_period(period)
     return dict.fromkeys(closed, period)
 
 
 class Periods:
-    """The calendar of a database."""
+    """The billing periods of a database. Methods raise DatabaseUnavailable."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def known(self) -> list[Period]:
-        """All periods there are, the newest last."""
+    async def list(self) -> list[Period]:
+        """All stored periods, oldest first."""
         async with self._database.reading() as session:
             rows = await session.execute(select(billing_period).order_by(billing_period.c.period))
             return [Period(*row) for row in rows]
 
     async def get(self, period: str) -> Period:
-        """The period; one that nothing is known of yet is open. Raises InvalidPeriod."""
+        """A period; one that is not stored yet is open. Raises InvalidPeriod."""
         async with self._database.reading() as session:
             return await self._get(session, period)
 
     async def waiting(self, period: str) -> Waiting:
-        """What would keep the period from closing if it were over."""
+        """What keeps a period from closing, apart from its end."""
         async with self._database.reading() as session:
             return await self._waiting(session, period)
 
     async def prepare(self) -> None:
-        """Have a row for every period from the first one on to the next; those that are over are closing."""
+        """Store every period from the first to the next one; mark those that are over as closing."""
         now = await self._database.now()
         async with self._database.transaction() as session:
             await self._prepare(session, now)
 
     async def close(self, period: str, *, dry_run: bool = False) -> Period:
-        """Close the period for good; one that is closed already stays as it is. A dry run only says whether it can be,
-        and returns it is. Raises InvalidPeriod, PeriodOpen.
+        """Close a period for good, and return it. A closed one stays as it is; a dry run changes nothing.
+
+        Raises InvalidPeriod, PeriodOpen.
         """
         found = await self.get(period)
         if found.state == "closed":
             return found
         if (await self._database.now()) < found.ends_at:
             raise PeriodOpen(period, [f"it ends at {from_instant(found.ends_at).isoformat()}"])
-        _refuse(await self.waiting(period), period)  # mostly here, where nobody has to wait for it
+        _check_can_close(await self.waiting(period), period)  # first without the lock, which others wait for
         if dry_run:
             now = await self._database.now()
             async with self._database.transaction(write=False) as session:
                 await self._prepare(session, now)
-                _refuse(await self._waiting(session, period), period)
+                _check_can_close(await self._waiting(session, period), period)
             return found
         await self.prepare()
         async with self._database.transaction() as session:
-            if self._database.dialect == "postgresql":  # SQLite has one writer, and that is us
+            if self._database.dialect == "postgresql":  # SQLite has one writer: this transaction
                 await session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": CLOSING_LOCK})
-            _refuse(await self._waiting(session, period), period)
+            _check_can_close(await self._waiting(session, period), period)
             row = {"period": period, "starts_at": found.starts_at, "ends_at": found.ends_at, "state": "closing"}
             await session.execute(self._database.insert(billing_period).values(row).on_conflict_do_nothing())
             heads = select(usage_chain.c.tenant_id, usage_chain.c.head).where(usage_chain.c.period == period)
-            root = root_of({row.tenant_id: row.head for row in await session.execute(heads)})  # all tenants: as above
+            # all tenants: a period closes for everybody
+            root = period_root({row.tenant_id: row.head for row in await session.execute(heads)})
             values = {"state": "closed", "closed_at": self._database.clock, "root": root}
             unclosed = (billing_period.c.period == period) & (billing_period.c.state != "closed")
             closing = update(billing_period).where(unclosed).values(values).returning(billing_period.c.period)
@@ -153,12 +160,12 @@ class Periods:
                 await seal_rows(session, billing_period, billing_period.c.period == period)
             return await self._get(session, period)
 
-    async def close_due(self, grace_s: int) -> list[Period]:
-        """Close, in order, what is over for `grace_s` and waits for nothing: the worker's job. Returns what closed."""
+    async def close_due(self, grace_s: int) -> Sequence[Period]:
+        """Close, in order, the periods that ended `grace_s` seconds ago and can close; return them. A worker's job."""
         await self.prepare()
         now = await self._database.now()
         closed = []
-        for period in await self.known():
+        for period in await self.list():
             if period.state == "closing" and period.ends_at + grace_s * 1_000_000 <= now:
                 try:
                     closed.append(await self.close(period.period))
@@ -168,7 +175,7 @@ class Periods:
 
     async def _prepare(self, session: AsyncSession, now: int) -> None:
         latest = await session.scalar(select(func.max(billing_period.c.period)))
-        # all tenants: the calendar is everybody's
+        # all tenants: billing periods are the same for everybody
         rows, period = [], latest or await self._first(session) or period_of(now)
         while period <= following_period(period_of(now)):
             starts_at, ends_at = period_bounds(period)
@@ -181,7 +188,7 @@ class Periods:
 
     async def _first(self, session: AsyncSession) -> str | None:
         """The first period in which anything was admitted."""
-        # all tenants: the calendar is everybody's
+        # all tenants: billing periods are the same for everybody
         settled = await session.scalar(select(func.min(rollup_hour.c.period)))
         held = await session.scalar(select(func.min(hold_batch.c.admitted_at)))
         return min(filter(None, (settled, period_of(held) if held else None)), default=None)
@@ -193,9 +200,9 @@ class Periods:
     async def _waiting(self, session: AsyncSession, period: str) -> Waiting:
         # all tenants: a period closes for everybody
         starts_at, ends_at = period_bounds(period)
-        of = hold_batch.c
-        open_holds = select(func.coalesce(func.sum(of.open), 0))
-        open_holds = open_holds.where(of.admitted_at >= starts_at, of.admitted_at < ends_at)
+        batch = hold_batch.c
+        open_holds = select(func.coalesce(func.sum(batch.open), 0))
+        open_holds = open_holds.where(batch.admitted_at >= starts_at, batch.admitted_at < ends_at)
         earlier = select(billing_period.c.period).where(billing_period.c.period < period)
         return Waiting(
             (await session.execute(open_holds)).scalar_one(),
@@ -204,6 +211,6 @@ class Periods:
         )
 
 
-def _refuse(waiting: Waiting, period: str) -> None:
+def _check_can_close(waiting: Waiting, period: str) -> None:
     if reasons := waiting.reasons():
         raise PeriodOpen(period, reasons)

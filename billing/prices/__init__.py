@@ -1,8 +1,8 @@
-"""Prices: what each meter of a model costs, in versions that never change once made."""
+"""Prices: price books, price sheets and their approval, and price versions, which never change once made."""
 
 from billing.prices.catalog import PriceCatalog
 from billing.prices.errors import UnknownPriceVersion
-from billing.prices.version import ALWAYS_PRICED, EVERY_LANE, LANES, PriceMissing, PriceVersion, Rows, everywhere
+from billing.prices.version import ALWAYS_PRICED, EVERY_LANE, LANES, PriceMissing, PriceVersion, Rows, in_every_lane
 
 __all__ = [
     "ALWAYS_PRICED",
@@ -13,5 +13,5 @@ __all__ = [
     "PriceVersion",
     "Rows",
     "UnknownPriceVersion",
-    "everywhere",
+    "in_every_lane",
 ]

@@ -1,7 +1,7 @@
-"""How prices come into force: drafted, approved by another person, then scheduled, active, ended.
+"""Approval of price sheets: drafted, approved by another person, then scheduled, active and ended.
 
-Where one person's word is enough, which is the platform's to say, `put` does it at once. Each step is a row of the
-append-only log; nothing of a sheet ever changes.
+While the platform's approvals are off, `put` brings a sheet into force at once. Each step is a row of an append-only
+log. A sheet itself never changes.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _TICK = 1000  # SQLite's clock, in microseconds
 
 
 BY_KEY = "operator key"
-"""How `via` begins where somebody presented an operator's key."""
+"""The beginning of `via` if an operator's key was presented."""
 
 
 class PriceSheets:
-    """Writing prices. `via`: how it is known who somebody is, for the log to keep beside their name.
+    """Writes price sheets. `via` says how the acting person was identified, and is logged beside the name.
 
-    While the platform's approvals are on (`billing.platform_settings`), it takes two operators, each by a key.
+    While the platform's approvals are on (`billing.platform_settings`), a sheet needs two operators, each with a key.
     """
 
     def __init__(self, database: Database, via: str = "") -> None:
@@ -59,9 +59,9 @@ class PriceSheets:
         self._via = via
 
     async def draft(self, proposal: PriceProposal, by: str, reason: str = "", force: str | None = None) -> PriceSheet:
-        """Check and keep a proposal, for somebody else to approve. `force`: why unusual prices are meant.
+        """Store a proposal as a draft, for another person to approve. `force` is the reason for unusual prices.
 
-        Raises PriceRefused of some kind, InvalidPrice naming the meter, InvalidMoney, UnknownBook; then nothing is
+        Raises PriceRefused or a subclass, InvalidPrice naming the meter, InvalidMoney, UnknownBook; then nothing is
         written.
         """
         async with self._database.transaction() as session:
@@ -69,7 +69,7 @@ class PriceSheets:
         return await self.get(sheet)
 
     async def put(self, proposal: PriceProposal, by: str, reason: str = "", force: str | None = None) -> PriceSheet:
-        """Bring a proposal into force if one person's word is enough, else draft it. Raises as `draft` does."""
+        """Bring a proposal into force while approvals are off, else draft it. Raises as `draft` does."""
         async with self._database.transaction() as session:
             sheet, book, now = await self._insert(session, proposal, by, reason, force)
             if await value_of(session, APPROVALS) == "off":
@@ -78,25 +78,26 @@ class PriceSheets:
         return await self.get(sheet)
 
     async def approve(self, sheet: int, by: str, reason: str = "", *, dry_run: bool = False) -> PriceSheet:
-        """Bring a draft into force, at its time; the sheet as it is then. Raises UnknownSheet, NotADraft, SamePerson,
-        PriceRefused.
+        """Approve a draft, so that it applies from its time on; return the sheet.
+
+        Raises UnknownSheet, NotADraft, SamePerson, PriceRefused.
         """
         _check_texts(by, reason)
         async with self._database.transaction(write=not dry_run) as session:
-            await _one_at_a_time(session, self._database)
+            await _lock_prices(session, self._database)
             await self._check_identity(session)
             found = await one_sheet(session, self._database, sheet)
             if found.state != "draft":
                 raise NotADraft(f"price sheet {sheet} is {found.state}; only a draft can be approved")
             if await value_of(session, APPROVALS) == "on" and not _drafted_by_key(found):
                 raise PriceRefused(
-                    f"price sheet {sheet} was drafted without an operator's key, and approvals are on: draft it again"
+                    f"price sheet {sheet} was drafted without an operator's key while approvals are on; draft it again"
                 )
-            if _same(by, found.author):
-                raise SamePerson(f"{by} wrote price sheet {sheet}, so somebody else has to approve it")
+            if _same_person(by, found.author):
+                raise SamePerson(f"{by} wrote price sheet {sheet}; another person must approve it")
             now = await _now(session, self._database)
             if found.effective_at is not None and found.effective_at < now:
-                raise PriceInPast(f"price sheet {sheet} was to apply from an instant that has passed; draft it again")
+                raise PriceInPast(f"the beginning of price sheet {sheet} has passed; draft it again")
             proposal = proposed(found)
             await self._check(session, proposal, found.forced)
             await self._schedule(session, sheet, found.book, proposal, now)
@@ -105,40 +106,38 @@ class PriceSheets:
         return after if dry_run else await self.get(sheet)
 
     async def withdraw(self, sheet: int, by: str, reason: str = "", *, dry_run: bool = False) -> PriceSheet:
-        """Take back a draft, or what is scheduled and has not begun; the sheet as it is then. Raises UnknownSheet,
-        NotADraft.
-        """
+        """Withdraw a draft or a scheduled sheet, and return it. Raises UnknownSheet, NotADraft."""
         _check_texts(by, reason)
         async with self._database.transaction(write=not dry_run) as session:
-            await _one_at_a_time(session, self._database)
+            await _lock_prices(session, self._database)
             await self._check_identity(session)
             found = await one_sheet(session, self._database, sheet)
             if found.state not in ("draft", "scheduled"):
-                raise NotADraft(f"price sheet {sheet} is {found.state}; set other prices instead of withdrawing it")
+                raise NotADraft(f"price sheet {sheet} is {found.state} and cannot be withdrawn; set other prices")
             await session.execute(delete(price_interval).where(price_interval.c.sheet == sheet))
             await self._log(session, sheet, "withdraw", by=by, reason=reason, at=await _now(session, self._database))
             return await one_sheet(session, self._database, sheet)
 
     async def get(self, sheet: int) -> PriceSheet:
-        """A sheet by its number. Raises UnknownSheet."""
+        """The sheet with this number. Raises UnknownSheet."""
         async with self._database.reading() as session:
             return await one_sheet(session, self._database, sheet)
 
     async def history(self, model: str | None = None, book: str | None = None) -> list[PriceSheet]:
-        """Every sheet, the newest first."""
-        which = [] if model is None else [price_sheet.c.model == model]
+        """Every sheet of a model and a book (None: all), newest first."""
+        conditions = [] if model is None else [price_sheet.c.model == model]
         async with self._database.reading() as session:
-            found = await sheets(session, self._database, *which)
+            found = await sheets(session, self._database, *conditions)
         return [sheet for sheet in found if book in (None, sheet.book.name)]
 
     async def check(self, proposal: PriceProposal, force: str | None = None) -> tuple[Rows, Rows, str]:
-        """Raise what `draft` would; return the prices before and after, and their currency. Nothing is written."""
+        """The prices before and after a proposal, and their currency. Raises as `draft` does; nothing is written."""
         async with self._database.reading() as session:
             now = await self._check(session, proposal, force)
             return await _effect(session, proposal, now)
 
     async def effect(self, sheet: PriceSheet) -> tuple[Rows, Rows, str]:
-        """The prices that applied, or would, when a sheet begins: without it and with it, and their currency."""
+        """The prices without a sheet and with it, at its beginning, and their currency."""
         async with self._database.reading() as session:
             return await _effect(session, proposed(sheet), await _now(session, self._database), without=sheet.id)
 
@@ -146,11 +145,11 @@ class PriceSheets:
         self, session: AsyncSession, proposal: PriceProposal, by: str, reason: str, force: str | None
     ) -> tuple[int, PriceBook, int]:
         if not by.strip():
-            raise PriceRefused("a change of prices needs the name of who makes it")
+            raise PriceRefused("a change of prices needs the name of the person who makes it")
         _check_texts(by, reason)
         check_text("force", force or "", REASON, empty=True)
         check_text("model", proposal.model, NAME, empty=True)
-        await _one_at_a_time(session, self._database)
+        await _lock_prices(session, self._database)
         await self._check_identity(session)
         now = await self._check(session, proposal, force)
         book = await book_for_writing(session, self._database, proposal.book, proposal.currency)
@@ -179,16 +178,14 @@ class PriceSheets:
         return sheet, book, now
 
     async def _check_identity(self, session: AsyncSession) -> None:
-        """Refuse who only says who they are, while approvals are on. Raises PriceRefused."""
+        """Raise PriceRefused if approvals are on and no operator's key was presented."""
         if not self._via.startswith(BY_KEY) and await value_of(session, APPROVALS) == "on":
-            raise PriceRefused(
-                "approvals are on, so changing prices takes an operator's key (--operator-key-file FILE)"
-            )
+            raise PriceRefused("approvals are on: changing prices needs an operator's key (--operator-key-file FILE)")
 
     async def _check(self, session: AsyncSession, proposal: PriceProposal, force: str | None) -> int:
-        """Raise what is wrong; return the instant of which that was said."""
+        """Raise what is wrong with a proposal; return the instant of the check."""
         if not proposal.model.strip():
-            raise PriceRefused("prices need the name of a model")
+            raise PriceRefused("prices need the name of a served model")
         if force is not None and not force.strip():
             raise PriceRefused("forcing unusual prices needs a reason")
         check_rows(proposal.rows, whole=proposal.kind == "whole")
@@ -207,9 +204,9 @@ class PriceSheets:
     async def _laid_over_base(
         self, session: AsyncSession, book: PriceBook | None, proposal: PriceProposal, at: int
     ) -> dict[Cell, int]:
-        """The base book's grid at an instant under the proposed overrides. Raises NothingToOverride."""
+        """The base book's grid at an instant with the proposed overrides. Raises NothingToOverride."""
         if book is None or book.base is None:
-            raise NothingToOverride(f"{proposal.book!r} is a base book: it takes whole sheets")
+            raise NothingToOverride(f"{proposal.book!r} is a base book; it needs whole sheets")
         base = await _in_force(session, book.base, proposal.model, at)
         if base is None:
             raise NothingToOverride(f"the base book has no prices for {proposal.model} to override")
@@ -245,18 +242,21 @@ def _starts(proposal: PriceProposal, intervals: Iterable[Interval], now: int) ->
     """When a proposal that is approved now applies. Raises PriceInPast, PriceRefused."""
     starts = proposal.effective_at
     if starts is None:
-        # within one tick of the clock, the later word follows the earlier one
-        starts = max([now, *(i.effective_at + 1 for i in intervals if now <= i.effective_at <= now + _TICK)])
+        # Two sheets within one tick of the clock follow each other in the order of their approval.
+        same_tick = (interval.effective_at for interval in intervals if now <= interval.effective_at <= now + _TICK)
+        starts = max([now, *(instant + 1 for instant in same_tick)])
     elif starts < now:
-        raise PriceInPast("prices cannot begin in the past; say an instant to come, or leave it out for now")
+        raise PriceInPast("prices cannot begin in the past; give a later instant, or none for now")
     if proposal.effective_until is not None and proposal.effective_until <= starts:
-        raise EmptyInterval("prices have to begin before they end")
+        raise EmptyInterval("prices must begin before they end")
     return starts
 
 
-async def _one_at_a_time(session: AsyncSession, database: Database) -> None:
-    """Changes of prices follow each other, so that a check holds until its change is written, and the log's last
-    number says whether anything changed."""
+async def _lock_prices(session: AsyncSession, database: Database) -> None:
+    """Make changes of prices wait for each other: a check then holds until its change is written.
+
+    The log's last number then also says whether anything has changed.
+    """
     if database.dialect == "postgresql":
         await session.execute(text("LOCK TABLE price_change IN SHARE ROW EXCLUSIVE MODE"))
 
@@ -270,8 +270,8 @@ def _check_texts(by: str, reason: str) -> None:
     check_text("reason", reason, REASON, empty=True)
 
 
-def _same(one: str, other: str) -> bool:
-    return one.strip().casefold() == other.strip().casefold()
+def _same_person(name: str, other_name: str) -> bool:
+    return name.strip().casefold() == other_name.strip().casefold()
 
 
 async def _effect(session: AsyncSession, proposal: PriceProposal, now: int, without: int = 0) -> tuple[Rows, Rows, str]:
@@ -291,7 +291,8 @@ async def _effect(session: AsyncSession, proposal: PriceProposal, now: int, with
 
 
 async def _in_force(session: AsyncSession, book: int, model: str, at: int, without: int = 0) -> Interval | None:
-    return in_force([each for each in await intervals_of(session, book, model) if each.sheet != without], at)
+    intervals = await intervals_of(session, book, model)
+    return in_force([interval for interval in intervals if interval.sheet != without], at)
 
 
 async def _now(session: AsyncSession, database: Database) -> int:

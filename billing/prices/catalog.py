@@ -1,6 +1,7 @@
-"""The price book as requests see it: which version applies to a tenant, answered from memory.
+"""The price catalog: which price version applies to a tenant's request, answered from memory.
 
-A tenant's own book comes before its base, cell by cell. What results is a price version, made once and never changed.
+A tenant's own price book overrides its base book, cell by cell. The result is a price version, made once and never
+changed.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ from billing.tables.prices import (
 from storage.database.database import Database, DatabaseUnavailable
 
 _CACHE_SECONDS = 2
-"""How long another process's change may go unseen. Half of that, and the cache is renewed beside the requests."""
+"""How long another process's change may be unseen. After half of that the cache is renewed in the background."""
 
 _MOST_CELLS = 250_000
-"""Prices that are remembered, of all versions together: some 270 bytes each, 67 MB, 19,000 versions of a plain grid."""
+"""Prices in memory, of all versions together: some 270 bytes each, 67 MB, 19,000 versions of a plain grid."""
 
 _Key = tuple[int, int]
-"""A sheet alone (the second is 0), or one laid over a base book's."""
+"""A sheet alone (the second is 0), or a sheet of overrides and the base book's sheet."""
 
 
-class _Known(msgspec.Struct):
-    """All that says which sheets apply to whom, as of one entry of the log."""
+class _Snapshot(msgspec.Struct):
+    """Which sheets apply to whom, as of the log's entry `head`."""
 
     head: int
-    ahead: int  # of our clock, the database's, in microseconds
+    ahead: int  # microseconds by which the database's clock is ahead of ours
     base: int | None
     books: dict[UUID, tuple[int, int]]  # own book and its base, by tenant
     intervals: dict[tuple[int, str], list[Interval]]
@@ -56,63 +57,63 @@ class _Known(msgspec.Struct):
     resolved: dict[_Key, int]
 
     def now(self) -> int:
-        """The database's clock, as we know it."""
+        """The instant by the database's clock, without asking it."""
         return time.time_ns() // 1000 + self.ahead
 
     def key(self, model: str, at: int, own: int | None, base: int | None) -> _Key:
         """The sheets that apply in a book over its base. Raises PriceMissing."""
-        mine = in_force(self.intervals.get((own, model), ()), at) if own is not None else None
-        if mine is not None and mine.sheet not in self.overriding:
-            return mine.sheet, 0
-        theirs = in_force(self.intervals.get((base, model), ()), at) if base is not None else None
-        if theirs is None:
+        in_own = in_force(self.intervals.get((own, model), ()), at) if own is not None else None
+        if in_own is not None and in_own.sheet not in self.overriding:
+            return in_own.sheet, 0
+        in_base = in_force(self.intervals.get((base, model), ()), at) if base is not None else None
+        if in_base is None:
             raise PriceMissing(model)
-        return (theirs.sheet, 0) if mine is None else (mine.sheet, theirs.sheet)
+        return (in_base.sheet, 0) if in_own is None else (in_own.sheet, in_base.sheet)
 
 
 class PriceCatalog:
-    """Which price version applies, remembered for a moment; and what a version says, remembered while it is in use."""
+    """Looks up price versions, with caches: which version applies (for two seconds), and versions in use."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._versions: OrderedDict[int, PriceVersion] = OrderedDict()
-        """Those asked for last, the longest unused first. A version never changes: one forgotten reads as it was."""
+        """Least recently used first. A version never changes, so an evicted one can be read again."""
         self._cells = 0
-        self._known: _Known | None = None
+        self._snapshot: _Snapshot | None = None
         self._loaded_at = 0
         self._loading: asyncio.Task[None] | None = None
         self._one = asyncio.Lock()
 
     async def current(self, model: str, at: int | None = None, tenant_id: UUID | None = None) -> PriceVersion:
-        """The version that applies to a tenant (None: to one without a book) at an instant, or now.
+        """The version that applies to a tenant (None: a tenant without a book) at an instant (None: now).
 
-        Now is told by the database's clock. Another process's change is seen within two seconds. Raises PriceMissing,
-        DatabaseUnavailable.
+        Now is the instant by the database's clock. Another process's change is seen within two seconds. Raises
+        PriceMissing, DatabaseUnavailable.
         """
-        known = await self._fresh()
-        own, base = known.books.get(tenant_id, (None, known.base)) if tenant_id else (None, known.base)
-        return await self._version(known, model, at, own, base)
+        snapshot = await self._fresh()
+        own, base = snapshot.books.get(tenant_id, (None, snapshot.base)) if tenant_id else (None, snapshot.base)
+        return await self._version(snapshot, model, at, own, base)
 
     async def in_book(self, book: PriceBook | None, model: str, at: int | None = None) -> PriceVersion:
         """The version that applies in a book (None: in the base book). Raises PriceMissing, DatabaseUnavailable."""
-        known = await self._fresh()
+        snapshot = await self._fresh()
         if book is None:
-            return await self._version(known, model, at, None, known.base)
-        return await self._version(known, model, at, book.id, book.base)
+            return await self._version(snapshot, model, at, None, snapshot.base)
+        return await self._version(snapshot, model, at, book.id, book.base)
 
     async def _version(
-        self, known: _Known, model: str, at: int | None, own: int | None, base: int | None
+        self, snapshot: _Snapshot, model: str, at: int | None, own: int | None, base: int | None
     ) -> PriceVersion:
-        key = known.key(model, known.now() if at is None else at, own, base)
-        number = known.resolved.get(key)
+        key = snapshot.key(model, snapshot.now() if at is None else at, own, base)
+        number = snapshot.resolved.get(key)
         if number is None:
-            number = known.resolved[key] = await self._resolve(key)
+            number = snapshot.resolved[key] = await self._resolve(key)
         return await self.version(number)
 
     async def version(self, version: int) -> PriceVersion:
         """The version with this id. Raises UnknownPriceVersion, DatabaseUnavailable."""
-        known = self._versions.get(version)
-        if known is not None:
+        cached = self._versions.get(version)
+        if cached is not None:
             self._versions.move_to_end(version)
         else:
             async with self._database.reading() as session:
@@ -120,12 +121,12 @@ class PriceCatalog:
                 if row is None:
                     raise UnknownPriceVersion(version)
                 rows = _cells(await session.execute(select(price).where(price.c.version == version)))
-            known = PriceVersion(row.id, row.model, row.currency, rows, row.effective_at)
-            self._remember(known)
-        return known
+            cached = PriceVersion(row.id, row.model, row.currency, rows, row.effective_at)
+            self._remember(cached)
+        return cached
 
     def _remember(self, version: PriceVersion) -> None:
-        if version.id in self._versions:  # somebody read it beside us
+        if version.id in self._versions:  # another task read it meanwhile
             return
         self._versions[version.id] = version
         self._cells += len(version.rows)
@@ -133,19 +134,20 @@ class PriceCatalog:
             self._cells -= len(self._versions.popitem(last=False)[1].rows)
 
     async def now(self) -> int:
-        """The instant that "now" is: the database's clock, without asking it each time."""
+        """The instant by the database's clock, without asking it each time. Raises DatabaseUnavailable."""
         return (await self._fresh()).now()
 
     async def models(self) -> list[str]:
-        """The models that any book has a price for, by name."""
+        """The models that any book has a price for, ordered by name. Raises DatabaseUnavailable."""
         return sorted({model for _, model in (await self._fresh()).intervals})
 
     async def set(
         self, model: str, currency: str, prices: Mapping[str, str], effective_at: int | None = None
     ) -> PriceVersion:
-        """Put decimal prices per million by meter into the base book, on one person's word, and return their version.
+        """Set a model's prices in the base book, and return their version. Needs approvals to be off.
 
-        They are the same in every lane and for every length of prompt. Raises as `PriceSheets.draft` does.
+        `prices` are decimal prices per million by meter, for every lane and prompt length. Raises as
+        `PriceSheets.draft` does.
         """
         rows = parse_rows({(meter, EVERY_LANE, 0): text for meter, text in prices.items()})
         proposal = PriceProposal(model=model, rows=rows, currency=currency, effective_at=effective_at)
@@ -154,30 +156,30 @@ class PriceCatalog:
         return await self.current(model, sheet.effective_at)
 
     def forget(self) -> None:
-        """Look again before the next answer, because this process changed something."""
-        self._known = None
+        """Read the database again before the next answer, since this process changed prices."""
+        self._snapshot = None
 
     async def close(self) -> None:
-        """Wait for what is being read."""
+        """Wait for a renewal that is running."""
         if self._loading is not None:
             await asyncio.wait([self._loading])
 
-    async def _fresh(self) -> _Known:
+    async def _fresh(self) -> _Snapshot:
         limit = _CACHE_SECONDS * 1_000_000_000
         age = self._age()
-        if self._known is None or age >= limit:
+        if self._snapshot is None or age >= limit:
             async with self._one:
-                if self._known is None or self._age() >= limit:  # nobody did while we waited
+                if self._snapshot is None or self._age() >= limit:  # no other task loaded it meanwhile
                     return await self._load()
         elif age >= limit // 2 and self._loading is None:
             self._loading = asyncio.create_task(self._renew())
-        return self._known
+        return self._snapshot
 
     def _age(self) -> int:
         return time.monotonic_ns() - self._loaded_at
 
     async def _renew(self) -> None:
-        """Look again while requests go on with what is known; those who find it too old will look themselves."""
+        """Renew the snapshot while requests use the old one. A request that finds it too old loads it itself."""
         try:
             async with self._one:
                 await self._load()
@@ -186,23 +188,23 @@ class PriceCatalog:
         finally:
             self._loading = None
 
-    async def _load(self) -> _Known:
+    async def _load(self) -> _Snapshot:
         began, wall = time.monotonic_ns(), time.time_ns() // 1000
         async with self._database.reading() as session:
             head = (await session.execute(select(func.max(price_change.c.id)))).scalar_one() or 0
             now = (await session.execute(select(self._database.clock))).scalar_one()
             books = await all_books(session)
-            known = self._known
-            if known is None or known.head != head:
-                known = await _read(session, head)
-        known.ahead = now - wall
-        known.base = next((book.id for book in books if book.name == BASE), None)
-        known.books = {book.tenant_id: (book.id, book.base) for book in books if book.tenant_id and book.base}
-        self._known, self._loaded_at = known, began
-        return known
+            snapshot = self._snapshot
+            if snapshot is None or snapshot.head != head:
+                snapshot = await _read(session, head)
+        snapshot.ahead = now - wall
+        snapshot.base = next((book.id for book in books if book.name == BASE), None)
+        snapshot.books = {book.tenant_id: (book.id, book.base) for book in books if book.tenant_id and book.base}
+        self._snapshot, self._loaded_at = snapshot, began
+        return snapshot
 
     async def _resolve(self, key: _Key) -> int:
-        """The version that these sheets make: found, or made by the first who needs it."""
+        """The version that these sheets resolve to, made if there is none yet."""
         async with self._database.transaction() as session:
             if self._database.dialect == "postgresql":
                 await session.execute(text("LOCK TABLE price_resolution IN SHARE ROW EXCLUSIVE MODE"))
@@ -232,7 +234,7 @@ class PriceCatalog:
         values = {
             "model": head.model,
             "currency": books[head.book].currency,
-            "effective_at": max(each.effective_at for each in heads.values()),
+            "effective_at": max(head.effective_at for head in heads.values()),
             "created_at": self._database.clock,
             "sha256": digest(rows),
         }
@@ -247,18 +249,18 @@ class PriceCatalog:
         )
         await session.execute(insert(price_resolution).values(sheet=key[0], base_sheet=key[1], version=version))
         await seal_rows(session, price_version, price_version.c.id == version)
-        of = price_resolution.c
-        await seal_rows(session, price_resolution, of.sheet == key[0], of.base_sheet == key[1])
+        resolution = price_resolution.c
+        await seal_rows(session, price_resolution, resolution.sheet == key[0], resolution.base_sheet == key[1])
         return version
 
 
-async def _read(session: AsyncSession, head: int) -> _Known:
+async def _read(session: AsyncSession, head: int) -> _Snapshot:
     intervals: dict[tuple[int, str], list[Interval]] = defaultdict(list)
     for row in await session.execute(select(price_interval).order_by(price_interval.c.effective_at.desc())):
         intervals[row.book, row.model].append(Interval(row.sheet, row.effective_at, row.effective_until))
     overriding = set(await session.scalars(select(price_sheet.c.id).where(price_sheet.c.kind == "overrides")))
     resolved = {(row.sheet, row.base_sheet): row.version for row in await session.execute(select(price_resolution))}
-    return _Known(head, 0, None, {}, dict(intervals), overriding, resolved)
+    return _Snapshot(head, 0, None, {}, dict(intervals), overriding, resolved)
 
 
 def _cells(rows: Any) -> dict[Cell, int]:

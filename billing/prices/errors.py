@@ -1,4 +1,4 @@
-"""Why a price or a change of prices is refused. Each says what to do; then nothing was written."""
+"""Refusals of prices and of changes of prices. Each message says what to do; nothing was written."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from storage.reported_error import ReportedError
 
 
 class PriceRefused(ReportedError, ValueError):
-    """A change of prices that cannot be made; `field` says what of the proposal is wrong, if it is one thing."""
+    """A refused change of prices; `field` is the field of the proposal that is wrong, if it is one."""
 
     field = ""
 
 
 class UnusualPrice(InvalidPrice):
-    """Prices that are most likely a slip: out of scale, or out of order. They can be forced, with a reason."""
+    """Prices that are probably mistaken: out of scale, or out of order. They can be forced with a reason."""
 
     def __init__(self, problems: list[InvalidPrice]) -> None:
         first, *more = problems
         others = "".join(f"; price of {problem.meter}: {problem.problem}" for problem in more)
-        super().__init__(first.meter, f"{first.problem}{others}; --force REASON if it is meant")
+        super().__init__(first.meter, f"{first.problem}{others}; use --force REASON if this is intended")
         self.problems = problems
 
 
 class PriceInPast(PriceRefused):
-    """Prices cannot begin before now: what was admitted has its price already."""
+    """Prices cannot begin in the past, since admitted requests have their price already."""
 
     field = "effective_at"
 
@@ -35,7 +35,7 @@ class EmptyInterval(PriceRefused):
 
 
 class OverlappingPrices(PriceRefused):
-    """There are prices for this interval already."""
+    """Other prices apply in this interval already."""
 
     field = "effective_at"
 
@@ -46,25 +46,25 @@ class WrongCurrency(PriceRefused):
     field = "currency"
 
     def __init__(self, book: str, wanted: str, found: str) -> None:
-        super().__init__(f"the price book {book!r} is in {wanted}, not in {found}; make another book for {found}")
+        super().__init__(f"the price book {book!r} is in {wanted}, not in {found}; create another book for {found}")
         self.wanted = wanted
         self.found = found
 
 
 class NothingToOverride(PriceRefused):
-    """A tenant's book overrides prices that its base does not have."""
+    """Overrides of prices that the base book does not have."""
 
 
 class SamePerson(PriceRefused):
-    """Who wrote prices cannot approve them."""
+    """The author of a price sheet cannot approve it."""
 
 
 class NotADraft(PriceRefused):
-    """A sheet that is no longer a draft cannot be approved, and one that has begun cannot be withdrawn."""
+    """The sheet is no draft any more, so it cannot be approved; or it has begun, so it cannot be withdrawn."""
 
 
 class UnknownSheet(ReportedError, LookupError):
-    """There is no price sheet of this number."""
+    """No price sheet has this number."""
 
     def __init__(self, sheet: int) -> None:
         super().__init__(f"price sheet {sheet} does not exist; see `turnpike prices history`")
@@ -72,7 +72,7 @@ class UnknownSheet(ReportedError, LookupError):
 
 
 class UnknownBook(ReportedError, LookupError):
-    """There is no price book of this name."""
+    """No price book has this name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"the price book {name!r} does not exist; see `turnpike prices books`")
@@ -80,7 +80,7 @@ class UnknownBook(ReportedError, LookupError):
 
 
 class UnknownPriceVersion(LookupError):
-    """There is no price version of this id."""
+    """No price version has this id."""
 
     def __init__(self, version: int) -> None:
         super().__init__(f"price version {version} does not exist")

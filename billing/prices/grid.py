@@ -1,4 +1,4 @@
-"""The grid of a sheet: text to rows, multipliers made absolute, and the checks that every sheet passes."""
+"""The grid of a price sheet: parsing prices, resolving multipliers, and the checks that every sheet passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from billing.prices.version import ALWAYS_PRICED, EVERY_LANE, LANES, STORAGE, Ce
 from billing.usage import AUTOMATIC, CLASSES, METERS
 
 LOWEST_PRICE, HIGHEST_PRICE = 100, 10_000 * MICRO
-"""The magnitude guard: $0.0001 to $10,000 per million. A price of exactly 0 says that something is free."""
+"""Usual prices: 0.0001 to 10,000 units of currency per million. A price of exactly 0 means free."""
 READS = tuple(f"read_{name}" for name in (AUTOMATIC, *CLASSES))
 WRITES = tuple(f"write_{name}" for name in CLASSES)
 
@@ -23,31 +23,31 @@ _FACTOR = re.compile(r"(\d{1,6}(?:\.\d{1,12})?)x", re.ASCII)
 
 
 def label(cell: Cell) -> str:
-    """Where a price stands, in words: "output, batch lane, prompts from 200000 tokens"."""
+    """A cell in words: "output, batch lane, prompts from 200000 tokens"."""
     meter, lane, context_from = cell
     in_lane = "" if lane == EVERY_LANE else f", {lane} lane"
     return meter + in_lane + (f", prompts from {context_from} tokens" if context_from else "")
 
 
 def in_order(rows: Rows) -> list[tuple[Cell, int]]:
-    """The rows as people read them: every lane first, then by tier, then by meter."""
+    """The rows ordered by lane (`*` first), tier and meter."""
     lanes = {lane: n for n, lane in enumerate((EVERY_LANE, *LANES))}
     meters = {meter: n for n, meter in enumerate((*METERS, STORAGE))}
     return sorted(rows.items(), key=lambda row: (lanes.get(row[0][1], 9), row[0][2], meters.get(row[0][0], 99)))
 
 
 def digest(rows: Rows) -> str:
-    """The SHA-256 of rows, whatever their order."""
+    """The SHA-256 of rows; their order does not matter."""
     return hashlib.sha256(msgspec.json.encode(sorted((*cell, micro) for cell, micro in rows.items()))).hexdigest()
 
 
 def parse_rows(texts: Mapping[Cell, str]) -> dict[Cell, int]:
-    """Rows of decimal prices per million. Raises InvalidPrice naming the meter."""
+    """Rows from decimal prices per million. Raises InvalidPrice naming the meter."""
     return {cell: parse_price(text, cell[0]) for cell, text in texts.items()}
 
 
 def parse_factor(text: str, of: str) -> Fraction:
-    """A multiplier such as 1.25x. Raises InvalidPrice about `of`."""
+    """A multiplier such as 1.25x. Raises InvalidPrice naming `of`."""
     match = _FACTOR.fullmatch(text)
     if match is None:
         raise InvalidPrice(of, f"{text!r} is not a multiplier such as 1.25x")
@@ -55,7 +55,7 @@ def parse_factor(text: str, of: str) -> Fraction:
 
 
 def times(micro: int, factor: Fraction, meter: str) -> int:
-    """A price by a multiplier, exactly. Raises InvalidPrice if a micro-unit would have to be rounded."""
+    """A price × a multiplier, exactly. Raises InvalidPrice if it would have to be rounded to a micro-unit."""
     product = micro * factor
     if product.denominator != 1:
         multiplier = format_pico(int(factor * PICO)).rstrip("0").rstrip(".")  # _FACTOR has no more places than that
@@ -64,7 +64,7 @@ def times(micro: int, factor: Fraction, meter: str) -> int:
 
 
 def check_rows(rows: Rows, *, whole: bool) -> None:
-    """Raise InvalidPrice naming the meter unless the rows can stand: alone (`whole`), or laid over others."""
+    """Raise InvalidPrice naming the meter unless the rows are valid: as a whole grid (`whole`), or as overrides."""
     for (meter, lane, context_from), micro in rows.items():
         if meter == STORAGE:
             _check_storage(lane, context_from, micro)
@@ -85,9 +85,9 @@ def check_rows(rows: Rows, *, whole: bool) -> None:
 def _check_complete(rows: Rows) -> None:
     for meter in ALWAYS_PRICED:
         if (meter, EVERY_LANE, 0) not in rows:
-            raise InvalidPrice(meter, "missing; any request may use it")
+            raise InvalidPrice(meter, "it is missing, and any request may use it")
     meters = {meter for meter, _, _ in rows}
-    lanes = {lane for _, lane, _ in rows}  # storage adds none: it is of every lane
+    lanes = {lane for _, lane, _ in rows}  # storage adds none: its lane is `*`
     tiers = {context_from for _, _, context_from in rows}
     for meter in METERS:
         for lane in lanes:
@@ -98,7 +98,7 @@ def _check_complete(rows: Rows) -> None:
 
 def _check_storage(lane: str, context_from: int, micro: int) -> None:
     if (lane, context_from) != (EVERY_LANE, 0):
-        raise InvalidPrice(STORAGE, "it has one price, whatever the lane and the length of the prompt")
+        raise InvalidPrice(STORAGE, "it has one price for all lanes and context tiers")
     if micro % 3600:
         raise InvalidPrice(
             STORAGE, f"{amount(micro)} is not a multiple of 0.0036, so a token-second has no whole price"
@@ -106,7 +106,7 @@ def _check_storage(lane: str, context_from: int, micro: int) -> None:
 
 
 def unusual(rows: Rows) -> list[InvalidPrice]:
-    """What is most likely a slip in a whole grid: out of scale, or dearer than what it should be cheaper than."""
+    """Prices of a whole grid that are probably mistaken: out of scale, or higher than a price they should be below."""
     return [*_out_of_scale(rows), *_out_of_order(rows)]
 
 
@@ -118,8 +118,10 @@ def _out_of_scale(rows: Rows) -> Iterator[InvalidPrice]:
 
 
 def _out_of_order(rows: Rows) -> Iterator[InvalidPrice]:
-    """A read costs at most an uncached token, that at most a write, and a longer write at least a shorter one; a batch
-    at most the standard lane, and that at most the interactive one."""
+    """Prices that break the usual order.
+
+    read ≤ uncached ≤ write, a shorter class's write ≤ a longer class's, batch ≤ standard ≤ interactive.
+    """
 
     def dearer(cheap: Cell, dear: Cell) -> Iterator[InvalidPrice]:
         if cheap in rows and dear in rows and rows[cheap] > rows[dear]:
@@ -144,16 +146,16 @@ def _out_of_order(rows: Rows) -> Iterator[InvalidPrice]:
 
 
 def difference(before: Rows, after: Rows) -> list[tuple[Cell, int | None, int | None]]:
-    """The cells whose prices differ, with the price before and after; None where there is none."""
+    """The cells whose prices differ, with the price before and after (None: no price)."""
     cells = [cell for cell, _ in in_order({**before, **after})]
-    return [(c, before.get(c), after.get(c)) for c in cells if before.get(c) != after.get(c)]
+    return [(cell, before.get(cell), after.get(cell)) for cell in cells if before.get(cell) != after.get(cell)]
 
 
 def derived(rows: Rows, factors: Mapping[str, Fraction]) -> dict[Cell, int]:
-    """Rows with multiples of them added, each exactly.
+    """The rows, with cells added that are exact multiples of them.
 
-    A factor's name is a meter (× the uncached price), a context tier by its lower bound (× the prices from 0 on), or a
-    lane (× the prices of every lane), the last two perhaps with a meter: `200000`, `batch`, `batch:output`. Raises
+    A factor's name is what it makes: a meter (× the uncached price), a context tier by its lower bound (× the prices of
+    the tier from 0), or a lane (× the prices of `*`). A tier or a lane can name one meter: `batch:output`. Raises
     InvalidPrice.
     """
     found = dict(rows)
@@ -177,7 +179,7 @@ def derived(rows: Rows, factors: Mapping[str, Fraction]) -> dict[Cell, int]:
                     found[cell] = times(micro, factor, meter)
         for name in which:
             if ":" in name and name.partition(":")[2] not in {meter for meter, _, _ in source}:
-                raise InvalidPrice(name.partition(":")[2], "a multiple of it is asked for, and it has no price")
+                raise InvalidPrice(name.partition(":")[2], "it has no price to be multiplied")
     return found
 
 

@@ -1,10 +1,12 @@
-"""LiteLLM's price file (`model_prices_and_context_window.json`) read as rows: exactly, and with suspicion.
+"""Import of LiteLLM's price file (`model_prices_and_context_window.json`), exactly, with checks for mistakes in it.
 
-Its keys are component × lane × tier, in USD per token, written as floating-point numbers. Their text is what counts:
-`1e-06` is one micro-dollar, and what has no whole number of micro-units per million is refused. `above_200k_tokens`
-says "more than 200,000": the tier begins at 200,001. `priority` is the interactive lane, `flex` and `batches` are both
-the batch lane, so they must agree. Entries are sometimes wrong by powers of ten (research of 2026-08 found 16), so that
-besides the guards of every sheet the proportions within an entry are looked at.
+Its keys are component × lane × tier, its values USD per token as floating-point numbers. They are read from their text:
+`1e-06` is one micro-dollar per token, and a price that is not a whole number of micro-units per million is refused.
+`above_200k_tokens` means more than 200,000, so the tier begins at 200,001. `priority` is the interactive lane; `flex`
+and `batches` are both the batch lane and must agree.
+
+Entries are sometimes wrong by powers of ten (16 of them in 2026-08). So proportions within an entry are checked too,
+beside the checks of every sheet.
 """
 
 from __future__ import annotations
@@ -38,13 +40,12 @@ _KEY = re.compile(
 )
 _IS_COST = re.compile(r"cost|pric", re.ASCII)
 _PROPORTION = 100
-"""An output token costs between a tenth of an uncached one and this many; a lane or tier differs by at most a tenth of
-that."""
+"""An output token may cost from a tenth of an uncached one to this many; a lane or tier at most a tenth of this many
+times the standard price."""
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """One entry: its rows, or the reasons why it was refused; cost keys that say something we have no meter for; and
-    what had to be assumed."""
+    """One entry: its rows, or the reasons to refuse it; cost keys without a meter of ours; and assumptions made."""
 
     rows: dict[Cell, int]
     refused: list[str]
@@ -53,7 +54,7 @@ class Imported(msgspec.Struct, frozen=True):
 
 
 def read_file(text: str) -> dict[str, dict[str, Any]]:
-    """The entries by name, numbers as the decimals that are written there. Raises PriceRefused."""
+    """The entries by name, with their numbers as exact decimals. Raises PriceRefused."""
     try:
         found = json.loads(
             text, parse_float=Decimal, parse_int=Decimal, parse_constant=_not_a_number, object_pairs_hook=_no_repeats
@@ -61,7 +62,7 @@ def read_file(text: str) -> dict[str, dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise PriceRefused(f"the file is not LiteLLM's price file: {error}") from error
     if not isinstance(found, dict) or not all(isinstance(entry, dict) for entry in found.values()):
-        raise PriceRefused("the file is not LiteLLM's price file: it is to be an object of objects")
+        raise PriceRefused("the file is not LiteLLM's price file, which is an object of objects")
     return found
 
 
@@ -74,12 +75,12 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{repeated!r} is there twice")
+        raise ValueError(f"it has {repeated!r} twice")
     return found
 
 
 def read_entry(entry: dict[str, Any], ignored: Collection[str] = ()) -> Imported:
-    """The rows of one entry, without the keys that are to be ignored."""
+    """The rows of one entry, without the keys in `ignored`."""
     refused: list[str] = []
     unknown: list[str] = []
     said: dict[Cell, tuple[str, int]] = {}
@@ -106,19 +107,19 @@ def read_entry(entry: dict[str, Any], ignored: Collection[str] = ()) -> Imported
 
 
 def _micro(name: str, value: Any) -> int | str:
-    """Micro-units per million of a price per token; or why not."""
+    """Micro-units per million of a price per token, or the reason to refuse it."""
     if not isinstance(value, Decimal):
         return f"{name} is {value!r}, not a number"
     micro = Fraction(value) * MICRO * MICRO
     if micro < 0:
         return f"{name} is negative"
     if micro.denominator != 1:
-        return f"{name} is {value} per token: per million that has more than 6 decimal places; give the price yourself"
+        return f"{name} is {value} per token, which has more than 6 decimal places per million; set the price yourself"
     return micro.numerator
 
 
 def _without_gaps(said: dict[Cell, int]) -> tuple[dict[Cell, int], list[str]]:
-    """The full grid: what a lane or tier does not say is as in every lane, and as from 0 on."""
+    """The full grid, and the assumptions made: a missing cell has the price of `*`, or of the tier from 0."""
     assumed: list[str] = []
     lanes = [EVERY_LANE, *sorted({lane for _, lane, _ in said} - {EVERY_LANE})]
     tiers = sorted({0, *(tier for _, _, tier in said)})
@@ -144,7 +145,7 @@ def _without_gaps(said: dict[Cell, int]) -> tuple[dict[Cell, int], list[str]]:
 
 
 def _doubts(rows: dict[Cell, int]) -> list[str]:
-    """Why rows should not be believed: gaps, slips of scale or order, and proportions that nobody charges."""
+    """Reasons to refuse rows: gaps, prices out of scale or order, and proportions that nobody charges."""
     try:
         check_rows(rows, whole=True)
     except InvalidPrice as error:

@@ -1,4 +1,4 @@
-"""Price books: a base book for a currency, and tenants' own books, which fall back to their base."""
+"""Price books: base books, one or more a currency, and tenants' own books, which fall back to a base book."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from storage.database.database import Database
 from storage.free_text import NAME, check_text
 
 BASE = "base"
-"""The book of every tenant who has none of their own. It takes the currency of its first price."""
+"""The book of every tenant without a book of its own. Its currency is that of its first price."""
 
 
 class PriceBook(msgspec.Struct, frozen=True):
-    """A price book. A tenant's has a `base`; a base book has neither."""
+    """A price book. A tenant's book has a tenant and a base book, by id; a base book has neither."""
 
     id: int
     name: str
@@ -30,27 +30,27 @@ class PriceBook(msgspec.Struct, frozen=True):
 
 
 class PriceBooks:
-    """Making and finding books."""
+    """Creates and lists price books. Methods raise DatabaseUnavailable."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def list(self) -> list[PriceBook]:
-        """Every book, in the order in which they were made."""
+        """Every book, in the order of creation."""
         async with self._database.reading() as session:
             return await all_books(session)
 
     async def create(self, name: str, currency: str) -> PriceBook:
-        """Make a base book. Raises PriceRefused, InvalidMoney."""
+        """Create a base book. Raises PriceRefused, InvalidMoney."""
         return await self._create(name, check_currency(currency), None, None)
 
     async def create_for(self, tenant_id: UUID, name: str, base: str = BASE) -> PriceBook:
-        """Make a tenant's book over a base book, in its currency. Raises PriceRefused, UnknownBook."""
+        """Create a tenant's book over a base book, in the same currency. Raises PriceRefused, UnknownBook."""
         found = {book.name: book for book in await self.list()}
         if base not in found:
             raise UnknownBook(base)
         if found[base].tenant_id is not None:
-            raise PriceRefused(f"{base!r} is a tenant's own book; a base book is needed")
+            raise PriceRefused(f"{base!r} is a tenant's own book; name a base book")
         return await self._create(name, found[base].currency, found[base].id, tenant_id)
 
     async def _create(self, name: str, currency: str, base: int | None, tenant_id: UUID | None) -> PriceBook:
@@ -67,13 +67,13 @@ class PriceBooks:
 
 
 async def all_books(session: AsyncSession) -> list[PriceBook]:
-    """Every book, of all tenants, in the order in which they were made."""
+    """Every book of all tenants, in the order of creation."""
     columns = (getattr(price_book.c, name) for name in PriceBook.__struct_fields__)
     return [PriceBook(*row) for row in await session.execute(select(*columns).order_by(price_book.c.id))]
 
 
 async def book_named(session: AsyncSession, name: str, currency: str | None) -> PriceBook | None:
-    """The book of this name, which must have the currency, if one is said; None for `base` before its first price.
+    """The book with this name and, if given, this currency; None for `base` before its first price.
 
     Raises UnknownBook, WrongCurrency, InvalidMoney.
     """
@@ -90,7 +90,7 @@ async def book_named(session: AsyncSession, name: str, currency: str | None) -> 
 
 
 async def book_for_writing(session: AsyncSession, database: Database, name: str, currency: str | None) -> PriceBook:
-    """As `book_named`; `base` is made by its first price."""
+    """Like `book_named`, but creates `base` for its first price."""
     return await book_named(session, name, currency) or await _insert(
         session, database, PriceBook(0, name, str(currency), None, None)
     )

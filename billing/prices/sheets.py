@@ -1,4 +1,4 @@
-"""Price sheets: the prices of one model in one book, as somebody wrote them, and what became of it."""
+"""Price sheets: the prices of one model in one price book, with their state and their log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from storage.database.database import Database
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """An approved sheet applies from `effective_at` (included) to `effective_until` (excluded; None: standing)."""
+    """When an approved sheet applies: from `effective_at` (included) to `effective_until` (excluded).
+
+    Without an end it is a standing sheet, which applies until the next standing one begins.
+    """
 
     sheet: int
     effective_at: int
@@ -26,7 +29,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 def in_force(intervals: Iterable[Interval], at: int) -> Interval | None:
-    """The one that applies at an instant, of one book and model: a temporary one, else the standing one begun last."""
+    """The interval of one book and model that applies at an instant: a temporary one, else the latest standing one."""
     found: Interval | None = None
     for interval in intervals:
         if interval.effective_at > at:
@@ -40,7 +43,7 @@ def in_force(intervals: Iterable[Interval], at: int) -> Interval | None:
 
 
 def check_no_overlap(intervals: Iterable[Interval], effective_at: int, effective_until: int | None) -> None:
-    """Raise OverlappingPrices if a new interval would leave two answers to the question what applies."""
+    """Raise OverlappingPrices if two sheets would apply at an instant of the new interval."""
     for other in intervals:
         if effective_until is None:
             overlaps = other.effective_until is None and other.effective_at == effective_at
@@ -52,7 +55,7 @@ def check_no_overlap(intervals: Iterable[Interval], effective_at: int, effective
             )
         if overlaps:
             raise OverlappingPrices(
-                f"price sheet {other.sheet} applies then already; withdraw it first, or choose another time"
+                f"price sheet {other.sheet} already applies then; withdraw it first, or choose another time"
             )
 
 
@@ -61,10 +64,10 @@ SheetState = Literal["draft", "scheduled", "active", "ended", "withdrawn"]
 
 
 class PriceProposal(msgspec.Struct, frozen=True, kw_only=True):
-    """Prices of one model for a book, from an instant on (None: from the moment of approval), perhaps until another.
+    """Proposed prices of one model in a book, from an instant on (None: from approval on), perhaps until another.
 
-    `whole` stands alone; `overrides` takes the place of some cells of the base book's grid. If `currency` is said, it
-    must be the book's.
+    A `whole` sheet has a full grid; `overrides` replace cells of the base book's grid. `currency`, if given, must be
+    the book's.
     """
 
     model: str
@@ -77,7 +80,7 @@ class PriceProposal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PriceChange(msgspec.Struct, frozen=True):
-    """An entry of the log: who did what when, how that was known, and the hashes of the prices before and after."""
+    """An entry of the log: who did what, when and why; how the person was identified (`via`); and hashes of prices."""
 
     id: int
     sheet: int
@@ -91,7 +94,7 @@ class PriceChange(msgspec.Struct, frozen=True):
 
 
 class PriceSheet(msgspec.Struct, frozen=True):
-    """A sheet as it stands now. `effective_at` is None while a draft is to apply from its approval on."""
+    """A sheet as it is now. `effective_at` is None for a draft that will apply from its approval on."""
 
     id: int
     book: PriceBook
@@ -110,7 +113,7 @@ class PriceSheet(msgspec.Struct, frozen=True):
 
 
 def proposed(sheet: PriceSheet) -> PriceProposal:
-    """What a sheet proposes."""
+    """The proposal that a sheet was made from."""
     return PriceProposal(
         model=sheet.model,
         rows=sheet.rows,
@@ -129,7 +132,7 @@ async def one_sheet(session: AsyncSession, database: Database, sheet: int) -> Pr
 
 
 async def sheets(session: AsyncSession, database: Database, *which: ColumnElement[bool]) -> list[PriceSheet]:
-    """Those sheets, the newest first."""
+    """The sheets that meet the conditions, newest first."""
     heads = (await session.execute(select(price_sheet).where(*which).order_by(price_sheet.c.id.desc()))).all()
     among = select(price_sheet.c.id).where(*which)
     rows: dict[int, dict[Cell, int]] = defaultdict(dict)
@@ -147,8 +150,8 @@ async def sheets(session: AsyncSession, database: Database, *which: ColumnElemen
     now = (await session.execute(select(database.clock))).scalar_one()
     found = []
     for head in heads:
-        others = intervals[head.book, head.model]
-        mine = next((interval for interval in others if interval.sheet == head.id), None)
+        of_model = intervals[head.book, head.model]
+        own = next((interval for interval in of_model if interval.sheet == head.id), None)
         found.append(
             PriceSheet(
                 id=head.id,
@@ -156,14 +159,14 @@ async def sheets(session: AsyncSession, database: Database, *which: ColumnElemen
                 model=head.model,
                 kind=head.kind,
                 rows=rows[head.id],
-                effective_at=mine.effective_at if mine else head.effective_at,
+                effective_at=own.effective_at if own else head.effective_at,
                 effective_until=head.effective_until,
                 author=head.author,
                 reason=head.reason,
                 forced=head.forced,
                 created_at=head.created_at,
                 sha256=head.sha256,
-                state=_state(changes[head.id], mine, others, now),
+                state=_state(changes[head.id], own, of_model, now),
                 changes=changes[head.id],
             )
         )
@@ -181,14 +184,14 @@ async def rows_of_sheet(session: AsyncSession, sheet: int) -> dict[Cell, int]:
     return {(row.meter, row.lane, row.context_from): row.price_micro for row in rows}
 
 
-def _state(changes: list[PriceChange], mine: Interval | None, intervals: list[Interval], now: int) -> SheetState:
-    if mine is None:
+def _state(changes: list[PriceChange], own: Interval | None, intervals: list[Interval], now: int) -> SheetState:
+    if own is None:
         if any(change.action == "withdraw" for change in changes):
             return "withdrawn"
         return "ended" if any(change.action in ("set", "approve") for change in changes) else "draft"
-    if mine.effective_at > now:
+    if own.effective_at > now:
         return "scheduled"
-    if mine.effective_until is not None:
-        return "active" if now < mine.effective_until else "ended"
+    if own.effective_until is not None:
+        return "active" if now < own.effective_until else "ended"
     standing = in_force([interval for interval in intervals if interval.effective_until is None], now)
-    return "active" if standing == mine else "ended"
+    return "active" if standing == own else "ended"

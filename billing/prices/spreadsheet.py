@@ -1,4 +1,4 @@
-"""Prices as CSV, for spreadsheets: written as they apply, edited there, and read back exactly."""
+"""Prices as CSV for spreadsheets, written and read back exactly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLUMNS = ("model", "meter", "lane", "context_from", "price_per_million", "curre
 
 
 def write_csv(models: Iterable[tuple[str, str, Rows]]) -> str:
-    """(model, currency, rows) as CSV with a header; `*` is every lane that has no rows of its own."""
+    """CSV with a header from (model, currency, rows); the lane `*` is every lane without rows of its own."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -39,7 +39,7 @@ def read_csv(text: str) -> dict[str, tuple[str, dict[Cell, int]]]:
         model = given["model"]
         cell = (given["meter"], given["lane"] or EVERY_LANE, int(given["context_from"]))
         if cell in cells[model]:
-            raise PriceRefused(f"line {number}: the price of {cell[0]} was said before, for the same lane and tier")
+            raise PriceRefused(f"line {number}: an earlier line has the price of {cell[0]} for this lane and tier")
         if currencies.setdefault(model, given["currency"]) != given["currency"]:
             raise PriceRefused(f"line {number}: {model} has prices in {currencies[model]} and {given['currency']}")
         cells[model][cell] = given["price_per_million"]

@@ -1,8 +1,7 @@
-"""A price version: an immutable snapshot of all prices of one model, from which a cost recomputes alone.
+"""Price versions: an immutable snapshot of all prices of one model, from which costs can be recomputed.
 
-Its rows are a full grid: meter × lane × context tier. A lane without rows of its own is priced by those of every lane
-(`*`). The tiers are the same in all lanes, the lowest from 0 on, and a request whose prompt reaches into a tier is
-priced there whole.
+The rows are a full grid: meter × lane × context tier. A lane without rows of its own has those of `*`. The tiers are
+the same in all lanes, and the lowest begins at 0. A request whose prompt reaches a tier is priced there as a whole.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from storage.reported_error import ReportedError
 
 LANES = ("interactive", "standard", "batch")
 EVERY_LANE = "*"
-"""The lane of rows that price each lane without rows of its own."""
+"""The lane of rows that apply to each lane without rows of its own."""
 ALWAYS_PRICED = ("uncached", "read_automatic", "output")
-"""Meters that any request may use, so that every version prices them; the classes are priced where they are offered."""
+"""Meters that any request may use, so that every version has their prices. Classes have prices where offered."""
 
 STORAGE = "storage"
-"""What a million cached tokens cost that lie stored for an hour. It has one price, whatever the lane and the prompt."""
+"""The meter of cache storage, priced per million token-hours, with one price for all lanes and context tiers."""
 
 Cell: TypeAlias = tuple[str, str, int]
-"""Where a price stands: meter, lane, lower bound of the context tier in tokens of the prompt."""
+"""The place of a price: meter, lane, lower bound of the context tier in tokens of the prompt."""
 Rows: TypeAlias = Mapping[Cell, int]
 """Micro-units of currency per 1,000,000 units, by cell."""
 
@@ -39,8 +38,8 @@ class PriceMissing(ReportedError, LookupError):
         self.meter = meter
 
 
-def everywhere(prices: Mapping[str, int]) -> dict[Cell, int]:
-    """The rows of prices by meter that are the same in every lane and for every length of prompt."""
+def in_every_lane(prices: Mapping[str, int]) -> dict[Cell, int]:
+    """Rows from prices by meter, the same in every lane and context tier."""
     return {(meter, EVERY_LANE, 0): micro for meter, micro in prices.items()}
 
 
@@ -62,11 +61,11 @@ class PriceVersion(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "_tiers", tiers)
 
     def context_from(self, prompt_tokens: int, lane: str) -> int:
-        """The tier, by its lower bound, that prices a request with a prompt of so many tokens."""
+        """The lower bound of the context tier of a request with this many prompt tokens. Raises PriceMissing."""
         return self._tier(prompt_tokens, lane)[0]
 
     def rate(self, usage: Usage, lane: str) -> tuple[int, int]:
-        """The context tier of a usage, and what it costs in pico-units, exactly.
+        """The context tier of a usage, and its exact cost in pico-units.
 
         Raises PriceMissing if it uses a meter without a price.
         """
@@ -91,14 +90,14 @@ class PriceVersion(msgspec.Struct, frozen=True):
             raise PriceMissing(self.model, meter) from None
 
     def cost(self, usage: Usage, lane: str) -> int:
-        """What the usage costs, in pico-units, exactly. Raises PriceMissing if it uses a meter without a price."""
+        """The exact cost of a usage, in pico-units. Raises PriceMissing if it uses a meter without a price."""
         return self.rate(usage, lane)[1]
 
     def bound(self, prompt_tokens: int, max_output: int, classes: Iterable[str] = (), *, lane: str) -> int:
-        """The most that a request can cost, in pico-units: each token at the dearest price that it may fall on.
+        """An upper bound of a request's cost, in pico-units: each token at the highest price that may apply to it.
 
-        That is the dearest meter of the prompt's tier or of one below it, since a request that ends early is billed for
-        a shorter prompt. `classes` are those that the request may write or read by a lease. Raises PriceMissing,
+        That is the highest price in the prompt's tier or a lower one, since a request that ends early is billed for a
+        shorter prompt. `classes` are those that the request may write, or read by a lease. Raises PriceMissing,
         InvalidUsage.
         """
         if prompt_tokens < 0 or max_output < 0:
@@ -119,7 +118,7 @@ class PriceVersion(msgspec.Struct, frozen=True):
         return prompt_tokens * prompt + max_output * output
 
     def tiers(self, lane: str) -> list[tuple[int, Mapping[str, int]]]:
-        """The context tiers of a lane, from the highest down, each with its prices by meter; none without prices."""
+        """The context tiers of a lane, highest first, each with its prices by meter; empty if there are no prices."""
         return self._tiers.get(lane) or self._tiers.get(EVERY_LANE, [])
 
     def _tier(self, prompt_tokens: int, lane: str) -> tuple[int, Mapping[str, int]]:

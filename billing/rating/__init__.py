@@ -1,1 +1,1 @@
-"""Rating: a period's usage and a contract's terms, made into lines that add up exactly."""
+"""Rating: from a period's usage, storage and contract terms to lines that add up exactly."""

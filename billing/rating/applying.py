@@ -1,8 +1,7 @@
-"""Applying a contract's terms to a period's lines: pure, exact, and in one order.
+"""Contract terms applied to a period's lines: pure functions, exact amounts, a fixed order.
 
-Tiers first, then discounts on what that leaves, then the minimum on what the period comes to, then what a commitment
-pays of it. A discount of basis points is the one place where an amount can have a fraction of a pico-unit; it is
-rounded half-up, once for each discount.
+The order: tiers, then discounts on the rest, then the minimum on the sum, then what a commitment pays of it. Only a
+discount in basis points can have a fraction of a pico-unit; it is rounded half-up, once for each discount.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from billing.calendar import period_bounds
-from billing.money import MICRO
+from billing.money import MICRO, round_half_up
 from billing.prices.grid import amount
 from billing.rating.lines import LineKind, RatedLine
 from billing.rating.terms import Commitment, ContractTerms, Discount, Step, Tiers
@@ -21,7 +20,7 @@ def apply_terms(
 ) -> list[RatedLine]:
     """The lines that terms add to a period's usage and storage lines, in order.
 
-    `drawn_before` is what earlier periods took of the commitment, in pico-units. Raises InvalidPeriod.
+    `drawn_before` is what earlier periods drew from the commitment, in pico-units. Raises InvalidPeriod.
     """
     added: list[RatedLine] = []
     for tiers in terms.tiers:
@@ -40,26 +39,25 @@ def apply_terms(
 
 
 def total(lines: Iterable[RatedLine]) -> int:
-    """What lines come to, in pico-units."""
+    """The sum of lines, in pico-units."""
     return sum(line.exact_pico for line in lines)
 
 
 def tiered_cost(tiers: Tiers, units: int) -> int:
-    """What so many units of a period cost by steps, in pico-units."""
+    """The cost of a period's units by the steps, in pico-units."""
     return sum(of_step * step.price_micro for step, of_step in _by_step(tiers, units))
 
 
 def drawn(commitment: Commitment, net: int, period: str, drawn_before: int) -> int:
-    """What a period that comes to `net` takes of a commitment, in pico-units."""
+    """What a period with the sum `net` draws from a commitment, in pico-units."""
     if not commitment.first <= period <= commitment.last:
         return 0
     return max(0, min(net, commitment.amount_pico - drawn_before))
 
 
 def share(pico: int, basis_points: int) -> int:
-    """So many hundredths of a percent of an amount, half-up (half away from zero) in pico-units."""
-    part = (2 * abs(pico) * basis_points + 10_000) // 20_000
-    return part if pico >= 0 else -part
+    """A share of an amount in hundredths of a percent, rounded half-up to pico-units."""
+    return round_half_up(pico * basis_points, 10_000)
 
 
 def _by_step(tiers: Tiers, units: int) -> list[tuple[Step, int]]:
@@ -76,16 +74,16 @@ def _by_step(tiers: Tiers, units: int) -> list[tuple[Step, int]]:
 
 
 def _tiered(lines: Iterable[RatedLine], tiers: Tiers, period: str) -> list[RatedLine]:
-    """What steps make cheaper. Long prompts have their own prices, and late usage the steps of its own period."""
-    mine = [
+    """The difference that steps make, if they make usage cheaper. Long prompts and late usage are left out."""
+    counted = [
         line
         for line in lines
         if line.kind == "usage"
         and (line.model, line.meter, line.lane, line.context_from) == (tiers.model, tiers.meter, tiers.lane, 0)
         and line.corrects_period is None
     ]
-    units = sum(line.units for line in mine)
-    difference = tiered_cost(tiers, units) - total(mine)
+    units = sum(line.units for line in counted)
+    difference = tiered_cost(tiers, units) - total(counted)
     if units <= 0 or difference >= 0:
         return []
     steps = ", ".join(f"{of_step:,} at {amount(step.price_micro)}" for step, of_step in _by_step(tiers, units))
@@ -99,9 +97,9 @@ def _discounted(lines: Iterable[RatedLine], discount: Discount, period: str) -> 
     if not off:
         return []
     percent = f"{discount.basis_points // 100}.{discount.basis_points % 100:02d}"
-    of = f" on {', '.join(discount.models)}" if discount.models else ""
+    on_models = f" on {', '.join(discount.models)}" if discount.models else ""
     model = discount.models[0] if len(discount.models) == 1 else None
-    return [_line("discount", f"Discount of {percent} %{of}", -off, period, model=model)]
+    return [_line("discount", f"Discount of {percent} %{on_models}", -off, period, model=model)]
 
 
 def _committed(commitment: Commitment, net: int, period: str, drawn_before: int) -> list[RatedLine]:

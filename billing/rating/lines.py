@@ -1,4 +1,4 @@
-"""The line that invoices, statements and exports share: units at a price, exact before anything is rounded."""
+"""Rated lines, which invoices, statements and exports share: units at a price, exact and not rounded."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ LineKind = Literal["usage", "storage", "discount", "minimum", "commitment", "cre
 
 
 class InvalidLine(ValueError):
-    """A line whose units at its price are not its amount."""
+    """A line whose amount is not its units × its price."""
 
 
 class RatedLine(msgspec.Struct, frozen=True, kw_only=True):
     """One line of what a tenant owes for a period, in pico-units, exactly. Raises InvalidLine.
 
-    Where there is a price, in micro-units per 1,000,000 units, `units × price_micro = exact_pico`. Other lines have 0
-    units and no price. `service_start` (included) and `service_end` (excluded) are microseconds since the Unix epoch.
-    `corrects_period` is the closed period that a late or corrected usage belongs to; None for the line's own.
+    A line with a price (micro-units per 1,000,000 units) has `units × price_micro = exact_pico`; other lines have 0
+    units. `service_start` (included) and `service_end` (excluded) are microseconds since the Unix epoch.
+    `corrects_period` is the closed period that late or corrected usage belongs to; None for the line's own period.
     """
 
     kind: LineKind

@@ -1,4 +1,4 @@
-"""Everything that a tenant owes for a period: usage, storage, and what the contract's terms make of them."""
+"""Rating a tenant's period: lines of usage and storage, and the lines that the contract's terms add."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import msgspec
 from billing.calendar import following_period
 from billing.prices import PriceCatalog
 from billing.rating.applying import apply_terms, drawn, total
+from billing.rating.contract_store import Contracts
 from billing.rating.lines import RatedLine
 from billing.rating.storage_hours import storage_lines
-from billing.rating.term_store import Contracts
 from billing.rating.usage_lines import SumSource, usage_lines
 from storage.database.database import Database
 
@@ -19,8 +19,8 @@ from storage.database.database import Database
 async def rated_lines(
     database: Database, catalog: PriceCatalog, tenant_id: UUID, period: str, *, source: SumSource = "rollups"
 ) -> list[RatedLine]:
-    """The lines of one tenant's period, usage first, then storage, then terms. Raises as `usage_lines` does."""
-    terms = await Contracts(database, catalog).of(tenant_id, period)
+    """The lines of one tenant's period: usage, then storage, then terms. Raises as `usage_lines` does."""
+    terms = await Contracts(database, catalog).terms_of(tenant_id, period)
     lines = await usage_lines(database, catalog, tenant_id, period, source=source)
     lines += await storage_lines(database, catalog, tenant_id, period)
     before = 0
@@ -34,9 +34,9 @@ async def rated_lines(
 
 
 async def _net(database: Database, catalog: PriceCatalog, tenant_id: UUID, period: str) -> int:
-    """What an earlier period came to by the terms that it had, before its minimum and any commitment."""
+    """The sum of an earlier period by its own terms, before its minimum and any commitment, in pico-units."""
     terms = msgspec.structs.replace(
-        await Contracts(database, catalog).of(tenant_id, period), commitment=None, minimum=None
+        await Contracts(database, catalog).terms_of(tenant_id, period), commitment=None, minimum=None
     )
     lines = await usage_lines(database, catalog, tenant_id, period)
     lines += await storage_lines(database, catalog, tenant_id, period)

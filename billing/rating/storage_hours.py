@@ -1,9 +1,8 @@
-"""Cache storage by token-hour: what lies stored is metered in token-seconds, for each closed hour.
+"""Cache storage: metered in token-seconds for each past hour, and its lines.
 
-Its price stands in the price book as the meter `storage`, per 1,000,000 token-hours, and is a multiple of 3,600
-micro-units, so that a token-second has a whole price and units × price stays exact. What is recorded after its period
-had closed is booked in the one that is open then, as late usage is, and has lines of its own there that say which
-period they correct.
+The price is that of the meter `storage`, per 1,000,000 token-hours. It is a multiple of 3,600 micro-units, so that a
+token-second has a whole price and units × price is exact. Storage recorded after its period had closed is booked in the
+open period, as late usage is, in lines that name the period that they correct.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from sqlalchemy import case, func, select, tuple_
 
 from billing.calendar import check_period, period_bounds, period_of
 from billing.events.rollups import HOUR, LIMB
-from billing.integrity.row_seals import FORMS, seal_rows
+from billing.integrity.row_seals import CURRENT, seal_rows
 from billing.periods.periods import moved_periods
 from billing.prices import EVERY_LANE, PriceCatalog, PriceMissing
 from billing.prices.version import STORAGE
@@ -32,7 +31,7 @@ SECONDS_PER_HOUR = 3600
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """What a project had stored of one model in the hour that began at `hour`, in token-seconds."""
+    """Token-seconds that a project had stored of one model in the hour that began at `hour`."""
 
     tenant_id: UUID
     project_id: UUID
@@ -42,17 +41,17 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 async def record_storage(database: Database, catalog: PriceCatalog, hours: Sequence[Stored]) -> int:
-    """Write hours that are over, at the prices of their beginning; return how many were new. Those that are there stay.
+    """Write past hours at the prices of their beginning; return how many were new. Recorded hours stay as they are.
 
-    An hour of a closed period is booked in the one that is open now. A model without a price for storage costs nothing
-    and is not written. Raises InvalidUsage for an hour that is not over or is none, DatabaseUnavailable; then nothing
-    is written.
+    An hour of a closed period is booked in the period that is open now. A model without a storage price costs nothing
+    and is not written. Raises InvalidUsage for an instant that is not the beginning of a past hour,
+    DatabaseUnavailable; then nothing is written.
     """
     now = await database.now()
     rows = []
     for stored in hours:
         if stored.hour % HOUR or stored.hour + HOUR > now:
-            raise InvalidUsage(f"storage of the hour {stored.hour}, which is not an hour that is over")
+            raise InvalidUsage(f"storage of {stored.hour}, which is not the beginning of a past hour")
         if stored.token_seconds < 0:
             raise InvalidUsage(f"storage is {stored.token_seconds} token-seconds")
         try:
@@ -64,39 +63,39 @@ async def record_storage(database: Database, catalog: PriceCatalog, hours: Seque
         rows.append(msgspec.structs.asdict(stored) | {"price_version": version.id, "cost_pico": cost})
     if not rows:
         return 0
-    key = tuple_(*(storage_event.c[name] for name in FORMS["storage_event"].key))
+    key = tuple_(*(storage_event.c[name] for name in CURRENT["storage_event"].key))
     new = database.insert(storage_event).on_conflict_do_nothing().returning(*storage_event.primary_key)
     async with database.transaction() as session:
-        await session.execute(select(1))  # which begins it
+        await session.execute(select(1))  # begins the transaction
         moved = await moved_periods(
             await money_transaction_in(database, session), {period_of(row["hour"]) for row in rows}
         )
         for row in rows:
-            row["period"] = moved.get(own := period_of(row["hour"]), own)
+            row["period"] = moved.get(own_period := period_of(row["hour"]), own_period)
         made = (await session.execute(new, rows)).all()
         if made:
-            # of the tenants whose hours these are
+            # all tenants: the hours of several tenants are recorded together
             await seal_rows(session, storage_event, key.in_([tuple(row) for row in made]))
         return len(made)
 
 
 async def storage_lines(database: Database, catalog: PriceCatalog, tenant_id: UUID, period: str) -> list[RatedLine]:
-    """The storage lines of one tenant's period: one for each project, model and price version. Corrections come last.
+    """The storage lines of one tenant's period, by project, model and price version. Corrections come last.
 
     Raises InvalidPeriod, DatabaseUnavailable.
     """
-    of = storage_event.c
+    event = storage_event.c
     start, _ = period_bounds(check_period(period))
-    began = case((of.hour >= start, start), else_=of.hour).label("began")
-    groups = (of.project_id, of.model, of.price_version)
+    began = case((event.hour >= start, start), else_=event.hour).label("began")
+    groups = (event.project_id, event.model, event.price_version)
     query = (
         select(
             *groups,
             began,
-            func.sum(of.token_seconds.op("/")(LIMB)).label("high"),
-            func.sum(of.token_seconds.op("%")(LIMB)).label("low"),
+            func.sum(event.token_seconds.op("/")(LIMB)).label("high"),
+            func.sum(event.token_seconds.op("%")(LIMB)).label("low"),
         )
-        .where(of.tenant_id == tenant_id, of.period == period)
+        .where(event.tenant_id == tenant_id, event.period == period)
         .group_by(*groups, began)
     )
     async with database.reading() as session:
@@ -105,13 +104,13 @@ async def storage_lines(database: Database, catalog: PriceCatalog, tenant_id: UU
     for row in rows:
         units[period_of(row.began), row.project_id, row.model, row.price_version] += int(row.high) * LIMB + int(row.low)
     lines = []
-    for own, project_id, model, number in sorted(
+    for own_period, project_id, model, number in sorted(
         units, key=lambda key: (key[0] != period, key[0], key[1].int, *key[2:])
     ):
         version = await catalog.version(number)
         price = version.price(STORAGE, EVERY_LANE, 0) // SECONDS_PER_HOUR
-        stored = units[own, project_id, model, number]
-        service_start, service_end = period_bounds(own)
+        stored = units[own_period, project_id, model, number]
+        service_start, service_end = period_bounds(own_period)
         lines.append(
             RatedLine(
                 kind="storage",
@@ -125,7 +124,7 @@ async def storage_lines(database: Database, catalog: PriceCatalog, tenant_id: UU
                 exact_pico=stored * price,
                 service_start=service_start,
                 service_end=service_end,
-                corrects_period=None if own == period else own,
+                corrects_period=None if own_period == period else own_period,
             )
         )
     return lines

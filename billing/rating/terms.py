@@ -1,7 +1,7 @@
-"""Contract terms: what a tenant's contract changes about the list prices, rated at the end of each period.
+"""Contract terms: tiers, discounts, minimum and commitment of a tenant, applied at the end of each period.
 
-Requests are held and posted at their list prices; terms only ever take off from there, so that a hold stays the most
-that a request can cost. The one exception is the minimum, which is asked for at the end.
+Requests are held and posted at list prices. Terms only lower them, so that a hold stays an upper bound of a request's
+cost. The exception is the minimum, which is charged at the end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from storage.reported_error import ReportedError
 
 
 class InvalidTerms(ReportedError, ValueError):
-    """Terms that cannot be; `field` says which of them."""
+    """Invalid terms; `field` is the field that is wrong."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -28,15 +28,17 @@ class InvalidTerms(ReportedError, ValueError):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Units up to `up_to` (None: all further ones) at a price in micro-units per million."""
+    """Units up to `up_to` (None: all further units) at a price in micro-units per million."""
 
     price_micro: int
     up_to: int | None = None
 
 
 class Tiers(msgspec.Struct, frozen=True, kw_only=True):
-    """Prices by how much is used of one meter in a period. `graduated`: each unit at the price of the step that it
-    falls on; `volume`: all units at the price of the step that the last one falls on."""
+    """Prices by a period's units of one meter.
+
+    `graduated`: each unit costs the price of its own step. `volume`: all units cost the price of the last unit's step.
+    """
 
     kind: Literal["graduated", "volume"]
     model: str
@@ -46,20 +48,20 @@ class Tiers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Discount(msgspec.Struct, frozen=True, kw_only=True):
-    """So many hundredths of a percent off what is used, of some models or of all."""
+    """Hundredths of a percent off the usage of some models, or of all (none named)."""
 
     basis_points: int
     models: tuple[str, ...] = ()
 
 
 class Minimum(msgspec.Struct, frozen=True):
-    """The least that a period comes to; what is missing is asked for."""
+    """The least sum of a period; what it lacks is charged."""
 
     amount_pico: int
 
 
 class Commitment(msgspec.Struct, frozen=True, kw_only=True):
-    """Money paid for in advance, for usage from one period to another (both included); what is left then is lost.
+    """An amount paid in advance for usage from `first` to `last` (both included); what is left then expires.
 
     With `invoiced` it is a line of the first period's invoice; otherwise it was paid in another way.
     """
@@ -71,7 +73,7 @@ class Commitment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContractTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a tenant's contract says about money."""
+    """All terms of a tenant's contract."""
 
     tiers: tuple[Tiers, ...] = ()
     discounts: tuple[Discount, ...] = ()
@@ -116,14 +118,14 @@ class _Written(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def parse_terms(content: Any) -> ContractTerms:
-    """Terms as a person writes them (TOML): amounts and prices as decimal text. Raises InvalidTerms."""
+    """Terms from the content of a TOML file, in which amounts and prices are decimal text. Raises InvalidTerms."""
     try:
         written = msgspec.convert(content, _Written)
     except msgspec.ValidationError as error:
         raise InvalidTerms("terms", str(error)) from error
     return ContractTerms(
-        tiers=tuple(_tiers(f"tiers[{n}]", each) for n, each in enumerate(written.tiers)),
-        discounts=tuple(_discount(f"discounts[{n}]", each) for n, each in enumerate(written.discounts)),
+        tiers=tuple(_tiers(f"tiers[{n}]", tiers) for n, tiers in enumerate(written.tiers)),
+        discounts=tuple(_discount(f"discounts[{n}]", discount) for n, discount in enumerate(written.discounts)),
         minimum=None if written.minimum is None else Minimum(_amount("minimum.amount", written.minimum.amount)),
         commitment=None if written.commitment is None else _commitment(written.commitment),
     )
@@ -143,9 +145,9 @@ def _tiers(field: str, written: _Tiers) -> Tiers:
     bounds = [step.up_to for step in steps]
     if not bounds or bounds[-1] is not None or None in bounds[:-1]:
         raise InvalidTerms(f"{field}.steps", "each step but the last needs up_to, and the last has none")
-    given = [bound for bound in bounds if bound is not None]
-    if any(bound <= 0 for bound in given) or any(low >= high for low, high in pairwise(given)):
-        raise InvalidTerms(f"{field}.steps", "up_to has to grow from step to step")
+    upper = [bound for bound in bounds if bound is not None]
+    if any(bound <= 0 for bound in upper) or any(low >= high for low, high in pairwise(upper)):
+        raise InvalidTerms(f"{field}.steps", "up_to must grow from step to step")
     return Tiers(kind=written.kind, model=written.model, meter=written.meter, lane=written.lane, steps=tuple(steps))
 
 

@@ -1,7 +1,7 @@
-"""A period's usage as lines: one for each project, model, lane, context tier, price version and meter.
+"""Usage lines of a period: one for each project, model, lane, context tier, price version and meter.
 
-Usage that was recorded after its own period had closed is booked in a later one. It has lines of its own there, one
-group for each period that it corrects.
+Usage recorded after its own period had closed is booked in a later one. It has lines of its own there, a group for each
+period that it corrects.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from storage.database.database import Database
 from storage.reported_error import ReportedError
 
 SumSource = Literal["rollups", "events"]
+"""Where sums of usage are read from: the hourly rollups, or the events themselves."""
 
 GROUPS = ("project_id", "model", "lane", "context_from", "price_version")
 
 
 class CostMismatch(ReportedError, ValueError):
-    """Usage whose recorded cost is not its units at their prices: `turnpike audit money` says which request."""
+    """Recorded cost that is not units × prices: `turnpike audit money` says which request has it."""
 
 
 class UsageGroup(msgspec.Struct, frozen=True):
-    """What was used in one group, in units by meter, and what its requests cost together in pico-units."""
+    """Sums of one group: units by meter, and the cost of its requests in pico-units."""
 
     project_id: UUID
     model: str
@@ -48,7 +49,7 @@ class UsageGroup(msgspec.Struct, frozen=True):
 async def usage_lines(
     database: Database, catalog: PriceCatalog, tenant_id: UUID, period: str, *, source: SumSource = "rollups"
 ) -> list[RatedLine]:
-    """The lines of one tenant's period; equal from both sources, and in the same order. Corrections come last.
+    """The lines of one tenant's period, the same from both sources. Corrections come last.
 
     Raises InvalidPeriod, CostMismatch, PriceMissing, UnknownPriceVersion, DatabaseUnavailable.
     """
@@ -60,7 +61,7 @@ async def usage_lines(
         rows = (await session.execute(query)).all()
     by_period: dict[str, dict[tuple[Any, ...], UsageGroup]] = {}
     for row in rows:
-        used = _used(row)
+        used = usage_group(row)
         groups = by_period.setdefault(period_of(row.began), {})
         key = tuple(getattr(used, name) for name in GROUPS)
         groups[key] = _added(groups[key], used) if key in groups else used
@@ -76,9 +77,12 @@ async def usage_lines(
 def lines_of(
     used: Iterable[UsageGroup], versions: dict[int, PriceVersion], service_start: int, service_end: int
 ) -> list[RatedLine]:
-    """Lines of sums: units × price = amount in each, and together exactly the cost. Raises CostMismatch."""
+    """The lines of groups: units × price is the amount of each, and a group's lines add up to its cost.
+
+    Raises CostMismatch.
+    """
     lines = []
-    for group in sorted(used, key=lambda each: (each.project_id.int, *msgspec.structs.astuple(each)[1:5])):
+    for group in sorted(used, key=lambda group: (group.project_id.int, *msgspec.structs.astuple(group)[1:5])):
         version = versions[group.price_version]
         of_group = [
             RatedLine(
@@ -110,7 +114,7 @@ def lines_of(
 
 
 def description(model: str, meter: str, lane: str, context_from: int) -> str:
-    """What a line says: "qwen: output tokens, batch lane, prompts of 200,000 tokens and more"."""
+    """A line's text: "qwen: output tokens, batch lane, prompts of 200,000 tokens and more"."""
     kind, _, name = meter.partition("_")
     words = {
         "uncached": "input tokens",
@@ -124,24 +128,24 @@ def description(model: str, meter: str, lane: str, context_from: int) -> str:
 
 
 def _of_rollups(tenant_id: UUID, period: str) -> Select[Any]:
-    """Sums by GROUPS and `began`: the period's start, or the hour of what is late, which it is told apart by."""
-    of = rollup_hour.c
+    """Sums by GROUPS and `began`: the period's start, or the hour of late usage."""
+    row = rollup_hour.c
     start, _ = period_bounds(period)
-    began = case((of.hour >= start, start), else_=of.hour).label("began")
-    groups = [of[name] for name in GROUPS]
-    query = select(*groups, began, *(func.sum(of[name]).label(name) for name in SUMS))
-    return query.where(of.tenant_id == tenant_id, of.period == period).group_by(*groups, began)
+    began = case((row.hour >= start, start), else_=row.hour).label("began")
+    groups = [row[name] for name in GROUPS]
+    query = select(*groups, began, *(func.sum(row[name]).label(name) for name in SUMS))
+    return query.where(row.tenant_id == tenant_id, row.period == period).group_by(*groups, began)
 
 
 def _of_events(tenant_id: UUID, period: str, since: int) -> Select[Any]:
-    """The same from events, of which none was admitted before `since`."""
-    of = usage_fact.c
+    """The same sums from events, none of which was admitted before `since`."""
+    row = usage_fact.c
     start, _ = period_bounds(period)
-    where = (of.tenant_id == tenant_id, of.period == period)
-    # Millions are in time and few are late: each is asked for apart, so that the many are not sorted by hours.
-    hour = (of.admitted_at - of.admitted_at % HOUR).label("began")
-    timely = event_groups(GROUPS, *where, of.admitted_at >= start)
-    late = event_groups(GROUPS, *where, of.admitted_at >= since, of.admitted_at < start, also=[hour])
+    where = (row.tenant_id == tenant_id, row.period == period)
+    # Two queries: millions of events are in time and few are late, and only the late ones are grouped by hour.
+    hour = (row.admitted_at - row.admitted_at % HOUR).label("began")
+    timely = event_groups(GROUPS, *where, row.admitted_at >= start)
+    late = event_groups(GROUPS, *where, row.admitted_at >= since, row.admitted_at < start, also=[hour])
     names = (*GROUPS, "began", *SUMS)
     columns = {"began": literal(start, Count()).label("began")}
     both = union_all(
@@ -152,14 +156,15 @@ def _of_events(tenant_id: UUID, period: str, since: int) -> Select[Any]:
     return select(*by, *(func.sum(both.c[name]).label(name) for name in SUMS)).group_by(*by)
 
 
-def _added(one: UsageGroup, other: UsageGroup) -> UsageGroup:
-    meters = {meter: one.meters.get(meter, 0) + other.meters.get(meter, 0) for meter in one.meters | other.meters}
+def _added(group: UsageGroup, added: UsageGroup) -> UsageGroup:
+    meters = {meter: group.meters.get(meter, 0) + added.meters.get(meter, 0) for meter in group.meters | added.meters}
     return msgspec.structs.replace(
-        one, requests=one.requests + other.requests, meters=meters, cost_pico=one.cost_pico + other.cost_pico
+        group, requests=group.requests + added.requests, meters=meters, cost_pico=group.cost_pico + added.cost_pico
     )
 
 
-def _used(row: Any) -> UsageGroup:
+def usage_group(row: Any) -> UsageGroup:
+    """A group from a row of sums: its GROUPS, and the columns of SUMS."""
     return UsageGroup(
         **{name: getattr(row, name) for name in GROUPS},
         requests=int(row.requests),

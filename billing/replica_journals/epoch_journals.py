@@ -1,8 +1,8 @@
-"""Which replicas' journals may know a gateway epoch's requests, as the database has it.
+"""Which replicas' journals may have requests of a gateway epoch, as the database has it.
 
 Before a gateway worker sends its first request to a journal, a row says that this journal may know requests of its
-epoch. A hold of an epoch that is over is given back once each of these journals has said that it knows nothing more of
-the epoch, and never will (`protocol.replicas.Fence`), or was declared lost by a person. No clock decides it.
+epoch. A hold of an ended epoch is given back once each of these journals has said that it has nothing more of the
+epoch, and never will (`protocol.replicas.Fence`), or was declared lost by a person. No clock decides it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from storage.database.database import Database
 
 
 class EpochOver(Exception):
-    """The gateway epoch is over: it may send nothing any more."""
+    """The gateway epoch has ended: it must not send requests any more."""
 
 
 class JournalLost(Exception):
-    """The journal was declared lost while this gateway epoch lived: nobody would wait for its word about it."""
+    """The journal was declared lost while this gateway epoch lived: nobody would wait for what it says of the epoch."""
 
 
 class EndedEpoch(msgspec.Struct, frozen=True):
-    """A gateway epoch that is over, and of which holds may be open. `surely_gone`: its process does not live."""
+    """A gateway epoch that has ended, and of which holds may be open. `surely_gone`: its process does not live."""
 
     epoch: str
     surely_gone: bool
 
 
-async def meet(database: Database, epoch: str, journal: str, replica: str, since: int) -> None:
-    """Note that requests of a living epoch may go to this journal. Raises EpochOver, JournalLost,
+async def register_journal(database: Database, epoch: str, journal: str, replica: str, since: int) -> None:
+    """Record that requests of a living epoch may go to this journal. Raises EpochOver, JournalLost,
     DatabaseUnavailable."""
     of = gateway_epoch.c
     async with database.transaction() as session:
@@ -51,15 +51,15 @@ async def meet(database: Database, epoch: str, journal: str, replica: str, since
 
 
 async def is_over(database: Database, epoch: str) -> bool:
-    """Whether this gateway epoch is over; one that the database does not know is. Raises DatabaseUnavailable."""
+    """Whether this gateway epoch has ended; one that the database does not know has. Raises DatabaseUnavailable."""
     of = gateway_epoch.c
     async with database.reading() as session:
         state = (await session.execute(select(of.state).where(of.epoch == epoch))).scalar_one_or_none()
     return state != "live"
 
 
-async def over(database: Database) -> list[EndedEpoch]:
-    """The epochs that are over, and of which holds may be open. Raises DatabaseUnavailable."""
+async def ended_epochs(database: Database) -> list[EndedEpoch]:
+    """The epochs that have ended, and of which holds may be open. Raises DatabaseUnavailable."""
     of = gateway_epoch.c
     async with database.reading() as session:
         rows = await session.execute(
@@ -79,8 +79,8 @@ async def waited_for(database: Database, epoch: str) -> list[str]:
         return list(await session.scalars(query.order_by(of.journal)))
 
 
-async def clear(database: Database, epoch: str, journal: str) -> None:
-    """This journal knows nothing more of an epoch, and never will. Raises DatabaseUnavailable."""
+async def mark_cleared(database: Database, epoch: str, journal: str) -> None:
+    """Record that this journal has nothing more of an epoch, and never will. Raises DatabaseUnavailable."""
     of = journal_of_epoch.c
     async with database.transaction() as session:
         now = (await session.execute(select(database.clock))).scalar_one()
@@ -88,8 +88,8 @@ async def clear(database: Database, epoch: str, journal: str) -> None:
         await session.execute(update(journal_of_epoch).where(*here).values(cleared_at=now))
 
 
-async def finish(database: Database, epoch: str) -> None:
-    """No hold of an epoch that is over is open any more. Raises DatabaseUnavailable."""
+async def mark_holds_ended(database: Database, epoch: str) -> None:
+    """Record that no hold of an ended epoch is open any more. Raises DatabaseUnavailable."""
     of = gateway_epoch.c
     async with database.transaction() as session:
         now = (await session.execute(select(database.clock))).scalar_one()

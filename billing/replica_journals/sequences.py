@@ -55,8 +55,8 @@ async def sequences_of(session: AsyncSession, period: str) -> list[Sequences]:
 
 async def missing_between(session: AsyncSession, replica: str, since: int, until: int) -> int:
     """How many numbers no event has, in all epochs of a replica from `since` on and before `until`, up to the greatest
-    that one has."""
-    of = usage_event.c
+    number that an event has."""
+    of = usage_event.c  # all tenants: a journal is everybody's
     epoch = of.sequence.op("/")(literal_column(str(_EPOCH)))
     numbered = select(epoch, func.max(of.sequence), func.count(of.sequence.distinct())).where(of.replica == replica)
     query = numbered.where(of.sequence > since * _EPOCH, of.sequence < until * _EPOCH).group_by(epoch)
@@ -64,7 +64,8 @@ async def missing_between(session: AsyncSession, replica: str, since: int, until
 
 
 async def _gaps(session: AsyncSession, inside: tuple[object, ...], low: int) -> list[tuple[int, int]]:
-    of = usage_event.c
+    """The numbers from `low` on that no event has: [from, to] each."""
+    of = usage_event.c  # all tenants: a journal is everybody's
     before = func.lag(of.sequence, 1, low - 1).over(order_by=of.sequence)
     steps = select(of.sequence, before.label("before")).where(*inside).subquery()  # type: ignore[arg-type]
     query = select(steps.c.before + 1, steps.c.sequence - 1).where(steps.c.sequence > steps.c.before + 1)

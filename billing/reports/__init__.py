@@ -1,1 +1,1 @@
-"""Usage and cost reports over the hourly sums."""
+"""Usage and cost reports from the hourly rollups."""

@@ -1,6 +1,6 @@
-"""What usage cost, by line item: a report taken apart by meter, each part at the price it was billed at.
+"""The cost report: usage by day, divided by meter, each part at the price at which it was billed.
 
-The parts add up to the cost of the events exactly, which rating checks.
+The parts add up exactly to the cost of the events, which rating checks.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ CostGroup = Literal["project_id", "api_key_id", "model", "lane", "meter"]
 LineItem: TypeAlias = tuple[str, str, str]
 """Model, lane and meter."""
 LIMITS = (7, 180)
-"""Days on a page: when nothing is said, and at most."""
+"""Days on a page: the default, and the most."""
 
 _GROUPS: tuple[str, ...] = get_args(CostGroup)
 
 
 class CostLine(msgspec.Struct, frozen=True):
-    """What one group of line items cost; `units` are tokens. `group` has the fields that were grouped by."""
+    """The cost of one group of line items; `units` are tokens. `group` has the fields that the report is grouped by."""
 
     group: dict[str, Any]
     currency: str
@@ -44,7 +44,7 @@ class CostBucket(msgspec.Struct, frozen=True):
 
 
 class CostPage(msgspec.Struct, frozen=True):
-    """Consecutive days, empty ones too; `next_page` asks for those after them, if there are any."""
+    """Consecutive days, empty ones included; `next_page` is the cursor of the next page, None at the end."""
 
     buckets: list[CostBucket]
     next_page: str | None
@@ -65,13 +65,13 @@ async def cost_buckets(
     limits: tuple[int, int] = LIMITS,
     page: str | None = None,
 ) -> CostPage:
-    """One tenant's costs by day in UTC; like `usage_buckets`.
+    """One tenant's costs by day in UTC. Arguments are those of `usage_buckets`; `line_items` selects some.
 
     Raises InvalidReport, CostMismatch, DatabaseUnavailable.
     """
-    for group in group_by:
-        if group not in _GROUPS:
-            raise InvalidReport("group_by", f"{group!r} is not one of {', '.join(_GROUPS)}")
+    for name in group_by:
+        if name not in _GROUPS:
+            raise InvalidReport("group_by", f"{name!r} is not one of {', '.join(_GROUPS)}")
     by: list[Group] = ["project_id", "model", "lane", "context_from", "price_version"]
     by += ["api_key_id"] if "api_key_id" in group_by else []
     found = await usage_buckets(
@@ -91,20 +91,20 @@ async def cost_buckets(
         sums: dict[tuple[Any, ...], CostLine] = {}
         for result in bucket.results:
             for line in await _lines(prices, bucket, result):
-                of = result.group | {"meter": line.meter}
+                fields = result.group | {"meter": line.meter}
                 if line_items is not None and (line.model, line.lane, line.meter) not in line_items:
                     continue
                 (currency,) = result.costs_pico
-                parts: dict[str, Any] = {name: of[name] for name in group_by}
-                key = (*map(str, parts.values()), currency)
-                before = sums.get(key) or CostLine(parts, currency, 0, 0)
-                sums[key] = CostLine(parts, currency, before.units + line.units, before.cost_pico + line.exact_pico)
+                group: dict[str, Any] = {name: fields[name] for name in group_by}
+                key = (*map(str, group.values()), currency)
+                before = sums.get(key) or CostLine(group, currency, 0, 0)
+                sums[key] = CostLine(group, currency, before.units + line.units, before.cost_pico + line.exact_pico)
         buckets.append(CostBucket(bucket.start_at, bucket.end_at, [cost for _, cost in sorted(sums.items())]))
     return CostPage(buckets, found.next_page)
 
 
 async def _lines(prices: PriceCatalog, bucket: UsageBucket, result: Result) -> list[RatedLine]:
-    """The lines of one result, which add up to its cost."""
+    """The lines of one result, which add up to its cost. Raises CostMismatch."""
     group = result.group
     version = await prices.version(group["price_version"])
     used = UsageGroup(

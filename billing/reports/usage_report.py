@@ -1,6 +1,6 @@
-"""What was used, summed exactly: by project and model for a month, and in buckets of time for the usage APIs.
+"""The usage report: exact sums by project and model for a month, and in buckets of time for the usage APIs.
 
-Whole hours are read from the rollups, which add up to the same; what is not a whole hour, from the events.
+Whole hours are read from the rollups, parts of hours from the events. Both add up to the same.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, Select, Table, func, select
 from billing.calendar import check_period, period_of
 from billing.events.rollups import HOUR, LIMB, SUMS, event_groups, event_sums
 from billing.money import format_pico
+from billing.rating.usage_lines import SumSource
 from billing.tables.money import price_version, rollup_hour, usage_event, usage_fact
 from billing.usage import METERS, Usage
 from storage.database.database import Database
@@ -25,16 +26,16 @@ Group = Literal["project_id", "api_key_id", "model", "lane", "batch", "context_f
 
 _MICROSECONDS = {"1m": 60_000_000, "1h": 3_600_000_000, "1d": 86_400_000_000}
 LIMITS = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
-"""Buckets on a page by width: when nothing is said, and at most."""
-_LAST = 7_226_582_400_000_000  # 2199: whoever asks for later than that gets nothing, and no error
+"""Buckets on a page by width: the default, and the most."""
+_LAST = 7_226_582_400_000_000  # 2199: later instants give no usage and no error
 LONG_CONTEXT = 200_000
-"""Where a context tier begins that both vendors call long."""
-_TRUTHS = ("batch", "long_context")
+"""The lower bound, in tokens, of the context tiers that OpenAI and Anthropic call long."""
+_BOOLEANS = ("batch", "long_context")
 _GROUPS: tuple[str, ...] = get_args(Group)
 
 
 class InvalidReport(ValueError):
-    """A report cannot be asked for like this; `parameter` says which of the arguments is wrong."""
+    """A report cannot be made from these arguments; `parameter` is the one that is wrong."""
 
     def __init__(self, parameter: str, problem: str) -> None:
         super().__init__(f"{parameter}: {problem}")
@@ -43,7 +44,7 @@ class InvalidReport(ValueError):
 
 
 class MonthRow(msgspec.Struct, frozen=True):
-    """What one project used of one model in a month, in tokens by meter (those that are not 0), and its exact cost."""
+    """One project's usage of one model in a month: tokens by meter (those that are not 0), and the exact cost."""
 
     tenant_id: UUID
     project_id: UUID
@@ -55,12 +56,12 @@ class MonthRow(msgspec.Struct, frozen=True):
 
     @property
     def cost(self) -> str:
-        """The cost as a decimal string with all its places."""
+        """The cost as a decimal string with 12 places."""
         return format_pico(self.cost_pico)
 
 
 class Result(msgspec.Struct, frozen=True):
-    """Usage of one group in a bucket. `group` has the fields that were grouped by; costs are by currency."""
+    """Usage of one group in a bucket. `group` has the fields that the report is grouped by; costs are by currency."""
 
     group: dict[str, Any]
     requests: int
@@ -77,31 +78,28 @@ class UsageBucket(msgspec.Struct, frozen=True):
 
 
 class UsagePage(msgspec.Struct, frozen=True):
-    """Consecutive buckets, empty ones too; `next_page` asks for those after them, if there are any."""
+    """Consecutive buckets, empty ones included; `next_page` is the cursor of the next page, None at the end."""
 
     buckets: list[UsageBucket]
     next_page: str | None
 
 
-SumSource = Literal["rollups", "events"]
-
-
 class _Table:
-    """Where sums come from, and how."""
+    """A source of sums: its columns, its instant, and how it is summed and grouped."""
 
     def __init__(self, table: Table, at: str, sums: dict[str, ColumnElement[Any]]) -> None:
-        self.columns = of = table.c
-        self.at: ColumnElement[int] = of[at]
+        self.columns = columns = table.c
+        self.at: ColumnElement[int] = columns[at]
         self.sums = [sums[name].label(name) for name in SUMS]
         self.groups: dict[str, ColumnElement[Any]] = {
-            "project_id": of.project_id,
-            "api_key_id": of.key_id,
-            "model": of.model,
-            "lane": of.lane,
-            "batch": of.lane == "batch",
-            "context_from": of.context_from,
-            "long_context": of.context_from >= LONG_CONTEXT,
-            "price_version": of.price_version,
+            "project_id": columns.project_id,
+            "api_key_id": columns.key_id,
+            "model": columns.model,
+            "lane": columns.lane,
+            "batch": columns.lane == "batch",
+            "context_from": columns.context_from,
+            "long_context": columns.context_from >= LONG_CONTEXT,
+            "price_version": columns.price_version,
         }
 
 
@@ -123,28 +121,32 @@ async def usage_by_project_and_model(
     *,
     source: SumSource = "rollups",
 ) -> list[MonthRow]:
-    """A month's usage of one tenant (and project), or of all. Raises InvalidPeriod, DatabaseUnavailable."""
+    """A month's usage of one tenant or (None) of all, and of one project or all.
+
+    Raises InvalidPeriod, DatabaseUnavailable.
+    """
     inner = ("tenant_id", "project_id", "model", "price_version")
     wanted = {"period": check_period(period), "tenant_id": tenant_id, "project_id": project_id}
     table: Any = usage_fact if source == "events" else rollup_hour
     where = [table.c[name] == value for name, value in wanted.items() if value is not None]
     # Summed by version first, so that the join is of sums and not of events.
     if source == "events":
-        part = event_groups(inner, *where)
+        by_version = event_groups(inner, *where)
     else:
-        of = rollup_hour.c
-        by = [of[name] for name in inner]
-        sums = [func.sum(of[name]).label(name) for name in SUMS]
-        part = select(*by, *sums).where(*where).group_by(*by).subquery()
-    groups = (part.c.tenant_id, part.c.project_id, part.c.model, price_version.c.currency)
-    whole = (
-        select(*groups, *(func.sum(part.c[name]).label(name) for name in SUMS))
-        .join(price_version, price_version.c.id == part.c.price_version)
+        rollup = rollup_hour.c
+        keys = [rollup[name] for name in inner]
+        sums = [func.sum(rollup[name]).label(name) for name in SUMS]
+        by_version = select(*keys, *sums).where(*where).group_by(*keys).subquery()
+    part = by_version.c
+    groups = (part.tenant_id, part.project_id, part.model, price_version.c.currency)
+    query = (
+        select(*groups, *(func.sum(part[name]).label(name) for name in SUMS))
+        .join(price_version, price_version.c.id == part.price_version)
         .group_by(*groups)
         .order_by(*groups)
     )
     async with database.reading() as session:
-        rows = (await session.execute(whole)).all()
+        rows = (await session.execute(query)).all()
     return [
         MonthRow(
             tenant_id=row.tenant_id,
@@ -178,9 +180,12 @@ async def usage_buckets(
 ) -> UsagePage:
     """One tenant's usage in buckets aligned to UTC, by the instant of admission.
 
-    From `start_at` (included) to `end_at` (excluded; the database's clock if absent). `limits` are the usual and the
-    largest number of buckets on a page, LIMITS of the width if absent. Raises InvalidReport naming the parameter,
-    DatabaseUnavailable.
+    - `start_at` (included) to `end_at` (excluded; None: now): microseconds since the Unix epoch.
+    - `project_ids`, `key_ids`, `models`, `lanes`, `batch`: only this usage; None: all.
+    - `limit`: buckets on a page. `limits`: the default and the most of them; None: LIMITS of the width.
+    - `page`: the cursor of the page before.
+
+    Raises InvalidReport naming the parameter, DatabaseUnavailable.
     """
     size = _width(width)
     count = _limit(limit, limits or LIMITS[width], width)
@@ -190,7 +195,7 @@ async def usage_buckets(
     until = await database.now() if end_at is None else end_at
     first = _first_bucket(page, start_at, until, size)
     last = min(first + count * size, -(-until // size) * size)
-    asked = _Asked(
+    selection = _Selection(
         tenant_id,
         {"project_id": project_ids, "key_id": key_ids, "model": models, "lane": lanes},
         batch,
@@ -200,11 +205,11 @@ async def usage_buckets(
     rows: list[Any] = []
     async with database.reading() as session:
         for source, low, high in _parts(max(first, start_at), min(last, until), width, open_ended=end_at is None):
-            rows += await session.execute(asked.query(database, source, low, high))
+            rows += await session.execute(selection.query(database, source, low, high))
     found: dict[int, dict[tuple[Any, ...], Result]] = {}
     for row in rows:
         key: dict[str, Any] = {name: getattr(row, f"group_{name}") for name in group_by}
-        key |= {name: bool(key[name]) for name in _TRUTHS if name in key}
+        key |= {name: bool(key[name]) for name in _BOOLEANS if name in key}
         usage = Usage.from_meters({meter: int(getattr(row, meter)) for meter in METERS})
         result = Result(key, int(row.requests), usage, {row.currency: _cost(row)})
         results = found.setdefault(row.bucket, {})
@@ -218,8 +223,8 @@ async def usage_buckets(
     return UsagePage(buckets, f"page_{last}" if last < until else None)
 
 
-class _Asked(msgspec.Struct, frozen=True):
-    """What buckets are asked of: a tenant's usage, filtered and grouped."""
+class _Selection(msgspec.Struct, frozen=True):
+    """A tenant's usage, filtered and grouped."""
 
     tenant_id: UUID
     only: dict[str, Sequence[Any] | None]
@@ -230,26 +235,26 @@ class _Asked(msgspec.Struct, frozen=True):
     def query(self, database: Database, source: SumSource, low: int, high: int) -> Select[Any]:
         """The sums of one table from `low` (included) to `high` (excluded)."""
         table = _TABLES[source]
-        of = table.columns
+        columns = table.columns
         in_bucket = (table.at - table.at % self.size).label("bucket")
         groups = [table.groups[group].label(f"group_{group}") for group in self.group_by]
         query = (
             select(in_bucket, price_version.c.currency, *groups, *table.sums)
-            .join(price_version, price_version.c.id == of.price_version)
-            .where(of.tenant_id == self.tenant_id, table.at >= low, table.at < high)
+            .join(price_version, price_version.c.id == columns.price_version)
+            .where(columns.tenant_id == self.tenant_id, table.at >= low, table.at < high)
         )
         if source == "events":  # which are found by tenant and period, and none is booked before its admission
-            query = query.where(of.period >= period_of(min(low, _LAST)))
+            query = query.where(columns.period >= period_of(min(low, _LAST)))
         for name, values in self.only.items():
             if values is not None:
-                query = query.where(one_of(database, of[name], values))
+                query = query.where(one_of(database, columns[name], values))
         if self.batch is not None:
-            query = query.where((of.lane == "batch") if self.batch else (of.lane != "batch"))
+            query = query.where((columns.lane == "batch") if self.batch else (columns.lane != "batch"))
         return query.group_by(in_bucket, price_version.c.currency, *groups)
 
 
 def _parts(low: int, high: int, width: Width, *, open_ended: bool) -> list[tuple[SumSource, int, int]]:
-    """Whole hours from the rollups, the rest from the events. Until now means all of this hour."""
+    """Divide a span: whole hours from the rollups, the rest from the events. An open end includes all of this hour."""
     if width == "1m":
         return [("events", low, high)]
     first, last = -(-low // HOUR) * HOUR, (-(-high // HOUR) if open_ended else high // HOUR) * HOUR
@@ -259,13 +264,13 @@ def _parts(low: int, high: int, width: Width, *, open_ended: bool) -> list[tuple
     return [part for part in parts if part[1] < part[2]]
 
 
-def _added(one: Result, other: Result) -> Result:
+def _added(result: Result, added: Result) -> Result:
     """The same group's results from two tables or in two currencies."""
-    meters = other.usage.meters()
-    usage = Usage.from_meters({meter: tokens + meters[meter] for meter, tokens in one.usage.meters().items()})
-    currencies = one.costs_pico.keys() | other.costs_pico.keys()
-    costs = {name: one.costs_pico.get(name, 0) + other.costs_pico.get(name, 0) for name in sorted(currencies)}
-    return Result(one.group, one.requests + other.requests, usage, costs)
+    meters = added.usage.meters()
+    usage = Usage.from_meters({meter: tokens + meters[meter] for meter, tokens in result.usage.meters().items()})
+    currencies = result.costs_pico.keys() | added.costs_pico.keys()
+    costs = {name: result.costs_pico.get(name, 0) + added.costs_pico.get(name, 0) for name in sorted(currencies)}
+    return Result(result.group, result.requests + added.requests, usage, costs)
 
 
 def _width(width: str) -> int:

@@ -1,13 +1,14 @@
-"""Money set aside for busy tenants: from an allowance, requests are admitted without asking the database.
+"""Allowances: money set aside for busy tenants, out of which requests are admitted without asking the database.
 
 An allowance is a hold that a gateway worker has for a tenant and not for a request. While it is open, the worker takes
 the holds of that tenant's requests out of it, in memory: what the database reserved cannot be spent twice, so the
 bound of overspending stays 0. A usage event takes its cost out of the allowance in the transaction that debits the
-balance; what the request did not need is the next one's. Requests carry their holds with them (`Hold.claim`), since no
-row says them; what becomes of an allowance whose worker dies is what becomes of its holds.
+balance; what the request did not need is free for the next. Requests carry their holds with them (`Hold.claim`), since
+no row has them. An allowance whose worker dies ends as the worker's holds do.
 
-Nothing is taken from an allowance after two seconds, or after the month: prices in force, budgets and credit lines
-count for who comes later. A tenant gets one only while many of its requests come at once, and much is available.
+Nothing is taken from an allowance after two seconds, or after the month: later requests are subject to the prices,
+budgets and credit lines of their time. A tenant gets one only while many of its requests wait at once, and much is
+available.
 """
 
 from __future__ import annotations
@@ -33,27 +34,27 @@ from storage.database.database import DatabaseUnavailable
 log = structlog.get_logger(__name__)
 
 BUSY = 8
-"""So many requests of a tenant that wait for their holds at once are many."""
+"""A tenant with so many requests that wait for their holds at once is busy."""
 _OPEN_NS = 2_000_000_000
 _IDLE_NS = 1_000_000_000
 _AHEAD_NS = 500_000_000
-"""An allowance is of what is taken in so much time."""
+"""An allowance is as large as what is taken in so much time."""
 _FEW = 4
-"""It is worth having for so many requests; the first is of so many times what waits."""
+"""An allowance is for at least so many requests; the first is so many times what waits."""
 _WORTH = 8
 _AGAIN_NS = 1_000_000_000
-"""After a tenant got none, another is asked for as late as this."""
+"""After a tenant was given none, the next is asked for after so long."""
 _TICK = timedelta(milliseconds=250)
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def _now_ns() -> int:
-    """Nanoseconds that have passed, those in which the machine slept too."""
+    """Nanoseconds of a clock that runs on while the machine sleeps."""
     return time.clock_gettime_ns(_CLOCK)
 
 
 class Allowance:
-    """What is left of one. `clock` in nanoseconds; the database's was heard when it said `held`."""
+    """One allowance, and how much of it is free. `heard_ns`: our clock when the database answered with `held`."""
 
     def __init__(self, held: Hold, currency: str, heard_ns: int) -> None:
         self.id = held.request_id
@@ -61,13 +62,12 @@ class Allowance:
         self.currency = currency
         self.free = held.amount_pico
         self.worth = held.amount_pico // _WORTH
-        """Less than this is not given back before its end."""
+        """Free money of less than this is not returned before the allowance ends."""
         self.closed = False
-        """Nothing more is taken from it."""
+        """Whether nothing more is taken from it."""
         self._low = held.amount_pico // 2
         self._taken: dict[UUID, int] = {}
         self._admitted_at = held.admitted_at
-        self._period = held.period
         self._heard_ns = heard_ns
         month_ns = (period_bounds(held.period)[1] - held.admitted_at) * 1000
         self._until_ns = heard_ns + min(_OPEN_NS, month_ns)
@@ -94,14 +94,10 @@ class Allowance:
         self.free -= amount
         self._taken[request.request_id] = amount
         admitted_at = self._admitted_at + (now_ns - self._heard_ns) // 1000
-        return Hold(
-            request.request_id, request.tenant_id, request.project_id, request.key_id, request.model, request.lane,
-            request.price_version, amount, request.gateway, request.terms, admitted_at, self._period,
-            admitted_at + request.lifetime_s * 1_000_000, allowance=self.id,
-        )  # fmt: skip
+        return Hold.of(request, admitted_at, allowance=self.id)
 
     def end(self, request_id: UUID, cost: int) -> None:
-        """The request has ended, and its cost is recorded; 0 if nothing was done for it."""
+        """Note that the request has ended and its cost is recorded; 0 if nothing was done for it."""
         amount = self._taken.pop(request_id, None)
         if amount is not None:
             self.free = max(0, self.free + amount - cost)
@@ -120,15 +116,14 @@ class _Owner:
 
 
 class Allowances:
-    """Holds for the requests of one gateway worker: out of allowances where there are any, else as `HoldService` has
-    them."""
+    """Holds for the requests of one gateway worker: out of allowances where there are any, else of `HoldService`."""
 
     def __init__(
         self, holds: HoldService, spool: Spool, gateway: str, *, busy: int = BUSY, clock: Callable[[], int] = _now_ns
     ) -> None:
-        """`spool` is the worker's own: what is given back comes after the usage that was taken. `busy`: how many
-        requests of a tenant must wait for their holds at once, before money is set aside for it; 0: it never is.
-        `clock` in nanoseconds."""
+        """`spool` is the worker's own, so that an allowance is released after the usage that was taken from it is
+        settled. `busy`: how many requests of a tenant must wait for their holds at once before it gets an allowance;
+        0: none ever does. `clock` is in nanoseconds."""
         self._holds = holds
         self._spool = spool
         self._gateway = gateway
@@ -136,7 +131,7 @@ class Allowances:
         self._clock = clock
         self._owners: dict[UUID, _Owner] = {}
         self._open: dict[UUID, Allowance] = {}
-        """By id: every one that is not given back yet."""
+        """Those that are not released yet, by id."""
         self._waiting: dict[UUID, int] = {}
         self._watching: asyncio.Task[None] | None = None
         self._stopping = False
@@ -165,12 +160,12 @@ class Allowances:
                 del self._waiting[tenant]
 
     def ended(self, hold: Hold, cost: int = 0) -> None:
-        """The request of this hold has ended: usage of this cost is in the spool, or nothing was done for it."""
+        """Note that the request has ended: usage of this cost is in the spool, or nothing was done for it."""
         if hold.allowance is not None and (allowance := self._open.get(hold.allowance)) is not None:
             allowance.end(hold.request_id, cost)
 
     async def close(self) -> None:
-        """Give back all that no request needs any more; what some still need is left to who ends their holds."""
+        """Release the allowances that no request uses any more; the others end as holds do."""
         self._stopping = True
         asking = [owner.asking for owner in self._owners.values() if owner.asking is not None]
         await asyncio.gather(*asking, return_exceptions=True)
@@ -202,7 +197,7 @@ class Allowances:
     # ------------------------------------------------ setting aside
 
     def _ask(self, request: HoldRequest) -> None:
-        """Set money aside, on the side; at most one allowance at a time for a tenant."""
+        """Begin to reserve an allowance in the background; at most one at a time for a tenant."""
         owner, now_ns = self._owners.get(request.tenant_id), self._clock()
         if owner is None:
             owner = self._owners[request.tenant_id] = _Owner(now_ns)
@@ -242,13 +237,13 @@ class Allowances:
     # ------------------------------------------------ giving back
 
     async def _watch(self) -> None:
-        """Close what is old or idle, and give back what nobody needs, as long as there is anything."""
+        """As long as there are allowances, close those that are old or idle, and return what nobody needs."""
         while self._open or self._owners:
             await asyncio.sleep(_TICK.total_seconds())
             now_ns = self._clock()
             for tenant, owner in list(self._owners.items()):
                 idle = now_ns - owner.used_ns > _IDLE_NS
-                self._close(owner, [one for one in owner.allowances if idle or one.is_over(now_ns)])
+                self._close(owner, [allowance for allowance in owner.allowances if idle or allowance.is_over(now_ns)])
                 if not owner.allowances and owner.asking is None and now_ns >= owner.not_before_ns:
                     del self._owners[tenant]
             try:
@@ -256,24 +251,24 @@ class Allowances:
             except Exception:
                 log.exception("allowances could not be given back, trying again")
 
-    def _close(self, owner: _Owner, some: Sequence[Allowance]) -> None:
-        for one in some:
-            one.closed = True
-            owner.allowances.remove(one)
+    def _close(self, owner: _Owner, allowances: Sequence[Allowance]) -> None:
+        for allowance in allowances:
+            allowance.closed = True
+            owner.allowances.remove(allowance)
 
     async def _give_back(self, tenant: UUID) -> bool:
-        """A tenant's money is short: let what lies in our allowances be available; whether there was anything."""
+        """Return what is free in a tenant's allowances, since its money is short; whether there was anything."""
         owner = self._owners.get(tenant)
         if owner is None or not owner.allowances:
             return False
         owner.not_before_ns = self._clock() + _AGAIN_NS
-        some = list(owner.allowances)
-        self._close(owner, some)
-        return any([await self._free(allowance) for allowance in some])
+        allowances = list(owner.allowances)
+        self._close(owner, allowances)
+        return any([await self._free(allowance) for allowance in allowances])
 
     async def _tidy(self) -> None:
-        """Give back what lies in closed allowances, and end those from which no request has anything any more."""
-        for allowance in [one for one in self._open.values() if one.closed]:
+        """Return what is free in closed allowances, and release those that no request uses any more."""
+        for allowance in [allowance for allowance in self._open.values() if allowance.closed]:
             if allowance.unused:
                 try:
                     await self._spool.append(Release(allowance.id, "not needed any more", allowance.id))

@@ -1,8 +1,7 @@
-"""Who gets a hold: what is asked for, in order, against what there is in balances, grants and budgets. Nothing here
-touches the database.
+"""Deciding who gets a hold: requests, in order, against balances, grants and budgets. Nothing here uses the database.
 
-A hold counts on grants for its model or project first, in the order in which they are used, and on the balance for the
-rest (`billing.ledger.wallet`).
+A hold is reserved from grants for its model or project first, in the order in which they are used, and from the balance
+for the rest (`billing.ledger.wallet`).
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import msgspec
 from billing.accounts.balances import CurrencyMismatch
 from billing.budgets.windows import BudgetLimit, BudgetWindow, describe, resets
 from billing.holds.records import Hold, HoldRequest, TopUp
+from billing.holds.sources import HoldSources
 from billing.ledger.entries import Balance
 from billing.ledger.wallet import OpenGrant
 from billing.money import format_pico
@@ -24,8 +24,8 @@ from billing.prices import UnknownPriceVersion
 
 
 class InsufficientFunds(Exception):
-    """The hold does not fit. `scope` says whose money is short: the tenant's, if there is no `window`, else that of a
-    budget. `affordable_pico` would fit, in all that is asked; a budget's window ends at `resets_at`.
+    """There is not enough money for the hold. `scope` says whose is short: that of the budget of `window`, or without
+    one the tenant's. `affordable_pico` would fit. The budget's window ends at `resets_at`.
 
     `elsewhere_pico` is what the tenant has for other models or projects only.
     """
@@ -57,7 +57,7 @@ class InsufficientFunds(Exception):
 
 
 class HoldEnded(ValueError):
-    """The request has no open hold (any more), so there is nothing to top up."""
+    """The request has no open hold, so there is nothing to top up."""
 
     def __init__(self, request_id: UUID) -> None:
         super().__init__(f"request {request_id} has no open hold")
@@ -65,7 +65,7 @@ class HoldEnded(ValueError):
 
 
 class Purpose(msgspec.Struct, frozen=True):
-    """What money is held for: a tenant's requests to a model in a project."""
+    """What a hold is for: a model, in a project of a tenant."""
 
     tenant_id: UUID
     project_id: UUID
@@ -73,52 +73,53 @@ class Purpose(msgspec.Struct, frozen=True):
 
 
 class HoldDecider:
-    """Decides a queue of requests, and adds up what the database is to be told: new holds, those that were raised, and
-    what they hold."""
+    """Decides a queue of requests, and collects what is to be written: new holds, raised ones, and what they hold."""
 
     def __init__(
         self,
         now: int,
         owners: Mapping[UUID, Balance],
-        terms: Sequence[BudgetLimit],
+        limits: Sequence[BudgetLimit],
         windows: Sequence[BudgetWindow],
         currencies: Mapping[int, str],
         *,
         grants: Sequence[OpenGrant] = (),
     ) -> None:
-        """`grants`: those of the tenants that are for one model or project."""
+        """`now` is in microseconds since the Unix epoch. `limits` are the budgets in force, and `windows` their current
+        windows; `currencies` are those of price versions; `grants` are for one model or project."""
         self.made: list[tuple[HoldRequest, Hold]] = []
         self.raised: dict[UUID, Hold] = {}
-        """Topped up holds as they are now."""
+        """Topped up holds by request, as they are now."""
         self.held: dict[UUID, int] = defaultdict(int)
-        """What is held of each balance."""
+        """How much more is held of each tenant's balance."""
         self.short: set[UUID] = set()
-        """Tenants of whom something was refused for money."""
+        """Tenants of whom a hold was refused for lack of money."""
         self._now = now
         self._owners = owners
         self._left = {tenant: owner.available for tenant, owner in owners.items()}
-        self._terms: dict[UUID, list[BudgetLimit]] = defaultdict(list)
-        for one in terms:
-            self._terms[one.tenant_id].append(one)
+        self._limits: dict[UUID, list[BudgetLimit]] = defaultdict(list)
+        for limit in limits:
+            self._limits[limit.tenant_id].append(limit)
         self._windows = {(window.budget_id, window.starts_at): window for window in windows}
         self._keys = {window.id: key for key, window in self._windows.items()}
         self._used: set[tuple[UUID, int]] = set()
-        self._grants = {one.id: one for one in sorted(grants, key=lambda one: one.order) if not one.expired(now)}
-        self._counted_on: set[UUID] = set()
+        in_order = sorted(grants, key=lambda grant: grant.order)
+        self._grants = {grant.id: grant for grant in in_order if not grant.expired(now)}
+        self._changed_grants: set[UUID] = set()
         self._currencies = currencies
 
     @property
     def windows(self) -> list[BudgetWindow]:
-        """The windows from which something is held now."""
+        """The windows that were changed."""
         return [self._windows[key] for key in self._used]
 
     @property
     def grants(self) -> list[OpenGrant]:
-        """The grants on which holds count now."""
-        return [self._grants[one] for one in self._counted_on]
+        """The grants that were changed."""
+        return [self._grants[id] for id in self._changed_grants]
 
     def decide(self, request: HoldRequest) -> Hold | Exception:
-        """A hold, or why there is none."""
+        """A hold, or the error that says why there is none."""
         tenant, amount = request.tenant_id, request.amount_pico
         owner, currency = self._owners.get(tenant), self._currencies.get(request.price_version)
         if currency is None:
@@ -133,72 +134,66 @@ class HoldDecider:
         if isinstance(taken, InsufficientFunds):
             return taken
         windows = tuple(self._windows[key].id for key in keys)
-        hold = Hold.of(request, self._now, budgets=windows, grants=taken)
+        hold = Hold.of(request, self._now, sources=HoldSources(windows, taken))
         self.made.append((request, hold))
         return hold
 
-    def top_up(self, asked: TopUp, earlier: Hold | None) -> Hold | Exception:
-        """The hold raised from the balance and from the windows of budgets that it was reserved from, or why it is not.
-        `earlier` is the open hold of this id."""
+    def top_up(self, top_up: TopUp, earlier: Hold | None) -> Hold | Exception:
+        """The `earlier` open hold of the request, raised from the balance, grants and the windows that it was reserved
+        from; or the error that says why it is not."""
         if earlier is None:
-            return HoldEnded(asked.request_id)
-        more = asked.amount_pico - earlier.amount_pico
+            return HoldEnded(top_up.request_id)
+        more = top_up.amount_pico - earlier.amount_pico
         if more <= 0:
             return earlier
         tenant, keys = earlier.tenant_id, [self._keys[window] for window in earlier.budgets]
-        of = Purpose(tenant, earlier.project_id, earlier.model)
-        taken = self._take(of, more, keys, self._owners[tenant].currency)
+        purpose = Purpose(tenant, earlier.project_id, earlier.model)
+        taken = self._take(purpose, more, keys, self._owners[tenant].currency)
         if isinstance(taken, InsufficientFunds):
             return taken
-        grants = {one: earlier.grants.get(one, 0) + taken.get(one, 0) for one in {**earlier.grants, **taken}}
-        raised = msgspec.structs.replace(earlier, amount_pico=asked.amount_pico, grants=grants)
-        self.raised[asked.request_id] = raised
+        grants = {grant: earlier.grants.get(grant, 0) + taken.get(grant, 0) for grant in {**earlier.grants, **taken}}
+        raised = msgspec.structs.replace(earlier, amount_pico=top_up.amount_pico, grants=grants)
+        self.raised[top_up.request_id] = raised
         return raised
 
     def _take(
-        self, of: Purpose, amount: int, keys: Sequence[tuple[UUID, int]], currency: str
+        self, purpose: Purpose, amount: int, keys: Sequence[tuple[UUID, int]], currency: str
     ) -> dict[UUID, int] | InsufficientFunds:
-        """Take the amount from grants and the balance, and from all of these windows; or nothing. Returns how much is
-        from which grants."""
-        grants = [one for one in self._grants.values() if one.tenant_id == of.tenant_id]
-        covering = [one for one in grants if one.covers(of.project_id, of.model)]
-        free = sum(one.free for one in covering)
-        elsewhere = sum(one.free for one in grants) - free
+        """Take the amount from grants and the balance, and from all of these windows; or take nothing. Returns how much
+        is from which grants."""
+        tenant = purpose.tenant_id
+        grants = [grant for grant in self._grants.values() if grant.tenant_id == tenant]
+        covering = [grant for grant in grants if grant.covers(purpose.project_id, purpose.model)]
+        free = sum(grant.free for grant in covering)
+        elsewhere = sum(grant.free for grant in grants) - free
         windows = [self._windows[key] for key in keys]
-        refusal = self._shortage(of.tenant_id, amount, windows, currency, granted=free, elsewhere=elsewhere)
+        refusal = self._shortage(tenant, amount, windows, currency, granted=free, elsewhere=elsewhere)
         if refusal is not None:
-            self.short.add(of.tenant_id)
+            self.short.add(tenant)
             return refusal
         taken: dict[UUID, int] = {}
-        for one in covering:
-            if part := min(amount - sum(taken.values()), one.free):
-                self._grants[one.id] = msgspec.structs.replace(one, held=one.held + part)
-                self._counted_on.add(one.id)
-                taken[one.id] = part
+        for grant in covering:
+            if part := min(amount - sum(taken.values()), grant.free):
+                self._grants[grant.id] = msgspec.structs.replace(grant, held=grant.held + part)
+                self._changed_grants.add(grant.id)
+                taken[grant.id] = part
         rest = amount - sum(taken.values())
-        self._left[of.tenant_id] -= rest
-        self.held[of.tenant_id] += rest
+        self._left[tenant] -= rest
+        self.held[tenant] += rest
         for key in keys:
             self._windows[key] = self._windows[key].holding(amount)
             self._used.add(key)
         return taken
 
     def _budgets(self, request: HoldRequest) -> list[tuple[UUID, int]]:
-        mine = self._terms.get(request.tenant_id, ())
-        return [(terms.budget_id, terms.starts_at(self._now)) for terms in mine if terms.is_for(request)]
+        limits = self._limits.get(request.tenant_id, ())
+        return [(limit.budget_id, limit.starts_at(self._now)) for limit in limits if limit.is_for(request)]
 
     def _shortage(
-        self,
-        tenant: UUID,
-        amount: int,
-        windows: Sequence[BudgetWindow],
-        currency: str,
-        *,
-        granted: int,
-        elsewhere: int,
+        self, tenant: UUID, amount: int, windows: Sequence[BudgetWindow], currency: str, *, granted: int, elsewhere: int
     ) -> InsufficientFunds | None:
-        """The refusal by whatever has least left, if that is too little: what it has would fit everywhere, and what may
-        cost nothing always does. `granted` is for such usage only, `elsewhere` for other usage only."""
+        """The refusal by whatever has least left, if that is too little: as much would fit everywhere. An amount of 0
+        always fits. `granted` is what grants for such usage have, `elsewhere` those for other usage."""
         least, tightest = max(0, self._left[tenant]) + granted, None
         for window in windows:
             available = window.available

@@ -1,7 +1,7 @@
-"""What a lost attempt of a request did, when the request was tried again: an event of its own, which bills nothing.
+"""Events of lost attempts: what a replica did for a request that was then tried again. They bill nothing.
 
-It counts what the first replica's journal counted, so that journals and events agree, and belongs to the request as an
-adjustment does: it is no request itself, holds no money and changes no usage.
+Such an event has the counts of the first replica's journal, so that journals and events agree. It belongs to the
+request as an adjustment does (`corrects`): it is no request itself, holds no money and changes no usage.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from billing.usage import Counts, RecordedBy, Usage, UsageEvent
 from storage.database.database import Database
 
 _RANDOM_BITS = 62
-"""How many of a UUIDv7's last bits say nothing of its time."""
+"""The last bits of a UUIDv7, which are random."""
 
 
 class AttemptedRequest(msgspec.Struct, frozen=True):
-    """Whose request was tried again, and under which terms; instants as in UsageEvent."""
+    """A request that was tried again; fields as in UsageEvent."""
 
     request_id: UUID
     tenant_id: UUID
@@ -36,7 +36,7 @@ class AttemptedRequest(msgspec.Struct, frozen=True):
 
 
 class LostAttempt(msgspec.Struct, frozen=True):
-    """An attempt that came to nothing: on which replica, under which number of its journal, and what it did."""
+    """An attempt that was lost, as its replica's journal has it; fields as in UsageEvent."""
 
     attempt: int
     replica: str
@@ -48,48 +48,36 @@ class LostAttempt(msgspec.Struct, frozen=True):
 
 
 def attempt_id(request_id: UUID, attempt: int) -> UUID:
-    """The id of a lost attempt's event: of the request's time, and the same however often it is asked for."""
+    """The id of a lost attempt's event: a UUIDv7 of the request's time, made of the request's id and the attempt."""
     digest = hashlib.sha256(request_id.bytes + attempt.to_bytes(4)).digest()
     mask = (1 << _RANDOM_BITS) - 1
     return UUID(int=request_id.int & ~mask | int.from_bytes(digest[:8]) & mask)
 
 
-def lost_attempt(of: AttemptedRequest, lost: LostAttempt) -> UsageEvent:
+def lost_attempt(request: AttemptedRequest, lost: LostAttempt) -> UsageEvent:
     """The event of a lost attempt. Raises InvalidUsage, InvalidPeriod."""
+    fields = msgspec.structs.asdict(request) | msgspec.structs.asdict(lost)
+    del fields["request_id"]
     return UsageEvent(
-        id=attempt_id(of.request_id, lost.attempt),
-        tenant_id=of.tenant_id,
-        project_id=of.project_id,
-        key_id=of.key_id,
-        model=of.model,
-        model_digest=lost.model_digest,
-        lane=of.lane,
-        price_version=of.price_version,
-        admitted_at=of.admitted_at,
-        finished_at=max(of.admitted_at, time.time_ns() // 1000),
-        period=of.period,
+        **fields,
+        id=attempt_id(request.request_id, lost.attempt),
+        finished_at=max(request.admitted_at, time.time_ns() // 1000),
         status="failed",
-        reason=lost.reason,
         delivery="confirmed",
-        source=lost.source,
-        replica=lost.replica,
-        sequence=lost.sequence,
-        attempt=lost.attempt,
-        counts=lost.counts,
         usage=Usage(),
         cost_pico=0,
-        corrects=of.request_id,
+        corrects=request.request_id,
     )
 
 
 def lost_attempt_of(event: UsageEvent) -> UsageEvent:
-    """What is left of a request's event, if the request is billed by the event of another attempt."""
-    of = AttemptedRequest(event.id, *(getattr(event, name) for name in AttemptedRequest.__struct_fields__[1:]))
-    return lost_attempt(of, LostAttempt(**{name: getattr(event, name) for name in LostAttempt.__struct_fields__}))
+    """The lost attempt that an event describes, if its request is billed by the event of another attempt."""
+    request = AttemptedRequest(event.id, *(getattr(event, name) for name in AttemptedRequest.__struct_fields__[1:]))
+    return lost_attempt(request, LostAttempt(**{name: getattr(event, name) for name in LostAttempt.__struct_fields__}))
 
 
 async def other_attempt(database: Database, request_id: UUID, attempt: int) -> AttemptedRequest | None:
-    """The request, if its event is that of another attempt than this; else None. Raises DatabaseUnavailable."""
+    """The request, if its event is of another attempt than this; else None. Raises DatabaseUnavailable."""
     of = usage_event.c  # all tenants: a journal knows requests by their ids alone
     names = [name for name in AttemptedRequest.__struct_fields__ if name != "request_id"]
     query = select(*(of[name] for name in names)).where(of.id == request_id, of.attempt != attempt)

@@ -1,9 +1,10 @@
-"""From the spool into the database: each event once, with its hold closed, its cost posted and rolled up, in one
-transaction a batch."""
+"""Settling: a batch of events becomes durable in one transaction, which also ends their holds, posts their costs to the
+ledger, and adds them to rollups and hash chains. Each event counts once."""
 
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from uuid import UUID
@@ -11,13 +12,12 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import select
 
-from billing.events import columns as dimensions
 from billing.events import partitions
-from billing.events.columns import EventColumns, EventDimensions
+from billing.events.columns import EventColumns, EventDimensions, dimension_ids
 from billing.events.rollups import RollupDelta, roll_up
 from billing.events.rows import EventRows
 from billing.holds.store import EndedHolds, release_holds
-from billing.integrity.hash_chain import batches
+from billing.integrity.hash_chain import chain_batches
 from billing.ledger.entries import Balance, Transaction
 from billing.ledger.wallet import ModelCost, OpenGrant, Wallet
 from billing.money import format_pico
@@ -39,11 +39,11 @@ from storage.database.base import new_id
 from storage.database.database import Database
 
 OVERDRAWN = "balance.overdrawn"
-"""The outbox topic of a tenant who came to owe more than was promised to be covered."""
+"""The outbox topic of a tenant whose balance does not cover its usage and holds any more."""
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """What became of a batch: events written, events that were there already, holds given back, records refused."""
+    """What became of a batch: events written, events that existed already, holds released, records refused."""
 
     written: int = 0
     repeated: int = 0
@@ -51,49 +51,44 @@ class Settled(msgspec.Struct, frozen=True):
     refused: int = 0
 
     def __add__(self, other: Settled) -> Settled:
-        return Settled(*(a + b for a, b in zip(_numbers(self), _numbers(other), strict=True)))
-
-
-def _numbers(settled: Settled) -> tuple[int, ...]:
-    return msgspec.structs.astuple(settled)
+        return Settled(*map(operator.add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
 
 async def settle(database: Database, book: PriceCatalog, records: Sequence[Settlement]) -> Settled:
-    """Settle the records in one transaction. Any of them may come again, late or in any order, and counts once; what
-    comes after its period closed is booked in the one that is open. Of several attempts of a request the one that comes
-    first is billed, the others are recorded as lost.
+    """Settle the records in one transaction. A record may be repeated, late or out of order; it counts once. What comes
+    after its period closed is booked in the open one. Of several attempts of a request the first to come is billed, and
+    the others are recorded as lost.
 
     A record that cannot be true (its cost does not recompute, its price version or its tenant's balance does not
-    exist, its currency is another) is kept in `refused_settlement`, and its hold is given back: nothing else would end
-    it. Raises DatabaseUnavailable, and then nothing is written.
+    exist, its currency differs) is kept in `refused_settlement`, and its hold is released: nothing else would end it.
+    Raises DatabaseUnavailable, and then nothing is written.
     """
-    given = [record for record in records if isinstance(record, UsageEvent)]
-    given_back = [record for record in records if isinstance(record, Release)] if len(given) < len(records) else []
-    releases = {release.request_id: release.hold_batch for release in given_back}
-    columns = EventColumns(_once_a_request(given))
+    events = [record for record in records if isinstance(record, UsageEvent)]
+    releases = {record.request_id: record.hold_batch for record in records if isinstance(record, Release)}
+    columns = EventColumns(_one_attempt_per_request(events))
     versions = await _versions(book, set(columns.numbers["price_version"].tolist()))
     await partitions.ensure_partitions(database, columns.ids)
-    numbers = await dimensions.numbers(database, columns.kinds)
+    ids = await dimension_ids(database, columns.kinds)
     while True:
         try:
-            async with money_transaction(database) as books:
-                kept, in_vain = await _once_an_attempt(books, columns.events)
+            async with money_transaction(database) as money:
+                kept, repeated = await _without_repeated_attempts(money, columns.events)
                 if len(kept) < len(columns):
                     columns = EventColumns(kept)
-                    releases |= {event.id: event.hold_batch for event in in_vain}
-                done = await _settle(books, versions, numbers, columns, releases)
+                    releases |= {event.id: event.hold_batch for event in repeated}
+                settled = await _settle(money, versions, ids, columns, releases)
         except EventsAlreadyWritten:
-            async with money_transaction(database) as books:
-                there = await books.existing_attempts([event.id for event in columns.events])
-            columns = EventColumns(_not_there(columns.events, there))
+            async with money_transaction(database) as money:
+                existing = await money.existing_attempts([event.id for event in columns.events])
+            columns = EventColumns(_new_events(columns.events, existing))
             if columns.events:
-                numbers = await dimensions.numbers(database, columns.kinds)
+                ids = await dimension_ids(database, columns.kinds)
         else:
-            return done + Settled(repeated=len(given) - len(columns))
+            return settled + Settled(repeated=len(events) - len(columns))
 
 
-def _once_a_request(events: list[UsageEvent]) -> list[UsageEvent]:
-    """Of several attempts of a request that come together, the first as the request's event, the others as lost."""
+def _one_attempt_per_request(events: list[UsageEvent]) -> list[UsageEvent]:
+    """The events; of several attempts of a request the first stays the request's event, the others become lost ones."""
     attempts: dict[UUID, int] = {}
     for event in events:
         attempts.setdefault(event.id, event.attempt)
@@ -107,87 +102,88 @@ def _once_a_request(events: list[UsageEvent]) -> list[UsageEvent]:
     ]
 
 
-async def _once_an_attempt(
-    books: MoneyTransaction, events: Sequence[UsageEvent]
+async def _without_repeated_attempts(
+    money: MoneyTransaction, events: Sequence[UsageEvent]
 ) -> tuple[Sequence[UsageEvent], Sequence[UsageEvent]]:
-    """Without those that say again what one attempt did: as a lost attempt, which who tried the request again
-    recorded, and as the request's end, for which who was told of it by the journal took it. The latter of these apart:
-    their holds end all the same. Whoever has some of these to settle does so alone until the transaction's end: they
-    have two ids, so that no key would keep the second one out."""
-    others = {
+    """The events to write, and those that repeat an attempt under another id and whose holds end all the same.
+
+    One attempt can be recorded twice: as a lost attempt by whoever tried the request again, and as the request's end by
+    whoever heard of it from the journal. The two events have different ids, so that no key keeps the second one out:
+    who settles either holds a lock (`lock_attempts`) until the transaction ends.
+    """
+    other_ids = {
         event.id: attempt_id(event.id, event.attempt) if event.corrects is None else event.corrects
         for event in events
         if event.sequence and (event.corrects is not None or (event.source == "journal" and not event.cost_pico))
     }
-    if not others:
+    if not other_ids:
         return events, []
-    await books.lock_attempts()
-    there = await books.existing_attempts(set(others.values()))
-    again: dict[UUID, UsageEvent] = {}
+    await money.lock_attempts()
+    attempts = await money.existing_attempts(set(other_ids.values()))
+    repeated: dict[UUID, UsageEvent] = {}
     for event in events:
-        if event.id in others and there.get(others[event.id]) == event.attempt:
-            again[event.id] = event
+        if event.id in other_ids and attempts.get(other_ids[event.id]) == event.attempt:
+            repeated[event.id] = event
         else:
-            there.setdefault(event.id, event.attempt)
+            attempts.setdefault(event.id, event.attempt)
     return (
-        [event for event in events if event.id not in again],
-        [event for event in again.values() if event.corrects is None],
+        [event for event in events if event.id not in repeated],
+        [event for event in repeated.values() if event.corrects is None],
     )
 
 
-def _not_there(events: Iterable[UsageEvent], there: Mapping[UUID, int]) -> Iterator[UsageEvent]:
-    """The events that are not there yet. One of another attempt than the request's event is a lost attempt's: who has
-    written it did not know that the request was tried again."""
+def _new_events(events: Iterable[UsageEvent], existing: Mapping[UUID, int]) -> Iterator[UsageEvent]:
+    """The events that are not in the database. One of another attempt than the existing event is yielded as a lost
+    attempt: whoever recorded it did not know that the request was tried again."""
     for event in events:
-        if event.id not in there:
+        if event.id not in existing:
             yield event
-        elif event.corrects is None and event.sequence and event.attempt != there[event.id]:
+        elif event.corrects is None and event.sequence and event.attempt != existing[event.id]:
             yield lost_attempt_of(event)
 
 
 async def _settle(
-    books: MoneyTransaction,
+    money: MoneyTransaction,
     versions: dict[int, PriceVersion],
-    numbers: Mapping[EventDimensions, int],
+    ids: Mapping[EventDimensions, int],
     columns: EventColumns,
     releases: Mapping[UUID, UUID | None],
 ) -> Settled:
-    """Settle events that are not there yet. Raises EventsAlreadyWritten if one is."""
-    currencies = await books.currencies([UUID(int=tenant) for tenant in {tenant for tenant, *_ in columns.owners}])
+    """Settle new events. Raises EventsAlreadyWritten if one exists."""
+    currencies = await money.currencies([UUID(int=tenant) for tenant in {tenant for tenant, *_ in columns.owners}])
     causes = find_invalid_events(columns, versions, currencies)
     refused = [(columns.events[place], cause) for place, cause in causes.items()]
     if causes:
         columns = EventColumns(event for place, event in enumerate(columns.events) if place not in causes)
-    columns = await book_late(books, columns)
-    rows = EventRows(columns, numbers)
-    rolled, chained = await books.write_events(rows, lambda: (roll_up(columns), batches(rows)))
+    columns = await book_late(money, columns)
+    rows = EventRows(columns, ids)
+    rolled, chained = await money.write_events(rows, lambda: (roll_up(columns), chain_batches(rows)))
     used = {event.id: event.hold_batch for event in columns.events if event.allowance is None}
-    settled = await books.holds.end(used, "settled")
-    in_vain = {event.id: event.hold_batch for event, _ in refused if event.corrects is None} if refused else {}
-    unused = {request: batch for request, batch in {**in_vain, **releases}.items() if request not in used}
-    drawn = _Drawn(columns.events if len(used) < len(columns) else ())
-    spent = await books.holds.spend(drawn.costs) if drawn.costs else []
-    released = await books.holds.end(unused, "released")
-    await books.roll_up(rolled)
-    await books.chain(chained)
-    unheld = len(used) > sum(some.requests for some in settled)
+    settled = await money.holds.end(used, "settled")
+    of_refused = {event.id: event.hold_batch for event, _ in refused if event.corrects is None} if refused else {}
+    unused = {request: batch for request, batch in {**of_refused, **releases}.items() if request not in used}
+    allowances = _AllowanceUse(columns.events if len(used) < len(columns) else ())
+    spent = await money.holds.spend(allowances.costs) if allowances.costs else []
+    released = await money.holds.end(unused, "released")
+    await money.roll_up(rolled)
+    await money.chain(chained)
+    unheld = len(used) > sum(group.requests for group in settled)
     ended = [*settled, *spent, *released]
-    await _post(books, rolled, ended, columns.events, currencies, drawn=drawn.requests, unheld=unheld)
-    await refuse(books, refused)
-    return Settled(written=len(columns), released=sum(some.requests for some in released), refused=len(refused))
+    await _post(money, rolled, ended, columns.events, currencies, from_allowances=allowances.requests, unheld=unheld)
+    await refuse(money, refused)
+    return Settled(written=len(columns), released=sum(group.requests for group in released), refused=len(refused))
 
 
 async def has_event(database: Database, request_id: UUID) -> bool:
     """Whether the usage of a request is settled. Raises DatabaseUnavailable."""
     async with database.reading() as session:
-        query = select(usage_fact.c.id).where(
-            usage_fact.c.id == request_id
-        )  # all tenants: a journal knows requests alone
+        # all tenants: a journal knows requests alone
+        query = select(usage_fact.c.id).where(usage_fact.c.id == request_id)
         return (await session.execute(query)).scalar_one_or_none() is not None
 
 
-class _Drawn:
-    """Of events: what was held out of allowances. `costs` by tenant and allowance, `requests` by tenant."""
+class _AllowanceUse:
+    """What events take out of allowances: `costs` by tenant and allowance, and the number of `requests` by tenant."""
 
     def __init__(self, events: Iterable[UsageEvent]) -> None:
         self.costs: dict[tuple[UUID, UUID], int] = defaultdict(int)
@@ -198,9 +194,9 @@ class _Drawn:
                 self.requests[event.tenant_id] += 1
 
 
-async def refuse(books: MoneyTransaction, records: Iterable[tuple[Settlement, str]]) -> None:
+async def refuse(money: MoneyTransaction, records: Iterable[tuple[Settlement, str]]) -> None:
     """Keep records that cannot be settled, whole, with the cause of each."""
-    await books.refuse(
+    await money.refuse(
         [
             RefusedSettlement(
                 new_id(),
@@ -214,8 +210,8 @@ async def refuse(books: MoneyTransaction, records: Iterable[tuple[Settlement, st
 
 
 class JournalEntry(msgspec.Struct, frozen=True, tag="journal_entry"):
-    """What a replica's journal says of a request: whose journal, under which number, the id, and `said`, all of it as
-    it came."""
+    """An entry of a replica's journal about a request, under the journal's number. `said` is the whole entry, as it
+    came."""
 
     replica: str
     sequence: int
@@ -224,7 +220,7 @@ class JournalEntry(msgspec.Struct, frozen=True, tag="journal_entry"):
 
     @property
     def request_id(self) -> UUID:
-        """The request's id; 0 for what is no id."""
+        """The request's id; all zeros for what is no UUID."""
         try:
             return UUID(self.request)
         except ValueError:
@@ -232,7 +228,7 @@ class JournalEntry(msgspec.Struct, frozen=True, tag="journal_entry"):
 
     @property
     def id(self) -> UUID:
-        """The same however often the journal repeats the entry."""
+        """The id of the refused record: the same for each repetition of the entry."""
         digest = hashlib.sha256(f"{self.replica}/{self.sequence}/{self.request}".encode()).digest()
         return UUID(bytes=digest[:16], version=5)
 
@@ -240,36 +236,36 @@ class JournalEntry(msgspec.Struct, frozen=True, tag="journal_entry"):
 async def refuse_entry(
     database: Database, entry: JournalEntry, cause: str, holds: Mapping[UUID, UUID | None] = {}
 ) -> None:
-    """Keep a journal's entry that nothing can be billed from, whole and once, and give back these holds (the batch of
-    each, where that is known): the journal may forget it after that. Raises DatabaseUnavailable."""
+    """Keep a journal's entry from which nothing can be billed, whole and once, and release these holds (request →
+    batch, if known): the journal may forget the entry after that. Raises DatabaseUnavailable."""
     cause = f"{entry.replica}'s journal, entry {entry.sequence} of request {entry.request[:64]!r}: {cause}"
-    async with money_transaction(database) as books:
-        released = await books.holds.end(holds, "released")
-        await _post(books, [], released, [], {}, drawn={}, unheld=False)
-        await books.refuse([RefusedSettlement(entry.id, entry.request_id, cause, msgspec.msgpack.encode(entry))])
+    async with money_transaction(database) as money:
+        released = await money.holds.end(holds, "released")
+        await _post(money, [], released, [], {}, from_allowances={}, unheld=False)
+        await money.refuse([RefusedSettlement(entry.id, entry.request_id, cause, msgspec.msgpack.encode(entry))])
 
 
 async def _post(
-    books: MoneyTransaction,
+    money: MoneyTransaction,
     rolled: Sequence[RollupDelta],
     holds: Sequence[EndedHolds],
     new: Sequence[UsageEvent],
     currencies: Mapping[UUID, str],
     *,
-    drawn: Mapping[UUID, int],
+    from_allowances: Mapping[UUID, int],
     unheld: bool,
 ) -> None:
-    """Give back what was held, debit what was used, and write the entries: all that needs the balances.
+    """Release what was held, debit what was used, and write the ledger's entries: all that needs locked balances.
 
-    `drawn`: how many of each tenant's new events were held out of an allowance. `unheld`: some of the others come after
-    their hold has ended.
+    `from_allowances`: how many of each tenant's new events were held out of an allowance. `unheld`: some of the others
+    come after their hold has ended.
     """
     ended: dict[UUID, list[EndedHolds]] = defaultdict(list)
-    counted_on: set[UUID] = set()
-    for some in holds:
-        ended[some.tenant_id].append(some)
-        if some.counts_on_grants:
-            counted_on.update(some.ids)
+    on_grants: set[UUID] = set()
+    for group in holds:
+        ended[group.tenant_id].append(group)
+        if group.sources.grants:
+            on_grants.update(group.ids)
     used: dict[UUID, dict[str, dict[tuple[UUID, str], int]]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(int))
     )
@@ -278,40 +274,42 @@ async def _post(
     balances: list[Balance] = []
     transactions: list[Transaction] = []
     notices: list[OutboxMessage] = []
-    owners = await books.lock(sorted(ended.keys() | used.keys()))
+    owners = await money.lock(sorted(ended.keys() | used.keys()))
     grants: dict[UUID, list[OpenGrant]] = defaultdict(list)
-    with_grants = used.keys() | {some.tenant_id for some in holds if some.counts_on_grants}
-    for grant in await books.grants(with_grants & owners.keys()):
+    with_grants = used.keys() | {group.tenant_id for group in holds if group.sources.grants}
+    for grant in await money.grants(with_grants & owners.keys()):
         grants[grant.tenant_id].append(grant)
-    events = {event.id: event for event in new if event.id in counted_on} if counted_on else {}
+    events = {event.id: event for event in new if event.id in on_grants} if on_grants else {}
     changed: list[OpenGrant] = []
     for tenant, before in owners.items():
         wallet = Wallet(before, grants[tenant])
         paid = release_holds(wallet, ended[tenant], events, used[tenant])
         for period, costs in sorted(used[tenant].items()):
-            entries = wallet.use([ModelCost(*of, pico) for of, pico in costs.items()], paid.get(period, {}))
+            entries = wallet.use([ModelCost(*key, pico) for key, pico in costs.items()], paid.get(period, {}))
             if entries:
                 transactions.append(Transaction(new_id(), tenant, currencies[tenant], "usage", period, entries))
-        after = wallet.balance.changed(holds=drawn.get(tenant, 0))
+        after = wallet.balance.changed(holds=from_allowances.get(tenant, 0))
         balances.append(after)
         changed += wallet.changed.values()
         if after.overdraft and not before.overdraft:
             notices.append(OutboxMessage(new_id(), tenant, OVERDRAWN, _overdraft(after)))
-    late = await _late(books, owners, new) if unheld else {}
-    notices += await charge_budgets(books, BudgetCharges(holds, new, late, currencies))
-    await books.save(balances, transactions, notices, changed)
+    late = await _windows_of_late(money, owners, new) if unheld else {}
+    notices += await charge_budgets(money, BudgetCharges(holds, new, late, currencies))
+    await money.save(balances, transactions, notices, changed)
 
 
-async def _late(books: MoneyTransaction, owners: Mapping[UUID, Balance], new: Sequence[UsageEvent]) -> dict[UUID, str]:
-    """The budgets of those of these events that come after their hold has ended."""
+async def _windows_of_late(
+    money: MoneyTransaction, owners: Mapping[UUID, Balance], new: Sequence[UsageEvent]
+) -> dict[UUID, tuple[UUID, ...]]:
+    """The windows of budgets of those of these events that come after their hold has ended."""
     limited = {tenant for tenant, owner in owners.items() if owner.budgets}
     ids = [event.id for event in new if event.tenant_id in limited] if limited else []
-    return await books.holds.budgets_of_ended(ids) if ids else {}
+    return await money.holds.windows_of_ended(ids) if ids else {}
 
 
 def _overdraft(balance: Balance) -> str:
-    told = {"available": format_pico(balance.available), "currency": balance.currency}
-    return msgspec.json.encode(told).decode()
+    payload = {"available": format_pico(balance.available), "currency": balance.currency}
+    return msgspec.json.encode(payload).decode()
 
 
 async def _versions(book: PriceCatalog, ids: set[int]) -> dict[int, PriceVersion]:

@@ -1,4 +1,4 @@
-"""The task that carries the spool into the database, for ever: in order, once, through any outage of the database."""
+"""The settler: a task that settles the records of a spool, in order, each once, through any outage of the database."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Settler:
 
     def __init__(self, database: Database, spool: Spool, book: PriceCatalog | None = None) -> None:
         self.total = Settled()
-        """What became of all records so far."""
+        """The sum over all batches so far."""
         self.failing = False
         """Whether the last attempt found no database."""
         self._database = database
@@ -148,8 +148,8 @@ class Settler:
             except Exception as error:
                 log.exception("a record cannot be settled and is kept aside")
                 try:
-                    async with money_transaction(self._database) as books:
-                        await refuse(books, [(record, f"{type(error).__name__}: {error}")])
+                    async with money_transaction(self._database) as money:
+                        await refuse(money, [(record, f"{type(error).__name__}: {error}")])
                 except DatabaseUnavailable as away:
                     await self._wait(away)
                     return False

@@ -110,14 +110,7 @@ async def declare_dead(database: Database, epoch: str, reason: str, spool_folder
 class EpochKeeper:
     """Publishes the epoch of one spool as long as it lives, and ends those whose owners are gone. `start`, `stop`."""
 
-    def __init__(
-        self,
-        database: Database,
-        spool: Spool,
-        gateway: str,
-        *,
-        folder: str = "",
-    ) -> None:
+    def __init__(self, database: Database, spool: Spool, gateway: str, *, folder: str = "") -> None:
         """`folder` is the identity of the folder in which the spool lies."""
         self.on_over: Callable[[str], None] = lambda why: None
         """Called once, with the reason, when the epoch turns out to be over although we live: nothing may be sent or

@@ -1,4 +1,4 @@
-"""Files that belong to a process as long as it lives: it holds their lock; who can lock one knows that it is gone."""
+"""Files that belong to a living process: it holds their lock (flock). A file that can be locked has lost its owner."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def create(path: Path, content: bytes) -> int:
-    """A new locked file whose name and content are durable; its descriptor, open for appending. Raises OSError.
+    """Create a locked file, with name and content durable; returns its descriptor, open for appending. Raises OSError.
 
-    It gets its name when it is locked, so that nobody can take it in between.
+    It is locked before it gets its name, so that nobody can take it in between.
     """
     hidden = path.with_suffix(".new")
     descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -29,8 +29,10 @@ def create(path: Path, content: bytes) -> int:
 
 
 def take(path: Path) -> int | None:
-    """A file whose owner is gone, locked by us; None if its owner lives or somebody has just dealt with it. Raises
-    OSError."""
+    """Lock a file whose owner is gone; returns its descriptor. None if the owner lives or the file was just replaced.
+
+    Raises OSError.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -50,7 +52,7 @@ def take(path: Path) -> int | None:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of it, however often the system takes only a part. Raises OSError."""
+    """Write all of `data`, over as many system calls as it takes. Raises OSError."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

@@ -1,4 +1,4 @@
-"""The durable journal in front of the database: a usage is shown to a client only after it lies here.
+"""The spool: a durable queue of usage in front of the database. A client sees its usage only after it lies here.
 
 Each owner (a gateway worker's epoch) writes files of its own, locked as long as it lives. The files of one that died
 are adopted by whoever finds them next. A file that the settler has drained is deleted.

@@ -3,7 +3,7 @@ them."""
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Column, LargeBinary, Table, Text
+from sqlalchemy import CheckConstraint, Column, Integer, LargeBinary, Table, Text, text
 
 from storage.database.base import STRICT, Base, Count, Id
 
@@ -17,11 +17,13 @@ usage_batch = Table(
     Column("entries", LargeBinary, nullable=False),
     Column("root", LargeBinary, nullable=False),
     Column("head", LargeBinary, nullable=False),
+    Column("form", Integer, nullable=False, server_default=text("1")),
     CheckConstraint("link > 0", name="link"),
     CheckConstraint("events > 0", name="events"),
     **STRICT,
 )
-"""A link of a chain: the events that were settled together, and the head after them. Links are numbered from 1."""
+"""A link of a chain: the events that were settled together, and the head after them. Links are numbered from 1.
+`form` is that of their leaves (`billing.integrity.leaf_forms`)."""
 
 usage_chain = Table(
     "usage_chain",

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from billing.tables.prices import price, price_version
-from billing.usage import COUNTS, METERS, TRAITS
+from billing.usage import COUNTS, DIMENSIONS, METERS
 from storage.database.base import STRICT, Base, Count, Id, Pico
 
 __all__ = ["price", "price_version"]  # beside what is defined here: imported so that the metadata has them
@@ -125,7 +125,7 @@ all. One that ends leaves its row; what it was is in its usage event, or in `end
 
 An allowance (`billing.reservation.allowances`) is a hold too, alone in its row, and shrinks by what is used of it.
 
-`sources` is what each is reserved from beside the balance (`billing.holds.records.join`): windows of budgets, and
+`sources` is what each is reserved from beside the balance (`billing.holds.sources`): windows of budgets, and
 grants for one model or project. The first of them expires at `expires_at`, or later. `first` and `last` are the least
 and the greatest id of a request that was ever in the row. There is no index but the key: each would cost every request,
 and only recovery and sweeping look for anything else, through few rows.
@@ -154,8 +154,8 @@ usage_traits = Table(
     "usage_traits",
     Base.metadata,
     Column("id", Integer, primary_key=True, autoincrement=True),
-    *(Column(name, Text, nullable=False) for name in TRAITS),
-    UniqueConstraint(*TRAITS, name="uq_usage_traits"),
+    *(Column(name, Text, nullable=False) for name in DIMENSIONS),
+    UniqueConstraint(*DIMENSIONS, name="uq_usage_traits"),
     **STRICT,
 )
 """What many events have in common, once for each combination that occurs (`billing.events.columns`)."""
@@ -216,7 +216,7 @@ usage_event = Table(
     MetaData(),
     Column("id", Id, primary_key=True),
     *_facts(),
-    *(Column(name, Text, nullable=False) for name in TRAITS),
+    *(Column(name, Text, nullable=False) for name in DIMENSIONS),
 )
 """The view of usage events with all that they say. PostgreSQL joins the traits only where a query names one."""
 
@@ -272,20 +272,6 @@ ledger_entry = Table(
     **STRICT,
 )
 """Both sides of each entry in one row: a transaction that does not sum to zero in its currency cannot be written."""
-
-outbox = Table(
-    "outbox",
-    Base.metadata,
-    Column("id", Id, primary_key=True),
-    Column("tenant_id", Id, nullable=False),
-    Column("topic", Text, nullable=False),
-    Column("payload", Text, nullable=False),
-    Column("created_at", Count, nullable=False),
-    Column("sent_at", Count, nullable=True),
-    Index("ix_outbox_unsent", "id", sqlite_where=text("sent_at IS NULL"), postgresql_where=text("sent_at IS NULL")),
-    **STRICT,
-)
-"""What others are to be told, written with what it tells of: neither is there without the other."""
 
 refused_settlement = Table(
     "refused_settlement",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Column, LargeBinary, Table, Text
+from sqlalchemy import Column, Integer, LargeBinary, Table, Text, text
 
 from storage.database.base import STRICT, Base
 
@@ -12,6 +12,8 @@ seal = Table(
     Column("kind", Text, primary_key=True),
     Column("id", Text, primary_key=True),
     Column("sha256", LargeBinary, nullable=False),
+    Column("form", Integer, nullable=False, server_default=text("1")),
     **STRICT,
 )
-"""The seals of rows that never change, by table and key. Append-only: triggers refuse UPDATE and DELETE."""
+"""The seals of rows that never change, by table and key; `form` says what each is made of (`row_seals.FORMS`).
+Append-only: triggers refuse UPDATE and DELETE."""

@@ -1,15 +1,15 @@
-"""Counting what was spent in the budgets that its holds were reserved from, and giving back what they held, once."""
+"""Charging budgets: usage counts in the windows that its hold was reserved from, which hold nothing for it any more."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
 from uuid import UUID
 
 import msgspec
 
 from billing.budgets.windows import BudgetWindow, describe, resets
-from billing.holds.records import join, split
 from billing.holds.store import EndedHolds
 from billing.money import format_pico
 from billing.transaction.money_transaction import MoneyTransaction, OutboxMessage
@@ -17,50 +17,51 @@ from billing.usage import UsageEvent
 from storage.database.base import new_id
 
 THRESHOLD = "budget.threshold"
-"""The outbox topic of a budget of which a threshold was reached: once for each threshold and window."""
+"""The outbox topic of a budget's threshold that was reached: once for each threshold and window."""
 
 
 class BudgetCharges(msgspec.Struct, frozen=True):
-    """Holds that ended and usage that is new; `late` are the budgets of usage that came after its hold had ended, or
-    that corrects other usage."""
+    """What to charge: holds that `ended`, and new usage that was `spent`. `late` has the windows of events that came
+    after their hold had ended, or that correct other usage."""
 
     ended: Sequence[EndedHolds]
     spent: Sequence[UsageEvent] = ()
-    late: Mapping[UUID, str] = {}
+    late: Mapping[UUID, tuple[UUID, ...]] = {}
     currencies: Mapping[UUID, str] = {}
 
 
-async def charge_budgets(books: MoneyTransaction, use: BudgetCharges) -> list[OutboxMessage]:
-    """Settle budgets; return who is to be told what. The balances of all tenants are locked."""
+async def charge_budgets(money: MoneyTransaction, charges: BudgetCharges) -> list[OutboxMessage]:
+    """Charge the windows of budgets; return the notices of thresholds that were reached. The balances of all tenants
+    are locked."""
     held: dict[UUID, int] = defaultdict(int)
-    budgets: dict[UUID, str] = {event: join(windows) for event, of in use.late.items() if (windows := split(of))}
-    for some in use.ended:
-        if windows := split(some.budgets):
-            budgets |= dict.fromkeys(some.ids, join(windows))
-        for window in windows:
-            held[window] += some.amount_pico
-    if not budgets:
+    windows: dict[UUID, tuple[UUID, ...]] = {event: late for event, late in charges.late.items() if late}
+    for group in charges.ended:
+        if group.sources.windows:
+            windows |= dict.fromkeys(group.ids, group.sources.windows)
+        for window in group.sources.windows:
+            held[window] += group.amount_pico
+    if not windows:
         return []
     costs: dict[UUID, int] = defaultdict(int)
-    charged = {event.id: (event.tenant_id, budgets[event.id]) for event in use.spent if event.id in budgets}
-    for event in use.spent:
-        for window in split(budgets.get(event.id, "")):
+    counted = {event.id: (event.tenant_id, windows[event.id]) for event in charges.spent if event.id in windows}
+    for event in charges.spent:
+        for window in windows.get(event.id, ()):
             costs[window] += event.cost_pico
     notices: list[OutboxMessage] = []
     after: list[BudgetWindow] = []
-    for found in await books.budgets.windows(held.keys() | costs.keys()):
-        changed, reached = found.holding(-held[found.id]).spending(costs[found.id])
+    for before in await money.budgets.windows(held.keys() | costs.keys()):
+        changed, reached = before.holding(-held[before.id]).spending(costs[before.id])
         after.append(changed)
         if reached:
-            notices.append(_notice(changed, reached, use.currencies.get(found.tenant_id, "")))
-    await books.budgets.save(after)
-    await books.budgets.charge(charged)
+            notices.append(_notice(changed, reached, charges.currencies.get(before.tenant_id, "")))
+    await money.budgets.save(after)
+    await money.budgets.record_charges(counted)
     return notices
 
 
 def _notice(window: BudgetWindow, percent: int, currency: str) -> OutboxMessage:
     end = resets(window)
-    told = {
+    payload = {
         "budget": str(window.budget_id),
         "what": describe(window.scope, window.span, window.subject),
         "scope": window.scope,
@@ -73,11 +74,23 @@ def _notice(window: BudgetWindow, percent: int, currency: str) -> OutboxMessage:
         "currency": currency,
         "resets_at": None if end is None else end.isoformat(),
     }
-    return OutboxMessage(new_id(), window.tenant_id, THRESHOLD, msgspec.json.encode(told).decode())
+    return OutboxMessage(new_id(), window.tenant_id, THRESHOLD, msgspec.json.encode(payload).decode())
 
 
-def named(payload: str, name: str) -> str:
-    """A notice that says what people call the subject of its budget, beside its id."""
-    told = msgspec.json.decode(payload)
-    told |= {"subject_name": name, "what": describe(told["scope"], told["window"], name)}
-    return msgspec.json.encode(told).decode()
+NameLookup: TypeAlias = Callable[[UUID], Awaitable[Mapping[str, str]]]
+"""Tenant id -> the names of its projects and keys, by their ids."""
+
+
+async def name_budget_subjects(messages: Iterable[OutboxMessage], names_of: NameLookup) -> dict[UUID, str]:
+    """The payload of each message, by its id; a budget's with the name of its subject, which billing does not know."""
+    payloads: dict[UUID, str] = {}
+    names: dict[UUID, Mapping[str, str]] = {}
+    for message in messages:
+        payloads[message.id] = message.payload
+        if message.topic == THRESHOLD and (subject := (notice := msgspec.json.decode(message.payload))["subject"]):
+            if message.tenant_id not in names:
+                names[message.tenant_id] = await names_of(message.tenant_id)
+            name = names[message.tenant_id].get(subject, subject)
+            notice |= {"subject_name": name, "what": describe(notice["scope"], notice["window"], name)}
+            payloads[message.id] = msgspec.json.encode(notice).decode()
+    return payloads

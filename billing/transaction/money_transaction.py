@@ -1,13 +1,7 @@
-"""The statements that move money, in each database's fastest way: one transaction in which everything changes together.
+"""One transaction over money: the interface that both databases implement, and the order in which it locks.
 
-On PostgreSQL they go to the driver, with arrays for rows; on SQLite through SQLAlchemy. What is decided between them is
-decided once, by those who call this.
-
-So that no two transactions wait for each other, all lock in one order: lost attempts, that periods stay open, then
-usage events, holds that end, rollups, chains, balances; each by its key. Who locked a tenant's balance has locked its
-budgets. A balance is locked as late as possible, since everyone who reserves waits for it; what depends on it is
-computed in a later statement, which sees what the lock waited for. New holds that are asked about one by one come after
-their balances: nobody else can wait for a hold that is not there yet.
+On PostgreSQL its statements go to the driver, with arrays for rows; on SQLite through SQLAlchemy. What is decided
+between them is decided once, by those who call this.
 """
 
 from __future__ import annotations
@@ -30,11 +24,11 @@ Made = TypeVar("Made")
 
 
 class EventsAlreadyWritten(Exception):
-    """Some of the events are in the database already, maybe since a moment ago: nothing of this transaction counts."""
+    """Some of the events are in the database already: this transaction must be rolled back."""
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """Money put in: given if its kind is promo, else paid; for one model or project only where one is named."""
+    """Money put in: given if its kind is promo, else paid. With a model or a project, for that alone."""
 
     id: UUID
     tenant_id: UUID
@@ -49,7 +43,7 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class OutboxMessage(msgspec.Struct, frozen=True):
-    """What goes to the outbox: a topic, and the payload as JSON."""
+    """A row of the outbox: a topic, and the payload as JSON."""
 
     id: UUID
     tenant_id: UUID
@@ -67,40 +61,55 @@ class RefusedSettlement(msgspec.Struct, frozen=True):
 
 
 class MoneyTransaction(Protocol):
-    """One transaction. The methods are in the order in which they may be called."""
+    """One transaction, in which everything changes together or not at all.
+
+    All transactions take their locks in one order, so that no two wait for each other:
+
+    1. lost attempts (`lock_attempts`)
+    2. that billing periods stay open (`closed_periods`)
+    3. usage events (`write_events`)
+    4. holds that end or change (`holds`)
+    5. hourly rollups (`roll_up`)
+    6. hash chains (`chain`)
+    7. balances (`lock`); with a tenant's balance, its grants and budgets are locked (`grants`, `budgets`, `save`)
+
+    Rows of one kind are locked in the order of their keys. A balance is locked as late as possible, since everyone who
+    reserves waits for it; what depends on it is computed in a later statement, which sees what the lock waited for. New
+    holds are written after their balances are locked: nobody else can wait for a hold that is not there yet.
+    """
 
     @property
     def holds(self) -> HoldStore:
-        """What is about holds."""
+        """The holds of this transaction."""
 
     @property
     def budgets(self) -> BudgetStore:
-        """What is about budgets."""
+        """The budgets of this transaction."""
 
     async def now(self) -> int:
         """The database's clock."""
 
     async def lock_attempts(self) -> None:
-        """Be the only one, until the end, who settles what may have been recorded as a lost attempt too."""
+        """Take the lock of those who settle what may have been recorded as a lost attempt too."""
 
     async def currencies(self, tenants: Collection[UUID]) -> dict[UUID, str]:
-        """The currencies of the balances there are; neither ever changes."""
+        """The currency of each tenant that has a balance. It never changes."""
 
     async def closed_periods(self, periods: Collection[str]) -> set[str]:
-        """Which of these billing periods are closed. None of the others closes before this transaction ends."""
+        """Those of these billing periods that are closed. None of the others closes before this transaction ends."""
 
     async def chain(self, batches: Sequence[ChainBatch]) -> None:
         """Continue the hash chains with new events, in the order of tenant and period."""
 
     async def existing_attempts(self, ids: Collection[UUID]) -> dict[UUID, int]:
-        """Which of these events are there, and of which attempt each is."""
+        """The attempt of each of these events that exists."""
 
-    async def units_left(self, event: UUID) -> dict[str, int]:
-        """What an event and its adjustments come to, in units by meter."""
+    async def units_left(self, tenant: UUID, event: UUID) -> dict[str, int]:
+        """The sum of an event of this tenant and its adjustments, in units by meter."""
 
     async def write_events(self, rows: EventRows, meanwhile: Callable[[], Made]) -> Made:
-        """Insert new events; return what `meanwhile` returns, which is called while the database is busy with them.
-        Raises EventsAlreadyWritten if one is not new."""
+        """Insert new events, and call `meanwhile` while the database is busy with them; return its result. Raises
+        EventsAlreadyWritten if an event is not new."""
 
     async def roll_up(self, rolled: Sequence[RollupDelta]) -> None:
         """Add to the hourly rollups."""
@@ -109,13 +118,13 @@ class MoneyTransaction(Protocol):
         """Insert a grant; False if it is there already."""
 
     async def lock(self, tenants: Collection[UUID]) -> dict[UUID, Balance]:
-        """The balances, locked until the end; those without one are absent."""
+        """The balances of these tenants, locked until the end; a tenant without one is absent."""
 
     async def grants(self, tenants: Collection[UUID], *, spent: bool = False) -> list[OpenGrant]:
-        """What is left of the grants of locked balances, in any order; with those that are used up if `spent`."""
+        """The grants of tenants whose balances are locked, in any order; those that are used up only if `spent`."""
 
-    async def posted(self, transaction: UUID) -> bool:
-        """Whether the ledger has this transaction: under the locked balance, nobody else is posting it."""
+    async def is_posted(self, transaction: UUID) -> bool:
+        """Whether the ledger has this transaction. While its tenant's balance is locked, nobody else posts it."""
 
     async def save(
         self,
@@ -124,7 +133,7 @@ class MoneyTransaction(Protocol):
         notices: Sequence[OutboxMessage] = (),
         grants: Sequence[OpenGrant] = (),
     ) -> None:
-        """Write locked balances and grants as they are now, with the entries and notices of what made them so."""
+        """Write locked balances and grants, with the ledger's transactions and the notices of what changed them."""
 
     async def refuse(self, refusals: Sequence[RefusedSettlement]) -> None:
-        """Keep records that cannot be settled; one that is kept already is passed over."""
+        """Keep records that cannot be settled. One that is kept already is skipped."""

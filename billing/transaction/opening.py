@@ -1,4 +1,4 @@
-"""Which books a database has."""
+"""Opening a money transaction: the implementation for the database, on its own or in a session's transaction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from storage.database.database import Database
 
 @asynccontextmanager
 async def money_transaction(database: Database) -> AsyncIterator[MoneyTransaction]:
-    """The database's books, for one transaction. Raises DatabaseUnavailable."""
+    """A money transaction of its own. Raises DatabaseUnavailable."""
     if database.dialect == "postgresql":
         async with database.direct() as connection:
             yield PostgresMoneyTransaction(connection, database.clock_sql)
@@ -25,9 +25,9 @@ async def money_transaction(database: Database) -> AsyncIterator[MoneyTransactio
 
 
 async def money_transaction_in(database: Database, session: AsyncSession) -> MoneyTransaction:
-    """The database's books, in the transaction of a session: for money that moves with what the session writes.
+    """A money transaction within the transaction of a session: for money that moves with what the session writes.
 
-    The session has executed something before: with that, its transaction began on the driver's connection.
+    The session must have executed a statement before: that began its transaction on the driver's connection.
     """
     if database.dialect == "postgresql":
         connection = await (await session.connection()).get_raw_connection()

@@ -1,4 +1,4 @@
-"""The books on PostgreSQL: each statement takes arrays, so that a batch is one round trip however large.
+"""Money transactions on PostgreSQL: each statement takes arrays, so that a batch is one round trip however large.
 
 An array arrives as text and is joined with: compared with, it would be read again for each row. Events go by COPY,
 which costs half of an INSERT; since it knows no ON CONFLICT, a batch with events that were there begins again without
@@ -23,8 +23,8 @@ from billing.budgets.store_postgresql import PostgresBudgetStore
 from billing.events.rollups import KEYS, SUMS, RollupDelta
 from billing.events.rows import EventRows
 from billing.holds.store_postgresql import PostgresHoldStore
-from billing.integrity.hash_chain import ChainBatch, start
-from billing.integrity.row_seals import FORMS, digest_of, digest_of_transaction
+from billing.integrity.hash_chain import ChainBatch, first_head
+from billing.integrity.row_seals import CURRENT, digest_of, digest_of_transaction
 from billing.ledger.entries import Balance, Transaction
 from billing.ledger.wallet import OpenGrant
 from billing.tables import money as tables
@@ -43,7 +43,7 @@ def _type(table: Table, name: str) -> str:
 
 @cache
 def _roll_up(sums: tuple[str, ...]) -> str:
-    """Add rows of whose sums only these are not 0 everywhere."""
+    """The statement that adds rows of which only these sums are not 0. Its keys name the tenant."""
     arrays = ", ".join(f"${n}::text::{kind}[]" for n, kind in enumerate((*_KEY_KINDS, *["bigint"] * len(sums)), 1))
     values = ", ".join(name if name in sums else "0" for name in SUMS)
     added = ", ".join(f"{name} = r.{name} + excluded.{name}" for name in sums)
@@ -64,17 +64,17 @@ _REFUSAL = ("uuid", "uuid", "text", "bytea")
 
 _CHAIN = """
     WITH given AS (
-        SELECT * FROM unnest($1::text::uuid[], $2::text[], $3::bigint[], $4::bytea[], $5::bytea[], $6::bytea[])
-            AS t (tenant_id, period, events, root, entries, start)
+        SELECT * FROM unnest($1::text::uuid[], $2::text[], $3::bigint[], $4::bytea[], $5::bytea[], $6::int[],
+            $7::bytea[]) AS t (tenant_id, period, events, root, entries, form, first_head)
     ), linked AS (
         INSERT INTO usage_chain AS c (tenant_id, period, links, events, root, head)
-        SELECT tenant_id, period, 1, events, root, sha256(start || root) FROM given ORDER BY tenant_id, period
+        SELECT tenant_id, period, 1, events, root, sha256(first_head || root) FROM given ORDER BY tenant_id, period
         ON CONFLICT (tenant_id, period) DO UPDATE SET links = c.links + 1, events = c.events + excluded.events,
             root = excluded.root, head = sha256(c.head || excluded.root)
         RETURNING tenant_id, period, links, head
     )
-    INSERT INTO usage_batch (tenant_id, period, link, events, entries, root, head)
-    SELECT tenant_id, period, links, events, entries, root, head FROM given JOIN linked USING (tenant_id, period)
+    INSERT INTO usage_batch (tenant_id, period, link, events, entries, form, root, head)
+    SELECT tenant_id, period, links, events, entries, form, root, head FROM given JOIN linked USING (tenant_id, period)
 """
 
 _BALANCE = tuple(column.name for column in tables.balance.columns)
@@ -109,8 +109,9 @@ _SAVE = f"""
         INSERT INTO ledger_txn (id, tenant_id, kind, period, memo, posted_at)
         SELECT id, tenant_id, kind, period, memo, {{clock}} FROM heads RETURNING id, posted_at
     ), sealed AS (
-        INSERT INTO seal (kind, id, sha256)
-        SELECT 'ledger_txn', id::text, sha256(digest || int8send(posted_at)) FROM posted JOIN heads USING (id)
+        INSERT INTO seal (kind, id, sha256, form)
+        SELECT 'ledger_txn', id::text, sha256(digest || int8send(posted_at)), {CURRENT["ledger_txn"].number}
+        FROM posted JOIN heads USING (id)
     ), noted AS (
         INSERT INTO outbox (id, tenant_id, topic, payload, created_at)
         SELECT t.*, {{clock}} FROM {_unnest(_NOTICE, _AFTER_ENTRIES)} AS t
@@ -120,18 +121,19 @@ _SAVE = f"""
     FROM {_unnest(_ENTRY, _AFTER_TXN)} AS t (txn, seq, tenant, currency, debit, credit, amount, given)
 """  # noqa: S608  # names of columns
 """All that is done while balances are locked, in one statement: whoever waits for them waits for no more than that."""
-_GRANT = """
+_GRANT = f"""
     WITH made AS (
         INSERT INTO "grant" (id, tenant_id, amount_pico, currency, kind, reason, priority, expires_at, model,
             project_id, at)
-        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, {clock}) ON CONFLICT DO NOTHING
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, {{clock}}) ON CONFLICT DO NOTHING
         RETURNING id, tenant_id, amount_pico, at
     ), sealed AS (
-        INSERT INTO seal (kind, id, sha256) SELECT 'grant', id::text, sha256($11 || int8send(at)) FROM made
+        INSERT INTO seal (kind, id, sha256, form)
+        SELECT 'grant', id::text, sha256($11 || int8send(at)), {CURRENT["grant"].number} FROM made
     )
     INSERT INTO grant_balance (grant_id, tenant_id, remaining, used, gone)
     SELECT id, tenant_id, amount_pico, 0, 0 FROM made RETURNING grant_id
-"""
+"""  # noqa: S608  # a number of ours
 _OPEN_GRANTS = """
     SELECT g.id, g.tenant_id, g.kind, g.priority, g.expires_at, g.model, g.project_id, b.remaining, b.used, b.gone,
         b.held
@@ -141,7 +143,7 @@ _OPEN_GRANTS = """
 """
 _UNITS_LEFT = (
     f"SELECT {', '.join(f'coalesce(sum({meter}), 0)' for meter in METERS)} "  # noqa: S608  # names of columns
-    "FROM usage_fact WHERE id = $1 OR corrects = $1"
+    "FROM usage_fact WHERE (id = $1 OR corrects = $1) AND tenant_id = $2"
 )
 _REFUSE = """
     INSERT INTO refused_settlement (id, request_id, cause, body, refused_at)
@@ -161,7 +163,7 @@ def _ids(values: Collection[UUID]) -> str:
 
 
 class PostgresMoneyTransaction:
-    """Books in a transaction of the driver's connection. `clock` is the database's clock as SQL."""
+    """Runs in a transaction of the driver's connection. `clock` is the database's clock as SQL."""
 
     def __init__(self, connection: Connection, clock: str) -> None:
         self._connection = connection
@@ -188,19 +190,18 @@ class PostgresMoneyTransaction:
 
     async def chain(self, batches: Sequence[ChainBatch]) -> None:
         if batches:
-            columns = [[getattr(batch, name) for batch in batches] for name in ("events", "root", "entries")]
-            starts = [start(batch.tenant_id, batch.period) for batch in batches]
-            tenants = _ids([batch.tenant_id for batch in batches])
-            await self._connection.execute(_CHAIN, tenants, [batch.period for batch in batches], *columns, starts)
+            names = ("period", "events", "root", "entries", "form")
+            columns = [[getattr(batch, name) for batch in batches] for name in names]
+            heads = [first_head(batch.tenant_id, batch.period) for batch in batches]
+            await self._connection.execute(_CHAIN, _ids([batch.tenant_id for batch in batches]), *columns, heads)
 
     async def existing_attempts(self, ids: Collection[UUID]) -> dict[UUID, int]:
         # all tenants: a record is repeated whoever sent it
         query = "SELECT id, attempt FROM usage_fact WHERE id = ANY ($1::text::uuid[])"
         return {row[0]: row[1] for row in await self._connection.fetch(query, _ids(ids))}
 
-    async def units_left(self, event: UUID) -> dict[str, int]:
-        # all tenants: who asks has found the event as the tenant's
-        row = await self._connection.fetchrow(_UNITS_LEFT, event)
+    async def units_left(self, tenant: UUID, event: UUID) -> dict[str, int]:
+        row = await self._connection.fetchrow(_UNITS_LEFT, event, tenant)
         return dict(zip(METERS, row, strict=True))
 
     async def write_events(self, rows: EventRows, meanwhile: Callable[[], Made]) -> Made:
@@ -215,7 +216,8 @@ class PostgresMoneyTransaction:
             made.append(meanwhile())
 
         try:
-            await self._connection.copy_to_table("usage_fact", source=source(), columns=rows.said, format="binary")
+            columns = rows.used_columns
+            await self._connection.copy_to_table("usage_fact", source=source(), columns=columns, format="binary")
         except asyncpg.UniqueViolationError as error:
             raise EventsAlreadyWritten from error
         return made[0]
@@ -230,7 +232,7 @@ class PostgresMoneyTransaction:
         await self._connection.execute(_roll_up(sums), *keys, *added)
 
     async def write_grant(self, grant: Grant) -> bool:
-        values = (*msgspec.structs.astuple(grant), digest_of(FORMS["grant"], msgspec.structs.asdict(grant)))
+        values = (*msgspec.structs.astuple(grant), digest_of(CURRENT["grant"], msgspec.structs.asdict(grant)))
         return await self._connection.fetchval(_GRANT.format(clock=self._clock), *values) is not None
 
     async def lock(self, tenants: Collection[UUID]) -> dict[UUID, Balance]:
@@ -244,7 +246,8 @@ class PostgresMoneyTransaction:
             return []
         return [OpenGrant(*row) for row in await self._connection.fetch(_OPEN_GRANTS, _ids(tenants), spent)]
 
-    async def posted(self, transaction: UUID) -> bool:
+    async def is_posted(self, transaction: UUID) -> bool:
+        # all tenants: an id is one for all of them
         found = await self._connection.fetchval("SELECT true FROM ledger_txn WHERE id = $1", transaction)
         return found is not None
 

@@ -1,4 +1,4 @@
-"""The books on SQLite, whose one writer holds every lock there is."""
+"""Money transactions on SQLite, whose one writer holds every lock there is."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from billing.budgets.store_sqlite import SqliteBudgetStore
 from billing.events.rollups import KEYS, SUMS, RollupDelta
 from billing.events.rows import EventRows
 from billing.holds.store_sqlite import SqliteHoldStore
-from billing.integrity.hash_chain import ChainBatch, following, start
-from billing.integrity.row_seals import digest_of_transaction, seal_of, seal_rows
+from billing.integrity.hash_chain import ChainBatch, first_head, next_head
+from billing.integrity.row_seals import CURRENT, digest_of_transaction, seal_of, seal_row, seal_rows
 from billing.ledger.entries import Balance, Transaction
 from billing.ledger.wallet import OpenGrant
 from billing.tables import money as tables
@@ -26,7 +26,6 @@ from billing.tables.money import (
     grant_balance,
     ledger_entry,
     ledger_txn,
-    outbox,
     refused_settlement,
     rollup_hour,
     usage_fact,
@@ -37,6 +36,7 @@ from billing.transaction.money_transaction import EventsAlreadyWritten, Grant, M
 from billing.usage import METERS
 from storage.database.base import Pico
 from storage.database.database import Database
+from storage.database.outbox import outbox
 from storage.database.sql_arrays import one_of
 
 _rolled = sqlite.insert(rollup_hour)
@@ -50,24 +50,20 @@ _SAVE = (
     .values({name: bindparam(f"new_{name}", type_=Pico()) for name in _MONEY})
 )
 
+_GRANT_SUMS = ("remaining", "used", "gone", "held")
 _OPEN_GRANTS = select(
     *(tables.grant.c[name] for name in ("id", "tenant_id", "kind", "priority", "expires_at", "model", "project_id")),
-    *(grant_balance.c[name] for name in ("remaining", "used", "gone", "held")),
+    *(grant_balance.c[name] for name in _GRANT_SUMS),
 ).join(grant_balance, grant_balance.c.grant_id == tables.grant.c.id)
 _SAVE_GRANTS = (
     update(grant_balance)
-    .where(grant_balance.c.grant_id == bindparam("one"))
-    .values(
-        {
-            name: bindparam(new, type_=Pico())
-            for name, new in (("remaining", "left"), ("used", "spent"), ("gone", "lost"), ("held", "kept"))
-        }
-    )
+    .where(grant_balance.c.grant_id == bindparam("grant"))
+    .values({name: bindparam(f"new_{name}", type_=Pico()) for name in _GRANT_SUMS})
 )
 
 
 class SqliteMoneyTransaction:
-    """Books in a session's transaction."""
+    """Runs in a session's transaction."""
 
     def __init__(self, database: Database, session: AsyncSession) -> None:
         self._database = database
@@ -96,7 +92,7 @@ class SqliteMoneyTransaction:
             before = (await self._session.execute(select(usage_chain).where(here))).one_or_none()
             link = {
                 "root": batch.root,
-                "head": following(before.head if before else start(batch.tenant_id, batch.period), batch.root),
+                "head": next_head(before.head if before else first_head(batch.tenant_id, batch.period), batch.root),
             }
             end = {
                 "links": before.links + 1 if before else 1,
@@ -115,15 +111,15 @@ class SqliteMoneyTransaction:
         query = select(usage_fact.c.id, usage_fact.c.attempt).where(one_of(self._database, usage_fact.c.id, ids))
         return {row.id: row.attempt for row in await self._session.execute(query)}
 
-    async def units_left(self, event: UUID) -> dict[str, int]:
-        # all tenants: who asks has found the event as the tenant's
-        of = usage_fact.c
-        query = select(*(func.coalesce(func.sum(of[meter]), 0) for meter in METERS))
-        row = (await self._session.execute(query.where((of.id == event) | (of.corrects == event)))).one()
+    async def units_left(self, tenant: UUID, event: UUID) -> dict[str, int]:
+        fact = usage_fact.c
+        query = select(*(func.coalesce(func.sum(fact[meter]), 0) for meter in METERS)).where(fact.tenant_id == tenant)
+        row = (await self._session.execute(query.where((fact.id == event) | (fact.corrects == event)))).one()
         return dict(zip(METERS, row, strict=True))
 
     async def write_events(self, rows: EventRows, meanwhile: Callable[[], Made]) -> Made:
         if rows.columns.events:
+            # all tenants: each row names its own
             if await self.existing_attempts({event.id for event in rows.columns.events}):
                 raise EventsAlreadyWritten
             await self._session.execute(insert(usage_fact), rows.mappings())
@@ -152,7 +148,8 @@ class SqliteMoneyTransaction:
         rows = await self._session.execute(query if spent else query.where(grant_balance.c.remaining > 0))
         return [OpenGrant(*row) for row in rows]
 
-    async def posted(self, transaction: UUID) -> bool:
+    async def is_posted(self, transaction: UUID) -> bool:
+        # all tenants: an id is one for all of them
         return await self._session.scalar(select(ledger_txn.c.id).where(ledger_txn.c.id == transaction)) is not None
 
     async def save(
@@ -167,20 +164,11 @@ class SqliteMoneyTransaction:
             rows = [{"tenant": b.tenant_id, **{f"new_{name}": getattr(b, name) for name in _MONEY}} for b in balances]
             await self._session.execute(_SAVE, rows)
         if grants:
-            left = [{"one": g.id, "left": g.remaining, "spent": g.used, "lost": g.gone, "kept": g.held} for g in grants]
-            await self._session.execute(_SAVE_GRANTS, left)
+            rows = [{"grant": g.id, **{f"new_{name}": getattr(g, name) for name in _GRANT_SUMS}} for g in grants]
+            await self._session.execute(_SAVE_GRANTS, rows)
         if transactions:
-            heads = [
-                {
-                    "id": t.id,
-                    "tenant_id": t.tenant_id,
-                    "kind": t.kind,
-                    "period": t.period,
-                    "posted_at": now,
-                    "memo": t.memo,
-                }
-                for t in transactions
-            ]
+            names = ("id", "tenant_id", "kind", "period", "memo")
+            heads = [{"posted_at": now, **{name: getattr(t, name) for name in names}} for t in transactions]
             await self._session.execute(insert(ledger_txn), heads)
             entries = [
                 {"txn_id": t.id, "seq": seq, "tenant_id": t.tenant_id, "currency": t.currency}
@@ -189,11 +177,9 @@ class SqliteMoneyTransaction:
                 for seq, entry in enumerate(t.entries, 1)
             ]
             await self._session.execute(insert(ledger_entry), entries)
-            sealed = [
-                {"kind": "ledger_txn", "id": str(t.id), "sha256": seal_of(digest_of_transaction(t), now)}
-                for t in transactions
-            ]
-            await self._session.execute(insert(seal), sealed)
+            form = CURRENT["ledger_txn"]
+            seals = [seal_row(form, str(t.id), seal_of(digest_of_transaction(t), now)) for t in transactions]
+            await self._session.execute(insert(seal), seals)
         if notices:
             told = [msgspec.structs.asdict(notice) | {"created_at": now} for notice in notices]
             await self._session.execute(insert(outbox), told)

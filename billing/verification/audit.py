@@ -83,10 +83,8 @@ async def counts_by_replica(database: Database, since: Mapping[str, int] = {}) -
     `since` maps a replica to the epoch in which its journal began: earlier events are left out.
     """
     event = usage_event.c
-    in_journal = or_(
-        event.replica.not_in(since),
-        *(and_(event.replica == replica, event.sequence > epoch << 32) for replica, epoch in since.items()),
-    )
+    later = (and_(event.replica == replica, event.sequence > epoch << 32) for replica, epoch in since.items())
+    in_journal = or_(event.replica.not_in(since), *later)
     sums = [func.sum(event[f"count_{name}"]).label(name) for name in COUNTS]
     query = select(event.replica, func.count().label("requests"), *sums).where(event.sequence > 0, in_journal)
     query = query.group_by(event.replica)

@@ -13,8 +13,9 @@ from sqlalchemy import func, select
 
 from billing.events.rollups import LIMB
 from billing.holds.batches import HoldBatch
-from billing.holds.records import grants_in, split, unpack, unpack_all
-from billing.holds.store import COLUMNS
+from billing.holds.records import unpack, unpack_all
+from billing.holds.sources import HoldSources
+from billing.holds.store import BATCH_COLUMNS
 from billing.tables.money import (
     balance,
     ended_hold,
@@ -80,10 +81,9 @@ async def _check_grants(audit: AuditContext, counted_on: Mapping[UUID, int]) -> 
     credits_ = await _returned(audit)
     left: dict[tuple[UUID, str], int] = defaultdict(int)
     restricted: dict[UUID, int] = defaultdict(int)
-    of = grant.c
     owner = grant_balance.c.tenant_id.label("owner")
-    rows = select(of.id, of.tenant_id, owner, of.amount_pico, of.kind, of.model, of.project_id, *LEFT)
-    joined = rows.outerjoin_from(grant, grant_balance, grant_balance.c.grant_id == of.id)
+    columns = [grant.c[name] for name in ("id", "tenant_id", "amount_pico", "kind", "model", "project_id")]
+    joined = select(*columns, owner, *LEFT).outerjoin_from(grant, grant_balance, grant_balance.c.grant_id == grant.c.id)
     for row in await audit.session.execute(joined):
         if row.remaining is None or row.remaining + row.used + row.gone != row.amount_pico:
             audit.report("what became of a grant is not its amount", row.id, f"{row.amount_pico} were put in")
@@ -122,8 +122,8 @@ async def _returned(audit: AuditContext) -> dict[UUID, int]:
     query = select(entry.tenant_id, kind, func.sum(entry.amount_pico)).join(ledger_txn, ledger_txn.c.id == entry.txn_id)
     returned: dict[UUID, int] = defaultdict(int)
     query = query.where((kind == "return") | again).group_by(entry.tenant_id, kind)
-    for tenant, of, amount in await audit.session.execute(query):
-        returned[tenant] += int(amount) if of == "return" else -int(amount)
+    for tenant, entry_kind, amount in await audit.session.execute(query):
+        returned[tenant] += int(amount) if entry_kind == "return" else -int(amount)
     return returned
 
 
@@ -149,10 +149,10 @@ async def _held(audit: AuditContext) -> tuple[dict[UUID, int], dict[UUID, int]]:
     """
     balances: dict[UUID, int] = defaultdict(int)
     grants: dict[UUID, int] = defaultdict(int)
-    of = hold_batch.c  # all tenants: an audit checks the whole installation
-    query = select(of.tenant_id, of.amount_pico, of.sources, of.open)
+    batch = hold_batch.c  # all tenants: an audit checks the whole installation
+    query = select(batch.tenant_id, batch.amount_pico, batch.sources, batch.open)
     async for tenant, amount, sources, holds in await audit.session.stream(query):
-        counted_on = grants_in(sources)
+        counted_on = HoldSources.decode(sources).grants
         balances[tenant] += amount - holds * sum(counted_on.values())
         for grant_id, pico in counted_on.items():
             grants[grant_id] += holds * pico
@@ -163,7 +163,7 @@ def _is_unaltered(row: Any) -> bool:
     """Whether an ended hold's columns are those of its request. Its amount may have been raised since."""
     try:
         request = unpack(row.request)
-        split(row.budgets), grants_in(row.budgets)
+        HoldSources.decode(row.budgets)
     except (msgspec.MsgspecError, ValueError):
         return False
     same = (row.request_id, row.tenant_id, row.gateway) == (request.request_id, request.tenant_id, request.gateway)
@@ -174,7 +174,7 @@ def _is_unaltered(row: Any) -> bool:
 def _is_batch_unaltered(batch: HoldBatch) -> bool:
     """Whether a batch of open holds is what their requests say. Their amounts may have been raised since."""
     try:
-        split(batch.sources), grants_in(batch.sources)
+        HoldSources.decode(batch.sources)
         amounts, requests = batch.amounts(), {request.request_id: request for request in unpack_all(batch.requests)}
         still_open = {request: requests[UUID(bytes=request)] for request in amounts}
     except (msgspec.MsgspecError, struct.error, ValueError, KeyError):
@@ -200,7 +200,7 @@ async def check_holds(audit: AuditContext) -> None:
             audit.report("a hold was altered", row.request_id, "it is not what was asked for")
     found: dict[UUID, int] = defaultdict(int)
     open_requests: list[UUID] = []
-    async for row in await audit.session.stream(select(*COLUMNS)):
+    async for row in await audit.session.stream(select(*BATCH_COLUMNS)):
         batch = HoldBatch(*row)
         found[batch.tenant_id] += batch.open
         if _is_batch_unaltered(batch):

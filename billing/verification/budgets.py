@@ -9,7 +9,7 @@ from sqlalchemy import func, or_, select
 
 from billing.budgets.store import WINDOW
 from billing.budgets.windows import BudgetWindow
-from billing.holds.records import split
+from billing.holds.sources import HoldSources
 from billing.tables.budgets import budget, budget_charge, budget_window
 from billing.tables.money import balance, hold_batch, usage_fact
 from billing.verification.findings import AuditContext
@@ -21,7 +21,7 @@ async def check_budgets(audit: AuditContext) -> None:
     batch = hold_batch.c
     open_holds = select(batch.tenant_id, batch.sources, func.sum(batch.amount_pico)).where(batch.sources != "")
     for _, sources, amount in await audit.session.execute(open_holds.group_by(batch.tenant_id, batch.sources)):
-        for identity in split(sources):
+        for identity in HoldSources.decode(sources).windows:
             held[identity] += int(amount)
     spent: dict[UUID, int] = defaultdict(int)
     counted = budget_charge.outerjoin(usage_fact, usage_fact.c.id == budget_charge.c.request_id)
@@ -31,7 +31,7 @@ async def check_budgets(audit: AuditContext) -> None:
         if owner != whose:
             detail = "it has no event" if cost is None else f"it is of tenant {whose}, not {owner}"
             audit.report("a budget counted a request without usage", request, detail)
-        for identity in split(budgets):
+        for identity in HoldSources.decode(budgets).windows:
             spent[identity] += cost or 0
     await _check_terms(audit)
     columns = [budget_window.c[name] for name in WINDOW]

@@ -9,7 +9,8 @@ from uuid import UUID
 
 from sqlalchemy import func, select
 
-from billing.integrity.hash_chain import ENTRY, entries_of, following, leaf_of, root_of, start
+from billing.integrity.hash_chain import ENTRY_SIZE, first_head, next_head, period_root, split_entries
+from billing.integrity.leaf_forms import FORMS, LeafForm
 from billing.tables.chain import usage_batch, usage_chain
 from billing.tables.money import usage_event
 from billing.tables.periods import billing_period
@@ -38,9 +39,9 @@ async def check_chain(audit: AuditContext) -> None:
 
 
 async def _events_by_chain(audit: AuditContext) -> dict[Chain, int]:
-    of = usage_event.c
-    query = select(of.tenant_id, of.period, func.count()).where(audit.within(of.period))
-    rows = await audit.session.execute(query.group_by(of.tenant_id, of.period))
+    row = usage_event.c
+    query = select(row.tenant_id, row.period, func.count()).where(audit.within(row.period))
+    rows = await audit.session.execute(query.group_by(row.tenant_id, row.period))
     return {(tenant, period): count for tenant, period, count in rows}
 
 
@@ -52,47 +53,48 @@ class _Walk:
         self.ends: dict[Chain, tuple[int, int, bytes, bytes]] = {}
         self.to_search: set[Chain] = set()
         """Chains whose period may have events that are in none of their batches."""
-        self._scope = audit
+        self._audit = audit
         self._total = sum(events.values())
         self._done = 0
-        self._expected: dict[UUID, tuple[Chain, bytes]] = {}
+        self._expected: dict[UUID, tuple[Chain, bytes, LeafForm | None]] = {}
 
     async def follow(self, link: Any) -> None:
         """Check the next link of its chain."""
         chain = (link.tenant_id, link.period)
-        links, events, head, _ = self.ends.get(chain, (0, 0, start(*chain), b""))
+        links, events, head, _ = self.ends.get(chain, (0, 0, first_head(*chain), b""))
         root = sha256(link.entries).digest()
-        wanted = (links + 1, len(link.entries) // ENTRY, root, following(head, root))
-        if (link.link, link.events, link.root, link.head) != wanted:
+        wanted = (links + 1, len(link.entries) // ENTRY_SIZE, root, next_head(head, root))
+        form = FORMS.get(link.form)
+        if (link.link, link.events, link.root, link.head) != wanted or form is None:
             detail = f"{link.period}: link {link.link} does not follow from link {links} and its own events"
-            self._scope.report("the chain of events is broken", link.tenant_id, detail)
+            self._audit.report("the chain of events is broken", link.tenant_id, detail)
         self.ends[chain] = (link.link, events + link.events, link.head, link.root)
-        for event, leaf in entries_of(link.entries):
-            self._expected[event] = (chain, leaf)
+        for event, leaf in split_entries(link.entries):
+            self._expected[event] = (chain, leaf, form)
         if len(self._expected) >= _CHUNK:
             await self.compare()
 
     async def compare(self) -> None:
         """Compare the events of the links since the last comparison with their leaves."""
         expected, self._expected = self._expected, {}
-        here = one_of(self._scope.database, usage_event.c.id, expected)
-        for row in (await self._scope.session.execute(select(usage_event).where(here))).mappings():
-            chain, leaf = expected.pop(row["id"])
-            if (row["tenant_id"], row["period"]) != chain or leaf_of(row) != leaf:
+        in_events = one_of(self._audit.database, usage_event.c.id, expected)
+        for row in (await self._audit.session.execute(select(usage_event).where(in_events))).mappings():
+            chain, leaf, form = expected.pop(row["id"])
+            if (row["tenant_id"], row["period"]) != chain or form is None or form.leaf(row) != leaf:
                 detail = f"{chain[1]}: it does not say what it said when it was settled for tenant {chain[0]}"
-                self._scope.report("an event was altered", row["id"], detail)
+                self._audit.report("an event was altered", row["id"], detail)
                 self.to_search.add(chain)
             self._done += 1
-        for event, (chain, _) in expected.items():
+        for event, (chain, _, _) in expected.items():
             detail = f"{chain[1]}: it was settled for tenant {chain[0]}, and is not there"
-            self._scope.report("an event is missing", event, detail)
+            self._audit.report("an event is missing", event, detail)
             self.to_search.add(chain)
-        self._scope.progress("leaves", self._done, self._total)
+        self._audit.progress("leaves", self._done, self._total)
 
 
 async def _check_ends(audit: AuditContext, walk: _Walk) -> None:
-    of = usage_chain.c
-    query = select(of.tenant_id, of.period, of.links, of.events, of.head, of.root).where(audit.within(of.period))
+    row = usage_chain.c
+    query = select(row.tenant_id, row.period, row.links, row.events, row.head, row.root).where(audit.within(row.period))
     ends = {(row.tenant_id, row.period): tuple(row[2:]) for row in await audit.session.execute(query)}
     for chain in sorted(ends.keys() | walk.ends.keys()):
         if ends.get(chain) != walk.ends.get(chain):
@@ -109,13 +111,15 @@ async def _check_ends(audit: AuditContext, walk: _Walk) -> None:
 async def _name_unchained(audit: AuditContext, chain: Chain) -> None:
     """Report the events of a tenant's period that are in no batch."""
     tenant, period = chain
-    of = usage_batch.c
-    known: set[UUID] = set()
-    for entries in await audit.session.scalars(select(of.entries).where(of.tenant_id == tenant, of.period == period)):
-        known |= {event for event, _ in entries_of(entries)}
-    there = select(usage_event.c.id).where(usage_event.c.tenant_id == tenant, usage_event.c.period == period)
-    for event in await audit.session.scalars(there.order_by(usage_event.c.id)):
-        if event not in known:
+    row = usage_batch.c
+    chained: set[UUID] = set()
+    for entries in await audit.session.scalars(
+        select(row.entries).where(row.tenant_id == tenant, row.period == period)
+    ):
+        chained |= {event for event, _ in split_entries(entries)}
+    of_chain = select(usage_event.c.id).where(usage_event.c.tenant_id == tenant, usage_event.c.period == period)
+    for event in await audit.session.scalars(of_chain.order_by(usage_event.c.id)):
+        if event not in chained:
             audit.report("an event was never settled", event, f"{period}: no batch of tenant {tenant} has it")
 
 
@@ -126,6 +130,6 @@ async def _check_closed(audit: AuditContext, walk: _Walk) -> None:
         heads[period][tenant] = head
     closed = (billing_period.c.state == "closed") & audit.within(billing_period.c.period)
     for row in await audit.session.execute(select(billing_period).where(closed)):
-        if row.root != root_of(heads[row.period]):
+        if row.root != period_root(heads[row.period]):
             detail = f"{row.period}: its root was {row.root.hex() if row.root else None}, its events lead to another"
             audit.report("a closed period is not what it was", _NOBODY, detail)

@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 from billing.integrity.canonical_json import canonical, sha256
 from billing.invoices.accounting.posting import entries_of
 from billing.invoices.document import Document
-from billing.invoices.store import InvoiceRecord, columns_of, rows_of
+from billing.invoices.store import ISSUED, InvoiceRecord, columns_of, rows_of
 from billing.ledger.entries import OF_EVENTS
 from billing.money import minor_unit
 from billing.tables.invoices import invoice, invoice_line, invoice_payment, invoice_usage, number_series
@@ -103,9 +103,8 @@ async def check_invoiced(audit: AuditContext) -> None:
     """An invoice's usage is its period's events, in sum and for each line; its net and carry are its lines, exactly."""
     used = invoice_usage.c
     costs = await costs_by_period(audit)
-    standing = (invoice.c.kind == "invoice") & invoice.c.state.not_in(("draft", "void"))
     # all tenants: an audit checks the whole installation
-    invoices = (await audit.session.execute(select(invoice).where(standing, audit.within(invoice.c.period)))).all()
+    invoices = (await audit.session.execute(select(invoice).where(ISSUED, audit.within(invoice.c.period)))).all()
     for row in invoices:
         cost = costs.get((row.tenant_id, row.period), 0)
         if row.usage_pico != cost:

@@ -36,10 +36,10 @@ async def check_rollups(audit: AuditContext) -> None:
 
 async def costs_by_period(audit: AuditContext) -> dict[tuple[UUID, str], int]:
     """The cost of all events of each tenant and period, in pico-units."""
-    of = usage_event.c
-    high, low = (func.sum(of.cost_pico.op(operator)(LIMB)) for operator in ("/", "%"))
-    query = select(of.tenant_id, of.period, high, low).where(audit.within(of.period))
-    rows = await audit.session.execute(query.group_by(of.tenant_id, of.period))
+    event = usage_event.c
+    high, low = (func.sum(event.cost_pico.op(operator)(LIMB)) for operator in ("/", "%"))
+    query = select(event.tenant_id, event.period, high, low).where(audit.within(event.period))
+    rows = await audit.session.execute(query.group_by(event.tenant_id, event.period))
     return {(tenant, period): int(quotients) * LIMB + int(rest) for tenant, period, quotients, rest in rows}
 
 

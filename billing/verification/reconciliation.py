@@ -12,11 +12,12 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Select, and_, func, insert, or_, select
+from sqlalchemy import Select, func, insert, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.calendar import period_bounds
 from billing.events.rollups import LIMB
+from billing.invoices.store import ISSUED
 from billing.ledger.entries import OF_EVENTS
 from billing.periods.periods import PeriodState
 from billing.replica_journals.comparison import JournalComparison, JournalReport, compare, sort_out
@@ -111,25 +112,25 @@ async def reconcile(database: Database, period: str, journals: Iterable[JournalR
 
 async def latest(database: Database, period: str) -> Report | None:
     """The stored report of the last reconciliation of a period; None if there is none."""
-    of = recon_run.c
-    query = select(of.report).where(of.period == period).order_by(of.at.desc(), of.id.desc()).limit(1)
+    run = recon_run.c
+    query = select(run.report).where(run.period == period).order_by(run.at.desc(), run.id.desc()).limit(1)
     async with database.reading() as session:
         found = (await session.execute(query)).scalar_one_or_none()
     return None if found is None else msgspec.json.decode(found, type=Report)
 
 
 async def _report(session: AsyncSession, database: Database, period: str, journals: Iterable[JournalReport]) -> Report:
-    of = usage_event.c  # all tenants: a period is everybody's
+    event = usage_event.c  # all tenants: a period is everybody's
     starts_at = period_bounds(period)[0]
     state = (
         await session.execute(select(billing_period.c.state).where(billing_period.c.period == period))
     ).scalar_one_or_none()
-    here, request = of.period == period, of.corrects.is_(None)
-    deliveries = select(of.delivery, func.count()).where(here, request).group_by(of.delivery)
+    in_period, request = event.period == period, event.corrects.is_(None)
+    deliveries = select(event.delivery, func.count()).where(in_period, request).group_by(event.delivery)
     by_delivery = {row[0]: row[1] for row in await session.execute(deliveries)}
-    late = select(func.count()).where(here, request, of.admitted_at < starts_at)
-    adjustments = select(func.count()).where(here, of.source == "adjustment")
-    lost_attempts = select(func.count()).where(here, ~request, of.source != "adjustment")
+    late = select(func.count()).where(in_period, request, event.admitted_at < starts_at)
+    adjustments = select(func.count()).where(in_period, event.source == "adjustment")
+    lost_attempts = select(func.count()).where(in_period, ~request, event.source != "adjustment")
     tenants = await _drifts(session, period)
     sequences = await sequences_of(session, period)
     compared = await compare(session, journals)
@@ -148,7 +149,7 @@ async def _report(session: AsyncSession, database: Database, period: str, journa
         unconfirmed=by_delivery.get("unconfirmed", 0),
         late=(await session.execute(late)).scalar_one(),
         lost=max(missing.lost, sum(journal.lost for journal in compared)),
-        doubled=sum(each.repeated for each in sequences) + sum(journal.doubled for journal in compared),
+        doubled=sum(sequence.repeated for sequence in sequences) + sum(journal.doubled for journal in compared),
         unacknowledged=max(missing.unacknowledged, sum(journal.waiting for journal in compared)),
         declared_lost=missing.declared_lost,
         cost_pico=dict(costs),
@@ -176,11 +177,8 @@ async def _drifts(session: AsyncSession, period: str) -> list[Drift]:
         .group_by(rolled.tenant_id),
     )
     ledger = await _revenue(session, period)
-    issued = and_(invoice.c.kind == "invoice", invoice.c.state.not_in(("draft", "void")), invoice.c.period == period)
-    invoiced = {
-        tenant: int(pico)
-        for tenant, pico in await session.execute(select(invoice.c.tenant_id, invoice.c.usage_pico).where(issued))
-    }
+    issued = select(invoice.c.tenant_id, invoice.c.usage_pico).where(ISSUED, invoice.c.period == period)
+    invoiced = {tenant: int(pico) for tenant, pico in await session.execute(issued)}
     owners = await session.execute(select(balance.c.tenant_id, balance.c.currency))
     currencies = {row.tenant_id: row.currency for row in owners}
     return [

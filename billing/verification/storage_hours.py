@@ -9,6 +9,7 @@ from sqlalchemy import func, select
 
 from billing.calendar import period_of
 from billing.events.rollups import HOUR, LIMB
+from billing.invoices.store import ISSUED
 from billing.prices import EVERY_LANE, PriceMissing, UnknownPriceVersion
 from billing.prices.version import STORAGE
 from billing.rating.storage_hours import SECONDS_PER_HOUR
@@ -21,8 +22,9 @@ _CHUNK = 5000
 
 async def check_storage(audit: AuditContext) -> None:
     """Each hour's cost follows from its token-seconds and price version; a period's invoice bills all its hours."""
-    of = storage_event.c
-    query = select(storage_event).where(audit.within(of.period))  # all tenants: an audit checks the whole installation
+    hour = storage_event.c
+    # all tenants: an audit checks the whole installation
+    query = select(storage_event).where(audit.within(hour.period))
     async for row in await audit.session.stream(query.execution_options(yield_per=_CHUNK)):
         cost = await _cost(audit, row)
         if row.hour % HOUR or row.period < period_of(row.hour) or row.cost_pico != cost:
@@ -40,18 +42,23 @@ async def _cost(audit: AuditContext, row: Any) -> int | None:
 
 
 async def _check_invoiced(audit: AuditContext) -> None:
-    of, line, document = storage_event.c, invoice_line.c, invoice.c
-    high, low = func.sum(of.token_seconds.op("/")(LIMB)), func.sum(of.token_seconds.op("%")(LIMB))
-    sums = select(of.tenant_id, of.period, high, low).where(audit.within(of.period)).group_by(of.tenant_id, of.period)
+    hour, line, document = storage_event.c, invoice_line.c, invoice.c
+    high, low = func.sum(hour.token_seconds.op("/")(LIMB)), func.sum(hour.token_seconds.op("%")(LIMB))
+    sums = (
+        select(hour.tenant_id, hour.period, high, low)
+        .where(audit.within(hour.period))
+        .group_by(hour.tenant_id, hour.period)
+    )
     stored: dict[tuple[UUID, str], int] = {
         (tenant, period): int(quotients) * LIMB + int(rest)
         for tenant, period, quotients, rest in await audit.session.execute(sums)
     }
-    standing = (document.kind == "invoice") & document.state.not_in(("draft", "void")) & audit.within(document.period)
     lines = select(line.invoice_id, func.sum(line.units)).where(line.kind == "storage").group_by(line.invoice_id)
     billed = {row[0]: int(row[1]) for row in await audit.session.execute(lines)}
-    heads = select(document.id, document.number, document.tenant_id, document.period).where(standing)
-    for row in await audit.session.execute(heads):
+    heads = select(document.id, document.number, document.tenant_id, document.period).where(
+        ISSUED, audit.within(document.period)
+    )
+    for row in await audit.session.execute(heads.where(ISSUED, audit.within(document.period))):
         seconds = stored.get((row.tenant_id, row.period), 0)
         if billed.get(row.id, 0) != seconds:
             detail = f"{row.number}: {billed.get(row.id, 0)} token-seconds are billed, {seconds} were stored"

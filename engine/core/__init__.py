@@ -1,1 +1,1 @@
-"""The step loop of one replica, free of sockets, threads and files."""
+"""The engine itself: from requests to steps of the model to events, free of sockets, threads and files."""

@@ -1,4 +1,4 @@
-"""What a gateway asks for, made into requests of the scheduler, or refused with what is wrong about it."""
+"""Checks a gateway's `Generate` and makes it into requests of the scheduler, or says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from protocol.requests import MOST_CHOICES, Generate, Refusal
 
 Segments: TypeAlias = tuple[tuple[int, bytes, str], ...]
 
-_LONGEST_ID, _LONGEST_CLAIM = 256, 64 * 1024
+_MAX_ID_CHARS, _MAX_CLAIM_BYTES = 256, 64 * 1024
 """Ids and claims go into journal records, which are bounded."""
 
 
 class Rejected(Exception):
-    """A request that cannot be run; the message says why and names the field. `refusal`: it could be, later.
+    """A request that cannot be run; the message says why and names the field.
 
-    `invalid`: the field, where only the engine can tell that what the client wrote is wrong.
+    `refusal`: it may be sent again later. `invalid`: the field that the client got wrong, where only the engine can
+    tell.
     """
 
     def __init__(self, message: str, refusal: Refusal | None = None, invalid: str | None = None) -> None:
@@ -39,29 +40,29 @@ class Rejected(Exception):
 
 
 class InputProcessor:
-    """Checks what is asked for. `room`: tokens that a request may have in all, prompt and output; `root` that of the
-    served model's keys; `clock` as the engine's."""
+    """Checks requests. `room` is how many tokens a prompt and its output may have together; `root` the root of the
+    served model's block keys; `clock` the engine's."""
 
     def __init__(
         self, vocabulary: int, room: int, root: bytes, clock: Callable[[], float], grammars: Grammars | None
     ) -> None:
         self._vocabulary = vocabulary
-        self._tokens = room
+        self._room = room
         self._root = root
         self._clock = clock
         self.grammars = grammars
         self._arrivals = 0
 
     def room(self, prompt: int) -> int:
-        """Output tokens for which context and memory have room after a prompt of this length."""
-        return self._tokens - prompt
+        """Output tokens for which context and memory have room after a prompt of this many tokens."""
+        return self._room - prompt
 
     def accept(
         self, generate: Generate, scopes: Mapping[str, Scope], compiled: Grammar | Rejected | None = None
     ) -> ParentRequest:
-        """The requests that this asks for. Raises Rejected, naming the field.
+        """The requests of the scheduler that this asks for. Raises Rejected, naming the field.
 
-        `compiled`: the compiled grammar, or why there is none; if None it is compiled here.
+        `compiled` is the compiled grammar, or why there is none; with None it is compiled here.
         """
         sampling = generate.sampling
         _check_limits(generate)
@@ -70,8 +71,8 @@ class InputProcessor:
         vocabulary = self._vocabulary
         for name, tokens in (("tokens", generate.tokens), ("emitted", generate.emitted)):
             if tokens and not (min(tokens) >= 0 and max(tokens) < vocabulary):
-                wrong = next(token for token in tokens if not 0 <= token < vocabulary)
-                raise Rejected(f"{name}: token id {wrong} is outside the vocabulary of {vocabulary}")
+                invalid = next(token for token in tokens if not 0 <= token < vocabulary)
+                raise Rejected(f"{name}: token id {invalid} is outside the vocabulary of {vocabulary}")
         prompt = len(generate.tokens) + len(generate.emitted)
         room = self.room(prompt)
         if room < 1:
@@ -85,9 +86,9 @@ class InputProcessor:
             check_sampling(sampling, vocabulary, len(generate.emitted))
         except InvalidSampling as error:
             raise Rejected(str(error)) from error
-        # Whose time is over ends before it begins: its grammar may be what took so long to compile.
-        over = generate.deadline is not None and generate.deadline <= self._clock()
-        grammar = None if generate.grammar is None or over else self._grammar(generate.grammar, compiled)
+        # After its deadline it ends before it begins; its grammar, which may be what took so long, is not needed.
+        expired = generate.deadline is not None and generate.deadline <= self._clock()
+        grammar = None if generate.grammar is None or expired else self._grammar(generate.grammar, compiled)
         segments = self._segments(generate, scopes)
         private = generate.choices > 1 and generate.store == "none"
         root = block_key(secrets.token_bytes(32), self._root, []) if private else self._root
@@ -110,7 +111,7 @@ class InputProcessor:
             raise Rejected(f"grammar: {error}", invalid="grammar") from error
 
     def _request(self, generate: Generate, choice: int, segments: Segments, root: bytes, private: bool) -> Request:
-        """One choice. What it may not leave for others goes under keys that nobody else can make."""
+        """One choice. Blocks that it must not leave to others have keys that nobody else can make."""
         sampling = generate.sampling
         if choice:
             sampling = msgspec.structs.replace(sampling, seed=choice_seed(sampling.seed, choice))
@@ -131,7 +132,7 @@ class InputProcessor:
             flow=generate.flow,
             sub_flow=generate.sub_flow,
             weight=generate.weight,
-            # The others read what the first has computed for them.
+            # The other choices read what the first has computed for them.
             read=choice > 0 or (generate.read and sampling.prompt_logprobs is None),
             store="hbm" if private else generate.store,
             arrived_at=self._clock(),
@@ -140,26 +141,26 @@ class InputProcessor:
         )
 
     def _segments(self, generate: Generate, scopes: Mapping[str, Scope]) -> Segments:
-        segments, before = [], 0
+        segments, start = [], 0
         for segment in generate.segments:
             scope = scopes.get(segment.scope)
             if scope is None:
                 raise Rejected(f"segments: scope {segment.scope!r} was not introduced on this connection")
-            if segment.until <= before:
+            if segment.until <= start:
                 raise Rejected(f"segments: until {segment.until} does not grow")
-            before = segment.until
+            start = segment.until
             segments.append((segment.until, scope.root, segment.scope))
-        if before != len(generate.tokens):
-            raise Rejected(f"segments: they end at {before}, the prompt at {len(generate.tokens)}")
+        if start != len(generate.tokens):
+            raise Rejected(f"segments: they end at {start}, the prompt at {len(generate.tokens)}")
         return tuple(segments)
 
 
 def _check_limits(generate: Generate) -> None:
-    """What a request is known by, and on which terms it runs. Raises Rejected, naming the field."""
-    if not 1 <= len(generate.id) <= _LONGEST_ID:
-        raise Rejected(f"id: {len(generate.id)} characters are not within 1..{_LONGEST_ID}")
-    if len(generate.claim) > _LONGEST_CLAIM:
-        raise Rejected(f"claim: {len(generate.claim)} bytes are more than {_LONGEST_CLAIM}")
+    """Check id, claim, weight, deadline and credit. Raises Rejected, naming the field."""
+    if not 1 <= len(generate.id) <= _MAX_ID_CHARS:
+        raise Rejected(f"id: {len(generate.id)} characters are not within 1..{_MAX_ID_CHARS}")
+    if len(generate.claim) > _MAX_CLAIM_BYTES:
+        raise Rejected(f"claim: {len(generate.claim)} bytes are more than {_MAX_CLAIM_BYTES}")
     if generate.weight < 1:
         raise Rejected(f"weight: {generate.weight} is not at least 1")
     if generate.deadline is not None and not math.isfinite(generate.deadline):

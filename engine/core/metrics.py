@@ -1,4 +1,4 @@
-"""What an engine says about itself in each beat: who waits, what its memory holds, what was done."""
+"""What an engine says of itself in each heartbeat: its queues, its memory, what it has done."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from prompt_cache.kv.grouped_pool import GroupedPool
 from protocol.replicas import TierLoad
 
 
-def waiting(engine: Engine) -> dict[str, int]:
-    """Requests without blocks, by lane."""
+def waiting_by_lane(engine: Engine) -> dict[str, int]:
+    """Requests without KV blocks, by lane."""
     lanes: dict[str, int] = {}
     for group in (engine.scheduler.queue.waiting(), engine.scheduler.parked.values()):
         for request in group:
@@ -18,8 +18,8 @@ def waiting(engine: Engine) -> dict[str, int]:
     return lanes
 
 
-def memory(engine: Engine) -> tuple[TierLoad, ...]:
-    """The device's blocks, and those that hold what was swapped out (C4)."""
+def memory_load(engine: Engine) -> tuple[TierLoad, ...]:
+    """Blocks of the device memory (`hbm`), and of the swap memory (`dram`), by layer group (C4)."""
     swap = engine.scheduler.swap.pool
     tiers: tuple[tuple[Literal["hbm", "dram"], GroupedPool | None], ...] = (("hbm", engine.pool), ("dram", swap))
     return tuple(
@@ -29,9 +29,9 @@ def memory(engine: Engine) -> tuple[TierLoad, ...]:
     )
 
 
-def metrics(engine: Engine) -> dict[str, float]:
+def engine_metrics(engine: Engine) -> dict[str, float]:
     """Counters and gauges by Prometheus name."""
-    totals, scheduler, service = engine.totals, engine.scheduler, engine.fairness.service
+    totals, scheduler, service = engine.outputs.totals, engine.scheduler, engine.fairness.service
     return {
         "turnpike_engine_steps_total": engine.steps,
         "turnpike_engine_computed_tokens_total": totals["computed"],

@@ -1,8 +1,9 @@
-"""The outputs of one `Generate`: a request for each choice, of which only the first computes the prompt.
+"""The choices of one `Generate` (its `n` outputs), each a request of its own; only the first computes the prompt.
 
-The others wait until the prompt is in memory; then each is queued as if it had been preempted just there: it shares
-the prompt's whole blocks through the index and computes what lies in the last, partial one again. So the prompt is
-counted once, what is redone stands in `recomputed`, and a choice is a request like any other to the scheduler.
+The others wait until the prompt's KV is in memory. Then each is queued as if it had been preempted there: it shares
+the prompt's whole blocks through the index and computes what is in the last, partial block again. So the prompt is
+counted once, what is computed again counts as `recomputed`, and the scheduler sees a choice as a request like any
+other.
 """
 
 from __future__ import annotations
@@ -17,59 +18,61 @@ from protocol.requests import Counts, Reason
 
 @dataclass(eq=False)
 class ParentRequest:
-    """`members` by choice. `waiting`: those for which the first has yet to compute the prompt."""
+    """A request of a gateway. `children` are its choices, by number; `waiting` those that wait for the first to
+    compute the prompt."""
 
-    members: list[Request]
+    children: list[Request]
     delivered: int = 0
-    """Output tokens that reached the client, of all choices."""
+    """Output tokens that reached the client, of all choices together."""
     private: bool = False
-    """Whether its blocks are in the index for its own sake only."""
+    """Whether its blocks are in the index only for its own choices (`store` is `none`)."""
     claim: bytes = b""
     prompt_only: bool = False
-    """The first was stopped before it had computed the prompt for the others: that is all that it does."""
+    """Whether the first choice was stopped before it had computed the prompt: then that is all that it still does."""
     ended: dict[int, Reason] = field(default_factory=dict)
+    """Choice -> why it ended."""
 
     def __post_init__(self) -> None:
-        self.waiting = self.members[1:]
+        self.waiting = self.children[1:]
 
     @property
     def first(self) -> Request:
-        """The one that computes the prompt: it stands for all while they are one."""
-        return self.members[0]
+        """The choice that computes the prompt; it stands for the request while all wait for it."""
+        return self.children[0]
 
     @property
     def output(self) -> int:
-        """Tokens sampled so far, of all choices."""
-        return sum(member.output for member in self.members)
+        """Tokens sampled so far, of all choices together."""
+        return sum(child.output for child in self.children)
 
     def counts(self) -> Counts:
-        """What was done so far, of all choices together (E2)."""
-        if len(self.members) == 1:
+        """What was done so far, for all choices together (E2)."""
+        if len(self.children) == 1:
             return self.first.counts()
-        each = [member.counts() for member in self.members]
-        return Counts(*map(sum, zip(*map(msgspec.structs.astuple, each), strict=True)))
+        counts = [msgspec.structs.astuple(child.counts()) for child in self.children]
+        return Counts(*map(sum, zip(*counts, strict=True)))
 
     def open(self) -> list[Request]:
         """The choices that have not ended."""
-        return [member for member in self.members if member.choice not in self.ended]
+        return [child for child in self.children if child.choice not in self.ended]
 
-    def released(self) -> list[Request]:
-        """The prompt is computed: the others as they are to be queued."""
+    def release_waiting(self) -> list[Request]:
+        """The waiting choices, made ready to be queued; to be called when the prompt is computed."""
         released, self.waiting = self.waiting, []
-        for member in released:
-            member.seen = member.prompt
-            member.began = True
-            member.rates = self.first.rates
+        for child in released:
+            child.max_kv = child.prompt
+            child.began = True
+            child.rates = self.first.rates
         return released
 
     @property
     def reason(self) -> Reason:
-        """Why the whole ended, once every choice has."""
+        """Why the request ended, once every choice has: the gravest reason of its choices."""
         reasons = set(self.ended.values())
-        order: tuple[Reason, ...] = ("error", "deadline", "length", "stop")
-        return next((reason for reason in order if reason in reasons), "abort")
+        gravest_first: tuple[Reason, ...] = ("error", "deadline", "length", "stop")
+        return next((reason for reason in gravest_first if reason in reasons), "abort")
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """Why each choice ended; nothing for a single one."""
-        return tuple(self.ended[member.choice] for member in self.members) if len(self.members) > 1 else ()
+        """Why each choice ended; empty if there is one only."""
+        return tuple(self.ended[child.choice] for child in self.children) if len(self.children) > 1 else ()

@@ -1,7 +1,7 @@
-"""Inputs that made the engine fail, by hash: sent again, they are refused for a while instead of failing again.
+"""The inputs on which the engine failed, by hash: sent again, they are refused for a while instead of failing again.
 
-An input is known by its prefix key (`prompt_cache.kv.block_keys`): the hash of its tokens under the scopes that it was
-sent in, so that one tenant's failure says nothing to another who sends the same text.
+An input is known by its prefix key (`prompt_cache.kv.block_keys`): the hash of its tokens under their scopes. So one
+tenant's failure says nothing to another tenant who sends the same text.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ logger = structlog.get_logger("engine.core.quarantine")
 
 PERIOD_S = 3600.0
 """How long an input is refused, and how long a suspicion lasts."""
-_MOST = 4096
+_MAX_ENTRIES = 4096
 
 
 class QuarantineEntry(msgspec.Struct):
-    """What is held against an input: how often it was there when the engine failed, and until when that counts."""
+    """What is known of an input: how often it was in work that failed, whether it is refused, and until when this
+    counts (seconds since the Unix epoch). The file holds these field names."""
 
     failures: int
     guilty: bool
@@ -30,7 +31,7 @@ class QuarantineEntry(msgspec.Struct):
 
 
 class Quarantine:
-    """Verdicts by input, kept in a file, so that a restart does not run into the same input again.
+    """Inputs that are refused or suspected, kept in a file, so that a restarted replica does not fail on them again.
 
     `path` None keeps them in memory alone. `clock` gives seconds since the Unix epoch.
     """
@@ -41,56 +42,57 @@ class Quarantine:
         self._path = path
         self._period = period_s
         self._clock = clock
-        self._verdicts: dict[bytes, QuarantineEntry] = self._load()
+        self._entries: dict[bytes, QuarantineEntry] = self._load()
 
     def __len__(self) -> int:
-        """How many inputs something is held against."""
-        return len(self._verdicts)
+        """The number of inputs that are refused or suspected."""
+        return len(self._entries)
 
     def refused_seconds(self, key: bytes) -> float | None:
-        """How many seconds this input is still refused; None when it is not."""
-        verdict = self._verdicts.get(key)
-        if verdict is None:
+        """For how many more seconds this input is refused; None if it is not."""
+        entry = self._entries.get(key)
+        if entry is None:
             return None
-        left = verdict.until - self._clock()
+        left = entry.until - self._clock()
         if left <= 0:
-            del self._verdicts[key]
+            del self._entries[key]
             return None
-        return left if verdict.guilty else None
+        return left if entry.guilty else None
 
-    def blame(self, keys: Collection[bytes]) -> None:
-        """These inputs were in the work when it failed. One alone is guilty at once; in company, the second time."""
+    def record_failure(self, keys: Collection[bytes]) -> None:
+        """Note that these inputs were in work that failed. One that was alone is refused from now on; among others,
+        from its second failure."""
         until = self._clock() + self._period
         for key in keys:
-            before = self._verdicts.pop(key, None)
-            failures = 1 + (before.failures if before is not None and before.until > self._clock() else 0)
-            self._verdicts[key] = QuarantineEntry(failures, len(keys) == 1 or failures > 1, until)
-            if self._verdicts[key].guilty:
+            entry = self._entries.pop(key, None)
+            failures = 1 + (entry.failures if entry is not None and entry.until > self._clock() else 0)
+            self._entries[key] = QuarantineEntry(failures, len(keys) == 1 or failures > 1, until)
+            if self._entries[key].guilty:
                 logger.error("an input is quarantined", input=key.hex()[:16], failures=failures, for_s=self._period)
-        for oldest in list(self._verdicts)[: max(0, len(self._verdicts) - _MOST)]:
-            del self._verdicts[oldest]
+        for oldest in list(self._entries)[: max(0, len(self._entries) - _MAX_ENTRIES)]:
+            del self._entries[oldest]
         self._save()
 
     def _load(self) -> dict[bytes, QuarantineEntry]:
         if self._path is None or not self._path.exists():
             return {}
         try:
-            kept = msgspec.msgpack.decode(self._path.read_bytes(), type=dict[bytes, QuarantineEntry])
+            stored = msgspec.msgpack.decode(self._path.read_bytes(), type=dict[bytes, QuarantineEntry])
         except (OSError, msgspec.DecodeError) as error:
             logger.warning("the quarantine cannot be read and starts empty", path=str(self._path), problem=str(error))
             return {}
-        return {key: verdict for key, verdict in kept.items() if verdict.until > self._clock()}
+        return {key: entry for key, entry in stored.items() if entry.until > self._clock()}
 
     def _save(self) -> None:
-        """A failure to write is logged: the verdicts hold while the process lives."""
+        """Write the file. A failure is logged: the entries hold while the process lives."""
         if self._path is None:
             return
-        beside = self._path.with_suffix(".new")
+        new = self._path.with_suffix(".new")
         try:
-            with beside.open("wb") as file:
-                file.write(msgspec.msgpack.encode(self._verdicts))
+            with new.open("wb") as file:
+                file.write(msgspec.msgpack.encode(self._entries))
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(self._path)
+            new.replace(self._path)
         except OSError as error:
             logger.warning("the quarantine cannot be written", path=str(self._path), problem=str(error))

@@ -1,1 +1,1 @@
-"""A step's work on the device: attention plans, the model's forward pass, sampling."""
+"""Computing a step on the device: the executor, the model's runner, attention plans, CPU threads."""

@@ -1,7 +1,7 @@
-"""The attention plans of steps, one for each layer group; what the last step's plans still say is kept.
+"""The attention plans of a step, one for each layer group; those of the last step are kept and reused where they hold.
 
-Most steps decode the same requests in the same blocks as the one before: then only the places to write at and the masks
-move on by a token, and all else stands.
+Most steps decode the same requests in the same blocks as the step before. Then only the positions to write at and the
+masks move on by one token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from protocol.replicas import LayerGroup
 
 
 class AttentionPlanCache:
-    """Plans for a model with so many query heads and these layer groups, on this device."""
+    """Plans for a model with `heads` query heads and these layer groups, on this device."""
 
     def __init__(self, heads: int, groups: Sequence[LayerGroup], device: torch.device) -> None:
         self._heads = heads

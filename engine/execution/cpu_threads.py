@@ -1,9 +1,10 @@
-"""How many threads a step uses, learnt from the steps themselves: they change no bits (`invariance` looks).
+"""How many threads a step uses on a CPU, learnt from the steps themselves. It changes no bits (the self-test checks
+that).
 
-A step of few rows is over before a second thread is awake, on some machines; on others a second thread reads the
-weights in half the time. And it is not always the same on one machine: threads meet at the end of each operation, so
-where anything else holds one of them up, all are. So each size of step (by powers of two) has its own number, which is
-compared with the others now and then. What a size begins with is guessed from how much it multiplies: nothing is
+On some machines a step of few rows is over before a second thread is awake; on others a second thread reads the
+weights in half the time. It changes on one machine, too: threads meet at the end of each operation, so that whatever
+holds up one of them holds up all. So each size of step (by powers of two of its rows) has its own number of threads,
+which is compared with the other number now and then. The first guess is by how much a step multiplies: nothing is
 measured at start, when a machine is often busier than later.
 """
 
@@ -18,23 +19,24 @@ import torch
 from engine.device import all_threads
 
 FEW_ROWS = 32
-"""Up to so many rows a step counts as small, unless it is told otherwise."""
+"""A step of up to so many rows counts as small by default."""
 _SMALL_WORK = 1 << 26
 """Rows times elements of all weights: what one thread multiplies in one or two milliseconds. Below that, a second
-thread gains little even on an idle machine, and loses much on a busy one."""
+thread gains little on an idle machine and loses much on a busy one."""
 _FIRST, _LAST = 4, 512
-"""How many steps of a size pass before a trial: twice as many each time, while what they say stays the same."""
+"""Steps of a size before a trial, at first and at most. They double as long as trials confirm the choice."""
 _HOPELESS = 1.25
-"""A trial ends at its first step that takes so many times as long."""
+"""A trial ends at the first step that takes this many times as long."""
 _STEPS = 3
-"""How many steps of a size are compared with as many; the first of a trial wakes threads up and is left out."""
+"""How many steps of a trial are compared with as many others. The first step of a trial wakes threads and is left
+out."""
 _TRIALS = 5
 _GAIN = 0.95
-"""What steps may take at most of what they took, in the median trial, for their number of threads to be taken."""
+"""A number of threads is taken if the median trial's steps take at most this share of the time of the others."""
 
 
 class Choice:
-    """Which of two numbers of threads serves steps of one size: `best` so far, and the `other`."""
+    """Which of two numbers of threads is better for steps of one size: `best` so far, and the `other`."""
 
     def __init__(self, best: int, other: int) -> None:
         self.best = best
@@ -48,7 +50,7 @@ class Choice:
         self._left = _FIRST
 
     def next(self, rows: int) -> int:
-        """How many threads a step of so many rows is to use."""
+        """How many threads the next step, of so many rows, is to use."""
         if rows != self._rows:  # steps of other rows are not compared
             self._rows = rows
             self._took.clear()
@@ -59,7 +61,7 @@ class Choice:
         return self.best if self._trial is None else self.other
 
     def took(self, seconds: float) -> None:
-        """The step that `next` was asked about took so long."""
+        """Note how long the step took that `next` was called for."""
         if self._trial is None:
             self._took.append(seconds)
             return
@@ -83,8 +85,11 @@ class Choice:
 
 
 class Threads:
-    """Threads of steps with `few` rows, up to `few_rows`, and of those with `many`, to begin with. `counts` are those
-    that may be used: with more than one of them, steps are compared."""
+    """How many threads steps use.
+
+    At first `few` for steps of up to `few_rows` rows and `many` for others. `counts` are the numbers that may be used;
+    steps are compared if there are two.
+    """
 
     def __init__(self, few: int, many: int, counts: Sequence[int] = (), few_rows: int = FEW_ROWS) -> None:
         self.few = few
@@ -96,29 +101,28 @@ class Threads:
 
     @classmethod
     def guessed(cls, elements: int) -> Threads:
-        """For a model whose weights have so many elements, to begin with: one thread for steps that multiply little,
-        all for others."""
-        every = all_threads()
-        return cls(1, every, few_rows=_SMALL_WORK // max(1, elements))
+        """A first guess for a model whose weights have so many elements: one thread for steps that multiply little,
+        all threads for others."""
+        return cls(1, all_threads(), few_rows=_SMALL_WORK // max(1, elements))
 
     def copy(self) -> Threads:
         """The same, with nothing learnt."""
         return Threads(self.few, self.many, self.counts, self.few_rows)
 
     def fix(self, count: int) -> None:
-        """From now on all steps use so many."""
+        """Use so many threads for all steps from now on."""
         self.few = self.many = count
         self.counts = (count,)
         self._choices.clear()
 
     def use(self, rows: int) -> None:
-        """Set the calling thread up for a step of so many rows, as things are known."""
+        """Set the calling thread up for a step of so many rows, by what is known."""
         choice = self._choices.get(_size(rows))
         self.set(choice.best if choice is not None else self._first(rows))
 
     def begin(self, rows: int) -> None:
-        """The same for a step of which `ended` will be told how long it took."""
-        if len(self.counts) != 2:  # there is one number and nothing to compare it with
+        """As `use`, for a step after which `ended` is called."""
+        if len(self.counts) != 2:  # there is nothing to compare
             self.use(rows)
             return
         size = _size(rows)
@@ -130,7 +134,7 @@ class Threads:
         self.set(choice.next(rows))
 
     def ended(self, seconds: float) -> None:
-        """The step that was begun took so long."""
+        """Note how long the step took that `begin` was called for."""
         if self._running is not None:
             self._running.took(seconds)
             self._running = None
@@ -140,7 +144,7 @@ class Threads:
 
     def set(self, count: int) -> None:
         """Set the calling thread up for so many threads."""
-        # The setting belongs to the thread that calls, so what was set last is asked of torch and not remembered.
+        # The setting belongs to the calling thread, so torch is asked for it; nothing is remembered here.
         if torch.get_num_threads() != count:
             torch.set_num_threads(count)
 

@@ -1,4 +1,4 @@
-"""Computes a step on the device: blocks are copied and cleared, then comes its work; what fails, fails alone."""
+"""Computes a step on the device: copies and clears blocks, then runs its work. A request that fails, fails alone."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ logger = structlog.get_logger("engine.execution.executor")
 
 
 class StepExecutor:
-    """Steps on a runner; what they cost is told to `costs`.
-
-    `working` is what is computed now; another thread may read it.
-    """
+    """Runs steps on a runner, and tells `costs` what they took."""
 
     def __init__(self, runner: ModelRunner, costs: StepCosts) -> None:
         self.runner = runner
         self.costs = costs
         self.working: Sequence[Work] = ()
+        """The work that is computed now; another thread may read it."""
 
     def prepare(self, step: Step) -> None:
-        """Copy blocks out, clear fresh ones, copy blocks back: in this order, since they may be the same ones."""
+        """Copy blocks out, clear fresh blocks, copy blocks back: in this order, since they may be the same blocks."""
         self._copy(self.runner.copy_out, step.out)
         self.runner.clear(step.fresh)
         self._copy(self.runner.copy_back, step.back)
 
     def run(self, works: Sequence[Work]) -> list[WorkOutcome]:
-        """What came out of each of these works. Where one fails its outcome says so, and nothing else fails with it."""
+        """The outcomes of these works. The outcome of a work that fails has its error; the others are computed all the
+        same."""
         self.working = works
         try:
             outcomes = self._together(works)
-            # Not where the error is handled: until then it keeps alive what the failed step had in memory.
+            # Outside the handler of the error, which keeps alive what the failed step had in memory.
             return self._each_alone(works) if outcomes is None else outcomes
         finally:
             self.working = ()
@@ -52,13 +51,13 @@ class StepExecutor:
             return None
         decodes = sum(work.count == 1 for work in works)
         prefill = sum(work.count for work in works) - decodes
-        # What grammars take is charged to those who have them: it makes nobody else's tokens dearer.
+        # The time of grammars is charged to their own requests, not to the cost of a step.
         took = time.perf_counter() - began - sum(outcome.grammar_s for outcome in outcomes)
         self.costs.observe(prefill, decodes, took * 1e6)
         return outcomes
 
     def _each_alone(self, works: Sequence[Work]) -> list[WorkOutcome]:
-        # What fails again alone is what made it fail.
+        # What fails again, alone, is what made the step fail.
         outcomes = []
         for work in works:
             self.working = (work,)

@@ -1,4 +1,4 @@
-"""Runs one step's work on the device: tokens in, one sampled token per finished row out."""
+"""Runs one step's work on the device: tokens in, one sampled token for each work that samples."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from engine.layers.attention_plan import PREFILL_TILE, AttentionPlan
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
 from engine.sampling.grammar_allowance import StepAllowance
-from engine.sampling.logprobs import logprobs_of
-from engine.sampling.sampler import sample
+from engine.sampling.sampler import logprobs_of, sample
 from engine.scheduling.step_work import Work
 from prompt_cache.kv.grouped_pool import ABSENT, Block
 from protocol.requests import TokenLogprob
 
 _SCORED_ROWS = 64
-"""Of a prompt whose log probabilities are wanted, so many rows of logits are in memory at a time."""
+"""Rows of logits that are in memory at a time for the log probabilities of a prompt."""
 
 
 class NotFinite(Exception):
@@ -33,10 +32,10 @@ class NotFinite(Exception):
 
 @dataclass(slots=True)
 class WorkOutcome:
-    """What became of one work: the sampled token if it samples, or why it failed.
+    """What became of a work: its sampled token, if it samples, or why it failed.
 
-    `scored` are the log probabilities of prompt tokens from the work's second one on. `put_off`: it is to be done again
-    in a later step, from its last token on. `grammar_s`: CPU time that the request's grammar took.
+    `scored` are log probabilities of prompt tokens, from the work's second token on. `put_off`: the work's last token
+    is to be computed again in a later step. `grammar_s`: CPU seconds that the request's grammar took.
     """
 
     token: int | None = None
@@ -48,9 +47,9 @@ class WorkOutcome:
 
 
 class ModelRunner:
-    """A model, whose tiling is `tiling`, and the memories of its layer groups: on the device, and for `swap`.
+    """A model with its tiling, and the KV memories of its layer groups: on the device, and in host memory (`swap`).
 
-    `on_logits` sees works that sample and their logits.
+    `on_logits` is called with the works that sample and their logits.
     """
 
     def __init__(
@@ -85,15 +84,15 @@ class ModelRunner:
                 memory.zero([block[group] for block in blocks if block[group] != ABSENT])
 
     def copy_out(self, pairs: Sequence[tuple[Block, Block]]) -> None:
-        """Copy blocks (of the device's memory, of the swap memory)."""
+        """Copy blocks, given as pairs (block of the device memory, block of the swap memory)."""
         self._copy(self.memories, self.swap, pairs)
 
     def copy_back(self, pairs: Sequence[tuple[Block, Block]]) -> None:
-        """Copy blocks (of the swap memory, of the device's memory)."""
+        """Copy blocks, given as pairs (block of the swap memory, block of the device memory)."""
         self._copy(self.swap, self.memories, pairs)
 
     def time_copy(self) -> float:
-        """µs that copying a block takes, after one that pays for warming up. Uses the first block, which it clears."""
+        """µs that copying a block takes once warm. Uses the first block, which it clears."""
         block = (0,) * len(self.memories)
         self.clear([block])
         for _ in range(2):
@@ -118,9 +117,9 @@ class ModelRunner:
         return self._plan_cache.plan(tables, decodes, self.prefill_tile, self.fused_attention)
 
     def run(self, works: Sequence[Work]) -> list[WorkOutcome]:
-        """Compute these works, those of one token first; raises what the model raises.
+        """Compute these works; those of one token come first. Raises what the model raises.
 
-        Writing the same KV twice is harmless, so that a step may be run again without one of its requests.
+        KV may be written twice, so that a step can be run again without one of its requests.
         """
         began = time.perf_counter()
         if self.device.type == "cpu":

@@ -1,12 +1,13 @@
-"""How an output can be brought to a valid end: a short sequence of tokens from here to where the grammar accepts.
+"""Searches for an ending: a short sequence of tokens that brings an output from here to where its grammar accepts.
 
-A grammar library says which tokens may come next, not how far the end is. So we look for an end ourselves: what is
-forced is followed; where there is a choice, the token goes first that most likely closes something. That guess is
-mostly right; where it is not, the search departs from it in one place, then in two (limited discrepancy search, Harvey
-and Ginsberg 1995), but only in places of a new kind, so that it does not try each of a thousand digits when it is the
-point behind them that leads on. It is bounded, so it may miss an end of an odd grammar; it never names a wrong one.
-It is bounded in what it looks at, not in time, so that it finds the same on any machine; whoever has no time for all
-of it at once does a part and goes on later.
+A grammar library says which tokens may come next, not how far the end is. The search follows forced tokens, and where
+there is a choice first tries the token that most likely closes something. That guess is mostly right. Where it fails,
+the search departs from it at one position, then at two (limited discrepancy search, Harvey and Ginsberg, IJCAI '95),
+but only at positions of a new kind: it does not try each of a thousand digits when the point behind them leads on.
+
+The search is bounded, so it may miss an ending of an unusual grammar; every ending that it returns is valid. The bound
+is a number of positions instead of a time, so the result is the same on any machine. It is a generator, so that a
+caller without time left can resume it later.
 """
 
 from __future__ import annotations
@@ -21,37 +22,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_TOKENS = 256
+"""The most tokens of an ending."""
 _NODES = 400
-"""How many places a search looks at, by first guesses and once more when it departs from them."""
+"""Positions that a search visits by first guesses, and once more when it departs from them."""
 _BRANCHES = 16
+"""Tokens that are tried at one position."""
 _SAME = 2
-"""Of bytes that are alike, so many are tried before all others."""
+"""Tokens of similar first bytes (`_alike`) that are tried before all others."""
 _CIRCLING = 6
-"""An attempt that comes by so many places where others departed lets them go first."""
+"""An attempt that passes so many positions where others departed lets the others go first."""
 _OF_A_KIND = 3
-"""In how many places of a kind the search departs."""
+"""Positions of one kind at which the search departs."""
 _ORDER = b'}])",:0123456789;@.-_/+<>=!?*&%$#~|^`' + b"'"
-"""First bytes by how likely they lead to an end: what closes, what comes between, digits, what holds formats together;
-then all others, letters first."""
+"""First bytes by how likely they lead to an end: closers, separators, digits, punctuation of formats; then all others,
+letters first."""
 _LAST = b"[({ \n\t\r\\"
-"""What opens, and white space, which can go on for ever."""
+"""First bytes that are tried last: openers, and white space, which can go on for ever."""
 _CLOSERS = b'}]"'
 _BRACKETS = b"}])"
 _QUOTE = ord('"')
 _FREE = 64
-"""Where so many different bytes may come we are inside a text, which a quotation mark ends and a bracket does not."""
+"""A position that allows so many different bytes is inside a string: a quotation mark ends it, a bracket does not."""
 
 
 Search: TypeAlias = Generator[None, None, list[int] | None]
-"""A search under way: it stops before each place that it looks at, and returns an end or None."""
+"""A search in progress: yields before each position that it visits, and returns an ending or None."""
 Kind: TypeAlias = tuple[bytes, int]
-"""Of a place: what is allowed, and after which kind of byte."""
+"""The kind of a position: the tokens allowed there, and the kind of byte before it."""
 
 
-class Place(Protocol):
-    """A place in a grammar that can be copied and moved on."""
+class GrammarPosition(Protocol):
+    """A position in a grammar. `accepting`: an output may end here. `complete`: nothing can follow.
 
-    def copy(self) -> Place: ...
+    `forced`: the only tokens that may follow. `allowed`: those of the candidates that may come next. `advance`: move on
+    by tokens; False if they cannot follow.
+    """
+
+    def copy(self) -> GrammarPosition: ...
     @property
     def accepting(self) -> bool: ...
     @property
@@ -62,12 +69,12 @@ class Place(Protocol):
 
 
 class _Attempt:
-    """One way on from where the search began; `way`: the kinds of places that it came by, the same in a row as one."""
+    """One path from where the search began. `way`: a number for the kinds of positions on it, repeats left out."""
 
     def __init__(
-        self, path: list[int], place: Place, way: int = 0, kind: Kind | None = None, token: int | None = None
+        self, path: list[int], place: GrammarPosition, way: int = 0, kind: Kind | None = None, token: int | None = None
     ) -> None:
-        """`token`: what comes next, if that is decided; the place is others' then, and to be copied."""
+        """`token`: the next token if it is decided; then `place` is shared with others and is copied by `begin`."""
         self.path = path
         self.way = way
         self._place = place
@@ -79,8 +86,8 @@ class _Attempt:
         """Whether its next token is decided."""
         return self._token is not None
 
-    def begin(self) -> Place:
-        """The place from where it goes on, its own."""
+    def begin(self) -> GrammarPosition:
+        """The position to go on from, owned by this attempt."""
         if self._token is not None:
             self._place = self._place.copy()
             self._place.advance([self._token])  # it was allowed there
@@ -88,13 +95,13 @@ class _Attempt:
         return self._place
 
     def pass_by(self, kind: Kind, ways: dict[tuple[int, Kind], int]) -> None:
-        """It has come to a place of this kind; `ways` numbers all that were gone."""
+        """Record that the path came to a position of this kind. `ways`: (way, kind) -> number, of all attempts."""
         if kind != self._kind:
             self._kind = kind
             self.way = ways.setdefault((self.way, kind), len(ways) + 1)
 
     def departing(self, tokens: list[int]) -> Iterator[_Attempt]:
-        """Attempts that go on from here with one of these tokens."""
+        """Attempts that go on from here with each of these tokens."""
         place = self._place.copy() if tokens else self._place
         path = self.path.copy()
         for token in tokens:
@@ -102,10 +109,10 @@ class _Attempt:
 
 
 class ClosingSearch:
-    """Finds ends over one vocabulary."""
+    """Finds endings over one vocabulary."""
 
     def __init__(self, tokens: Iterable[tuple[int, bytes]]) -> None:
-        """`tokens`: each id and its bytes. Single bytes can say everything; a few closers say it faster."""
+        """`tokens`: each id and its bytes. Only single bytes and runs of closers are used: they suffice."""
         spelled = [(token, raw) for token, raw in tokens if raw]
         ranks = [
             ((_rank(raw[0]), -len(raw)), token, raw[0])
@@ -117,8 +124,8 @@ class ClosingSearch:
         self._first = {token: first for _, token, first in ranks}
         self._last = {token: raw[-1] for token, raw in spelled}
 
-    def leads(self, place: Place, plan: list[int], most: int) -> bool:
-        """Whether these tokens complete the output from here, and are at most `most` with its end token."""
+    def leads(self, place: GrammarPosition, plan: list[int], most: int) -> bool:
+        """Whether these tokens complete the output from here, and are at most `most` with the end token."""
         if len(plan) > most:
             return False
         end = place.copy() if plan else place
@@ -126,16 +133,16 @@ class ClosingSearch:
             return False
         return end.complete or (end.accepting and len(plan) < most)
 
-    def search(self, place: Place, most: int, *, quick: bool = False) -> Search:
-        """Tokens that complete the output from here with at most `most` of them, its end token counted; or None.
+    def search(self, place: GrammarPosition, most: int, *, quick: bool = False) -> Search:
+        """At most `most` tokens, the end token counted, that complete the output from here; None if none are found.
 
-        `quick`: by the first guesses alone, which lead through long texts of a fixed length, too.
+        `quick`: by first guesses alone, which also lead through long strings of fixed length.
         """
         most = min(most, MOST_TOKENS)
         found = yield from self._search(place, most, departs=False)
         return found if found is not None or quick else (yield from self._search(place, most, departs=True))
 
-    def _search(self, place: Place, most: int, *, departs: bool) -> Search:
+    def _search(self, place: GrammarPosition, most: int, *, departs: bool) -> Search:
         nodes = _NODES
         known: set[int] = set()
         kinds: Counter[Kind] = Counter()
@@ -143,7 +150,7 @@ class ClosingSearch:
         waiting = deque([_Attempt([], place.copy())])
         while waiting:
             attempt = waiting.popleft()
-            # One that has just departed is to come to something new at once.
+            # An attempt that has just departed should come to something new at once.
             circling = _CIRCLING if attempt.departed else 0
             at = attempt.begin()
             path = attempt.path
@@ -176,8 +183,8 @@ class ClosingSearch:
                 return path
         return None
 
-    def _branches(self, place: Place, path: list[int]) -> tuple[list[int], Kind]:
-        """The longest token for each first byte, the likeliest to close first; and what kind of place this is."""
+    def _branches(self, place: GrammarPosition, path: list[int]) -> tuple[list[int], Kind]:
+        """The longest token for each first byte, the most likely to close first; and the kind of this position."""
         allowed = place.allowed(self._candidates)
         best: dict[int, int] = {}
         for token in allowed.tolist():
@@ -185,9 +192,9 @@ class ClosingSearch:
         kind = allowed.tobytes(), _alike(self._last[path[-1]]) if path and path[-1] in self._last else 0
         if len(best) >= _FREE and _QUOTE in best:
             best = {_QUOTE: best[_QUOTE]} | best
-        elif len(best) >= _FREE:  # nor does a bracket end a text that no quotation mark ends, such as half an address
+        elif len(best) >= _FREE:  # in a string that cannot end here, such as half an address, a bracket closes nothing
             best = {byte: token for byte, token in best.items() if byte not in _BRACKETS} | best
-        # Of bytes that mostly mean the same a few are enough, so that others come among the first.
+        # A few of similar bytes are enough, so that others come early.
         count: Counter[int] = Counter()
         first: list[int] = []
         rest: list[int] = []
@@ -199,7 +206,7 @@ class ClosingSearch:
 
 
 def run(search: Search, seconds: float = math.inf) -> list[int] | None:
-    """What a search finds, without a pause. It is given up after so many seconds of CPU time of this thread."""
+    """Run a search to its end; None if it takes more than `seconds` of this thread's CPU time."""
     until = time.thread_time() + seconds
     try:
         while time.thread_time() < until:
@@ -211,7 +218,7 @@ def run(search: Search, seconds: float = math.inf) -> list[int] | None:
 
 
 def _alike(byte: int) -> int:
-    """Digits, small letters and capitals are alike; every other byte is like itself alone."""
+    """A byte that stands for its class: digits, lower case letters, capitals; every other byte is its own class."""
     character = chr(byte)
     if character.isdecimal():
         return ord("0")

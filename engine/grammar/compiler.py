@@ -1,7 +1,7 @@
 """Compiles grammars with llguidance: JSON schema, regular expression, choice of texts, and Lark or GBNF grammars.
 
-What a grammar may cost is bounded by the library's own limits, so that a mask takes milliseconds at most. This module
-is also what the trial process loads, so it does without torch.
+The library's own limits bound the cost of a grammar, so that a mask takes milliseconds at most (E6). The trial process
+loads this module too, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _MAX_MESSAGE = 300
 _WHITESPACE = r"(\n[ ]{0,32}|[ ])?"
-"""Between the parts of JSON: a space, or a line feed and its indentation; white space never fills the budget."""
+"""White space in JSON: a space, or a line feed and indentation; bounded, so that it cannot use up the output."""
 _LIMITS = llguidance.LLParserLimits(
     step_max_items=10_000,
     step_lexer_fuel=100_000,
@@ -36,17 +36,17 @@ _LIMITS = llguidance.LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-"""Items of the parser and steps of its lexer for one mask, states and symbols of one grammar. At these bounds a mask
-took up to 20 ms on one core of 2026; with the library's own it took up to 460 ms."""
+"""Parser items and lexer steps of one mask, states and symbols of one grammar. With these limits a mask took up to
+20 ms on one core of 2026; with the library's defaults up to 460 ms."""
 _VERSION = 1
-"""Counted up when another version of this module may judge a grammar differently."""
+"""Increase when this module may judge a grammar differently."""
 
 
 class GrammarCompiler:
-    """Compiles grammars over one model's own tokenizer, which is read when it is first needed."""
+    """Compiles grammars over one model's own tokenizer, which is read when first needed."""
 
     def __init__(self, folder: Path, vocabulary: int, ends: Sequence[int]) -> None:
-        """`folder`: the model's; `vocabulary`: how many tokens the model has; `ends`: its end tokens."""
+        """`folder`: the model's. `vocabulary`: its number of tokens. `ends`: its end tokens."""
         self.folder = folder
         self.vocabulary = vocabulary
         self.ends = [end for end in ends if 0 <= end < vocabulary]
@@ -56,7 +56,7 @@ class GrammarCompiler:
         self._identity: bytes | None = None
 
     def prepared(self, text: str) -> str:
-        """The library's own form of the grammar that `Generate.grammar` says. Raises InvalidGrammar."""
+        """The library's form of a `Generate.grammar` text. Raises InvalidGrammar."""
         with _refusing():
             return _library_form(text)
 
@@ -67,7 +67,7 @@ class GrammarCompiler:
             matcher = llguidance.LLMatcher(tokenizer, prepared, log_level=0, limits=_LIMITS)
             if matcher.is_error():
                 raise InvalidGrammar(first_line(matcher.get_error()))
-            matcher.compute_bitmask()  # which finds out that nothing can come
+            matcher.compute_bitmask()  # finds out whether nothing can follow
             if matcher.is_error() and _met_limit(matcher):
                 raise InvalidGrammar(first_line(matcher.get_error()))
             if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()):
@@ -75,7 +75,7 @@ class GrammarCompiler:
             return matcher
 
     def vocabulary_of_model(self) -> tuple[llguidance.LLTokenizer, ClosingSearch]:
-        """The library's form of the tokenizer, and the search for ends over it. Raises InvalidGrammar."""
+        """The library's form of the tokenizer, and the closing search over it. Raises InvalidGrammar."""
         with self._guard:
             if self._tokenizer is None or self._closer is None:
                 path = self.folder / "tokenizer.json"
@@ -93,17 +93,17 @@ class GrammarCompiler:
             return self._tokenizer, self._closer
 
     def digest(self, text: str) -> bytes:
-        """What a verdict on this grammar is kept under: the text, the vocabulary and all that may judge it."""
+        """The key of a verdict on this grammar: of its text, the tokenizer, and the versions that judge it."""
         if self._identity is None:
             path = self.folder / "tokenizer.json"
-            known = hashlib.blake2b(path.read_bytes() if path.is_file() else b"", digest_size=16)
-            known.update(repr((_VERSION, llguidance.get_version(), self.vocabulary, self.ends)).encode())
-            self._identity = known.digest()
+            identity = hashlib.blake2b(path.read_bytes() if path.is_file() else b"", digest_size=16)
+            identity.update(repr((_VERSION, llguidance.get_version(), self.vocabulary, self.ends)).encode())
+            self._identity = identity.digest()
         return hashlib.blake2b(text.encode(errors="surrogatepass"), key=self._identity, digest_size=16).digest()
 
 
 def _make_tokenizer(definition: str, vocabulary: int, ends: list[int]) -> llguidance.LLTokenizer:
-    """The library's form of a `tokenizer.json`; older builds of the library know one end token, the first."""
+    """The library's form of a `tokenizer.json`. Older builds of the library take one end token: the first."""
     try:
         return llguidance.LLTokenizer(definition, n_vocab=vocabulary, eos_token=ends)
     except TypeError:
@@ -111,13 +111,13 @@ def _make_tokenizer(definition: str, vocabulary: int, ends: list[int]) -> llguid
 
 
 def first_line(message: str) -> str:
-    """What is said before the library describes its own state."""
+    """The library's message without its description of internal state."""
     return " ".join(re.split("<state>|<non-verbose/>", message)[0].split())[:_MAX_MESSAGE]
 
 
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
-    """Say whatever the library raises as InvalidGrammar: its panics are no Exception."""
+    """Turn whatever the library raises into InvalidGrammar. Its panics are BaseExceptions."""
     try:
         yield
     except (InvalidGrammar, KeyboardInterrupt, SystemExit):
@@ -156,7 +156,7 @@ def _by_kind(kind: str, body: Any) -> str:
         case "choice":
             if not body:
                 raise InvalidGrammar("there is nothing to choose from")
-            # One expression, whose size does not matter to the parser as that of a rule with as many branches would.
+            # One regular expression: a rule with as many branches would cost the parser more.
             return llguidance.LLMatcher.grammar_from_regex("|".join(map(re.escape, body)))
         case "grammar":
             return llguidance.LLMatcher.grammar_from_lark(any_to_lark(body))

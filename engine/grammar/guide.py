@@ -1,4 +1,4 @@
-"""What the sampler asks of a grammar, whichever library stands behind it."""
+"""The interface between the sampler and grammars, independent of the grammar library."""
 
 from __future__ import annotations
 
@@ -10,31 +10,34 @@ if TYPE_CHECKING:
 
 
 class InvalidGrammar(ValueError):
-    """A grammar that cannot be read, or that no output fulfils; the message says why."""
+    """A grammar that cannot be parsed, or that no output satisfies; the message says why."""
 
 
 class Guide(Protocol):
-    """One output's place in its grammar. `ended`: it is complete, and nothing can follow. `failure`: why it is lost.
-    `cpu_s`: CPU time that it took so far."""
+    """The state of one output in its grammar.
+
+    `ended`: the output is complete, and nothing can follow. `failure`: why the grammar was given up, else None.
+    `cpu_s`: seconds of CPU time so far.
+    """
 
     ended: bool
     failure: str | None
     cpu_s: float
 
-    def allow(self, row: torch.Tensor) -> None:
-        """Write which tokens may come next, a bit each, into an int32 row on the host."""
+    def fill_mask(self, row: torch.Tensor) -> None:
+        """Write the mask of allowed next tokens, a bit each, into an int32 row on the host."""
         ...
 
-    def settle(self, token: int, left: int) -> int:
-        """The drawn token, or another one if after it `left` − 1 more could not complete the output."""
+    def choose_token(self, token: int, left: int) -> int:
+        """The sampled token, or another one if after it `left` − 1 more could not complete the output."""
         ...
 
-    def settle_within(self, token: int, left: int, has_time: Callable[[], bool]) -> int | None:
-        """The same, or None when `has_time` says no before it is known: asked again, it goes on from there."""
+    def choose_token_within(self, token: int, left: int, has_time: Callable[[], bool]) -> int | None:
+        """`choose_token`, or None when `has_time` is false before the answer is known. The next call resumes there."""
         ...
 
-    def take(self, token: int) -> None:
-        """The token was put out."""
+    def accept_token(self, token: int) -> None:
+        """Advance by a token of the output."""
         ...
 
 
@@ -42,13 +45,13 @@ class Grammar(Protocol):
     """A compiled grammar."""
 
     def guide(self) -> Guide:
-        """A guide at its beginning."""
+        """A new guide at the beginning of the grammar."""
         ...
 
 
 class Grammars(Protocol):
-    """Compiles grammars for one model, and remembers them."""
+    """Compiles and caches the grammars of one model."""
 
     def compiled(self, text: str) -> Grammar:
-        """The grammar that `Generate.grammar` says. Any thread may call this. Raises InvalidGrammar."""
+        """The grammar of a `Generate.grammar` text. Thread-safe. Raises InvalidGrammar."""
         ...

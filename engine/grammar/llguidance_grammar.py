@@ -1,4 +1,4 @@
-"""The grammars of one model by llguidance, compiled once and remembered."""
+"""Compiles a model's grammars with llguidance, and caches them."""
 
 from __future__ import annotations
 
@@ -22,52 +22,52 @@ _USUAL_BYTES = 1024 * 1024
 
 
 _BYTES_PER_S = 32 * 1024 * 1024
-"""What states of the lexer take that are made in a second of CPU time: 13 MiB in the worst case that was measured."""
+"""An upper bound of the lexer states made in a second of CPU time; the worst case measured was 13 MiB."""
 _FAILED_S = 60.0
-"""For so long a grammar that was too slow in use is refused: the machine may have been the reason."""
+"""Seconds for which a grammar that was too slow is refused. Then it is tried again: the machine may have been busy."""
 
 
 class LlguidanceGrammar:
-    """A matcher at its beginning, to be copied."""
+    """A compiled grammar: a matcher at its beginning, which is copied for each output."""
 
     def __init__(self, matcher: llguidance.LLMatcher, shared: SharedGrammarState, size: int) -> None:
-        """`size`: bytes that it takes, as far as is known."""
+        """`size`: estimated bytes of memory."""
         self._size = size
         self._matcher = matcher
         self._shared = shared
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, with the states that its outputs have added to it, at most."""
+        """Estimated bytes of memory, with the states that its outputs have added."""
         return self._size + int(self._shared.spent * _BYTES_PER_S)
 
     @property
-    def worn(self) -> bool:
-        """Whether it must be compiled anew before it is used again."""
-        return self._shared.worn or (self._shared.failure is not None and self.failure is None)
+    def exhausted(self) -> bool:
+        """Whether it must be compiled again before its next use."""
+        return self._shared.exhausted or (self._shared.failure is not None and self.failure is None)
 
     @property
     def failure(self) -> str | None:
-        """Why it was given up while it was in use, not long ago."""
+        """Why it was given up in use within the last `_FAILED_S`; None if it was not."""
         recent = time.monotonic() - self._shared.failed_at < _FAILED_S
         return self._shared.failure if recent else None
 
     def guide(self) -> LlguidanceGuide:
-        """A guide at the beginning."""
+        """A new guide at the beginning."""
         return LlguidanceGuide(self._matcher.deep_copy(), self._shared)
 
 
 class LlguidanceGrammars:
-    """Grammars over a model's own tokenizer. Any thread may call this."""
+    """Grammars over a model's own tokenizer. Thread-safe."""
 
     def __init__(self, folder: Path, vocabulary: int, ends: Sequence[int]) -> None:
-        """`vocabulary` is the model's, `ends` its end tokens."""
+        """`folder`: the model's. `vocabulary`: its number of tokens. `ends`: its end tokens."""
         self.compiler = GrammarCompiler(folder, vocabulary, ends)
         self._guard = threading.Lock()
         self._known: OrderedDict[str, LlguidanceGrammar | InvalidGrammar] = OrderedDict()
 
     def known(self, text: str) -> LlguidanceGrammar | InvalidGrammar | None:
-        """The remembered grammar, or what is wrong with it; None if it must be compiled."""
+        """The cached grammar, or what is wrong with it; None if it must be compiled."""
         with self._guard:
             known = self._known.get(text)
             if known is not None:
@@ -75,11 +75,11 @@ class LlguidanceGrammars:
         if isinstance(known, LlguidanceGrammar):
             if known.failure is not None:
                 return InvalidGrammar(known.failure)
-            return None if known.worn else known
+            return None if known.exhausted else known
         return known
 
     def compiled(self, text: str) -> LlguidanceGrammar:
-        """The grammar that `Generate.grammar` says, compiled in this process if need be. Raises InvalidGrammar."""
+        """The grammar of a `Generate.grammar` text, compiled in this process if necessary. Raises InvalidGrammar."""
         known = self.known(text)
         if known is None:
             try:
@@ -92,10 +92,10 @@ class LlguidanceGrammars:
         return known
 
     def compile_proven(self, text: str, prepared: str, ending: list[int] | None, size: int) -> LlguidanceGrammar:
-        """Compile what a trial has compiled before, and remember it. Raises InvalidGrammar.
+        """Compile a grammar that has passed its trial, and cache it. Raises InvalidGrammar.
 
-        `prepared`, `ending` and `size`: what the trial found. Python's share of the work is small, so that a thread
-        that does this holds up no other.
+        `prepared`, `ending` and `size`: of the trial's verdict. Most of the work is done without the GIL, so a thread
+        that compiles does not hold up others.
         """
         try:
             grammar = self._compile(prepared, (ending,), size)
@@ -106,13 +106,13 @@ class LlguidanceGrammars:
         return grammar
 
     def remember(self, text: str, known: LlguidanceGrammar | InvalidGrammar) -> None:
-        """Keep a grammar, or what is wrong with it; those not asked for longest make room."""
+        """Cache a grammar, or what is wrong with it; the least recently used are evicted."""
         with self._guard:
-            for worn in [name for name, kept in self._known.items() if _is_worn(kept)]:
-                del self._known[worn]
+            for exhausted in [name for name, kept in self._known.items() if _is_exhausted(kept)]:
+                del self._known[exhausted]
             self._known.pop(text, None)
             self._known[text] = known
-            # Anew each time: what is remembered grows while it is used.
+            # Computed each time, as cached grammars grow in use.
             total = sum(map(_size, self._known.values()))
             while len(self._known) > 1 and (len(self._known) > _REMEMBERED or total > _REMEMBERED_BYTES):
                 _, oldest = self._known.popitem(last=False)
@@ -126,8 +126,8 @@ class LlguidanceGrammars:
         return LlguidanceGrammar(matcher, SharedGrammarState(closer, self.compiler.ends, end, words), size)
 
 
-def _is_worn(known: LlguidanceGrammar | InvalidGrammar) -> bool:
-    return isinstance(known, LlguidanceGrammar) and known.worn
+def _is_exhausted(known: LlguidanceGrammar | InvalidGrammar) -> bool:
+    return isinstance(known, LlguidanceGrammar) and known.exhausted
 
 
 def _size(known: LlguidanceGrammar | InvalidGrammar) -> int:
@@ -135,7 +135,7 @@ def _size(known: LlguidanceGrammar | InvalidGrammar) -> int:
 
 
 def end_tokens(folder: Path) -> tuple[int, ...]:
-    """The model's end tokens: its generation config's, else its config's."""
+    """The model's end tokens, from its generation config, else from its config."""
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         fields = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

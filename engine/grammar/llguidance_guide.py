@@ -1,8 +1,8 @@
-"""One output's place in an llguidance grammar: which tokens may come, and how its end is reached near the limit.
+"""The state of one output in an llguidance grammar: masks of allowed tokens, and a valid ending near the token limit.
 
-Whatever the grammar is, its masks cost a bounded time: a guide that takes more fails alone, and every other guide of
-the same grammar with it. A search for an end is bounded in what it looks at, and goes on in a later step when a step
-has no more time for it: what it finds depends neither on the machine nor on others.
+Masks have a bounded CPU time: a guide that takes more fails, and with it every guide of the same grammar (E6). A
+closing search is bounded in positions instead of time, and resumes in a later step when a step has no time left; so
+its result depends neither on the machine nor on the batch (E1).
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ if TYPE_CHECKING:
 
 TOO_SLOW = "its masks take too long to compute"
 _MASK_S = 0.1
-"""CPU time of one mask or one token taken, in seconds, after which the grammar is given up."""
+"""Seconds of CPU time of one mask or one accepted token after which the grammar is given up."""
 FIRST_S, TOKEN_S = 0.2, 0.0015
-"""CPU time that an output may take with its masks: at first, and more with each token. Ordinary ones take 0.1 ms; a
-step draws a token for each of 64 outputs or more."""
+"""Seconds of CPU time for an output's masks: at first, and more with each token. An ordinary mask takes 0.1 ms."""
 _SEARCH_FIRST, _SEARCH_TOKEN = 2000, 40
-"""How many places an output may look at to find its end: at first, and more with each token. One takes 0.05 ms."""
+"""Positions that an output's closing searches may visit: at first, and more with each token. One takes 0.05 ms."""
 _REFRESH, _VAIN = 16, 3
-"""How often, in tokens, an output looks how far its end is, and how often in vain until it looks half as often each
-time: a search that finds nothing takes longest, and holds up the step."""
+"""Tokens between two measurements of the distance to the end; failed measurements after which the interval doubles each
+time, since a search that finds nothing takes longest."""
 _NEAR_LEAST, _NEAR_MARGIN = 32, 16
 _NEAR_MOST = 2 * MOST_TOKENS + _NEAR_MARGIN
 
 
 class LlguidancePosition:
-    """A matcher as the search for an end sees it."""
+    """A matcher as a `GrammarPosition` of the closing search."""
 
     __slots__ = ("matcher",)
 
@@ -70,27 +69,30 @@ class LlguidancePosition:
 
 
 class SharedGrammarState:
-    """What all guides of one grammar share. `failure`: why it is given up, for all that still use it. `worn`: the
-    library has no room for more states of its lexer, which all outputs so far have added to. `spent`: seconds of CPU
-    time that masks and tokens took so far, as states are made in them. `failed_at`: by the monotonic clock."""
+    """What all guides of one compiled grammar share.
+
+    `failure`: why it was given up, for all guides; `failed_at`: when, by the monotonic clock. `exhausted`: the library
+    has reached its limit of lexer states, which accumulate over outputs. `spent`: seconds of CPU time of masks and
+    tokens so far, from which the memory of the states is estimated.
+    """
 
     def __init__(self, closer: ClosingSearch, ends: Sequence[int], ending: list[int] | None, words: int) -> None:
-        """`ending`: tokens to an end from the beginning; `words`: of 32 tokens each, the vocabulary."""
+        """`ends`: end tokens. `ending`: tokens that complete an empty output, None if none are known. `words`: length
+        of a mask row in 32-bit words."""
         self.closer = closer
         self.ends = ends
         self.ending = ending
         self.words = words
         self.first_ends: dict[int, tuple[list[int] | None, int]] = {}
-        """What was found from the beginning and how many places were looked at, by how many tokens the end might have:
-        outputs with one limit ask the same."""
+        """most tokens -> (ending of an empty output, positions visited): outputs with the same limit share it."""
         self.failure: str | None = None
         self.failed_at = 0.0
-        self.worn = False
+        self.exhausted = False
         self.spent = 0.0
 
 
 class LlguidanceGuide:
-    """A matcher, and the shortest end that is known from where it stands once the limit is near."""
+    """A `Guide`: a matcher, and near the token limit a plan, the shortest known ending from here."""
 
     def __init__(self, matcher: llguidance.LLMatcher, shared: SharedGrammarState) -> None:
         self.ended = matcher.is_stopped()
@@ -107,18 +109,17 @@ class LlguidanceGuide:
         self._spent = 0.0
         self._places_seen = 0
         self._mask: torch.Tensor | None = None
-        """What may come here, once that is known: a row that is put off asks again, and that is no cost of its own."""
-        self._settling: tuple[int, int, Generator[None, None, int]] | None = None
-        """What is being settled: the token, what was left, and the search that goes on."""
+        """The mask at this position once computed: a row that was put off asks again."""
+        self._choosing: tuple[int, int, Generator[None, None, int]] | None = None
+        """The unfinished choice: token, tokens left, and the search to resume."""
 
-    def allow(self, row: torch.Tensor) -> None:
-        """Write which tokens may come next, a bit each, into an int32 row on the host."""
+    def fill_mask(self, row: torch.Tensor) -> None:
         words = self._shared.words
         if self._mask is not None:
             row.copy_(self._mask)
         elif self._alive():
             began = time.thread_time()
-            # The library takes a row of its vocabulary's very size; logits are padded beyond it.
+            # The library writes a row of exactly its vocabulary's size; logits are padded beyond it.
             self._matcher.unsafe_compute_mask_ptr(row.data_ptr(), words * row.element_size())
             self._spend(began)
             row[words:] = 0
@@ -128,40 +129,38 @@ class LlguidanceGuide:
         if self.failure is not None:
             row.fill_(-1)
 
-    def settle(self, token: int, left: int) -> int:
-        """The drawn token, or the next one of a known end if after it `left` − 1 more could not complete the output."""
-        settled = self.settle_within(token, left, lambda: True)
-        assert settled is not None
-        return settled
+    def choose_token(self, token: int, left: int) -> int:
+        chosen_token = self.choose_token_within(token, left, lambda: True)
+        assert chosen_token is not None
+        return chosen_token
 
-    def settle_within(self, token: int, left: int, has_time: Callable[[], bool]) -> int | None:
-        """The same, or None when `has_time` says no before it is known: asked again, it goes on from there."""
+    def choose_token_within(self, token: int, left: int, has_time: Callable[[], bool]) -> int | None:
         began = time.thread_time()
         try:
-            if self._settling is None or self._settling[:2] != (token, left):
-                steps = self._settle(token, left)
-                self._settling = token, left, steps
-                next(steps)  # as far as is known without a search
-            _, _, steps = self._settling
+            if self._choosing is None or self._choosing[:2] != (token, left):
+                steps = self._choose(token, left)
+                self._choosing = token, left, steps
+                next(steps)  # up to where a search is needed
+            _, _, steps = self._choosing
             while has_time():
                 next(steps)
-        except StopIteration as settled:
-            self._settling = None
-            chosen: int = settled.value
+        except StopIteration as chosen_token:
+            self._choosing = None
+            chosen: int = chosen_token.value
             return chosen
         except BaseException:
-            self._settling = None  # a search that failed cannot go on
+            self._choosing = None  # a search that failed cannot go on
             raise
         finally:
             self.cpu_s += time.thread_time() - began
         return None
 
-    def _settle(self, token: int, left: int) -> Generator[None, None, int]:
-        """It stops before each place that a search looks at."""
+    def _choose(self, token: int, left: int) -> Generator[None, None, int]:
+        """The token to put out. Yields before each position that a search visits."""
         if self.failure is not None:
             return token
         place = LlguidancePosition(self._matcher)
-        # Where even the farthest end would not be near, it does not matter how far it is.
+        # Far from the limit the distance to the end does not matter.
         if self._taken >= self._look_at and left <= _NEAR_MOST:
             yield from self._measure_distance(place)
         if self._hopeless or left > self._near():
@@ -171,7 +170,7 @@ class LlguidanceGuide:
         if self._plan is None or not closer.leads(place, self._plan, left):
             self._plan = yield from self._end(place, left)
         if self._plan is None:
-            self._hopeless = True  # the limit will cut it off
+            self._hopeless = True  # no ending fits: the limit will truncate the output
             return token
         if token in ends or token in self._plan[:1]:
             return token
@@ -179,15 +178,14 @@ class LlguidanceGuide:
         rest = (yield from self._rest(after, self._plan, left - 1)) if after.advance([token]) else None
         if rest is None:
             if self._plan and not len(place.allowed(np.array(self._plan[:1]))):
-                # The same text in other tokens than those that are forced from here.
+                # The plan spells the same text in other tokens than those forced from here.
                 other = yield from self._end(place, left)
                 self._plan = self._plan if other is None else other
             return self._plan[0] if self._plan else ends[0]
         self._plan = [token, *rest]
         return token
 
-    def take(self, token: int) -> None:
-        """The token was put out."""
+    def accept_token(self, token: int) -> None:
         self._taken += 1
         self._mask = None
         if not self._alive():
@@ -202,7 +200,7 @@ class LlguidanceGuide:
         self._plan = self._plan[1:] if self._plan and self._plan[0] == token else None
 
     def _measure_distance(self, place: LlguidancePosition) -> Search:
-        """Look how far the end is, and when to look again."""
+        """Measure the distance to the end, and set when to measure again."""
         end = yield from self._end(place, MOST_TOKENS)
         self._distance = MOST_TOKENS if end is None else len(end)
         self._hopeless = self._hopeless and end is None
@@ -211,19 +209,19 @@ class LlguidanceGuide:
         return end
 
     def _rest(self, after: LlguidancePosition, plan: list[int], most: int) -> Search:
-        """An end from one token further: what led there before often still does."""
-        for known in (plan, plan[1:]):
-            if self._shared.closer.leads(after, known, most):
-                return known
+        """An ending from one token further. The old plan, or its rest, often still leads there."""
+        for candidate in (plan, plan[1:]):
+            if self._shared.closer.leads(after, candidate, most):
+                return candidate
         return (yield from self._end(after, most, quick=True))
 
     def _end(self, place: LlguidancePosition, most: int, *, quick: bool = False) -> Search:
-        """Search for an end, unless the output has looked at too many places for that."""
+        """Search for an ending, unless the output has visited too many positions."""
         most = min(most, MOST_TOKENS)
         at_beginning = not self._taken and not quick
         if at_beginning and most in self._shared.first_ends:
             known, places = self._shared.first_ends[most]
-            self._places_seen += places  # as if it had searched itself, so that it goes on alike
+            self._places_seen += places  # as if it had searched itself, so that later results are the same
             return known
         if self._places_seen > _SEARCH_FIRST + _SEARCH_TOKEN * self._taken:
             return None
@@ -244,9 +242,9 @@ class LlguidanceGuide:
         return max(_NEAR_LEAST, 2 * self._distance + _NEAR_MARGIN)
 
     def _fail(self, otherwise: str) -> None:
-        said = first_line(self._matcher.get_error())
-        self.failure = self.failure or said or otherwise
-        self._shared.worn = self._shared.worn or "too many states" in said
+        message = first_line(self._matcher.get_error())
+        self.failure = self.failure or message or otherwise
+        self._shared.exhausted = self._shared.exhausted or "too many states" in message
 
     def _alive(self) -> bool:
         if self.failure is None:
@@ -254,7 +252,7 @@ class LlguidanceGuide:
         return self.failure is None
 
     def _spend(self, began: float) -> None:
-        """Count the CPU time since `began`, by the clock of this thread; give the grammar up if it is too much."""
+        """Count this thread's CPU time since `began`, and give the grammar up if it is too much."""
         spent = time.thread_time() - began
         self._spent += spent
         self.cpu_s += spent

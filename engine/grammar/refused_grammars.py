@@ -1,8 +1,9 @@
-"""Grammars that are refused, by digest, in a file that outlives the replica.
+"""The grammars that are refused, by digest, in a file that outlives the replica.
 
-A grammar is written down before the replica's own process compiles it and struck out afterwards. One that is still
-there at the next start was being compiled when the replica ended, which is a strike: something else may have ended it.
-With the second strike within a while it is refused for a while. Compiling it successfully clears its strike.
+An attempt is recorded before the replica's own process compiles a grammar and cleared afterwards. An attempt that is
+still there at the next start means that the replica ended while it compiled the grammar. That is a strike, since the
+cause may have been something else. With the second strike within an hour the grammar is refused for an hour. A
+successful compilation clears its strikes.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ logger = structlog.get_logger("engine.grammar.refused_grammars")
 ENDED_REPLICA = "the engine ended when it was compiled"
 _PERIOD_S = 3600.0
 _STRIKES = 2
-"""So many ends of the replica make it likely that the grammar is the reason."""
+"""Ends of the replica after which the grammar is taken for their cause."""
 _MOST = 4096
+"""Records that are kept."""
 _COMPACTED_BYTES = 4 << 20
 
 
 class _Record(Struct, frozen=True, array_like=True):
-    """`problem`: why it is refused until `until`; empty: it is not, or not any more. `attempted`: it is being compiled.
+    """`problem`: why the grammar is refused until `until`; empty if it is not. `attempted`: it is being compiled.
     `strikes`: how often the replica ended meanwhile."""
 
     digest: bytes
@@ -39,7 +41,7 @@ class _Record(Struct, frozen=True, array_like=True):
 
 
 class RefusedGrammars:
-    """`path` None keeps them in memory alone. `clock` gives seconds since the Unix epoch."""
+    """A log of records in `path`; None keeps them in memory alone. `clock`: seconds since the Unix epoch."""
 
     def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.time) -> None:
         self._path = path
@@ -47,13 +49,13 @@ class RefusedGrammars:
         self._known: OrderedDict[bytes, _Record] = OrderedDict()
         self._file: int | None = None
         self._behind = False
-        """Whether the file lacks something, or has part of it: then it is written anew."""
+        """Whether the file lacks a record or ends in part of one, so that it must be rewritten."""
         if path is not None:
             self._load(path)
             self._compact(path)
 
     def problem(self, digest: bytes) -> str | None:
-        """Why this grammar is refused; None if it is not known to be wrong."""
+        """Why this grammar is refused; None if it is not."""
         record = self._known.get(digest)
         if record is None or not record.problem:
             return None
@@ -63,18 +65,18 @@ class RefusedGrammars:
         return record.problem
 
     def refuse(self, digest: bytes, problem: str) -> None:
-        """Refuse this grammar for a while."""
+        """Refuse this grammar for an hour."""
         self._keep(_Record(digest, problem, self._clock() + _PERIOD_S))
 
     def attempt(self, digest: bytes) -> None:
-        """The grammar is compiled now: should this process end meanwhile, that is a strike against it."""
-        known = self._known.get(digest)
+        """The grammar is about to be compiled: if the process ends meanwhile, that is a strike."""
+        record = self._known.get(digest)
         now = self._clock()
-        strikes = known.strikes if known is not None and known.until > now else 0
+        strikes = record.strikes if record is not None and record.until > now else 0
         self._keep(_Record(digest, "", now + _PERIOD_S, attempted=True, strikes=strikes))
 
-    def passed(self, digest: bytes) -> None:
-        """It was compiled, and the process has not ended: its strikes are cleared."""
+    def survived(self, digest: bytes) -> None:
+        """The grammar was compiled and the process still runs: clear its strikes."""
         self._keep(_Record(digest, "", 0.0))
 
     def close(self) -> None:
@@ -92,14 +94,14 @@ class RefusedGrammars:
         if self._file is None or self._path is None:
             return
         try:
-            # A process that ends leaves what it wrote to the kernel, so nothing waits for the disk here.
+            # What was written to the kernel survives the end of the process, so there is no need for fsync.
             framed = _framed(record)
             self._behind = self._behind or os.write(self._file, framed) < len(framed)
             if self._behind or os.fstat(self._file).st_size > _COMPACTED_BYTES:
                 self._compact(self._path)
         except OSError as error:
             self._behind = True
-            logger.warning("a refused grammar cannot be written down", path=str(self._path), problem=str(error))
+            logger.warning("a refused grammar cannot be recorded", path=str(self._path), problem=str(error))
 
     def _load(self, path: Path) -> None:
         try:
@@ -114,7 +116,7 @@ class RefusedGrammars:
             try:
                 record = msgspec.msgpack.decode(data[at + 4 : at + 4 + length], type=_Record)
             except msgspec.DecodeError:
-                break  # torn: what follows was never finished
+                break  # torn: the end of the file was never written completely
             records.pop(record.digest, None)
             records[record.digest] = record
             at += 4 + length
@@ -134,7 +136,7 @@ class RefusedGrammars:
             self._known.popitem(last=False)
 
     def _compact(self, path: Path) -> None:
-        """Write what counts into a new file, and go on writing there; in the old one, if there is no room for it."""
+        """Write the current records to a new file that replaces the old one; on failure go on with the old one."""
         beside = path.with_suffix(".new")
         try:
             beside.write_bytes(b"".join(map(_framed, self._known.values())))

@@ -1,7 +1,7 @@
-"""JSON schemas as the grammar library takes them: what can be said in its keywords is rewritten, the rest is refused.
+"""Prepares JSON schemas for the grammar library: rewrites keywords that it lacks, and refuses what it cannot express.
 
-The library refuses most keywords that it does not know, but ignores some that constrain a value. Refusals name the
-place, the keyword and what to write instead. Definitions count only where a `$ref` leads to them.
+The library refuses most unknown keywords, but ignores some that constrain a value. Refusals name the JSON path, the
+keyword and an alternative. Definitions are checked only where a `$ref` leads to them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from engine.grammar.guide import InvalidGrammar
 Schema: TypeAlias = dict[str, Any]
 
 MAX_REFERENCES_DEEP = 500
-"""How many `$ref` may lead from one to the next: the library follows them by recursion."""
+"""The longest chain of `$ref`s: the library follows them by recursion."""
 
 _UNSUPPORTED = {
     "uniqueItems": "leave it out and drop duplicates afterwards, or use an object with a boolean for each item",
@@ -45,7 +45,7 @@ _FORMATS = frozenset(
     ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"]
 )
 _ANY_TEXT_FORMATS = frozenset(["binary", "directory-path", "file-path", "password", "path"])
-"""Formats by which pydantic says what a text is for, and which any text fulfils."""
+"""Formats that pydantic writes and that any string satisfies."""
 _ONE = ("items", "additionalItems", "additionalProperties")
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _NAMED = ("properties", "patternProperties")
@@ -55,7 +55,7 @@ _NAME_KEYWORDS = frozenset(
 
 
 def prepare_schema(root: Any) -> Any:
-    """Rewrite a parsed schema in place and return it. Raises InvalidGrammar naming place and keyword."""
+    """Rewrite a parsed schema in place and return it. Raises InvalidGrammar that names path and keyword."""
     seen: set[int] = set()
     waiting: list[tuple[Any, str, int]] = [(root, "", 0)]
     while waiting:
@@ -64,7 +64,7 @@ def prepare_schema(root: Any) -> Any:
             continue
         seen.add(id(schema))
         if references > MAX_REFERENCES_DEEP:
-            raise InvalidGrammar(f"more than {MAX_REFERENCES_DEEP} references lead from one to the next")
+            raise InvalidGrammar(f"a chain of more than {MAX_REFERENCES_DEEP} references")
         _prepare(root, schema, path)
         waiting += [(inner, f"{path}.{place}", references) for place, inner in _inner(schema)]
         if isinstance(target := schema.get("$ref"), str):
@@ -108,14 +108,14 @@ def _prepare_text(schema: Schema, path: str) -> None:
 
 
 def _check_count(schema: Schema, path: str) -> None:
-    """Names that the schema does not say may come twice, and then count as one."""
+    """Refuse a `minProperties` that names beyond the required ones must meet: such a name may come twice."""
     least, required = schema.get("minProperties"), schema.get("required", [])
     if isinstance(least, int | float) and least > len(required) + 1 and schema.get("additionalProperties") is not False:
         raise _unsupported(path, "minProperties", "list the names as `required`", f"above {len(required) + 1}")
 
 
 def _rewrite_names(root: Any, schema: Schema, path: str) -> None:
-    """Say `propertyNames` as `properties` or `patternProperties`. Raises InvalidGrammar."""
+    """Rewrite `propertyNames` as `properties` or `patternProperties`. Raises InvalidGrammar."""
     advice = "list the names as `properties`, or describe them with `patternProperties`"
     names: Any = schema["propertyNames"]
     for _ in range(MAX_REFERENCES_DEEP):
@@ -145,7 +145,7 @@ def _rewrite_names(root: Any, schema: Schema, path: str) -> None:
 
 
 def _resolve(root: Any, reference: str) -> Any:
-    """What a reference within the schema points at, None if that is nowhere: the library says so."""
+    """The target of a reference within the schema; None if there is none, which the library then reports."""
     if not reference.startswith("#"):
         return None
     found = root

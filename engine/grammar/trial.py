@@ -1,7 +1,7 @@
-"""Tries one grammar in a process of its own: it is compiled and a few sample outputs are drawn under it.
+"""Tries one grammar in a process of its own: compiles it, and samples a few outputs under it.
 
-What a grammar may take is a part of what a replica has, so that one which passes does no harm there: half the stack,
-2 s of CPU time, 256 MiB. Beyond these the process is ended by the kernel, which is an answer, too.
+A trial has a part of what a replica has (half the stack, 2 s of CPU time, 256 MiB), so that a grammar that passes does
+no harm there (E6). If it needs more, the kernel ends the process, which is a verdict too.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from engine.grammar.llguidance_guide import (
 )
 
 STACK_BYTES = 8 << 20
-"""The stack of a thread in which the replica compiles or uses grammars; a trial has half of it."""
+"""The stack of a replica's threads that compile or use grammars. A trial has half of it."""
 CPU_S = 2
 _KILLED = 9
 MEMORY_BYTES = 256 << 20
 _LEAST_BYTES, _FORK_BYTES = 1 << 20, 8 << 20
-"""What a grammar takes at least, and what a process touches when it is forked, whatever it does."""
+"""The least memory that a grammar is taken to need; memory that a fork touches in any case."""
 _SAMPLE_TOKENS = 64
 _SAMPLES = 4
 _QUICK_S = 0.005
-"""Sample outputs are drawn until this is used up: so little time says enough of a grammar that is quick."""
+"""Seconds of CPU time of samples that are enough for a quick grammar."""
 _SLOW_STEP_S = 0.05
 _SEARCH_S = 0.1
-"""CPU time for which an end is searched for from the beginning, and while a sample is drawn."""
+"""Seconds of CPU time for the closing search from the beginning, and for those of one sample."""
 
 
-class Verdict(Struct, frozen=True, array_like=True):
+class TrialVerdict(Struct, frozen=True, array_like=True):
     """`problem`: why the grammar is refused, empty if it is not. `prepared`: the library's form of it. `ending`: tokens
-    to an end from its beginning. `size`: bytes that it took. `final`: another trial would say the same."""
+    that complete an empty output. `size`: bytes of memory. `final`: another trial would have the same result."""
 
     problem: str = ""
     prepared: str = ""
@@ -60,37 +60,37 @@ class Verdict(Struct, frozen=True, array_like=True):
 
 
 def limit_process() -> None:
-    """Bound what this process may take from now on."""
+    """Limit the CPU time and memory of this process from now on."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))
     data = _status("VmData") + MEMORY_BYTES + STACK_BYTES // 2
     resource.setrlimit(resource.RLIMIT_DATA, (data, data))
 
 
-def try_grammar(compiler: GrammarCompiler, text: str) -> Verdict:
-    """The verdict on a grammar, from a thread with half the stack. A grammar that takes too much ends the process."""
-    verdicts: list[Verdict] = []
+def try_grammar(compiler: GrammarCompiler, text: str) -> TrialVerdict:
+    """The verdict on a grammar, from a thread with half the stack. A grammar beyond the limits ends the process."""
+    verdicts: list[TrialVerdict] = []
     threading.stack_size(STACK_BYTES // 2)
     thread = threading.Thread(target=lambda: verdicts.append(_judge(compiler, text)))
     thread.start()
     thread.join()
-    return verdicts[0] if verdicts else Verdict("it could not be tried")
+    return verdicts[0] if verdicts else TrialVerdict("it could not be tried")
 
 
-def ended_by(signal: int, cpu_s: float) -> Verdict:
+def ended_by(signal: int, cpu_s: float) -> TrialVerdict:
     """The verdict on a grammar whose trial was ended by this signal after so many seconds of CPU time."""
-    if signal == _KILLED and cpu_s < CPU_S:  # not by our limit: the machine was short of memory, say
-        return Verdict("its trial was ended from outside", final=False)
+    if signal == _KILLED and cpu_s < CPU_S:  # not by our limit, but because the machine is short of memory, say
+        return TrialVerdict("its trial was ended from outside", final=False)
     names = {
         6: f"it takes more than {MEMORY_BYTES >> 20} MiB, or is nested too deep",
         _KILLED: f"it takes more than {CPU_S} s",
         11: "it is nested too deep",
         24: f"it takes more than {CPU_S} s",
     }
-    return Verdict(names.get(signal, "it could not be compiled"))
+    return TrialVerdict(names.get(signal, "it could not be compiled"))
 
 
-def _judge(compiler: GrammarCompiler, text: str) -> Verdict:
+def _judge(compiler: GrammarCompiler, text: str) -> TrialVerdict:
     before = _status("VmRSS")
     try:
         prepared = compiler.prepared(text)
@@ -100,18 +100,18 @@ def _judge(compiler: GrammarCompiler, text: str) -> Verdict:
         shared = SharedGrammarState(closer, compiler.ends, ending, -(-compiler.vocabulary // 32))
         problem = _draw_samples(matcher, shared)
     except InvalidGrammar as error:
-        return Verdict(str(error))
+        return TrialVerdict(str(error))
     except MemoryError:
-        return Verdict(f"it takes more than {MEMORY_BYTES >> 20} MiB")
+        return TrialVerdict(f"it takes more than {MEMORY_BYTES >> 20} MiB")
     if problem:
-        return Verdict(problem)
+        return TrialVerdict(problem)
     size = max(_LEAST_BYTES, _status("VmRSS") - before - _FORK_BYTES)
-    del matcher, shared  # letting go recurses, too
-    return Verdict("", prepared, ending, size, time.process_time())
+    del matcher, shared  # freeing them recurses too, so it is part of the trial
+    return TrialVerdict("", prepared, ending, size, time.process_time())
 
 
 def _draw_samples(matcher: llguidance.LLMatcher, shared: SharedGrammarState) -> str:
-    """Draw outputs evenly from what is allowed; what is wrong with the grammar then, empty if nothing."""
+    """Sample outputs uniformly from the allowed tokens; returns what is wrong with the grammar, "" if nothing is."""
     began, problems = time.thread_time(), []
     for sample in range(_SAMPLES):
         guide_matcher = matcher.deep_copy()
@@ -121,7 +121,7 @@ def _draw_samples(matcher: llguidance.LLMatcher, shared: SharedGrammarState) -> 
         problems.append(problem)
         if quick and not problem and time.thread_time() - began > _QUICK_S:
             break
-    # The model may go another way than samples that met a limit: only where all of them did nothing else is left.
+    # The model may take another way than a sample that met a limit; only if all did, is the grammar refused.
     return problems[0] if all(problems) else ""
 
 
@@ -141,9 +141,9 @@ def _draw(matcher: llguidance.LLMatcher, guide: LlguidanceGuide, chance: random.
             return first_line(matcher.get_error()) or "no text fulfils it", True
         drawn = int(chance.choice(allowed))
         step = time.thread_time()
-        token = guide.settle_within(drawn, _SAMPLE_TOKENS - taken, _time_until(step + searching))
+        token = guide.choose_token_within(drawn, _SAMPLE_TOKENS - taken, _time_until(step + searching))
         searching -= time.thread_time() - step
-        guide.take(drawn if token is None else token)
+        guide.accept_token(drawn if token is None else token)
         if guide.failure is not None:
             return guide.failure, True
     return "", slowest < _SLOW_STEP_S / 10
@@ -154,7 +154,7 @@ def _time_until(end: float) -> Callable[[], bool]:
 
 
 def _status(field: str) -> int:
-    """Bytes that the kernel says of this process."""
+    """Bytes in a field of this process's /proc status."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith(f"{field}:"):
@@ -163,5 +163,5 @@ def _status(field: str) -> int:
 
 
 def end_process() -> None:
-    """End this process without running what its parent left to be run."""
+    """End this process without running the exit handlers that it inherited."""
     os._exit(0)

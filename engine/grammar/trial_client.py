@@ -1,4 +1,4 @@
-"""Has grammars tried by a child process, which is started again when it ends or does not answer."""
+"""Sends grammars to the trial server, a child process that is restarted when it ends or does not answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from engine.grammar.compiler import GrammarCompiler
-from engine.grammar.trial import Verdict
+from engine.grammar.trial import TrialVerdict
 from engine.grammar.trial_server import Trial, TrialResult
 
 logger = structlog.get_logger("engine.grammar.trial_client")
@@ -24,11 +24,11 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 class TrialLost(Exception):
-    """A grammar could not be tried: the process that did so ended, or time was over."""
+    """A grammar could not be tried: the trial server ended or did not answer in time."""
 
 
 class TrialClient:
-    """The child process. Everything here runs in one event loop."""
+    """Runs the trial server and talks to it. All methods run in one event loop."""
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._command = [
@@ -38,16 +38,16 @@ class TrialClient:
         self._process: asyncio.subprocess.Process | None = None
         self._starting = asyncio.Lock()
         self._reading: asyncio.Task[None] | None = None
-        self._waiting: dict[int, asyncio.Future[Verdict]] = {}
+        self._waiting: dict[int, asyncio.Future[TrialVerdict]] = {}
         self._numbers = itertools.count(1)
 
     async def start(self) -> None:
-        """Start the child if there is none."""
+        """Start the trial server if it does not run."""
         async with self._starting:
             if self._process is not None:
                 return
             paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-            # One thread, since it forks; one arena of memory, so that its limit means something.
+            # One thread, since it forks; one malloc arena, so that its memory limit is meaningful.
             ours = {"PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1",
                     "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
             self._process = await asyncio.create_subprocess_exec(
@@ -55,14 +55,14 @@ class TrialClient:
             )
             self._reading = asyncio.create_task(self._read(self._process))
 
-    async def judge(self, text: str) -> Verdict:
-        """The verdict on a grammar. Raises TrialLost. When it is cancelled the trial is ended."""
+    async def try_grammar(self, text: str) -> TrialVerdict:
+        """The verdict on a grammar. Raises TrialLost. Cancelling the call ends the trial."""
         await self.start()
         process = self._process
         if process is None or process.stdin is None:
             raise TrialLost
         number = next(self._numbers)
-        verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        verdict: asyncio.Future[TrialVerdict] = asyncio.get_running_loop().create_future()
         self._waiting[number] = verdict
         try:
             _send(process.stdin, Trial(number, text))
@@ -82,7 +82,7 @@ class TrialClient:
             self._waiting.pop(number, None)
 
     async def close(self) -> None:
-        """End the child."""
+        """End the trial server."""
         process, self._process = self._process, None
         if process is not None:
             _kill(process)
@@ -95,10 +95,10 @@ class TrialClient:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 length = int.from_bytes(await process.stdout.readexactly(_LENGTH_BYTES), "big")
-                judged = msgspec.msgpack.decode(await process.stdout.readexactly(length), type=TrialResult)
-                verdict = self._waiting.get(judged.id)
+                result = msgspec.msgpack.decode(await process.stdout.readexactly(length), type=TrialResult)
+                verdict = self._waiting.get(result.id)
                 if verdict is not None and not verdict.done():
-                    verdict.set_result(judged.verdict)
+                    verdict.set_result(result.verdict)
         _kill(process)
         status = await process.wait()
         if self._process is process:

@@ -1,7 +1,7 @@
-"""The process that tries grammars: it has the model's tokenizer ready, and forks a child for each trial.
+"""The trial server: a process that has the model's tokenizer loaded and forks a child for each grammar to try.
 
-It reads trials from its standard input and writes verdicts to its standard output, each as a length and msgpack. It
-ends when its input does.
+It reads trials from standard input and writes results to standard output, each as a length of four bytes and msgpack.
+It ends when its input does.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from msgspec import Struct
 
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.guide import InvalidGrammar
-from engine.grammar.trial import Verdict, end_process, ended_by, limit_process, try_grammar
+from engine.grammar.trial import TrialVerdict, end_process, ended_by, limit_process, try_grammar
 
 _LENGTH_BYTES = 4
 _WALL_S = 15.0
-"""How long a trial may take by the clock; its CPU time is bounded by the kernel."""
+"""Seconds that a trial may take by the clock. The kernel bounds its CPU time."""
 _NICE, _NICER = 5, 10
 _SOON_S, _LATE_S = 0.1, 1.0
-"""After so much CPU time a trial goes on with a lower priority, and when the processor has nothing else to do."""
+"""Seconds of CPU time after which a trial gets a lower priority, and after which it runs only on an idle processor."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Trial(Struct, frozen=True, array_like=True):
-    """A grammar to be tried; without its text: nobody waits for the trial with this id any more."""
+    """A request to try a grammar. Without a text: cancel the trial with this id."""
 
     id: int
     text: str | None
@@ -43,7 +43,7 @@ class TrialResult(Struct, frozen=True, array_like=True):
     """The verdict on the trial with this id."""
 
     id: int
-    verdict: Verdict
+    verdict: TrialVerdict
 
 
 @dataclass
@@ -53,11 +53,11 @@ class _Child:
     pipe: int
     began: float = field(default_factory=time.monotonic)
     priority: int = 0
-    said: bytearray = field(default_factory=bytearray)
+    output: bytearray = field(default_factory=bytearray)
 
 
 class TrialServer:
-    """Forks, bounds and reaps trials. One thread."""
+    """Forks, limits and reaps trials in one thread."""
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
@@ -98,7 +98,7 @@ class TrialServer:
         return bool(read)
 
     def _give_up(self, id: int) -> None:
-        """End a trial; it is reaped, and its verdict told, as if it had ended by itself."""
+        """Kill a trial; it is reaped and reported as if it had ended by itself."""
         for child in self._children.values():
             if child.id == id:
                 _kill(child)
@@ -117,20 +117,20 @@ class TrialServer:
 
     def _hear(self, child: _Child) -> None:
         if read := os.read(child.pipe, 1 << 20):
-            child.said += read
+            child.output += read
             return
         self._selector.unregister(child.pipe)
         os.close(child.pipe)
         del self._children[child.pipe]
         _, status, used = os.wait4(child.pid, 0)
         if time.monotonic() - child.began > _WALL_S:
-            verdict = Verdict(f"it was not tried within {_WALL_S:g} s", final=False)
+            verdict = TrialVerdict(f"it was not tried within {_WALL_S:g} s", final=False)
         elif os.WIFSIGNALED(status):
             verdict = ended_by(os.WTERMSIG(status), used.ru_utime + used.ru_stime)
-        elif child.said:
-            verdict = msgspec.msgpack.decode(child.said, type=Verdict)
+        elif child.output:
+            verdict = msgspec.msgpack.decode(child.output, type=TrialVerdict)
         else:
-            verdict = Verdict("it could not be tried", final=False)
+            verdict = TrialVerdict("it could not be tried", final=False)
         _write(1, msgspec.msgpack.encode(TrialResult(child.id, verdict)), framed=True)
 
     def _watch_time(self) -> None:
@@ -146,7 +146,7 @@ class TrialServer:
 
 def _be_trial(compiler: GrammarCompiler, text: str, writing: int) -> None:
     silence = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):  # what the library writes when it gives up is no verdict, nor a log
+    for descriptor in (0, 1, 2):  # what the library prints when it aborts is neither a result nor a log
         os.dup2(silence, descriptor)
     limit_process()
     _write(writing, msgspec.msgpack.encode(try_grammar(compiler, text)))
@@ -158,12 +158,12 @@ def _kill(child: _Child) -> None:
 
 
 def _cpu_s(pid: int) -> float:
-    """CPU time in seconds that a process of ours used so far."""
+    """Seconds of CPU time of a child so far."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return 0.0
-    # Its name, in parentheses, may have any characters; user and system time are fields 14 and 15 of them all.
+    # The name, in parentheses, may have any characters; user and system time are fields 14 and 15 (proc_pid_stat(5)).
     user, system = stat.rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / _TICKS
 
@@ -186,10 +186,10 @@ def _write(descriptor: int, data: bytes, *, framed: bool = False) -> None:
 def main() -> None:
     """`python -m engine.grammar.trial_server FOLDER VOCABULARY END…`"""
     folder, vocabulary, *ends = sys.argv[1:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's interrupt is for the replica, which closes our input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the replica, which then closes our input
     os.nice(_NICE)
     compiler = GrammarCompiler(Path(folder), int(vocabulary), [int(end) for end in ends])
-    with contextlib.suppress(InvalidGrammar):  # every trial says so
+    with contextlib.suppress(InvalidGrammar):  # every trial reports it
         compiler.vocabulary_of_model()
     gc.collect()
     gc.freeze()

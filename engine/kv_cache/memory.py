@@ -1,12 +1,11 @@
-"""The device memory behind the block pools: one tensor per layer group, a block contiguous.
+"""The KV memory behind the block pools: one tensor per layer group, in which each block is contiguous.
 
-[blocks, layers, parts, KV heads, 64, head dim], where the parts are K and V, or for a latent group the one latent
-vector from which both are made. A block is what is moved between tiers, so it lies in one piece.
+Shape: [blocks, layers, parts, KV heads, 64, head dim]. The parts are K and V, or in a latent group the one latent
+vector from which both are made. A block is contiguous because it is the unit of transfer between tiers.
 
-In fp8 each vector is 8-bit values and, behind them in the same row, its own fp32 scale (one for each token, KV head and
-part). What a step computes is read back from there as well, so a cold prompt meets the very values that a warm one
-reads: cold = warm holds, among replicas that keep their KV like that. Their model digest says so, and thereby every
-block key: KV of another format is never found under it, nor theirs by others.
+In fp8 each vector is stored as 8-bit values followed by its own fp32 scale (one for each token, KV head and part). A
+step also reads its own KV back from there, so that a cold prompt sees the same values as a warm one (C2). The KV format
+is part of the model digest and so of every block key: KV of another format is never found.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def parts(group: LayerGroup) -> int:
 FP8 = torch.float8_e4m3fn
 _SCALE_BYTES = 4
 _VIEWS = 64
-"""So many views of scratch memory are kept."""
+"""Views of scratch memory that are kept."""
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 
@@ -42,16 +41,16 @@ def row_bytes(dtype: torch.dtype, head_dim: int) -> int:
 
 @dataclass(frozen=True)
 class KvSlot:
-    """Where a layer's KV lies: in which group, and as which of its layers."""
+    """The place of a layer's KV: its layer group, and its index among the group's layers."""
 
     group: int
     layer: int
 
 
 class KvLayout:
-    """Collects the layer groups of a model while its layers are made: layers whose KV is alike share a group.
+    """Collects the layer groups of a model while its layers are made. Layers with KV of the same kind share a group.
 
-    `dtype`: what vectors are stored in.
+    `dtype`: the type in which vectors are stored.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -59,7 +58,7 @@ class KvLayout:
         self._layers: dict[tuple[str, int, int, int], list[int]] = {}
 
     def place(self, layer: int, kv_heads: int, head_dim: int, *, window: int = 0, latent: bool = False) -> KvSlot:
-        """The slot of a layer with such KV; `window` 0 for one that attends to everything."""
+        """The slot of a layer with KV of this kind. `window`: in tokens, 0 for full attention."""
         kind = "latent" if latent else "window" if window else "full"
         shape = (kind, kv_heads, head_dim, window)
         members = self._layers.setdefault(shape, [])
@@ -87,10 +86,7 @@ class KvLayout:
 
 
 class KvMemory:
-    """The KV of one layer group. `like` gives the type that is computed with, and the device.
-
-    `pinned` for host memory that a GPU copies to.
-    """
+    """The KV of one layer group. `like`: the type of computation, and the device. `pinned`: page-locked host memory."""
 
     def __init__(self, group: LayerGroup, blocks: int, like: torch.Tensor, *, pinned: bool = False) -> None:
         self.group = group
@@ -112,9 +108,8 @@ class KvMemory:
     def scratch(self, name: str, elements: int, like: torch.Tensor | None = None) -> torch.Tensor:
         """A flat tensor of this many elements whose content means nothing, the same memory each time.
 
-        Of `like`'s type, else of the one that is computed with.
-
-        Fresh memory of this size would come from the operating system page by page, which costs more than its use.
+        Of `like`'s type, else of the type of computation. Fresh memory of this size would come from the operating
+        system page by page, which costs more than its use.
         """
         held = self._scratch.get(name)
         if held is None or held.numel() < elements:
@@ -123,8 +118,8 @@ class KvMemory:
         return held[:elements]
 
     def queries(self, tiles: int, tokens: int, group: int, rows: int) -> Tensors:
-        """Memory for queries, [tiles, KV heads, rows, head dim], and what of it is to be filled: [tiles, KV heads,
-        tokens, group, head dim], without `tokens` where that is 1. All else in it is zeros; the same memory each time.
+        """Memory for queries [tiles, KV heads, rows, head dim], and the view of it that is to be filled: [tiles, KV
+        heads, tokens, group, head dim], without `tokens` if that is 1. The rest is zeros. The same memory each time.
         """
         key = (tiles, tokens, group, rows)
         views = self._views.get(key)
@@ -140,13 +135,13 @@ class KvMemory:
         return views
 
     def zeros(self, rows: int, size: int) -> torch.Tensor:
-        """[rows, size] zeros that nobody writes to."""
+        """[rows, size] zeros, not to be written to."""
         key = (0, rows, size)
         views = self._views.get(key) or self._keep(key, (self._like.new_zeros(rows, size),))
         return views[0]
 
     def _keep(self, key: tuple[int, ...], views: Tensors) -> Tensors:
-        # The layers of a step ask for the same ones in turn, and so do many steps.
+        # All layers of a step, and many steps, ask for the same views.
         if len(self._views) >= _VIEWS:
             self._views.clear()
         self._views[key] = views
@@ -160,9 +155,10 @@ class KvMemory:
         self.rows[layer].index_copy_(0, rows, vectors)
 
     def gather(self, layer: int, rows: torch.Tensor, pairs: int) -> Tensors:
-        """Keys and values, [pairs, KV heads, tokens, head dim], from these rows of the layer's `heads`.
+        """Keys and values, [pairs, KV heads, tokens, head dim] each, from these rows of the layer's `heads`.
 
-        As they are computed with; in scratch memory that the next call overwrites. A latent's keys hold its values.
+        In the type of computation, in scratch memory that the next call overwrites. A latent group's values are its
+        keys.
         """
         key = (rows.shape[0], pairs)
         stored, computed, keys, values = self._views.get(key) or self._keep(key, self._gathered(*key))
@@ -175,38 +171,35 @@ class KvMemory:
         return keys, values
 
     def _gathered(self, count: int, pairs: int) -> Tensors:
-        """Where so many rows are gathered, the same as they are computed with, and the keys and values in that."""
+        """Scratch memory for `count` gathered rows: as stored, in the type of computation, and the keys and values."""
         group, source = self.group, self.heads[0]
         stored = self.scratch("stored", count * source.shape[1], source).view(count, -1)
         vectors = stored.view(count * BLOCK_TOKENS, -1)
         if self._scaled:
             vectors = self.scratch("computed", len(vectors) * group.head_dim).view(-1, group.head_dim)
-        # Keys beside values: who attends to a head's is, in a fused operation, the thread that gathered both.
+        # A head's keys and values are adjacent: in a fused operation one thread gathers both and attends to them.
         held = vectors.view(pairs, group.kv_heads, parts(group), -1, group.head_dim)
         return stored, vectors, held[:, :, 0], held[:, :, -1]
 
     def zero(self, blocks: Sequence[int]) -> None:
-        """Clear newly allocated blocks: masked positions meet zeros, never what a former owner left there.
+        """Clear newly allocated blocks, so that masked positions hold zeros instead of a former owner's values.
 
-        A masked key has weight 0, but 0 x NaN is NaN: without this, one request's overflow could reach another.
+        A masked key has weight 0, but 0 x NaN is NaN: an overflow of one request could otherwise reach another.
         """
         if blocks:
             self.data[list(blocks)] = 0
 
     def copy(self, source: KvMemory, pairs: Iterable[tuple[int, int]]) -> None:
-        """Copy blocks (in `source`, here) of the same group, in this order.
-
-        On a GPU the copies are queued behind what was queued before and ahead of what follows; nobody waits for them.
-        """
+        """Copy blocks (number in `source`, number here) of the same group, in this order. On a GPU this only queues."""
         for there, here in pairs:
             self.data[here].copy_(source.data[there], non_blocking=True)
 
     def poison(self, block: int) -> None:
-        """Fill a free block with NaN, so that a test sees any read of it."""
+        """Fill a free block with NaN, so that tests notice any read of it."""
         self.data[block].fill_(0xFF if self._scaled else torch.nan)  # in e4m3 and in fp32 all ones are a NaN
 
 
 def swap_memories(groups: Sequence[LayerGroup], blocks: Sequence[int], like: torch.Tensor) -> list[KvMemory]:
-    """Host memory for so many blocks of each group, pinned where `like` is on a GPU."""
+    """Host memory for `blocks` blocks of each group, pinned if `like` is on a GPU."""
     host, pinned = torch.empty(0, dtype=like.dtype), like.device.type == "cuda"
     return [KvMemory(group, count, host, pinned=pinned) for group, count in zip(groups, blocks, strict=True)]

@@ -1,7 +1,7 @@
-"""The gated activations of the feed-forward layer, by the names that configurations use.
+"""The gated activations of the feed-forward layer, by their names in configurations.
 
-Written with `exp` and `tanh` of whole tensors because torch's own silu and gelu compute the last few elements of a
-range with another function, so that an element's bits would depend on where threads divide the rows.
+They use `exp` and `tanh` of whole tensors: torch's silu and gelu compute the last few elements of a range by another
+function, so that an element's bits would depend on how threads divide the rows (E1).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 @cache
 def _one(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor: to add a number takes torch longer."""
+    """1 as a tensor, since torch takes longer to add a number."""
     return torch.ones(1, dtype=dtype, device=device)
 
 

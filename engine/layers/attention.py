@@ -1,8 +1,8 @@
 """Causal attention over paged KV with grouped query heads, in splits of fixed length (see `attention_plan`).
 
-With a sliding window (in the plan), a soft cap on scores (Gemma 2), sinks (gpt-oss) and values that are part of the
-keys (MLA's latent form). Only stock PyTorch operations: what faster kernels are held to, and, where the machine has one
-that fits, a fused one in their place. Scores and sums are fp32.
+Supports a sliding window (in the plan), a soft cap on scores (Gemma 2), sinks (gpt-oss) and values that are part of the
+keys (MLA's latent form). Uses stock PyTorch operations, which are the reference for faster kernels, and torch's fused
+CPU attention where it fits. Scores and sums are fp32.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from engine.layers.attention_plan import AttentionPlan, Pairs, Tiles, padded_row
 
 @dataclass(frozen=True)
 class Scoring:
-    """How scores are made of queries and keys: `scale` · q·k, then `soft_cap` · tanh(score / `soft_cap`) if given.
+    """How scores follow from queries and keys: `scale` · q·k, then `soft_cap` · tanh(score / `soft_cap`) if given.
 
-    `sinks` [heads], fp32: a further score for each head, which takes its share of the weights and has no value
-    (Xiao et al. 2023; gpt-oss learns it). `value_dim`: how many elements of a value count; in a latent group, of a key.
+    `sinks` [heads], fp32: a further score for each head that takes part in the softmax and has no value (Xiao et al.
+    2023; learned in gpt-oss). `value_dim`: how many elements of a value are used; in a latent group, of a key.
     """
 
     scale: float
@@ -35,8 +35,8 @@ def attend(
 ) -> torch.Tensor:
     """Store the rows' keys and values, and attend to the keys up to each row's own.
 
-    `query` is [rows, heads, head dim] and `entries` what is stored, [rows, KV heads · parts, head dim] (first all keys,
-    then all values), both turned by rotary; `layer` counts within the memory's group. Returns
+    `query`: [rows, heads, head dim]. `entries`: keys and values to store, [rows, KV heads · parts, head dim], first all
+    keys. Both are after rotary embedding. `layer`: index within the memory's group. Returns
     [rows, heads · value dim]; rows beyond the plan's tokens are padding and come out as zeros.
     """
     padding = query.shape[0] - plan.tokens
@@ -75,7 +75,7 @@ def _arranged(query: torch.Tensor, tiles: Tiles, memory: KvMemory, group: int) -
         query = query.index_select(0, tiles.rows)
     step, heads = query.stride(0), (kv_heads - 1) * group + rows
     if query.stride(1) == dim and query.storage_offset() % step == 0 and heads * dim <= step:
-        # Where a token's heads lie before its keys and values in one row, those behind each head's own are its padding.
+        # If a token's heads precede its keys and values in one row, the heads behind a KV head's own serve as padding.
         return query.as_strided((count, kv_heads, rows, dim), (step, group * dim, dim, 1))
     arranged, real = memory.queries(count, tokens, group, rows)
     real.copy_(query.narrow(0, 0, count).view(count, kv_heads, group, dim))
@@ -83,7 +83,7 @@ def _arranged(query: torch.Tensor, tiles: Tiles, memory: KvMemory, group: int) -
 
 
 def _joined(q: torch.Tensor, tiles: Tiles, memory: KvMemory, layer: int, scoring: Scoring) -> torch.Tensor:
-    """[tiles, KV heads, rows, value dim] of queries [tiles, KV heads, rows, head dim]: all splits of each as one."""
+    """Queries [tiles, KV heads, rows, head dim] → outputs [tiles, KV heads, rows, value dim], over all their splits."""
     folding, sinks = tiles.folding, scoring.sinks
     with_lse = folding is not None or sinks is not None
     partials = [_partial(q, pairs, memory, layer, scoring, with_lse=with_lse) for pairs in tiles.pairs]
@@ -97,8 +97,8 @@ def _joined(q: torch.Tensor, tiles: Tiles, memory: KvMemory, layer: int, scoring
         assert sinks is not None
         return (output.float() / (_sinks(sinks, lse, q.shape) + 1.0)).to(q.dtype)
     assert tiles.final is not None
-    # Every split of a query is brought to the largest of its levels; then the tree adds them up, weights beside values.
-    # A query's only split weighs exactly 1: it comes out as it does where no tile has more than one.
+    # Splits are scaled by exp(lse − largest lse of the query); then the tree adds up weights and weighted values. A
+    # query's only split weighs exactly 1, as where no tile has more than one.
     top = lse.index_select(0, folding.spread).view(tiles.count, -1, *lse.shape[1:]).amax(1)
     weight = lse.sub(top.index_select(0, folding.tile)).exp_()
     nodes = torch.cat([output.float() * weight, weight], -1)
@@ -112,17 +112,17 @@ def _joined(q: torch.Tensor, tiles: Tiles, memory: KvMemory, layer: int, scoring
 
 
 def _sinks(sinks: torch.Tensor, lse: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """The weights of the sinks beside those of keys with this level, [tiles, KV heads, rows, 1]."""
+    """The weights of the sinks relative to keys with this log-sum-exp, [tiles, KV heads, rows, 1]."""
     _, kv_heads, rows, _ = shape
-    # Rows are query heads of the KV head for each token in turn; what is padding gets any.
+    # Rows are the KV head's query heads for each token in turn; padding gets any sink.
     group = len(sinks) // kv_heads
     heads = sinks.view(kv_heads, group).repeat(1, -(-rows // group))[:, :rows]
     return heads.view(kv_heads, rows, 1).sub(lse).exp_()
 
 
 Partial: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
-"""Of some pairs their queries' outputs, [pairs, KV heads, rows, value dim], and, if they are to be joined with others,
-their levels in fp32, [pairs, KV heads, rows]: the logarithm of the sum of what scores are exponents of."""
+"""Outputs of pairs, [pairs, KV heads, rows, value dim], and if they are to be joined with others, the log-sum-exp of
+their scores in fp32, [pairs, KV heads, rows]."""
 
 
 def _partial(
@@ -132,7 +132,7 @@ def _partial(
     if pairs.tile is not None:
         q = q.index_select(0, pairs.tile)
     if pairs.fused and scoring.soft_cap is None and scoring.value_dim == keys.shape[-1]:
-        # The same in one operation, which keeps scores in the core's cache (Dao et al. 2022).
+        # The same in one operation that keeps scores in the core's cache (FlashAttention, Dao et al. 2022).
         output, lse = FUSED(q, keys, values, 0.0, False, attn_mask=pairs.mask, scale=scoring.scale)
         return output, lse
     return _reference(q, (keys, values), pairs, memory, scoring, with_lse=with_lse)
@@ -148,7 +148,7 @@ def _reference(
     batch, length = pairs.count * kv_heads, pairs.length
     keys, values = (vectors.flatten(0, 1) for vectors in held)
     scores = memory.scratch("scores", batch * rows * length).view(batch, rows, length)
-    # Not a view: of queries whose rows lie over each other the product may come out in another order.
+    # A copy instead of a view: with overlapping rows the product may be computed in another order.
     scaled = (q * scoring.scale).reshape(batch, rows, dim)
     scores = torch.bmm(scaled, keys.transpose(1, 2), out=scores).float()
     if scoring.soft_cap is not None:
@@ -160,5 +160,5 @@ def _reference(
     output = torch.bmm(weights.to(q.dtype), values[..., : scoring.value_dim]).view(pairs.count, kv_heads, rows, -1)
     if top is None:
         return output, None
-    # The largest weight is that of the largest score: 1 in the sum that all were divided by.
+    # The largest weight is exp(0) divided by the sum, so lse = largest score − log(largest weight).
     return output, top.sub_(weights.amax(-1).log_()).view(pairs.count, kv_heads, rows)

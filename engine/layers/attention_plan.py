@@ -1,11 +1,11 @@
-"""What one step's attention reads and writes, worked out once on the host and used by every layer.
+"""The plan of one step's attention: what it reads and writes, computed once on the host and used by every layer.
 
-Attention is cut at fixed absolute positions: keys are taken in *splits* (see `Cut`), each computed by itself, and the
-splits of a query are folded by a binary tree over their absolute numbers. The length over which a split is computed is
-fixed by the query's position alone: all of it, or in the query's own split up to the end of the query's *step* (what
-lies beyond the query is masked). In a window group the splits that lie before the window are left out: they would add
-nothing, exactly. So a query at a position gets the same bits whether it came in a long prefill chunk, a short one or a
-decode step, in whatever company (E1), and whether its keys were computed or read (C2).
+Keys are cut into *splits* at fixed absolute positions (see `Cut`). Each split is computed by itself, and the splits of
+a query are folded by a binary tree over their absolute numbers (split-K, as in Flash-Decoding). The length of a split's
+computation depends on the query's position alone: the whole split, or in the query's own split up to the end of the
+query's *step*, with keys beyond the query masked. In a window group, splits before the window are left out, as they
+would add exactly nothing. So a query at a position gets the same bits in a long or short prefill chunk or a decode
+step, in any batch (E1), and whether its keys were computed or read (C2).
 
 Queries come in *tiles*: one token of each decoding request, or `PREFILL_TILE` tokens of a chunk. A (tile, split) is a
 *pair*; all pairs of one length are computed as one batch.
@@ -29,7 +29,7 @@ from protocol.replicas import LayerGroup
 
 PREFILL_TILE = 64
 MASKED = -1e30
-"""Added to the score of a key that a query does not see: its weight is then exactly 0, in a split with no other too."""
+"""Added to the score of a key that a query does not see, so that its weight is exactly 0."""
 
 Indices: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
@@ -37,11 +37,10 @@ Flags: TypeAlias = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Cut:
-    """How keys are cut: splits of `split` tokens, of which a query's own one is read up to the end of its `step`.
+    """How keys are cut: splits of `split` tokens; a query's own split is read up to the end of its `step`.
 
-    A split is a multiple of the step, the step one of the block and of the prefill tile. Pairs are computed as many at
-    a time as have their keys and scores in `slab_bytes`; those that need masks together with those that do not, or
-    `apart`.
+    A split is a multiple of the step, and the step of the block and of the prefill tile. `slab_bytes`: keys and scores
+    of the pairs that are computed at a time. `apart`: pairs with and without masks are computed separately.
     """
 
     split: int
@@ -51,13 +50,13 @@ class Cut:
 
 
 CUTS = {"cpu": Cut(512, 64, 4 << 20, apart=True), "cuda": Cut(128, 128, 256 << 20, apart=False)}
-"""On the CPU a longer split saves the joining of several, and a slab is what a core's cache holds. On a GPU few kernels
-count: all pairs have one length and are one batch."""
+"""On the CPU longer splits save joins, and a slab is what a core's cache holds. On a GPU the number of kernel launches
+matters: all pairs have one length and are one batch."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens `start`..`start + count` of one sequence; `table` are its blocks, ABSENT where none is needed (yet)."""
+    """Tokens `start`..`start + count` of one sequence. `table`: its blocks, ABSENT where none is needed (yet)."""
 
     start: int
     count: int
@@ -66,7 +65,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class FoldLevel:
-    """One level of folding: pair left[i] takes in pair right[i]."""
+    """One level of the folding tree: pair right[i] is added to pair left[i]."""
 
     left: torch.Tensor
     right: torch.Tensor
@@ -74,18 +73,18 @@ class FoldLevel:
 
 @dataclass(frozen=True)
 class Folding:
-    """How the pairs of each tile become one."""
+    """How the pairs of each tile are folded into one."""
 
     tile: torch.Tensor
     """Tile of each pair."""
     spread: torch.Tensor
-    """[tiles · most pairs of a tile] the pairs of each tile, the first one again where it has fewer."""
+    """[tiles · most pairs of a tile] the pairs of each tile, padded with its first pair."""
     levels: tuple[FoldLevel, ...]
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs that are computed as one batch; each has keys of `length` tokens."""
+    """Pairs that are computed as one batch, each with keys of `length` tokens."""
 
     count: int
     length: int
@@ -97,7 +96,7 @@ class Pairs:
     """fp32 [first pairs, 1, query rows, length], added to scores: 0, or MASKED where a key comes after the query or
     before its window. The other pairs need no mask; None: none does."""
     fused: bool
-    """Whether the machine's own fused operation may be used."""
+    """Whether torch's fused operation may be used."""
 
 
 @dataclass(frozen=True)
@@ -108,19 +107,20 @@ class Tiles:
     tokens: int
     rows: torch.Tensor | None
     output: torch.Tensor | None
-    """Index of each real query among all tiles' queries, None where all are real."""
+    """Index of each query that is no padding among all tiles' queries; None if there is no padding."""
     pairs: tuple[Pairs, ...]
     folding: Folding | None
     """None where each tile has one pair."""
     final: torch.Tensor | None
-    """The pair, among all of them in order, that has the result of each tile; None where pair i has that of tile i."""
+    """The index of the pair with each tile's result; None where pair i has the result of tile i."""
 
 
 @dataclass(frozen=True)
 class DecodeAdvance:
-    """What a plan of decodes alone is moved on by: for each, the row of `write` that its block begins at.
+    """What `AttentionPlan.move` needs to advance a plan of decodes alone.
 
-    Behind it, for each of `Tiles.pairs` those that have masks: their tiles, and where their keys start.
+    `write`: the row at which each decode's block begins. `masked`: for each of `Tiles.pairs`, the tiles of its pairs
+    with masks, and where their keys start.
     """
 
     write: Indices
@@ -129,7 +129,7 @@ class DecodeAdvance:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Where the step's keys and values are written, and its tiles; decoding tiles take the first batch rows."""
+    """Where the step's keys and values are written, and its tiles. Decoding tiles take the first batch rows."""
 
     group: LayerGroup
     device: torch.device
@@ -141,7 +141,7 @@ class AttentionPlan:
     """None where not all are decodes."""
 
     def move(self, positions: Indices) -> None:
-        """Change it to one for the same decodes, whose tokens are at these positions now, in the same blocks."""
+        """Change the plan in place to the same decodes at later positions in the same blocks."""
         assert self.standing is not None
         standing, (tiles,) = self.standing, self.tiles
         write = standing.write + (positions % BLOCK_TOKENS)[:, None]
@@ -153,8 +153,7 @@ class AttentionPlan:
 
 
 def padded_rows(rows: int, dim: int) -> int:
-    """So many query rows of a KV head, with those that are added: products of longer vectors take other paths for
-    larger counts."""
+    """A KV head's query rows, padded: matrix products of longer vectors need larger multiples for equal bits."""
     multiple = ROW_MULTIPLE // 2 if dim <= 64 else ROW_MULTIPLE if dim <= 128 else 2 * ROW_MULTIPLE
     return -(-rows // multiple) * multiple
 
@@ -238,8 +237,8 @@ def _mask(group: LayerGroup, query: Indices, start: Indices, length: int) -> tor
     hidden = key > place
     if group.window:
         hidden |= key <= place - group.window
-    # Not in memory of numpy's: for what is larger than 4 MiB it asks the kernel for huge pages, and the place stays
-    # marked when others have it, which seem to take ever more memory then.
+    # Not in numpy's memory: above 4 MiB it asks the kernel for huge pages, and the address range keeps that mark for
+    # later owners, whose memory then seems to grow.
     mask = torch.empty(hidden.shape, dtype=torch.float32)
     np.multiply(hidden, np.float32(MASKED), out=mask.numpy())
     return mask
@@ -265,8 +264,9 @@ class _Layout:
         rows: Indices | None,
         real: Indices | None,
     ) -> tuple[Tiles, tuple[tuple[Indices, Indices], ...]]:
-        """Tiles of the given sequences whose queries stand at positions `begin`..`last`; tiles and starts of the pairs
-        that have masks. Only blocks count for what is masked, so that it stays the same while a query is in one.
+        """Tiles of these sequences with queries at positions `begin`..`last`; tiles and starts of the pairs with masks.
+
+        Which pairs have masks depends on the query's block alone, so it stays the same while a query is in one block.
         """
         count, window, cut = len(sequence), self.group.window, CUTS[self.device.type]
         first = np.zeros_like(begin)
@@ -285,7 +285,7 @@ class _Layout:
         in_order = alone and bool((order == np.arange(count)).all())
         query_heads = self.heads // self.group.kv_heads
         rows_of = padded_rows(tokens * query_heads, self.group.head_dim)
-        # Where a tile is one token, all its rows are its query heads and have the same mask.
+        # If a tile is one token, all its rows are query heads with the same mask.
         token = np.minimum(np.arange(rows_of) // query_heads, tokens - 1) if tokens > 1 else np.zeros(1, np.int64)
         pairs, with_masks = [], []
         for these in self._batches(order, length, masked, rows_of):
@@ -319,7 +319,7 @@ class _Layout:
 
     def _gather(self, sequence: Indices, start: Indices, length: int) -> torch.Tensor:
         within = start[:, None] // BLOCK_TOKENS + np.arange(length // BLOCK_TOKENS)
-        # What lies behind the sequence's last block repeats it: all masked.
+        # Positions behind the sequence's last block repeat it; they are masked.
         within = np.minimum(within, self.sizes[sequence][:, None] - 1)
         blocks = self.tables[self.offsets[sequence][:, None] + within]
         lanes = np.arange(parts(self.group) * self.group.kv_heads).reshape(-1, self.group.kv_heads)
@@ -327,8 +327,7 @@ class _Layout:
         return _tensor(rows.reshape(-1), self.device)
 
     def _batches(self, order: Indices, length: Indices, masked: Flags, rows: int) -> Iterator[Indices]:
-        """The pairs `order`, which are sorted by length and then by whether they need a mask, as they are computed
-        together; each has so many query rows."""
+        """Batches of the pairs `order`, which are sorted by length and then by mask. `rows`: query rows of a pair."""
         cut, group = CUTS[self.device.type], self.group
         kind = length[order] * 2 + masked[order] if cut.apart else length[order]
         for alike in np.split(order, np.flatnonzero(np.diff(kind)) + 1):
@@ -338,15 +337,16 @@ class _Layout:
                 yield alike[at : at + slab]
 
     def _folding(self, tile: Indices, split: Indices, splits: Indices, order: Indices) -> Folding:
-        """How the splits of each tile, of which it has so many, become one, by halves of absolute numbers.
+        """The folding of each tile's splits, a binary tree over their absolute numbers.
 
-        `tile` and `split` are those of the pairs in order of both; pair order[i] of these is pair i of the step.
+        `tile`, `split`: of the pairs, sorted by both. `splits`: how many each tile has. `order`: pair i of the step is
+        pair order[i] of these.
         """
         place = np.argsort(order)
         starts = np.cumsum(splits) - splits
         first = split[starts]
-        # A node of the tree lies where its leftmost split is. Split s is the right half of a node of 2 · low splits,
-        # where low is its lowest bit, and is taken in by the left half; the first one of a tile is never taken in.
+        # A node is stored at its leftmost split. Split s is the right half of a node of 2 · low splits, where low is
+        # its lowest set bit, and is added to the left half. A tile's first split is never added to another.
         low = split & -split
         into = place[starts[tile] + np.maximum(split - low - first[tile], 0)]
         taken = split > first[tile]

@@ -1,4 +1,4 @@
-"""Token embedding, and the head that turns hidden states into logits."""
+"""The token embedding, and the head that maps hidden states to logits."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ logger = structlog.get_logger("engine.layers.embedding")
 
 VOCABULARY_MULTIPLE = 64
 _LARGE = 1 << 22
-"""Elements of a tied weight that is held once. A smaller one takes 16 MiB at most and is quicker read as it is."""
+"""Elements from which on a tied weight is held once. A smaller one takes at most 16 MiB, and two copies are faster."""
 
 
 class Embedding:
-    """[vocabulary, hidden], padded below with zero rows to a multiple of `VOCABULARY_MULTIPLE`.
+    """[vocabulary, hidden], padded with zero rows to a multiple of `VOCABULARY_MULTIPLE`.
 
-    The padding keeps the element counts of logits even for vectorized kernels, on any device; the padding's logits are
-    set to -inf and so never drawn.
+    The padding gives vectorized kernels whole vectors on any device. Its logits are set to -inf and never sampled.
     """
 
     def __init__(self, weight: torch.Tensor, vocabulary: int) -> None:

@@ -11,7 +11,7 @@ from engine.layers.loader import Loader
 
 
 class FeedForward:
-    """The layer `name` with inner size `inner`, whose projections are called `parts` (gate, up, down).
+    """The layer `name` with inner size `inner`. `parts`: the names of its gate, up and down projections.
 
     Raises ModelError for an activation that is not supported.
     """

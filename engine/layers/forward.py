@@ -1,4 +1,4 @@
-"""What every layer needs of one pass through the model, besides the hidden states."""
+"""The inputs of one pass through the model that all layers share: positions, attention plans, KV memories."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.layers.rotary import Rotary
 
 
 class Forward:
-    """One pass: positions [rows], and for each layer group its attention plan and its memory."""
+    """One pass: positions [rows], and an attention plan and a KV memory for each layer group."""
 
     def __init__(self, positions: torch.Tensor, plans: Sequence[AttentionPlan], memories: Sequence[KvMemory]) -> None:
         self.positions = positions
@@ -25,7 +25,7 @@ class Forward:
         return self._plans[slot.group], self._memories[slot.group]
 
     def apply_rotary_(self, rotary: Rotary, x: torch.Tensor) -> torch.Tensor:
-        """Turn [rows, heads, head dim] in place by the rows' positions; the tables are looked up once a pass."""
+        """Rotate [rows, heads, head dim] in place by the rows' positions. Tables are looked up once a pass."""
         tables = self._rotary_tables.get(id(rotary))
         if tables is None:
             tables = self._rotary_tables[id(rotary)] = rotary.at(self.positions)

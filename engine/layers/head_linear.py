@@ -1,4 +1,4 @@
-"""A product of its own for each head, as MLA has them on both sides of its attention."""
+"""A matrix product per head, as latent attention (MLA) has before and after its attention."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Multi-head latent attention (DeepSeek-AI 2024): of a token, only a latent vector and one turned key are stored.
+"""Multi-head latent attention (MLA, DeepSeek-AI 2024): a token's KV is one latent vector and one rotary key.
 
-All heads' keys and values are linear in the latent, k = W_uk · c and v = W_uv · c, so W_uk goes into the query and W_uv
-behind the attention, which then runs over the latents themselves as if they were one KV head:
+All heads' keys and values are linear in the latent, k = W_uk · c and v = W_uv · c. So W_uk is absorbed into the query
+and W_uv is applied after the attention, which runs over the latents as if they were one KV head:
 
     q·k = (W_ukᵀ · q_nope) · c + rope(q_rope) · rope(k_rope)        output = Wo · W_uv · Σ weight · c
 """
@@ -18,16 +18,16 @@ from engine.layers.loader import Loader
 from engine.layers.norm import RmsNorm
 
 _NORM_EPS = 1e-6
-"""Of the norms inside the attention, whatever `rms_norm_eps` says: so were the models trained."""
+"""Epsilon of the norms inside the attention, as in training, whatever `rms_norm_eps` is."""
 
 
 def _halves(x: torch.Tensor) -> torch.Tensor:
-    """Elements that are turned as pairs, brought from beside each other to the two halves."""
+    """Reorder interleaved rotary pairs into two halves."""
     return torch.cat([x[..., ::2], x[..., 1::2]], -1)
 
 
 class LatentAttention:
-    """The attention `name` of the layer `index`; queries come through a low rank of their own where there is one."""
+    """The attention `name` of the layer `index`. Queries have a low-rank projection if `q_lora_rank` is set."""
 
     def __init__(self, load: Loader, name: str, index: int) -> None:
         config, fields = load.config, load.config.fields

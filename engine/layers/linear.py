@@ -1,19 +1,18 @@
-"""Matrix products whose rows do not depend on how many rows there are.
+"""Linear layers that are batch invariant: a row's bits do not depend on the number of rows (E1).
 
-In fp32 on the CPU there are two kernels, and from how many rows on each of them gives a row the same bits is tried at
-the weight's shape when it is loaded (`kernels.least_rows`): fewer rows are then padded to so many. The kernel that
-needs the least padding is taken; of equal ones, that which is quicker at the weight's size.
+In fp32 on the CPU there are two kernels. From how many rows on each gives a row the same bits is measured for the
+weight's shape at loading (`matmul_kernels.least_rows`), and fewer rows are padded to that number. The kernel that needs
+the least padding is chosen; among equals, the one that is faster at the weight's size.
 
-Where neither is there (other types, other devices) the plain product is used: its kernels take other paths for 1, 2 and
-3 rows, but not from multiples of 8, so rows are padded to those. The self-test at start checks whichever it is in the
-model itself; where it fails, more rows are padded, and at last `row_tile` makes every product one of exactly that many
-rows, which is slow and right.
+For other types and devices torch's plain product is used. It takes other paths for 1, 2 and 3 rows but not for
+multiples of 8, to which rows are padded. The self-test at start checks the model as a whole. If it fails, more rows are
+padded, and in the end `row_tile` makes every product one of exactly that many rows, which is slow and always right.
 
-oneDNN compiles a kernel for each shape and count that it meets and keeps it (0.6 MB and some milliseconds each), so
-rows are padded to one of few counts, and all of them are run while the replica has nothing else to do (`warm_up`).
+oneDNN compiles and keeps a kernel for each shape and row count (0.6 MB and some milliseconds each), so rows are padded
+to one of few counts, all of which are run before the replica has work (`warm_up`).
 
-A weight in few bits can be kept like that, and is decoded a few outputs at a time whenever it is used: less memory and
-more work. oneDNN gives a tile's outputs the bits that they have in the whole product.
+A quantized weight can be kept packed. It is decoded a few outputs at a time at each use: less memory, more work. oneDNN
+gives a tile's outputs the same bits as in the whole product.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ from engine.layers.matmul_kernels import (
 from engine.quantization.packed import PackedWeight
 
 _SMALL = 400_000
-"""Elements of a weight that is better transposed at a decode step's few rows."""
+"""The most elements of a weight for which `transposed` is faster at a decode step's few rows."""
 _FEW_ROWS = 2
-"""Padding one row to so many costs next to nothing: a weight is read once, however many rows there are."""
+"""Rows to which one row can be padded at almost no cost, since the weight is read once in any case."""
 _TILE_OUTPUTS, _TILE_ELEMENTS = 128, 1 << 19
-"""Decoded at a time: at least so many outputs, and about so many elements, which a core's cache holds."""
+"""Outputs of a packed weight that are decoded at a time, at least, and about how many elements: a core's cache."""
 
 
 @dataclass
 class Tiling:
-    """How matrix products are cut on this machine: rows come in few counts, and in tiles if `row_tile` is set.
+    """How matrix products are padded and cut on this machine.
 
-    `row_multiple` is how many rows there are at least; from ROW_MULTIPLE on they are multiples of that. `products` has
-    one of each shape of the model. `kernels` are the machine's.
+    `row_multiple`: the least number of rows; from ROW_MULTIPLE on counts are multiples of that. `row_tile`: rows of
+    every product, None for any count. `products`: a linear layer of each shape in the model. `kernels`: the machine's.
     """
 
     row_multiple: int = ROW_MULTIPLE
@@ -56,17 +55,17 @@ class Tiling:
     kernels: MatmulKernels = field(default_factory=lambda: kernels.NATIVE)
     products: dict[tuple[object, ...], Linear] = field(default_factory=dict)
     least: int = 1
-    """How many rows most products need: padded once for all, and not in each of them."""
+    """The rows that most products need: padded once for all of them."""
     _elements: Counter[int] = field(default_factory=Counter)
-    """How many elements all weights have that need so many rows."""
+    """least rows -> elements of all weights that need them"""
 
     @property
     def elements(self) -> int:
-        """How many elements all weights have."""
+        """The elements of all weights."""
         return self._elements.total()
 
     def add(self, product: Linear, shape: tuple[object, ...], least: int) -> None:
-        """Take in a product of this shape, which needs `least` rows."""
+        """Register a product of this shape that needs at least `least` rows."""
         self.products.setdefault(shape, product)
         self._elements[least] += product.elements
         below = 0
@@ -77,23 +76,23 @@ class Tiling:
                 break
 
     def padding(self, rows: int) -> int:
-        """How many rows to add to this many."""
+        """How many rows to add to `rows`."""
         return padded_count(rows, max(self.least, self.row_multiple)) - rows
 
     def counts(self, most: int) -> list[int]:
-        """All counts that up to `most` rows are padded to."""
+        """All counts that 1 to `most` rows are padded to."""
         return padded_counts(most, max(self.least, self.row_multiple))
 
 
 def best_tiling(like: torch.Tensor) -> Tiling:
-    """What to try first on `like`'s device with its type."""
+    """The tiling to try first with `like`'s device and type."""
     return Tiling(1 if kernels.has_onednn(like) else ROW_MULTIPLE)
 
 
 def _choose_kernel(
     weight: torch.Tensor, machine: MatmulKernels, *, few_bits: bool
 ) -> tuple[MatmulKernel, int, torch.Tensor]:
-    """The kernel for this weight, how many rows it needs, and the weight arranged for it."""
+    """The kernel for this weight, the least rows that it needs, and the weight arranged for it."""
     if not kernels.has_onednn(weight):
         return machine.plain, 1, machine.plain.arranged(weight)
     quicker = [machine.transposed, machine.onednn] if weight.numel() <= _SMALL else [machine.onednn, machine.transposed]
@@ -105,15 +104,15 @@ def _choose_kernel(
             best = kernel, least, arranged
         if best is not None and best[1] <= _FEW_ROWS:
             break
-    # Where none keeps a row's bits, the self-test finds that out and cuts all products into tiles.
+    # If no kernel is batch invariant, the self-test notices and sets `row_tile`.
     kernel, least, arranged = best or (machine.onednn, 1, None)
     return kernel, least, kernel.arranged(weight) if arranged is None else arranged
 
 
 class Linear:
-    """y = x Wᵀ + b for one or several fused projections: W is [sum of outputs, inputs].
+    """y = x Wᵀ + b for one or several fused projections; W is [sum of outputs, inputs].
 
-    `few_bits`: it is to have the bits that it would have with its weight kept in few bits.
+    `few_bits`: the result must have the same bits as with the weight kept packed.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class Linear:
 
     @property
     def weight(self) -> torch.Tensor:
-        """Its weight as it is kept: plain, transposed or in oneDNN's own order."""
+        """The weight as the kernel has it: plain, transposed or in oneDNN's order."""
         return self._weight
 
     @property
@@ -144,11 +143,11 @@ class Linear:
 
     @property
     def nbytes(self) -> int:
-        """What its weight takes in memory."""
+        """Bytes of the weight."""
         return self._weight.numel() * self._weight.itemsize
 
     def __call__(self, x: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
-        """[rows, inputs] → [rows, outputs], to which `plus` is added if given; rows padded as the tiling says."""
+        """[rows, inputs] → [rows, outputs], plus `plus` if given. Rows must be padded as the tiling says."""
         tile = self.tiling.row_tile
         if tile is None or x.shape[0] <= tile:
             return self._product(x, plus)
@@ -163,7 +162,7 @@ class Linear:
 
 
 class PackedLinear(Linear):
-    """The same with weights kept in few bits: `pieces`, whose outputs follow each other. `like` as the model's type."""
+    """A linear layer with packed weights `pieces`, whose outputs are concatenated. `like`: the model's type."""
 
     def __init__(
         self, pieces: Sequence[PackedWeight], bias: torch.Tensor | None, tiling: Tiling, like: torch.Tensor
@@ -174,7 +173,7 @@ class PackedLinear(Linear):
         self.inputs = pieces[0].shape[1]
         self.dtype = like.dtype
         onednn = kernels.has_onednn(like)
-        # Of a weight that is not in its own order, oneDNN takes other paths for few rows.
+        # For a weight that is not in its packed order, oneDNN takes other paths for few rows.
         self._multiply = (tiling.kernels.unordered if onednn else tiling.kernels.plain).multiply
         self._least = self._find_least(tiling.kernels.unordered, like) if onednn else 1
         outputs = [piece.shape[0] for piece in pieces]
@@ -192,11 +191,11 @@ class PackedLinear(Linear):
 
     def _find_least(self, kernel: MatmulKernel, like: torch.Tensor) -> int:
         sizes = {stop - start for piece in self._pieces for start, stop in self._tiles(piece)}
-        # Only how large a tile is matters, not what is in it.
+        # Only the size of a tile matters, not its values.
         return max(least_rows(kernel, like.new_empty(size, self.inputs)) or 1 for size in sizes)
 
     def _tiles(self, piece: PackedWeight) -> list[tuple[int, int]]:
-        """Where the tiles begin and end that a piece is decoded in."""
+        """The begin and end of the tiles in which a piece is decoded."""
         outputs = piece.shape[0]
         tile = -(-max(_TILE_OUTPUTS, _TILE_ELEMENTS // self.inputs) // piece.step) * piece.step
         return [(start, min(start + tile, outputs)) for start in range(0, outputs, tile)]
@@ -216,5 +215,5 @@ class PackedLinear(Linear):
 
 
 def _repeated(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """So many rows: those of `x`, and its first one again."""
+    """`x` padded to `rows` rows with its first one."""
     return torch.cat([x, x[:1].expand(rows - x.shape[0], -1)])

@@ -1,4 +1,4 @@
-"""Makes layers of a checkpoint's tensors: what an architecture is given to build itself with."""
+"""Makes layers from a checkpoint's tensors: architectures build themselves with a `Loader`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _GATE_MULTIPLE = 16
 
 
 class Loader:
-    """The layers of one model. Every method raises ModelError naming a missing or mismatched tensor.
+    """Makes the layers of one model. Every method raises ModelError that names a missing or mismatched tensor.
 
-    `like` gives type and device; `context_tokens` how long the tables of positions are; `quantize` what linear layers
-    are rounded to (not embeddings, heads, norms and routers); `packed`: weights in few bits are kept like that. `kv`
-    collects the layer groups, whose KV is stored as `kv_dtype`.
+    `like`: type and device. `context_tokens`: rows of rotary tables. `quantize`: the format of linear layers (not of
+    embeddings, heads, norms and routers). `packed`: quantized weights stay packed. `kv`: collects the layer groups,
+    whose KV is stored as `kv_dtype`.
     """
 
     def __init__(
@@ -67,26 +67,26 @@ class Loader:
                 self.checkpoint.packed(f"{name}.weight", (size, inputs))
                 for name, size in zip(names, outputs, strict=True)
             ]
-            kept = [piece.to(self.like.device) for piece in pieces if piece is not None]
-            if len(kept) == len(pieces):
-                return PackedLinear(kept, biases, self.tiling, self.like)
+            packed = [piece.to(self.like.device) for piece in pieces if piece is not None]
+            if len(packed) == len(pieces):
+                return PackedLinear(packed, biases, self.tiling, self.like)
         weight = self.like.new_empty(sum(outputs), inputs)
         for name, rows in zip(names, torch.split(weight, outputs), strict=True):
             self.checkpoint.load(f"{name}.weight", rows)
         return self.product(names[0], weight, biases)
 
     def product(self, name: str, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None = None) -> Linear:
-        """The layer `name` with this weight [outputs, inputs], quantized if that is asked for."""
+        """The layer `name` with this weight [outputs, inputs], quantized if `quantize` says so."""
         if isinstance(weight, torch.Tensor):
             with self._naming(name):
-                small = encoded(weight, self.quantize) if self.packed else None
-            if small is None:
+                quantized_weight = encoded(weight, self.quantize) if self.packed else None
+            if quantized_weight is None:
                 return Linear(self.rounded(name, weight), bias, self.tiling, few_bits=self._few_bits)
-            weight = small
+            weight = quantized_weight
         return PackedLinear([weight], bias, self.tiling, self.like)
 
     def rounded(self, name: str, weight: torch.Tensor) -> torch.Tensor:
-        """The weight [outputs, inputs] of the layer `name`, quantized if that is asked for."""
+        """The weight [outputs, inputs] of the layer `name`, rounded to the format `quantize`."""
         with self._naming(name):
             return quantized(weight, self.quantize)
 
@@ -99,15 +99,15 @@ class Loader:
             raise ModelError(f"{self.checkpoint.folder}: {name}{what}: {error}") from error
 
     def fused(self, fused: str, names: list[str], outputs: list[int], inputs: int, *, bias: bool = False) -> Linear:
-        """The same where a checkpoint may have the projections fused under the name `fused`, in the same order."""
+        """`linear`, where a checkpoint may have the projections fused under the name `fused`, in the same order."""
         if self.checkpoint.has_part(fused):
             return self.linear([fused], [sum(outputs)], inputs, bias=bias)
         return self.linear(names, outputs, inputs, bias=bias)
 
     def gate(self, name: str, experts: int, *, bias: bool = False, exact: bool = False) -> Linear:
-        """The router `name` of a mixture of experts. Its outputs are padded with zeros to a whole number of vectors.
+        """The router `name` of a mixture of experts, its outputs padded with zeros to a multiple of the vector length.
 
-        `exact`: it is computed in fp32, whatever the model runs in.
+        `exact`: in fp32, whatever the model's type.
         """
         padded = -(-experts // _GATE_MULTIPLE) * _GATE_MULTIPLE
         dtype = torch.float32 if exact else self.like.dtype
@@ -126,7 +126,7 @@ class Loader:
         return into
 
     def exact(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor of this full name and shape in fp32, whatever the model runs in."""
+        """The tensor of this full name and shape in fp32, whatever the model's type."""
         into = self.like.new_empty(shape, dtype=torch.float32)
         self.checkpoint.load(name, into)
         return into
@@ -134,9 +134,9 @@ class Loader:
     def experts(
         self, name: str, count: int, outputs: int, inputs: int, order: torch.Tensor | None = None
     ) -> Sequence[torch.Tensor | PackedWeight]:
-        """For each expert [outputs, inputs] of stacked weights, its outputs brought into `order`.
+        """The weight of each expert, [outputs, inputs] with outputs in `order`, from stacked weights.
 
-        They are stored as MXFP4 blocks or, the other way round, plain.
+        The checkpoint has them as MXFP4 blocks [experts, outputs, …], or plain as [experts, inputs, outputs].
         """
         rows = torch.arange(outputs) if order is None else order
         if f"{name}_blocks" not in self.checkpoint:
@@ -150,12 +150,12 @@ class Loader:
         with self._naming(name):
             mxfp4.check(blocks, scales)
         device = self.like.device
-        return [Mxfp4Weight(blocks[one][rows], scales[one][rows]).to(device) for one in range(count)]
+        return [Mxfp4Weight(blocks[expert][rows], scales[expert][rows]).to(device) for expert in range(count)]
 
     def norm(self, name: str, size: int | None = None, *, plus_one: bool = False, eps: float | None = None) -> RmsNorm:
-        """The norm `name` of `size` elements, the hidden size if None; `plus_one` where it is stored as w − 1.
+        """The norm `name` of `size` elements, the hidden size if None.
 
-        `eps`: where it is not the one that the configuration says.
+        `plus_one`: it is stored as w − 1. `eps`: the configuration's if None.
         """
         size = self.config.hidden if size is None else size
         eps = self.config.norm_eps if eps is None else eps
@@ -166,8 +166,8 @@ class Loader:
         return load_embedding(self.checkpoint, name, self.config.vocabulary, self.config.hidden, self.like)
 
     def rotary(self, rope: RopeConfig, head_dim: int) -> Rotary:
-        """The rotary embedding of heads of this size; layers with the same one share it."""
-        held = self._rotaries.get((rope, head_dim))
-        if held is None:
-            held = self._rotaries[rope, head_dim] = Rotary(rope, head_dim, self.context_tokens, self.like)
-        return held
+        """The rotary embedding for heads of this size, shared by layers with the same one."""
+        rotary = self._rotaries.get((rope, head_dim))
+        if rotary is None:
+            rotary = self._rotaries[rope, head_dim] = Rotary(rope, head_dim, self.context_tokens, self.like)
+        return rotary

@@ -1,13 +1,14 @@
-"""The library's matrix products, and from how many rows on each gives a row the same bits on this machine.
+"""The CPU's matrix multiplication kernels, and from how many rows on each gives a row the same bits (E1).
 
-- `onednn`: the weight is packed once for oneDNN, the quickest for large weights. On some machines a single row of a
-  weight with many inputs takes a path of its own.
-- `transposed`: the weight is kept as [inputs, outputs] and multiplied plainly, the quickest for small weights. A single
-  row takes a path of its own, on some machines two rows do.
-- `unordered`: oneDNN with a weight in the usual order, for one that is decoded anew each time.
-- `plain`: torch's own, for types and devices that oneDNN does not serve.
+- `onednn`: the weight is packed once for oneDNN; fastest for large weights. On some machines a single row of a weight
+  with many inputs takes another path.
+- `transposed`: the weight is kept as [inputs, outputs]; fastest for small weights. A single row, on some machines two,
+  take another path.
+- `unordered`: oneDNN with a weight in the usual order, for weights that are decoded at each use.
+- `plain`: torch's own, for types and devices that oneDNN does not support.
 
-Which is right is a property of the machine, so it is tried and not known (`least_rows`).
+From how many rows on bits are equal depends on the machine, so it is measured (`least_rows`). These are not the Triton
+kernels of `engine.kernels`.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from engine.device import all_threads
 
 ROW_MULTIPLE = 8
 _TRANSPOSED_ROWS = 512
-"""A transposed weight is multiplied with at most so many rows at a time."""
+"""The most rows that are multiplied with a transposed weight at a time."""
 _TRIED_ROWS = 512
 _TRIED_WORK = 1 << 29
-"""Rows times elements of a weight that a trial multiplies at once: a large weight is tried with fewer rows."""
+"""The most rows times elements of a weight in a trial: a large weight is tried with fewer rows."""
 _MADE_UP = 1 << 24
-"""Elements of a weight whose place made-up numbers take in a trial; a larger one is tried itself."""
+"""The most elements of a weight that is tried with random numbers; a larger weight is tried itself."""
 
 Multiply: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor]
 """Multiplies [rows, inputs] with an arranged weight, and adds a bias [outputs] and [rows, outputs] if given."""
@@ -36,7 +37,7 @@ Multiply: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None,
 
 @dataclass(frozen=True, eq=False)
 class MatmulKernel:
-    """One way to multiply with a weight [outputs, inputs] that was `arranged` for it."""
+    """A way to multiply, with a weight [outputs, inputs] that was `arranged` for it."""
 
     multiply: Multiply
     arranged: Callable[[torch.Tensor], torch.Tensor]
@@ -53,7 +54,7 @@ class MatmulKernels:
 
 
 def padded_count(rows: int, least: int) -> int:
-    """How many rows so many are padded to: few different counts, and never fewer than `least`."""
+    """The number of rows that `rows` are padded to: one of few counts, and at least `least`."""
     if rows <= ROW_MULTIPLE:
         return max(least, 1 << (rows - 1).bit_length())
     multiple = ROW_MULTIPLE if rows <= 64 else 32 if rows <= 256 else 64
@@ -61,7 +62,7 @@ def padded_count(rows: int, least: int) -> int:
 
 
 def padded_counts(most: int, least: int) -> list[int]:
-    """All counts that up to `most` rows are padded to."""
+    """All counts that 1 to `most` rows are padded to."""
     return sorted({padded_count(rows, least) for rows in range(1, most + 1)})
 
 
@@ -80,15 +81,15 @@ _known: dict[tuple[MatmulKernel, int, int], int | None] = {}
 
 
 def is_large(weight: torch.Tensor) -> bool:
-    """Whether a trial multiplies with the weight itself, arranged, and does not make up one of its shape."""
+    """Whether a trial uses the weight itself instead of random numbers of its shape."""
     return weight.numel() > _MADE_UP
 
 
 def least_rows(kernel: MatmulKernel, weight: torch.Tensor, arranged: torch.Tensor | None = None) -> int | None:
-    """From how many rows on a row has the same bits at every count and place, with one thread and with all: 1 to
-    ROW_MULTIPLE, or None where it has them from no such number on. What was tried is remembered by the shape.
+    """The number of rows from which on a row's bits do not depend on the count, its place or the number of threads.
 
-    `arranged`: the weight as the kernel wants it, where it is at hand: a large one is then not arranged again.
+    1 to ROW_MULTIPLE, or None if there is no such number. Results are cached by shape. `arranged`: the weight as
+    arranged for the kernel, if there already; a large one is then not arranged again.
     """
     key = (kernel, *weight.shape)
     if key not in _known:
@@ -115,7 +116,7 @@ def _try(kernel: MatmulKernel, weight: torch.Tensor, arranged: torch.Tensor | No
         for threads in sorted({1, all_threads()}):
             torch.set_num_threads(threads)
             for rows in counts:
-                # Of many rows one place is enough: they are all places of few.
+                # For many rows one place is enough.
                 places = [slice(at, at + rows) for at in {0, most - rows if rows <= 64 else 0}]
                 if all(
                     torch.equal(kernel.multiply(x[part], weight, None, None), whole[part])
@@ -137,7 +138,7 @@ def in_tiles(
     plus: torch.Tensor | None,
     rows: int,
 ) -> torch.Tensor:
-    """Multiply so many rows at a time."""
+    """Multiply `rows` rows at a time."""
     parts = torch.split(x, rows)
     others = [None] * len(parts) if plus is None else torch.split(plus, rows)
     return torch.cat([multiply(*both) for both in zip(parts, others, strict=True)])
@@ -177,4 +178,4 @@ NATIVE = MatmulKernels(
     unordered=MatmulKernel(_by_onednn, lambda weight: weight),
     plain=MatmulKernel(_plainly, lambda weight: weight),
 )
-"""This machine's. A test that is to be another machine puts others in their place."""
+"""This machine's kernels. Tests that simulate another machine replace them."""

@@ -1,7 +1,7 @@
-"""Mixtures of experts (Shazeer et al. 2017): each token goes through the few experts that a router chooses for it.
+"""Mixtures of experts (Shazeer et al. 2017): a router chooses a few experts for each token.
 
-Each expert's rows are computed as one product, padded as the tiling says, and a token's experts are added in the order
-in which the router ranked them: so a token's bits do not depend on who else chose its experts (E1).
+Each expert's rows are computed as one product, padded as the tiling says. A token's experts are added in the order of
+their ranks. So a token's bits do not depend on which other tokens chose its experts (E1).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def normalized(weights: torch.Tensor) -> torch.Tensor:
 
 
 def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """[rows, count] indices of the highest scores of each row, the best first; of equal ones the first.
+    """[rows, count] indices of the highest scores of each row, the best first; among equals the first.
 
-    A stable sort, since `topk` leaves open which of equal ones it takes.
+    By a stable sort, since `topk` does not specify the order of equals.
     """
     indices: torch.Tensor = scores.sort(stable=True, dim=-1, descending=True).indices
     return indices[:, :count]
@@ -57,9 +57,9 @@ class MixtureOfExperts:
         results = x.new_empty(rows * ranks, x.shape[1])
         for expert, pairs in zip(self.experts, torch.split(order, counts), strict=True):
             if len(pairs):
-                taken = x.new_zeros(len(pairs) + self.gate.tiling.padding(len(pairs)), x.shape[1])
-                taken[: len(pairs)] = x[pairs // ranks]
-                results[pairs] = expert(taken)[: len(pairs)]
+                padded = x.new_zeros(len(pairs) + self.gate.tiling.padding(len(pairs)), x.shape[1])
+                padded[: len(pairs)] = x[pairs // ranks]
+                results[pairs] = expert(padded)[: len(pairs)]
         weighted = results.view(rows, ranks, -1) * weights.to(x)[:, :, None]
         total = weighted[:, 0]
         for rank in range(1, ranks):

@@ -9,13 +9,13 @@ from engine.weights.checkpoint import Checkpoint
 
 
 class RmsNorm:
-    """x / rms(x) · w over the last dimension, each row by itself; in fp32 where w is of that type."""
+    """x / rms(x) · w over the last dimension, each row by itself; in fp32 if w is of that type."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         self.weight = weight
         self.eps = eps
         self.shape = tuple(weight.shape)
-        # With √n in the weight, x / rms(x) · w is x / √(Σ x² + n · eps) · (w · √n): fewer calls.
+        # x / rms(x) · w = x / √(Σ x² + n · eps) · (w · √n), which takes fewer calls.
         size = weight.shape[0]
         self._plain = weight.dtype == torch.float32 and weight.device.type == "cpu"
         self._stretched = weight * size**0.5
@@ -34,9 +34,9 @@ class RmsNorm:
 def load_norm(
     checkpoint: Checkpoint, name: str, size: int, eps: float, like: torch.Tensor, *, plus_one: bool = False
 ) -> RmsNorm:
-    """The norm with the weight `name`.weight of `size` elements; `plus_one`: it is stored as w − 1 (Gemma).
+    """The norm with the weight `name`.weight of `size` elements.
 
-    w is then of fp32: next to 1, bf16 would keep little of what is stored.
+    `plus_one`: it is stored as w − 1 (Gemma). w is then in fp32, since bf16 has too few digits near 1.
     """
     weight = like.new_empty(size, dtype=torch.float32 if plus_one else like.dtype)
     checkpoint.load(f"{name}.weight", weight)

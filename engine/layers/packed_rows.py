@@ -1,8 +1,8 @@
-"""Rows of a weight that oneDNN has packed, read where they lie: a tied embedding need not be kept beside its head.
+"""Reads rows out of a weight that oneDNN has packed, so that a tied embedding need not be kept beside its head.
 
-Which order oneDNN packs in is its own affair and another on every processor, so it is found out: a weight of numbers
-that are all different is packed, and where each of them lies then shows where any output's values lie. All orders that
-there are repeat after so many outputs. That the same holds of the weight itself is looked at before it is relied on.
+oneDNN's packed order is undocumented and depends on the processor. It is found by packing a weight of distinct numbers
+and looking where each of them lies; all known orders repeat after a number of outputs. Before it is used, the order is
+verified on the weight itself.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 
 _TRIED_OUTPUTS = 512
 _EXACT = 1 << 24
-"""Whole numbers up to here are different in fp32."""
+"""Integers up to here are exact in fp32."""
 
 
 class PackedRows:
     """The rows of one packed weight: output `i` lies at `inside[i % block] + i // block * stride`."""
 
     def __init__(self, packed: torch.Tensor, inside: torch.Tensor, stride: int) -> None:
-        self._packed = packed  # keeps what `_values` looks at
+        self._packed = packed  # owns the memory of `_values`
         self._values = _values(packed)
         self._inside = inside
         self._stride = stride
@@ -33,7 +33,7 @@ class PackedRows:
 
 
 def packed_rows(packed: torch.Tensor, weight: torch.Tensor) -> PackedRows | None:
-    """The rows of `weight` [outputs, inputs] where they lie in `packed`; None if that cannot be found out."""
+    """Access to the rows of `weight` [outputs, inputs] in `packed`; None if their order cannot be found."""
     outputs, inputs = weight.shape
     try:
         order = _order(inputs)
@@ -43,9 +43,9 @@ def packed_rows(packed: torch.Tensor, weight: torch.Tensor) -> PackedRows | None
         # One row of each block, another in each, and the last one.
         block = len(order[0])
         starts = torch.arange(0, outputs, block)
-        looked_at = torch.cat([starts + torch.arange(len(starts)) % block, torch.tensor([outputs - 1])])
-        for some in torch.split(looked_at.clamp(max=outputs - 1), _TRIED_OUTPUTS):
-            if not torch.equal(rows(some), weight[some]):
+        checked = torch.cat([starts + torch.arange(len(starts)) % block, torch.tensor([outputs - 1])])
+        for part in torch.split(checked.clamp(max=outputs - 1), _TRIED_OUTPUTS):
+            if not torch.equal(rows(part), weight[part]):
                 return None
     except (AttributeError, IndexError, RuntimeError):  # a build of torch without these operations, or another order
         return None
@@ -53,13 +53,16 @@ def packed_rows(packed: torch.Tensor, weight: torch.Tensor) -> PackedRows | None
 
 
 def _values(packed: torch.Tensor) -> torch.Tensor:
-    """All that a packed fp32 weight consists of, in its own order; valid as long as the weight is there."""
+    """The memory of a packed fp32 weight, in its own order; valid as long as the weight exists."""
     address, size = torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed)
     return torch.frombuffer((ctypes.c_byte * size).from_address(address), dtype=torch.float32)
 
 
 def _order(inputs: int) -> tuple[torch.Tensor, int] | None:
-    """Where in a packed weight each input of a block's outputs lies [block, inputs], and how far on the next one is."""
+    """The index in a packed weight of each input of a block's outputs, [block, inputs], and the stride between blocks.
+
+    None if the order cannot be found.
+    """
     count = _TRIED_OUTPUTS * inputs
     if count >= _EXACT:
         return None

@@ -1,4 +1,4 @@
-"""Rotary position embedding: pairs of a head's elements turned by an angle that grows with the position."""
+"""Rotary position embedding (Su et al. 2021): rotates pairs of a head's elements by angles proportional to position."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.model_config.rope import RopeConfig
 
 
 def frequencies(rope: RopeConfig, dim: int, context_tokens: int) -> torch.Tensor:
-    """[dim / 2, rounded up] angles per position, in radians, fp32, where contexts have up to `context_tokens`."""
+    """[dim / 2, rounded up] radians per position, fp32, for contexts of up to `context_tokens` tokens."""
     exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     inverse = 1.0 / rope.theta**exponents
     match rope.kind:
@@ -25,13 +25,13 @@ def frequencies(rope: RopeConfig, dim: int, context_tokens: int) -> torch.Tensor
             factors = rope.long_factors if rope.stretched(context_tokens) else rope.short_factors
             if len(factors) != len(exponents):
                 field = "long_factor" if rope.stretched(context_tokens) else "short_factor"
-                raise ModelError(f"rope: field {field} has {len(factors)} factors for {len(exponents)} turned pairs")
+                raise ModelError(f"rope: field {field} has {len(factors)} factors for {len(exponents)} rotated pairs")
             return 1.0 / (torch.tensor(factors) * rope.theta**exponents)
     return inverse
 
 
 def _llama3(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
-    # Long waves are stretched by `factor`, short ones left alone, those between blended.
+    # Low frequencies are divided by `factor`, high ones are kept, those between are blended.
     wavelength = 2 * math.pi / inverse
     smooth = (rope.original_context / wavelength - rope.low_freq_factor) / (
         rope.high_freq_factor - rope.low_freq_factor
@@ -43,7 +43,7 @@ def _llama3(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: RopeConfig, inverse: torch.Tensor, dim: int) -> torch.Tensor:
-    # Blended like Llama 3's, but linearly over pairs between those that turn beta_fast and beta_slow times in all.
+    # Blended linearly over the pairs between those that rotate beta_fast and beta_slow times over the original context.
     def pair(turns: float) -> float:
         return dim * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
@@ -58,14 +58,14 @@ def _yarn(rope: RopeConfig, inverse: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 class Rotary:
-    """Tables of cosines and sines for every position of the context; the first `dim` elements of a head are turned."""
+    """Cosines and sines for every position of the context. The first `dim` elements of a head are rotated."""
 
     def __init__(self, rope: RopeConfig, head_dim: int, context_tokens: int, like: torch.Tensor) -> None:
         share = int(head_dim * rope.partial)
-        self.dim = share + share % 2  # pairs are turned
+        self.dim = share + share % 2  # a whole number of pairs
         self._made_of = rope, share, context_tokens
         cos, sin = self.exact_tables()
-        # The rotated half of each element carries its sign here, so that a turn is two products and a sum.
+        # The sines carry the sign of the swapped half, so that a rotation is two products and a sum.
         self._cos = torch.cat([cos, cos], -1)[:, None].to(like)
         self._sin = torch.cat([-sin, sin], -1)[:, None].to(like)
 
@@ -77,11 +77,11 @@ class Rotary:
         return angles.cos() * rope.magnitude, angles.sin() * rope.magnitude
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and signed sines for these positions, [rows, 1, dim] each: once a step, for all layers."""
+        """Cosines and signed sines for these positions, [rows, 1, dim] each; once a step for all layers."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
     def apply_rotary_(self, x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Turn the first `dim` elements of [rows, heads, head dim] in place by the tables that `at` gave."""
+        """Rotate the first `dim` elements of [rows, heads, head dim] in place by the tables of `at`."""
         cos, sin = tables
         if x.shape[-1] > self.dim:
             self.apply_rotary_(x.narrow(-1, 0, self.dim), tables)

@@ -1,8 +1,8 @@
-"""Self-attention with grouped query heads and rotary positions, as most architectures have it:
+"""Self-attention with grouped query heads and rotary positions, as in most architectures:
 
     Wo · attention(rope(norm(Wq · x)), rope(norm(Wk · x)), Wv · x)
 
-where the norms, a window, a soft cap and sinks are what some of them add.
+The norms, a window, a soft cap and sinks are optional (`AttentionVariant`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from engine.layers.rotary import Rotary
 
 @dataclass(frozen=True)
 class AttentionVariant:
-    """What an architecture's attention has beyond the common. `window` in tokens, 0 for none.
+    """The options of an architecture's attention.
 
-    `scale`: of the scores, 1/√head dim if None. `qk_norm`: queries and keys are normalized, each head by itself;
-    `plus_one`: those norms are stored as w − 1.
+    `window`: in tokens, 0 for none. `scale`: of scores, 1/√head dim if None. `qk_norm`: queries and keys are normalized
+    per head; `plus_one`: those norms are stored as w − 1.
     """
 
     window: int = 0

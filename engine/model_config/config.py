@@ -1,7 +1,7 @@
-"""A Hugging Face `config.json`, read strictly: hub style (`rope_theta`, `torch_dtype`) and version 5 style
-(`rope_parameters`, `dtype`). What we do not implement is an error that names the field, never a silent approximation.
+"""Reads a Hugging Face `config.json` strictly, in hub style (`rope_theta`, `torch_dtype`) and in version 5 style
+(`rope_parameters`, `dtype`). A value that is not implemented is an error that names the field.
 
-Here is what all architectures have; what only one has, it reads from `fields` itself.
+`ModelConfig` has what all architectures need. An architecture reads its own fields from `ModelConfig.fields`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from engine.model_config.rope import RopeConfig, read_rope, unknown_rope_fields
 logger = structlog.get_logger("engine.model_config.config")
 
 _LONGEST_CONTEXT = 1 << 24
-"""Of every position the angles are kept."""
+"""The most tokens of a context: rotary tables have a row for each position."""
 _SIZES = ("_size", "_dim", "_rank", "_experts")
 _ELEMENTS_PER_BYTE = 8
-"""More than any format of weights has."""
+"""More elements in a byte of weights than any format has."""
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _OTHER_TASKS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What the architectures need to know. Sizes are in elements, `context_tokens` in tokens."""
+    """The configuration of a model. Sizes are in elements, `context_tokens` in tokens."""
 
     fields: Fields
     model_type: str
@@ -52,12 +52,12 @@ class ModelConfig:
     dtype: str
     stop_tokens: tuple[int, ...]
     prefix: str = ""
-    """Before the names of all tensors in the files: of the language part of a model that can do more."""
+    """The prefix of all tensor names in the files, for the language part of a larger model."""
 
     def windows(self, window: int, slides: Callable[[int], bool]) -> tuple[int, ...]:
-        """The window of each layer in tokens, 0 where it attends to everything.
+        """The sliding window of each layer in tokens, 0 for full attention.
 
-        `layer_types` says which layers slide; where it is missing, `slides` of the layer's index does.
+        The layers with a window are those of `layer_types`; without that field, those for whose index `slides` is true.
         """
         types = self._layer_types()
         if not types:
@@ -67,8 +67,7 @@ class ModelConfig:
         return tuple(window if kind == _SLIDING else 0 for kind in types)
 
     def same_windows(self, window: int) -> tuple[int, ...]:
-        """The window of each layer of a class whose layers are all alike. Raises ModelError where `layer_types`
-        differ."""
+        """The window of each layer of a family with equal layers. Raises ModelError if `layer_types` differ."""
         wanted = _SLIDING if window else _FULL
         if other := sorted(set(self._layer_types()) - {wanted}):
             raise ModelError(
@@ -93,7 +92,7 @@ class ModelConfig:
 
 
 def _stop_tokens(folder: Path, config: Fields) -> tuple[int, ...]:
-    """The end tokens that the model itself names; gateways decide which of them to use."""
+    """The end tokens in the model's files; gateways decide which of them to use."""
     fields = config.fields
     path = folder / "generation_config.json"
     if path.is_file():
@@ -106,7 +105,7 @@ def _stop_tokens(folder: Path, config: Fields) -> tuple[int, ...]:
 
 
 def check_sizes(config: ModelConfig, stored: int) -> None:
-    """Raise ModelError naming the field where sizes ask for tensors that files of so many bytes could not hold.
+    """Raise ModelError that names the field if sizes ask for more weights than files of `stored` bytes can hold.
 
     Called before anything is allocated by these sizes.
     """
@@ -121,8 +120,7 @@ def check_sizes(config: ModelConfig, stored: int) -> None:
         "num_attention_heads": config.heads,
         "head_dim": config.head_dim,
     }
-    # Experts, ranks and other sizes that only some have: each is a side of a matrix whose other side is the hidden
-    # size.
+    # Sizes that only some families have, such as experts and ranks: each is a side of a matrix with the hidden size.
     others = {
         name: value
         for name, value in config.fields.fields.items()
@@ -140,10 +138,10 @@ def check_sizes(config: ModelConfig, stored: int) -> None:
 
 
 def model_config(folder: Path, given: Fields, config_class: ConfigClass, prefix: str = "") -> ModelConfig:
-    """What the fields `given` by the folder's configuration say of a model of this class.
+    """The configuration of a model of this class from the fields `given` in its file.
 
-    Raises ModelError naming the field that is wrong, or that would change the answer and is not implemented. Fields
-    that are not known are named in a warning.
+    Raises ModelError that names a field which is invalid, or which would change the answer and is not implemented.
+    Unknown fields are named in a warning.
     """
     config_class.check_fixed(given)
     _check_task(given)
@@ -181,7 +179,7 @@ def model_config(folder: Path, given: Fields, config_class: ConfigClass, prefix:
         )
     if result.head_dim % 2:
         raise ModelError(
-            f"{given.path}: {config_class.head_dim} {result.head_dim} is odd, but rotary embedding turns pairs"
+            f"{given.path}: {config_class.head_dim} {result.head_dim} is odd, but rotary embedding rotates pairs"
         )
     return result
 

@@ -1,10 +1,10 @@
-"""What Hugging Face's configuration class of a model type says where `config.json` is silent, kept as data.
+"""The defaults of Hugging Face's configuration class of a model type, as data, and how each of its fields is treated.
 
-Every family has one beside its model. A field of `config.json` is one of these:
+Each model family has a `ConfigClass` beside its model. A field of `config.json` is one of these:
 
 - read: the model is built by it, and the class has a default for it;
-- fixed: it would change the answer, and we compute with one value of it only; any other value is refused by name;
-- ignored: it belongs to training, to the library's interface or to the tokens, and changes no answer;
+- fixed: it would change the answer and only one value is implemented; any other value is refused by name;
+- ignored: it concerns training, the library's interface or tokens, and changes no answer;
 - unknown: it is named in a warning.
 """
 
@@ -51,7 +51,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "use_parallel_residual": OFF,
     "use_qk_norm": OFF,
 }
-"""Of every class that does not read them: with other values the model is another one."""
+"""field -> implemented values, for every class that does not read the field."""
 _ROPE = frozenset({"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"})
 """Read by `read_rope`."""
 _READ_FOR_ALL = frozenset({"model_type", "dtype", "torch_dtype", "eos_token_id", "quantization_config"})
@@ -114,7 +114,7 @@ _IGNORED = frozenset(
         "suppress_tokens",
         "task_specific_params",
         "tokenizer_class",
-        # How to draw: requests and `generation_config.json` say that.
+        # Sampling: set by requests and `generation_config.json`.
         "bad_words_ids",
         "diversity_penalty",
         "do_sample",
@@ -144,11 +144,10 @@ _IGNORED = frozenset(
 class ConfigClass:
     """The configuration class of one `model_type`.
 
-    `defaults` has every field that is read; of those that are no field of the class itself, None.
-    `rope` and `rope_theta` stand for missing `rope_parameters` and `rope_theta`; `local_theta` is the base of the
-    layers with a window, of a class that says how positions are turned for each type of layer.
-    `rope_kinds` maps each supported `rope_type` to the kind that it means.
-    `aliases` maps other names of fields to the fields' own.
+    `defaults`: the default of every field that is read, None for those that the class does not have itself.
+    `rope`, `rope_theta`: defaults of `rope_parameters` and `rope_theta`. `local_theta`: the rotary base of layers with
+    a window, for classes with parameters per type of layer. `rope_kinds`: supported `rope_type` -> kind.
+    `aliases`: other name of a field -> its own name. `fixed`: field -> implemented values. `ignored`: fields.
     """
 
     model_type: str
@@ -163,16 +162,16 @@ class ConfigClass:
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
     head_dim: str = "head_dim"
-    """The field with the elements of a head that are turned."""
+    """The field with the number of a head's elements to which rotary embedding applies."""
 
     @property
     def read(self) -> frozenset[str]:
-        """All fields that the model is built by."""
+        """All fields by which the model is built."""
         return _READ_FOR_ALL | _ROPE | self.defaults.keys() | self.aliases.keys()
 
     @property
     def all_fixed(self) -> dict[str, tuple[Any, ...]]:
-        """Each field that is not read and would change the answer → the values with which it does not."""
+        """field that is not read and would change the answer -> values with which it does not."""
         own = {name: values for name, values in _FIXED.items() if name not in self.read}
         return {**own, **self.fixed}
 
@@ -204,7 +203,7 @@ class ConfigClass:
             if value not in values:
                 raise ModelError(
                     f"{given.path}: field {name} {value!r} is not supported for model_type {self.model_type}"
-                    f" ({' and '.join(repr(each) for each in values if each is not None) or 'leaving it out'} is)"
+                    f" ({' and '.join(repr(value) for value in values if value is not None) or 'leaving it out'} is)"
                 )
 
     def unknown(self, given: Fields) -> list[str]:

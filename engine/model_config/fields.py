@@ -9,11 +9,11 @@ from typing import Any
 from engine.errors import ModelError
 
 _LARGEST = 1 << 48
-"""Whatever is larger is a mistake, and would overflow somewhere."""
+"""A larger number is a mistake and would overflow somewhere."""
 
 
 class Fields:
-    """The fields of one JSON object of `path`. Every access raises ModelError where the value is of another type."""
+    """The fields of one JSON object of `path`. Each method raises ModelError for a value of another type."""
 
     def __init__(self, path: Path, fields: dict[str, Any]) -> None:
         self.path = path

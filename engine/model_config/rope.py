@@ -1,5 +1,5 @@
-"""How a configuration says that positions are turned: hub style (`rope_theta`, `rope_scaling`) and version 5 style
-(`rope_parameters`, possibly one for each kind of layer).
+"""Reads the rotary embedding of a configuration, in hub style (`rope_theta`, `rope_scaling`) and in version 5 style
+(`rope_parameters`, possibly one for each type of layer).
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ _KNOWN = frozenset(
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary embedding: `theta`, and how frequencies are stretched for long contexts, which depends on `kind`.
+    """Rotary embedding: the base `theta`, and how frequencies are scaled for long contexts, by `kind`.
 
-    default: not at all; linear: all by `factor`; llama3 (Grattafiori et al. 2024) and yarn (Peng et al. 2023): long
-    waves by `factor`, short ones not; longrope (Ding et al. 2024): each by its own of two sets (see `stretched`).
-    `partial`: the share of a head's elements that is turned; `magnitude`: what cosines and sines are multiplied by.
+    default: not scaled. linear: all divided by `factor`. llama3 (Grattafiori et al. 2024) and yarn (Peng et al. 2023):
+    low frequencies divided by `factor`, high ones not. longrope (Ding et al. 2024): each by its own factor of one of
+    two sets (see `stretched`). `partial`: the part of a head's elements that is rotated. `magnitude`: multiplies
+    cosines and sines.
     """
 
     theta: float
@@ -56,19 +57,19 @@ class RopeConfig:
     partial: float = 1.0
     magnitude: float = 1.0
     score_magnitude: float = 1.0
-    """What DeepSeek multiplies attention scores by, squared (`mscale_all_dim`)."""
+    """DeepSeek multiplies attention scores by its square (`mscale_all_dim`)."""
 
     def stretched(self, context_tokens: int) -> bool:
-        """Whether longrope's long factors are used in a replica that serves contexts of up to so many tokens.
+        """Whether longrope's long factors apply in a replica that serves contexts of up to `context_tokens` tokens.
 
-        transformers takes the short ones until a sequence is longer than the original context, and from then on the
-        long ones over keys that were turned with the short ones. Here a position's key is the same in every request.
+        transformers switches to the long factors when a sequence grows beyond the original context, over keys that were
+        rotated with the short ones. Here a position's key is the same in every request, so that it can be cached.
         """
         return self.kind == "longrope" and context_tokens > self.original_context
 
 
 def _mscale(factor: float, weight: float = 1.0) -> float:
-    """YaRN's correction of the attention's temperature for a context stretched by `factor`."""
+    """YaRN's correction of the attention temperature for a context that is longer by `factor`."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -84,20 +85,20 @@ def read_rope(config: Fields, config_class: ConfigClass, layer_type: str = "full
     if partial < 1 and "partial_rotary_factor" not in config_class.defaults:
         raise ModelError(
             f"{config.path}: field partial_rotary_factor {partial} is not supported for model_type"
-            f" {config_class.model_type}: its heads are turned whole"
+            f" {config_class.model_type}: its heads are rotated whole"
         )
-    told = scaling.text("rope_type", scaling.text("type", "default"))
-    if told not in config_class.rope_kinds:
+    rope_type = scaling.text("rope_type", scaling.text("type", "default"))
+    if rope_type not in config_class.rope_kinds:
         supported = ", ".join(sorted(config_class.rope_kinds))
-        raise ModelError(f"{config.path}: rope_type {told!r} is not supported (supported: {supported})")
-    rope = _of_kind(config_class.rope_kinds[told], config, scaling, theta, partial)
+        raise ModelError(f"{config.path}: rope_type {rope_type!r} is not supported (supported: {supported})")
+    rope = _of_kind(config_class.rope_kinds[rope_type], config, scaling, theta, partial)
     if rope.kind != "default" and scaling.fields.get("mscale_all_dim"):
         return replace(rope, score_magnitude=_mscale(rope.factor, scaling.number("mscale_all_dim")))
     return rope
 
 
 def _of_kind(kind: str, config: Fields, scaling: Fields, theta: float, partial: float) -> RopeConfig:
-    # Where it stands outside, it is that one which counts.
+    # The outer field takes precedence.
     named = config if "original_max_position_embeddings" in config else scaling
     original = named.integer("original_max_position_embeddings", config.integer("max_position_embeddings"))
     match kind:
@@ -123,7 +124,7 @@ def _of_kind(kind: str, config: Fields, scaling: Fields, theta: float, partial: 
 
 
 def unknown_rope_fields(config: Fields) -> list[str]:
-    """The fields within `rope_scaling` and `rope_parameters` that nobody reads."""
+    """The fields within `rope_scaling` and `rope_parameters` that are not read."""
     return [
         f"{outer}.{name}"
         for outer in ("rope_scaling", "rope_parameters")
@@ -133,9 +134,9 @@ def unknown_rope_fields(config: Fields) -> list[str]:
 
 
 def _parameters(config: Fields, config_class: ConfigClass, layer_type: str) -> Fields:
-    """The parameters of these layers with `rope_theta` and `partial_rotary_factor`, wherever they stand.
+    """The rotary parameters of this type of layer, with `rope_theta` and `partial_rotary_factor` from outside them.
 
-    `rope_scaling` counts before `rope_parameters`, as in transformers.
+    `rope_scaling` takes precedence over `rope_parameters`, as in transformers.
     """
     old, new = config.inner("rope_scaling").fields, config.inner("rope_parameters").fields
     nested = sorted(name for name, value in (old | new).items() if isinstance(value, dict))
@@ -163,7 +164,7 @@ def _parameters(config: Fields, config_class: ConfigClass, layer_type: str) -> F
 
 
 def _factor(config: Fields, scaling: Fields, original: int) -> float:
-    """How much longer the context is than the original one, unless that is said."""
+    """The field `factor`; by default how much longer the context is than the original one."""
     return scaling.number("factor", config.integer("max_position_embeddings") / original)
 
 

@@ -1,4 +1,4 @@
-"""The frame that all architectures share: embedding, a stack of layers, a last norm, a head."""
+"""The decoder that all architectures share: embedding, a stack of layers, a final norm, a head."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from engine.kv_cache.memory import KvMemory
 from engine.layers.attention_plan import AttentionPlan
 from engine.layers.embedding import Embedding, Head
 from engine.layers.forward import Forward
-from protocol.replicas import LayerGroup
 from engine.layers.loader import Loader
+from protocol.replicas import LayerGroup
 
 Layer: TypeAlias = Callable[[torch.Tensor, Forward], torch.Tensor]
 """[rows, hidden] → the same."""
 
 
 class Decoder:
-    """A model: tokens and positions in, hidden states out; `head` makes logits of the rows that need them.
+    """A model: maps tokens and positions to hidden states; `head` maps hidden states to logits.
 
-    `groups` are its layer groups, each of which needs a memory and a plan. `embedding_scale` multiplies embeddings,
-    `plus_one` says that the last norm is stored as w − 1, `logit_cap` is the soft cap of the logits.
-    Layers are best made while they are iterated over: then the embedding, which is held twice while its head is made,
-    is loaded before them.
+    `groups`: its layer groups, each of which needs a KV memory and an attention plan. `layers` should be an iterator
+    that makes layers: the embedding, which is held twice while the head is made, is then loaded before them.
+    `embedding_scale` multiplies embeddings; `plus_one`: the final norm is stored as w − 1; `logit_cap`: the soft cap of
+    logits.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Decoder:
             self.embedding.read_from(self.head.linear)
         self.layers = list(layers)
         self.groups: tuple[LayerGroup, ...] = load.kv.groups()
-        # Rounded to the type that the model runs in, as it was when the model was trained.
+        # Rounded to the model's type, as in training.
         scale = 1.0 if embedding_scale is None else torch.tensor(embedding_scale).to(load.like).item()
         self.embedding_scale = None if embedding_scale is None else float(scale)
 
@@ -56,7 +56,10 @@ class Decoder:
         memories: Sequence[KvMemory],
         depth: int | None = None,
     ) -> torch.Tensor:
-        """[rows] token ids at [rows] positions → normalized hidden states [rows, hidden], after `depth` layers or all."""
+        """[rows] token ids at [rows] positions → normalized hidden states [rows, hidden].
+
+        `depth`: how many of the layers to run; None for all.
+        """
         h = self.embedding(tokens)
         if self.embedding_scale is not None:
             h = h * self.embedding_scale
@@ -67,8 +70,10 @@ class Decoder:
 
 
 def _embedding_and_head(load: Loader) -> tuple[Embedding, Embedding]:
-    """They are one where the configuration ties them, under either name; where both are stored and differ, they are
-    two all the same, as in transformers."""
+    """The embedding and the head's weights: one object if the configuration ties them, stored under either name.
+
+    If both are stored and differ, they are two nevertheless, as in transformers.
+    """
     first, second = "model.embed_tokens", "lm_head"
     if not load.config.tied_embeddings:
         return load.embedding(first), load.embedding(second)

@@ -1,11 +1,11 @@
-"""DeepSeek-V2 and -V3 (DeepSeek-AI 2024): latent attention, and mixtures with experts that every token shares.
+"""DeepSeek-V2 and -V3 (DeepSeek-AI 2024): latent attention, and mixtures of experts with shared experts.
 
     h = h + latent_attention(norm(h))
     h = h + shared(norm(h)) + Σ over the chosen experts of weight · expert(norm(h))
 
-Experts are in groups; a token may only use those of its best groups. V2 ranks by softmax, a group by its best expert.
-V3 ranks by sigmoid plus a bias that balances the load and is not part of the weight, a group by its two best experts.
-Routers compute in fp32.
+Experts are in groups; a token uses only experts of its best groups. V2 ranks experts by softmax and groups by their
+best expert. V3 ranks experts by sigmoid plus a bias for load balancing, which is not part of the weight, and groups by
+the sum of their two best experts. Routers compute in fp32.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from engine.errors import ModelError
 from engine.layers.feed_forward import FeedForward
 from engine.layers.forward import Forward
 from engine.layers.latent_attention import LatentAttention
+from engine.layers.loader import Loader
 from engine.layers.moe import MixtureOfExperts, Router, highest, normalized, softmax
 from engine.model_config.config_class import ONE, ConfigClass
-from engine.models.decoder import Decoder
 from engine.model_config.fields import Fields
-from engine.layers.loader import Loader
+from engine.models.decoder import Decoder
 
 _IGNORED = frozenset(
     {
@@ -29,7 +29,7 @@ _IGNORED = frozenset(
         "ep_size",
         "num_nextn_predict_layers",
         "seq_aux",
-        # Other names of what these models are told by `qk_rope_head_dim` and `qk_nope_head_dim`.
+        # Other names of `qk_rope_head_dim` and `qk_nope_head_dim`.
         "head_dim",
         "qk_head_dim",
     }
@@ -114,7 +114,7 @@ DEEPSEEK_V3 = ConfigClass(
 
 
 class GroupRouting:
-    """Keeps the scores of each row's best groups, which are those with the highest sum of their `best` highest scores."""
+    """Keeps the scores of each row's best groups, ranked by the sum of their `best` highest scores."""
 
     def __init__(self, fields: Fields, experts: int, best: int) -> None:
         self.best = best
@@ -127,7 +127,7 @@ class GroupRouting:
             raise ModelError(f"{fields.path}: field topk_group must be at most {self.groups}, is {self.kept}")
 
     def __call__(self, scores: torch.Tensor, other: float) -> torch.Tensor:
-        """[rows, experts] with `other` in all groups but the best."""
+        """[rows, experts] scores, with `other` in all groups but the best."""
         if self.kept == self.groups:
             return scores
         grouped = scores.view(len(scores), self.groups, -1)
@@ -160,7 +160,7 @@ def _v3_router(load: Loader, name: str, experts: int) -> Router:
     scale = fields.number("routed_scaling_factor")
     groups, normalize = GroupRouting(fields, experts, 2), fields.flag("norm_topk_prob")
     ranks, reached = fields.integer("num_experts_per_tok", most=experts), experts // groups.groups * groups.kept
-    if reached < ranks < experts:  # which of the others would be as good as any
+    if reached < ranks < experts:  # the choice among the remaining experts would be arbitrary
         raise ModelError(f"{fields.path}: field num_experts_per_tok must be at most {reached} (topk_group), is {ranks}")
     bias = load.exact(f"{name}.e_score_correction_bias", experts)
 

@@ -1,11 +1,11 @@
 """Gemma 2 and 3 (Gemma Team 2024, 2025): norms before and after each part, embeddings scaled by √hidden, GELU gates,
-layers with a sliding window between layers without.
+and layers with a sliding window between layers without.
 
     h = h + norm(attention(norm(h)))
     h = h + norm(Wdown · (gelu(Wgate · norm(h)) ⊙ Wup · norm(h)))
 
-Gemma 2 caps attention scores and logits softly; Gemma 3 normalizes queries and keys instead, and its window layers turn
-positions faster than the others. All norms are stored as w − 1.
+Gemma 2 has soft caps on attention scores and logits. Gemma 3 normalizes queries and keys instead, and its window layers
+have a smaller rotary base. All norms are stored as w − 1.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 
 from engine.layers.feed_forward import FeedForward
 from engine.layers.forward import Forward
-from engine.layers.self_attention import SelfAttention, AttentionVariant
-from engine.model_config.config_class import ConfigClass
-from engine.models.decoder import Decoder
-from engine.model_config.rope import RopeConfig, read_rope
 from engine.layers.loader import Loader
+from engine.layers.self_attention import AttentionVariant, SelfAttention
+from engine.model_config.config_class import ConfigClass
+from engine.model_config.rope import RopeConfig, read_rope
+from engine.models.decoder import Decoder
 
 GEMMA2 = ConfigClass(
     "gemma2",
@@ -93,18 +93,18 @@ class GemmaLayer:
 
 
 def _cap(load: Loader, name: str) -> float | None:
-    """A soft cap; null means none."""
+    """The soft cap in this field; None if it is null."""
     fields = load.config.fields
     return fields.number(name) if name in fields else None
 
 
 def _scale(load: Loader) -> float:
-    """Of the scores: not the head size is under the root but a number of its own."""
+    """The scale of attention scores: 1/√`query_pre_attn_scalar`, which may differ from the head size."""
     return 1.0 / math.sqrt(load.config.fields.number("query_pre_attn_scalar"))
 
 
 def gemma2(load: Loader) -> Decoder:
-    """Gemma 2: every second layer slides, beginning with the first."""
+    """Gemma 2: every second layer has the window, beginning with the first."""
     config = load.config
     scale, soft_cap = _scale(load), _cap(load, "attn_logit_softcapping")
     windows = config.windows(config.fields.count("sliding_window"), lambda index: index % 2 == 0)
@@ -128,7 +128,7 @@ def gemma2(load: Loader) -> Decoder:
 
 
 def gemma3(load: Loader) -> Decoder:
-    """Gemma 3, text only: five sliding layers between full ones."""
+    """Gemma 3, text only: five layers with the window, then one without."""
     config, fields = load.config, load.config.fields
     pattern = fields.integer("sliding_window_pattern", 6)
     windows = config.windows(fields.count("sliding_window"), lambda index: (index + 1) % pattern != 0)

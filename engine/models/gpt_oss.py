@@ -3,7 +3,7 @@
     h = h + attention(norm(h)) with a learned sink for each head
     h = h + Σ over the best experts of softmax over the best(Wgate · norm(h)) · expert(norm(h))
 
-An expert's gate and up projections lie interleaved, both are limited, and up is shifted by 1.
+An expert's gate and up projections are stored interleaved; both are clamped, and up is shifted by 1.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch
 
 from engine.layers.forward import Forward
 from engine.layers.linear import Linear
+from engine.layers.loader import Loader
 from engine.layers.moe import MixtureOfExperts, highest, softmax
-from engine.layers.self_attention import SelfAttention, AttentionVariant
+from engine.layers.self_attention import AttentionVariant, SelfAttention
 from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
-from engine.layers.loader import Loader
 
 GPT_OSS = ConfigClass(
     "gpt_oss",
@@ -73,7 +73,7 @@ class GptOssExpert:
 def _experts(load: Loader, name: str, count: int) -> list[GptOssExpert]:
     config, fields = load.config, load.config.fields
     hidden, inner = config.hidden, config.intermediate
-    # Even outputs are the gate's, odd ones up's: brought one after the other.
+    # Stored: even outputs are the gate's, odd ones up's. Here: first all of the gate, then all of up.
     order = torch.cat([torch.arange(0, 2 * inner, 2), torch.arange(1, 2 * inner, 2)])
     gate_up = load.experts(f"{name}.gate_up_proj", count, 2 * inner, hidden, order)
     gate_up_bias = load.tensor(f"{name}.gate_up_proj_bias", count, 2 * inner)

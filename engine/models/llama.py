@@ -1,7 +1,7 @@
 """Llama (Touvron et al. 2023, Grattafiori et al. 2024): pre-norm decoder, rotary positions, grouped queries, SwiGLU.
 
-    h = h + attention(norm(h))
-    h = h + Wdown · (silu(Wgate · norm(h)) ⊙ Wup · norm(h))
+h = h + attention(norm(h))
+h = h + Wdown · (silu(Wgate · norm(h)) ⊙ Wup · norm(h))
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import torch
 
 from engine.layers.feed_forward import FeedForward
 from engine.layers.forward import Forward
-from engine.layers.self_attention import SelfAttention, AttentionVariant
+from engine.layers.loader import Loader
+from engine.layers.self_attention import AttentionVariant, SelfAttention
 from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
-from engine.layers.loader import Loader
 
 LLAMA = ConfigClass(
     "llama",
@@ -36,7 +36,7 @@ LLAMA = ConfigClass(
 
 
 class LlamaLayer:
-    """One decoder layer; `variant` is what a relative of Llama changes in the attention."""
+    """One decoder layer. `variant`: how the attention differs from Llama's, for families derived from it."""
 
     def __init__(self, load: Loader, index: int, variant: AttentionVariant) -> None:
         name, config = f"model.layers.{index}", load.config

@@ -1,12 +1,12 @@
-"""Mistral (Jiang et al. 2023): Llama whose layers attend to a sliding window, in the versions that have one."""
+"""Mistral (Jiang et al. 2023): Llama with a sliding window, in the versions that have one."""
 
 from __future__ import annotations
 
+from engine.layers.loader import Loader
 from engine.layers.self_attention import AttentionVariant
 from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
 from engine.models.llama import LlamaLayer
-from engine.layers.loader import Loader
 
 MISTRAL = ConfigClass(
     "mistral",
@@ -29,7 +29,7 @@ MISTRAL = ConfigClass(
 
 
 def mistral(load: Loader) -> Decoder:
-    """Mistral and Ministral; `sliding_window` null says that there is none, a missing one means that of version 0.1."""
+    """Mistral and Ministral. `sliding_window` null means no window; a missing one means that of version 0.1."""
     config = load.config
     windows = config.windows(config.fields.count("sliding_window"), lambda _: True)
     return Decoder(load, (LlamaLayer(load, index, AttentionVariant(window=size)) for index, size in enumerate(windows)))

@@ -1,7 +1,7 @@
-"""Mixtral (Jiang et al. 2024): Mistral whose feed-forward layers are mixtures of experts.
+"""Mixtral (Jiang et al. 2024): Mistral with mixtures of experts as feed-forward layers.
 
-    h = h + attention(norm(h))
-    h = h + Σ over the two best experts of softmax over the two(Wgate · norm(h)) · expert(norm(h))
+h = h + attention(norm(h))
+h = h + Σ over the two best experts of softmax over the two(Wgate · norm(h)) · expert(norm(h))
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import torch
 
 from engine.layers.feed_forward import FeedForward
 from engine.layers.forward import Forward
+from engine.layers.loader import Loader
 from engine.layers.moe import MixtureOfExperts, highest, normalized, softmax
-from engine.layers.self_attention import SelfAttention, AttentionVariant
+from engine.layers.self_attention import AttentionVariant, SelfAttention
 from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
-from engine.layers.loader import Loader
 
 MIXTRAL = ConfigClass(
     "mixtral",

@@ -1,14 +1,14 @@
-"""Phi-3 and Phi-4 mini (Abdin et al. 2024): Llama with fused projections, heads turned in part, LongRoPE, and in the
-smallest one a sliding window.
+"""Phi-3 and Phi-4 mini (Abdin et al. 2024): Llama with fused projections, partial rotary embedding, LongRoPE, and a
+sliding window in the smallest one.
 """
 
 from __future__ import annotations
 
+from engine.layers.loader import Loader
 from engine.layers.self_attention import AttentionVariant
 from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
 from engine.models.llama import LlamaLayer
-from engine.layers.loader import Loader
 
 PHI3 = ConfigClass(
     "phi3",
@@ -28,7 +28,7 @@ PHI3 = ConfigClass(
         "tie_word_embeddings": False,
         "sliding_window": None,
     },
-    # Its first configurations called LongRoPE by other names.
+    # The first configurations used other names for LongRoPE.
     rope_kinds={"default": "default", "longrope": "longrope", "su": "longrope", "yarn": "longrope"},
 )
 
@@ -37,4 +37,6 @@ def phi3(load: Loader) -> Decoder:
     """Phi-3 and its relatives of the same type."""
     config = load.config
     windows = config.same_windows(config.fields.count("sliding_window"))
-    return Decoder(load, (LlamaLayer(load, index, AttentionVariant(window=window)) for index, window in enumerate(windows)))
+    return Decoder(
+        load, (LlamaLayer(load, index, AttentionVariant(window=window)) for index, window in enumerate(windows))
+    )

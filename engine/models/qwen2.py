@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from engine.layers.loader import Loader
 from engine.layers.self_attention import AttentionVariant
 from engine.model_config.config import ModelConfig
 from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
 from engine.models.llama import LlamaLayer
-from engine.layers.loader import Loader
 
 QWEN2 = ConfigClass(
     "qwen2",
@@ -32,7 +32,7 @@ QWEN2 = ConfigClass(
 
 
 def qwen_windows(config: ModelConfig) -> tuple[int, ...]:
-    """The window of each layer: where windows are used at all, the layers from `max_window_layers` have them."""
+    """The window of each layer: if windows are used, layers from `max_window_layers` on have one."""
     fields = config.fields
     window = fields.count("sliding_window") if fields.flag("use_sliding_window") else 0
     below = fields.count("max_window_layers")

@@ -1,16 +1,16 @@
-"""Qwen3 (Yang et al. 2025): Llama whose queries and keys are normalized, each head by itself, before they are turned."""
+"""Qwen3 (Yang et al. 2025): Llama with queries and keys normalized per head before rotary embedding."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.layers.loader import Loader
 from engine.layers.self_attention import AttentionVariant
 from engine.model_config.config import ModelConfig
 from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
 from engine.models.llama import LlamaLayer
 from engine.models.qwen2 import qwen_windows
-from engine.layers.loader import Loader
 
 QWEN3 = ConfigClass(
     "qwen3",
@@ -36,7 +36,7 @@ QWEN3 = ConfigClass(
 
 
 def qwen3_variants(config: ModelConfig, windows: Sequence[int]) -> list[AttentionVariant]:
-    """The attention of each layer, which has this window."""
+    """The attention variant of each layer, by its window."""
     bias = config.attention_bias
     return [AttentionVariant(window=window, qk_norm=True, qkv_bias=bias, output_bias=bias) for window in windows]
 

@@ -1,8 +1,8 @@
 """Qwen3-MoE (Yang et al. 2025): Qwen3 whose feed-forward layers are mixtures of many small experts.
 
-The router takes the softmax over all experts, then the best; whether their weights are made to add up to 1 again is
-configured. Layers in `mlp_only_layers`, or off the `decoder_sparse_step`, are dense. A sliding window, where one is
-used at all, is that of all layers.
+The router takes the softmax over all experts, then the best experts; whether their weights are normalized again is
+configured. Layers in `mlp_only_layers`, or off the `decoder_sparse_step`, are dense. If there is a sliding window, all
+layers have it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import torch
 
 from engine.layers.feed_forward import FeedForward
 from engine.layers.forward import Forward
+from engine.layers.loader import Loader
 from engine.layers.moe import MixtureOfExperts, highest, normalized, softmax
-from engine.layers.self_attention import SelfAttention, AttentionVariant
+from engine.layers.self_attention import AttentionVariant, SelfAttention
 from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
 from engine.models.qwen3 import qwen3_variants
-from engine.layers.loader import Loader
 
 QWEN3_MOE = ConfigClass(
     "qwen3_moe",
@@ -48,7 +48,7 @@ QWEN3_MOE = ConfigClass(
 
 
 class Qwen3MoeLayer:
-    """One decoder layer; `sparse`: its feed-forward layer is a mixture."""
+    """One decoder layer. `sparse`: its feed-forward layer is a mixture of experts."""
 
     def __init__(self, load: Loader, index: int, variant: AttentionVariant, *, sparse: bool) -> None:
         name, config, fields = f"model.layers.{index}", load.config, load.config.fields

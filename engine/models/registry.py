@@ -1,4 +1,4 @@
-"""From a model folder to its configuration and its model: which family a `model_type` is."""
+"""The registry of model families: reads a model folder's configuration and loads its model by `model_type`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 
 import torch
 
-from engine.device import should_keep_packed, return_freed_memory
+from engine.device import return_freed_memory, should_keep_packed
 from engine.errors import ModelError
 from engine.layers.linear import Tiling
+from engine.layers.loader import Loader
 from engine.model_config.config import ModelConfig, check_sizes, model_config
 from engine.model_config.config_class import ConfigClass
+from engine.model_config.fields import Fields, read_fields
 from engine.models.decoder import Decoder
 from engine.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, deepseek_v2, deepseek_v3
-from engine.model_config.fields import Fields, read_fields
 from engine.models.gemma import GEMMA2, GEMMA3_TEXT, gemma2, gemma3
 from engine.models.gpt_oss import GPT_OSS, gpt_oss
 from engine.models.llama import LLAMA, llama
@@ -28,7 +29,7 @@ from engine.models.qwen3_moe import QWEN3_MOE, qwen3_moe
 from engine.options import KvDtype, Quantize, Weights
 from engine.quantization.quantization_config import check_quantization
 from engine.weights.checkpoint import Checkpoint
-from engine.layers.loader import Loader
+
 
 @dataclass(frozen=True)
 class ModelFamily:
@@ -56,17 +57,17 @@ FAMILIES: dict[str, ModelFamily] = {
     )
 }
 LANGUAGE_PARTS = {"gemma3": "gemma3_text"}
-"""Models of images and text whose language part we run alone, and what that is."""
+"""`model_type` of a model of images and text -> that of its language part, which is served alone."""
 _PREFIX = "language_model."
-"""Before the names of a language part's tensors."""
+"""The prefix of a language part's tensor names."""
 _OF_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", "tie_word_embeddings")
-"""What the whole model says for its language part."""
+"""Fields of the whole model that hold for its language part."""
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The model configuration of a Hugging Face folder. Raises ModelError naming the folder, file or field.
+    """The model configuration of a Hugging Face folder. Raises ModelError that names the folder, file or field.
 
-    Which kind of model it is is looked at first: what the other fields mean depends on it.
+    `model_type` is checked first, since the meaning of all other fields depends on it.
     """
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such model folder")
@@ -76,7 +77,8 @@ def read_config(folder: Path) -> ModelConfig:
     given, prefix = read_fields(path), ""
     model_type = given.text("model_type", "")
     if model_type in LANGUAGE_PARTS:
-        given, model_type, prefix = _language_part(given, LANGUAGE_PARTS[model_type]), LANGUAGE_PARTS[model_type], _PREFIX
+        model_type, prefix = LANGUAGE_PARTS[model_type], _PREFIX
+        given = _language_part(given, model_type)
     family = FAMILIES.get(model_type)
     if family is None:
         raise ModelError(_not_supported(given, model_type))
@@ -84,11 +86,11 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _language_part(whole: Fields, model_type: str) -> Fields:
-    """The fields of the language part: its own, and what the whole model says for it."""
+    """The fields of the language part: its own, and those of the whole model that hold for it."""
     part = whole.inner("text_config")
-    told = part.text("model_type", model_type)
-    if told != model_type:
-        raise ModelError(f"{whole.path}: field text_config: model_type {told!r} is not supported ({model_type} is)")
+    named = part.text("model_type", model_type)
+    if named != model_type:
+        raise ModelError(f"{whole.path}: field text_config: model_type {named!r} is not supported ({model_type} is)")
     of_the_whole = {name: whole.fields[name] for name in _OF_THE_WHOLE if name in whole}
     return Fields(whole.path, {**part.fields, "tie_word_embeddings": True, **of_the_whole})
 
@@ -119,7 +121,11 @@ def load_model(
     kv_dtype: KvDtype = "auto",
     weights: Weights = "decoded",
 ) -> Decoder:
-    """Load the folder's weights as `like`'s type on its device. Raises ModelError naming what is unsupported."""
+    """Load the folder's model with `like`'s type and device.
+
+    `tiling`: how matrix products are cut. `context_tokens`: the longest context to serve. `quantize`, `kv_dtype` and
+    `weights`: the settings of these names. Raises ModelError that names what is missing or unsupported.
+    """
     quantization = config.fields.inner("quantization_config")
     check_quantization(quantization)
     with Checkpoint(folder, quantization, config.prefix) as checkpoint, torch.inference_mode():

@@ -1,1 +1,1 @@
-"""Weights stored in few bits, read as they come. On the CPU they are computed with in the model's own type."""
+"""Formats of quantized weights: reading, decoding and making them. Computation is in the model's own type."""

@@ -1,6 +1,6 @@
-"""FP8 weights (Micikevicius et al. 2022): e4m3 values with a scale for the tensor, for each output or for each block.
+"""FP8 weights (Micikevicius et al. 2022): e4m3 values with a scale per tensor, per output or per block.
 
-Read: a weight times its scales. Made: a scale for each output; the largest value of a row becomes the largest of e4m3.
+Encoding uses a scale per output, which maps the row's largest value to the largest of e4m3.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Fp8Weight:
 
     @property
     def step(self) -> int:
-        # One scale for all outputs is found by the first block, wherever rows begin.
+        # A single scale holds for all outputs, so rows may begin anywhere.
         return 1 if len(self.scales) == 1 else self.block[0]
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
@@ -52,10 +52,10 @@ class Fp8Weight:
 
 
 def stored(values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] = (128, 128)) -> Fp8Weight:
-    """Of e4m3, e5m2 or int8 values [outputs, inputs] and their scales.
+    """The weight of e4m3, e5m2 or int8 values [outputs, inputs] and their scales.
 
-    `scales` has one element (per tensor), [outputs] or [outputs, 1] (per channel), one for each block of `block`
-    outputs and inputs, those at the end cut short, or [outputs, groups of inputs]. Raises ValueError for any other.
+    `scales`: one element (per tensor), [outputs] or [outputs, 1] (per channel), one per block of `block` outputs and
+    inputs, the last ones cut short, or [outputs, groups of inputs]. Raises ValueError for any other shape.
     """
     if values.dim() != 2 or not values.numel():
         raise ValueError(f"values of shape {list(values.shape)} are not a weight of outputs and inputs")
@@ -79,12 +79,12 @@ def stored(values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] = 
 
 
 def decode(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] = (128, 128)) -> torch.Tensor:
-    """[outputs, inputs] in fp32 of values and scales as `stored` takes them."""
+    """[outputs, inputs] in fp32 from values and scales as for `stored`."""
     return decoded(stored(weight, scales, block))
 
 
 def encode(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """e4m3 values of [outputs, inputs] and one fp32 scale for each output, [outputs, 1]."""
+    """[outputs, inputs] → e4m3 values of the same shape, and an fp32 scale per output, [outputs, 1]."""
     scales = weight.float().abs().amax(-1, keepdim=True) / LARGEST
     scales = torch.where(scales > 0, scales, torch.ones_like(scales))
     return (weight.float() / scales).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scales

@@ -1,8 +1,8 @@
 """Integer weights of AWQ (Lin et al. 2023), GPTQ (Frantar et al. 2022) and compressed-tensors' `pack-quantized`.
 
-All are (value − zero) · scale by groups of inputs, and pack values into 32-bit words: AWQ 8 neighbouring outputs in a
-shuffled order, the others neighbouring inputs in order; compressed-tensors beside each other in an output's own words.
-Kept is one form of all three: an output's values beside each other, the low bits first.
+All are (value − zero) · scale by groups of inputs, with values packed into 32-bit words. AWQ packs 8 neighbouring
+outputs in a shuffled order, GPTQ neighbouring inputs, compressed-tensors neighbouring inputs in words of one output.
+They are converted to one form: an output's values next to each other, low bits first.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ import torch
 from engine.quantization.packed import check_scales, numbers, part_values
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of 8 outputs the i-th half byte of a word holds."""
+"""The i-th half byte of a word -> which of 8 outputs it holds."""
 
 
 @dataclass(frozen=True)
 class IntWeight:
     """Bytes [outputs, inputs · bits / 8, rounded up], scales [1 or outputs, groups], zeros [outputs, groups].
 
-    Without zeros the middle of the range is 0.
-
-    `group` [inputs] is each input's group, in order if None.
+    Without zeros the middle of the range is 0. `group` [inputs]: each input's group; in order if None.
     """
 
     codes: torch.Tensor
@@ -73,7 +71,7 @@ class IntWeight:
 
 
 def _check_parts(words: torch.Tensor, zeros: torch.Tensor | None, scales: torch.Tensor) -> None:
-    """Raise ValueError where words, zeros or scales are of another type or of no matrix, or scales are not finite."""
+    """Raise ValueError if words, zeros or scales have a wrong type or are no matrix, or scales are not finite."""
     for name, part in (("words", words), ("zeros", zeros)):
         if part is not None and part.dtype != torch.int32:
             raise ValueError(f"{name} are {part.dtype}, not 32-bit words")
@@ -84,7 +82,7 @@ def _check_parts(words: torch.Tensor, zeros: torch.Tensor | None, scales: torch.
 
 
 def _check_group(group: torch.Tensor | None, name: str, inputs: int, groups: int) -> None:
-    """Raise ValueError where `group` does not give a group for each input."""
+    """Raise ValueError unless `group` gives a group for each input."""
     if group is None:
         return
     whole = not group.is_floating_point() and group.dtype != torch.bool
@@ -93,13 +91,13 @@ def _check_group(group: torch.Tensor | None, name: str, inputs: int, groups: int
 
 
 def _unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """[..., n] 32-bit words → [..., n, 32 / bits] values, those of the low bits first."""
+    """[..., n] 32-bit words → [..., n, 32 / bits] values, low bits first."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     return (words.int()[..., None] >> shifts) & ((1 << bits) - 1)
 
 
 def _pack(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """[outputs, inputs] values → bytes [outputs, inputs · bits / 8, rounded up], those of the low bits first."""
+    """[outputs, inputs] values → bytes [outputs, inputs · bits / 8, rounded up], low bits first."""
     per_byte = 8 // bits
     padded = torch.nn.functional.pad(values.to(torch.uint8), (0, -values.shape[1] % per_byte))
     parts = padded.view(len(values), -1, per_byte) << torch.arange(0, 8, bits, dtype=torch.uint8)
@@ -108,9 +106,9 @@ def _pack(values: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def stored_awq(words: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> IntWeight:
-    """Of words [inputs, outputs / 8], zeros [groups, outputs / 8] and scales [groups, outputs].
+    """The weight of words [inputs, outputs / 8], zeros [groups, outputs / 8] and scales [groups, outputs].
 
-    Raises ValueError where the shapes contradict each other.
+    Raises ValueError if shapes contradict each other.
     """
     _check_parts(words, zeros, scales)
     inputs, groups, outputs = words.shape[0], *scales.shape
@@ -131,10 +129,11 @@ def stored_gptq(
     bits: int,
     zero_offset: int,
 ) -> IntWeight:
-    """Of words [inputs · bits / 32, outputs], zeros [groups, outputs · bits / 32] and scales [groups, outputs].
+    """The weight of words [inputs · bits / 32, outputs], zeros [groups, outputs · bits / 32] and scales [groups,
+    outputs].
 
-    `group` [inputs] is each input's group, in order if None; `zero_offset` is what the
-    file format took from zeros (1 in its first version). Raises ValueError for 3 bits and for contradictory shapes.
+    `group` [inputs]: each input's group; in order if None. `zero_offset`: what the file format subtracted from zeros (1
+    in its first version). Raises ValueError for 3 bits and for contradictory shapes.
     """
     if bits not in {2, 4, 8}:
         raise ValueError(f"{bits} bits are not supported (2, 4 and 8 are)")
@@ -159,11 +158,12 @@ def stored_packed(
     bits: int,
     group: torch.Tensor | None = None,
 ) -> IntWeight:
-    """Of words [outputs, inputs · bits / 32, rounded up] for outputs and inputs = `shape`, values plus 2^(bits − 1).
+    """The weight of `shape` (outputs, inputs) from words [outputs, inputs · bits / 32, rounded up], which hold values
+    plus 2^(bits − 1).
 
-    `scales` is [1] (per tensor), [outputs, 1] (per channel) or [outputs, groups]; `zeros` [outputs · bits / 32, rounded
-    up; groups], packed along the outputs, or None if symmetric; `group` [inputs] is each input's group, in order if
-    None or all −1. Raises ValueError where the shapes contradict each other and for bits that do not fill a word.
+    `scales`: [1] (per tensor), [outputs, 1] (per channel) or [outputs, groups]. `zeros`: [outputs · bits / 32, rounded
+    up; groups], packed along the outputs; None if symmetric. `group` [inputs]: each input's group; in order if None or
+    all −1. Raises ValueError for contradictory shapes and for bits that do not fill a word.
     """
     if bits not in {2, 4, 8}:
         raise ValueError(f"{bits} bits are not supported (2, 4 and 8 are)")
@@ -190,7 +190,7 @@ def stored_packed(
 
 
 def _out_of_order(group: torch.Tensor | None, inputs: int, groups: int) -> torch.Tensor | None:
-    """None where inputs are in order of their groups, as they mostly are: that is faster to decode."""
+    """`group`, or None if inputs are in order of their groups, as they mostly are: that is faster to decode."""
     if group is None or torch.equal(group.long(), torch.arange(inputs) // -(-inputs // groups)):
         return None
     return group.long()

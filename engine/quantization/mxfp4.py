@@ -1,4 +1,4 @@
-"""MXFP4 weights (OCP Microscaling Formats 1.0): e2m1 values of 4 bits, 32 of them sharing a power of two.
+"""MXFP4 weights (OCP Microscaling Formats 1.0): e2m1 values of 4 bits; 32 values share a power of two as scale.
 
 A byte holds two values, the first in its low half. A scale byte is the exponent plus 127.
 """
@@ -15,7 +15,7 @@ from engine.quantization.packed import numbers, part_values
 GROUP = 32
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _LARGEST_EXPONENT = 2
-"""Of e2m1: 6 = 1.5 · 2²."""
+"""The exponent of e2m1's largest value: 6 = 1.5 · 2²."""
 
 
 _NO_NUMBER = 255
@@ -23,12 +23,12 @@ _NO_NUMBER = 255
 
 @cache
 def _powers(device: torch.device) -> torch.Tensor:
-    """[256, 1]: what each scale byte stands for. A table, since a GPU's power function is not exact."""
+    """[256, 1] the scale of each scale byte. A table, since a GPU's power function is not exact."""
     return (2.0 ** (torch.arange(256, dtype=torch.float64) - 127)).float().view(256, 1).to(device)
 
 
 def decode(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """[..., groups · 32] in fp32 of bytes [..., groups, 16] and scale bytes [..., groups].
+    """Bytes [..., groups, 16] and scale bytes [..., groups] → [..., groups · 32] in fp32.
 
     Raises ValueError for scales of any other shape.
     """
@@ -39,7 +39,7 @@ def decode(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def check(blocks: torch.Tensor, scales: torch.Tensor) -> None:
-    """Raise ValueError where these are not bytes, or a scale is that byte which stands for no number."""
+    """Raise ValueError unless these are bytes and no scale is the byte for NaN."""
     if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
         raise ValueError(f"MXFP4 blocks and scales are bytes, these are {blocks.dtype} and {scales.dtype}")
     if not blocks.numel():
@@ -75,7 +75,7 @@ class Mxfp4Weight:
 
 
 def stored(values: torch.Tensor, scales: torch.Tensor) -> Mxfp4Weight:
-    """Of bytes [outputs, inputs / 2] and scale bytes [outputs, inputs / 32]. Raises ValueError for any other shapes."""
+    """The weight of bytes [outputs, inputs / 2] and scale bytes [outputs, inputs / 32]. Raises ValueError."""
     check(values, scales)
     if values.dim() != 2 or scales.dim() != 2 or values.shape != (len(scales), scales.shape[-1] * GROUP // 2):
         raise ValueError(f"scales of shape {list(scales.shape)} do not fit values of {list(values.shape)}")
@@ -83,11 +83,10 @@ def stored(values: torch.Tensor, scales: torch.Tensor) -> Mxfp4Weight:
 
 
 def encode(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bytes [outputs, groups, 16] and scale bytes [outputs, groups] of [outputs, inputs].
+    """[outputs, inputs] → bytes [outputs, groups, 16] and scale bytes [outputs, groups].
 
-    As the standard says: the scale is the largest power of two not above the group's largest value, divided by that of
-    e2m1; values are rounded to the nearest, of two equally near ones to the even one, and cut at 6.
-    Raises ValueError where inputs are not whole groups.
+    By the standard: the scale is the largest power of two not above the group's largest value, divided by that of e2m1;
+    values are rounded to nearest, ties to even, and clamped at 6. Raises ValueError if inputs are not whole groups.
     """
     outputs, inputs = weight.shape
     if inputs % GROUP:
@@ -97,7 +96,7 @@ def encode(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     exponent = exponent.clamp(-127, 127)
     scaled = groups * numbers((127 - exponent).to(torch.uint8), _powers(weight.device))[..., None]
     values = torch.tensor(_VALUES, device=weight.device)
-    # Half way between neighbours; where that is met exactly, the one with an even number wins.
+    # Midpoints between neighbours; on a tie the even code wins.
     middles = (values[1:] + values[:-1]) / 2
     below = torch.bucketize(scaled.abs(), middles)
     above = torch.bucketize(scaled.abs(), middles, right=True)

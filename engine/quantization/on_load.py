@@ -1,4 +1,4 @@
-"""Quantizes weights while they are loaded: each linear layer's weight becomes what the format can hold of it."""
+"""Quantizes the weights of linear layers while they are loaded (the setting `quantize`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.quantization.packed import PackedWeight, decoded
 
 
 def encoded(weight: torch.Tensor, into: Quantize) -> PackedWeight | None:
-    """[outputs, inputs] in the format; None for none. Raises ValueError for a shape that the format cannot hold."""
+    """[outputs, inputs] encoded in the format; None for "none". Raises ValueError for a shape that it cannot hold."""
     match into:
         case "fp8":
             return fp8.stored(*fp8.encode(weight))
@@ -20,6 +20,6 @@ def encoded(weight: torch.Tensor, into: Quantize) -> PackedWeight | None:
 
 
 def quantized(weight: torch.Tensor, into: Quantize) -> torch.Tensor:
-    """[outputs, inputs] rounded to the format, in the type it had. Raises ValueError as `encoded` does."""
+    """[outputs, inputs] rounded to the format, in its own type. Raises ValueError as `encoded` does."""
     packed = encoded(weight, into)
     return weight if packed is None else decoded(packed).to(weight)

@@ -1,8 +1,8 @@
-"""What `quantization_config` says of all weights. What would change the answer and is not implemented is refused.
+"""Checks a configuration's `quantization_config`: refuses what would change the answer and is not implemented.
 
-How each weight is stored shows in its tensors (`stored`); lists of layers that are left plain need not be read. What is
-said about activations and KV is left aside: they are computed in the model's own type, which is nearer to the model
-that was quantized.
+The format of each weight follows from its tensors (`stored`), so lists of layers that are not quantized are not read.
+Settings for activations and KV are ignored: these are computed in the model's own type, which is closer to the original
+model.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
     "modelopt": {"quant_algo": (None, "FP8")},
     "mxfp4": {},
 }
-"""Each `quant_method` that is supported → its fields that would change the answer → the values that are implemented."""
+"""supported `quant_method` -> field that would change the answer -> implemented values"""
 _GPTQ_FORMATS = {"gptq": 1, "gptq_v2": 0}
-"""Each format → what it took from zeros when it stored them."""
+"""format -> what it subtracted from zeros when it stored them"""
 
 
 def check_quantization(quantization: Fields) -> None:
-    """Raise ModelError naming a method, or a field of it, that is not supported."""
+    """Raise ModelError that names a method, or a field of it, that is not supported."""
     method = quantization.text("quant_method", "")
     fixed = _FIXED.get(method)
     if fixed is None:
@@ -65,16 +65,16 @@ def check_quantization(quantization: Fields) -> None:
 
 
 def gptq_zero_offset(quantization: Fields) -> int:
-    """What a GPTQ file took from its zeros, by its format. Raises ModelError for a format that is not supported."""
+    """What a GPTQ file subtracted from its zeros, by its format. Raises ModelError for an unsupported format."""
     name = "checkpoint_format" if "checkpoint_format" in quantization else "format"
-    told = quantization.text(name, "gptq").lower()
-    if told not in _GPTQ_FORMATS:
+    gptq_format = quantization.text(name, "gptq").lower()
+    if gptq_format not in _GPTQ_FORMATS:
         _refuse(quantization, name)
-    return _GPTQ_FORMATS[told]
+    return _GPTQ_FORMATS[gptq_format]
 
 
 def check_groups(quantization: Fields, inputs: int, groups: int) -> None:
-    """Raise ValueError where `group_size` makes another number of groups than there are scales for."""
+    """Raise ValueError if `group_size` does not make as many groups as there are scales."""
     size = quantization.fields.get("group_size")
     if type(size) is not int:
         return

@@ -1,6 +1,7 @@
-"""Finds out how a weight is stored: plain, FP8, MXFP4, AWQ, GPTQ or integers packed by compressed-tensors.
+"""Reads a weight in whichever format it is stored: plain, FP8, MXFP4, AWQ, GPTQ or compressed-tensors' integers.
 
-Which it is shows in the tensors that there are; `quantization_config` says only what cannot be seen (bits, block size).
+The format follows from the tensors that exist; `quantization_config` is used for what they do not show (bits, block
+size).
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ class Tensors(Protocol):
         """Whether there is such a tensor."""
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor as it is stored. Raises ModelError if it is missing or cannot be read."""
+        """The tensor as stored. Raises ModelError if it is missing or cannot be read."""
 
 
 def read_weight(tensors: Tensors, name: str, quantization: Fields) -> torch.Tensor:
-    """The tensor `name` decoded to floating point. Raises ModelError if one is missing, ValueError if one is wrong."""
-    if name not in tensors and f"{name}_blocks" in tensors:  # those of all experts, stacked
+    """The weight `name` decoded to floating point.
+
+    Raises ModelError if a tensor is missing, ValueError if one is invalid.
+    """
+    if name not in tensors and f"{name}_blocks" in tensors:  # of all experts, stacked
         blocks, scales = tensors.read(f"{name}_blocks"), tensors.read(f"{name}_scales")
         mxfp4.check(blocks, scales)
         return mxfp4.decode(blocks, scales)
@@ -39,7 +43,7 @@ def read_weight(tensors: Tensors, name: str, quantization: Fields) -> torch.Tens
 
 
 def find_weight(tensors: Tensors, name: str, quantization: Fields) -> torch.Tensor | PackedWeight:
-    """The tensor `name` as it is stored, plain or packed. Raises ModelError if one is missing, ValueError if wrong."""
+    """The weight `name` as stored, plain or packed. Raises as `read_weight` does."""
     layer, _, last = name.rpartition(".")
     if name in tensors or last != "weight":
         return _plain(tensors, name, layer, quantization)
@@ -71,7 +75,7 @@ def _gptq(
         if quantization.flag("desc_act"):
             raise ValueError("desc_act is true and g_idx, which says the group of each input, is missing")
         if type(size) is int and size > 0 and words.dim():
-            group = torch.arange(len(words) * 32 // bits) // size  # the last one may be smaller
+            group = torch.arange(len(words) * 32 // bits) // size  # the last group may be smaller
     weight = int4.stored_gptq(*parts, group, bits=bits, zero_offset=gptq_zero_offset(quantization))
     check_groups(quantization, weight.inputs, len(scales))
     return weight
@@ -89,19 +93,19 @@ def _packed(tensors: Tensors, layer: str, quantization: Fields) -> PackedWeight:
     if words.dim() != 2:
         raise ValueError(f"words of shape {list(words.shape)} are not those of a weight")
     outputs, inputs = sizes.flatten().tolist()
-    # Which config group a layer is in need not be found out: the words are as many as its bits make them.
-    told = {weights.integer("num_bits", 4) for weights in _weights(quantization)} or {4}
-    fitting = [bits for bits in sorted(told) if words.shape[-1] == -(-inputs * bits // 32)]
+    # The number of words tells the bits, so there is no need to find the layer's config group.
+    all_bits = {weights.integer("num_bits", 4) for weights in _weights(quantization)} or {4}
+    fitting = [bits for bits in sorted(all_bits) if words.shape[-1] == -(-inputs * bits // 32)]
     if len(fitting) != 1:
-        raise ValueError(f"{words.shape[-1]} words for {inputs} inputs are not of {sorted(told)} bits (num_bits)")
+        raise ValueError(f"{words.shape[-1]} words for {inputs} inputs are not of {sorted(all_bits)} bits (num_bits)")
     zeros, group = (
         tensors.read(f"{layer}.weight_{part}") if f"{layer}.weight_{part}" in tensors else None
         for part in ("zero_point", "g_idx")
     )
-    said = [weights for weights in _weights(quantization) if weights.integer("num_bits", 4) == fitting[0]]
-    if group is None and any(weights.fields.get("actorder") in _OUT_OF_ORDER for weights in said):
+    configs = [weights for weights in _weights(quantization) if weights.integer("num_bits", 4) == fitting[0]]
+    if group is None and any(weights.fields.get("actorder") in _OUT_OF_ORDER for weights in configs):
         raise ValueError("actorder is group and weight_g_idx, which says the group of each input, is missing")
-    if zeros is None and said and not any(weights.flag("symmetric", True) for weights in said):
+    if zeros is None and configs and not any(weights.flag("symmetric", True) for weights in configs):
         raise ValueError("symmetric is false and weight_zero_point is missing")
     return int4.stored_packed(words, scales, zeros, (outputs, inputs), bits=fitting[0], group=group)
 
@@ -122,7 +126,7 @@ def _plain(tensors: Tensors, name: str, layer: str, quantization: Fields) -> tor
 
 
 def _weights(quantization: Fields) -> list[Fields]:
-    """What each of compressed-tensors' `config_groups` says about weights."""
+    """The `weights` of each of compressed-tensors' `config_groups`."""
     groups = quantization.inner("config_groups")
     return [groups.inner(name).inner("weights") for name in groups.fields]
 

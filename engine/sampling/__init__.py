@@ -1,1 +1,1 @@
-"""From logits to tokens."""
+"""Sampling: from logits to tokens, log probabilities, and the checks of sampling parameters."""

@@ -1,6 +1,6 @@
-"""Random numbers that are a function of (seed, position) alone: Philox 4x32-10 (Salmon et al. 2011).
+"""Counter-based random numbers, a function of (seed, position) alone: Philox 4x32-10 (Salmon et al., SC '11).
 
-So a token does not depend on what else was drawn in the batch, and a request continued elsewhere goes on as it began.
+So a sampled token does not depend on its batch (E1), and a request continued on another replica samples the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BITS = 48
 def philox(seeds: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The first two 32-bit words of Philox with key `seeds` and counter (`positions`, 0): int64 [rows] each.
 
-    32-bit unsigned arithmetic in int64: a product's low 64 bits are right although its sign is not.
+    32-bit unsigned arithmetic in int64: the low 64 bits of a product are right even where its sign is not.
     """
     key0, key1 = seeds & _MASK, (seeds >> 32) & _MASK
     c0, c1 = positions & _MASK, (positions >> 32) & _MASK
@@ -36,16 +36,16 @@ def philox(seeds: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """A float64 in (0, 1) for each row: int64 seeds and positions, [rows] each.
 
-    48 bits and a half: so the product with a sum of weights never rounds up to the sum itself.
+    It has 48 random bits and an offset of half a step, so that its product with a sum never rounds up to that sum.
     """
     high, low = philox(seeds, positions)
     return ((high << (_BITS - 32)) + (low >> (64 - _BITS)) + 0.5) * 2.0**-_BITS
 
 
 def choice_seed(seed: int, choice: int) -> int:
-    """The seed of a request's `choice`-th output: its own for the first, for others two words of Philox.
+    """The seed of a request's `choice`-th output: the request's for choice 0, two words of Philox for others.
 
-    Their counters are beyond every position, so no choice's seed is made of what another one draws.
+    Their counters are negative, so no choice's seed comes from the numbers that another one samples with.
     """
     if choice == 0:
         return seed

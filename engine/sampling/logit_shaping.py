@@ -1,8 +1,8 @@
-"""What a request does to its logits before the draw: bias, penalties, tokens that may not come.
+"""Changes logits by each request's parameters before sampling: bias, penalties, forbidden tokens, grammar masks.
 
-Bias is added, as OpenAI's `logit_bias` says. The repetition penalty divides the logits of tokens in the prompt or the
-output if they are positive and multiplies them if not (Keskar et al. 2019, CTRL). Then, as OpenAI's reference has it, a
-token drawn c times loses c · frequency_penalty, and presence_penalty if c > 0.
+Bias is added (OpenAI's `logit_bias`). The repetition penalty divides positive logits of tokens in the prompt or output
+and multiplies negative ones (CTRL, Keskar et al. 2019). A token that was sampled c times then loses
+c · frequency_penalty, and presence_penalty if c > 0 (OpenAI's API reference).
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ _WORD = 32
 _LARGEST = 1e300
 
 
-def shape(values: torch.Tensor, rows: Sequence[SamplingState], allowance: StepAllowance | None = None) -> torch.Tensor:
-    """Change float64 logits [rows, padded vocabulary] in place, each row by its request; returns them.
+def shape_logits(
+    values: torch.Tensor, rows: Sequence[SamplingState], allowance: StepAllowance | None = None
+) -> torch.Tensor:
+    """Change float64 logits [rows, padded vocabulary] in place, and return them.
 
-    Rows for whose masks the step has no time left are put off.
+    `allowance`: the step's grammar time; rows for whose mask none is left are marked `put_off`.
     """
     _bias(values, rows)
     _penalize(values, [(at, row) for at, row in enumerate(rows) if row.counts is not None])
@@ -40,7 +42,7 @@ def _bias(values: torch.Tensor, rows: Sequence[SamplingState]) -> None:
 
 
 def _penalize(values: torch.Tensor, rows: Sequence[tuple[int, SamplingState]]) -> None:
-    """One gather and one scatter over the tokens that the rows have seen."""
+    """Apply penalties with one gather and one scatter over the tokens in the rows' prompts and outputs."""
     tables = [(at, row.sampling, row.counts) for at, row in rows if row.counts is not None]
     if not tables:
         return
@@ -59,7 +61,7 @@ def _penalize(values: torch.Tensor, rows: Sequence[tuple[int, SamplingState]]) -
     frequency = spread([sampling.frequency_penalty for _, sampling, _ in tables], torch.float64)
     presence = spread([sampling.presence_penalty for _, sampling, _ in tables], torch.float64)
     seen = values[places]
-    # A tiny penalty would make logits infinite, whose differences are none; so would one that is taken many times.
+    # Tiny or repeated penalties would make logits infinite, and differences of infinities are NaN.
     seen = torch.where(seen > 0, seen / repetition, seen * repetition).clamp_(-_LARGEST, _LARGEST)
     values[places] = (seen - drawn * frequency - (drawn > 0) * presence).clamp_(-_LARGEST, _LARGEST)
 
@@ -71,11 +73,11 @@ def _forbid_stops(values: torch.Tensor, rows: Sequence[SamplingState]) -> None:
 
 
 def _constrain(values: torch.Tensor, rows: Sequence[SamplingState], allowance: StepAllowance) -> None:
-    """Forbid what the rows' grammars do not allow: a mask for all of them, applied at once."""
+    """Forbid the tokens that the rows' grammars do not allow. All masks are applied at once."""
     guided = allowance.begin(rows)
     if not guided:
         return
-    allowance.allow(MASKS_S)
+    allowance.grant(MASKS_S)
     words = -(-values.shape[-1] // _WORD)
     masks = torch.zeros((len(guided), words), dtype=torch.int32)
     bits = torch.arange(_WORD, dtype=torch.int32)
@@ -84,11 +86,11 @@ def _constrain(values: torch.Tensor, rows: Sequence[SamplingState], allowance: S
         row = rows[at]
         row.put_off = not allowance.has_time()
         if row.guide is not None and not row.put_off:
-            row.guide.allow(masks[len(places)])
+            row.guide.fill_mask(masks[len(places)])
             places.append(at)
     allowed = ((masks[: len(places), :, None] >> bits) & 1).bool().view(len(places), -1)[:, : values.shape[-1]]
     allowed = allowed.to(values.device)
     chosen = values[places].masked_fill_(~allowed, -torch.inf)
-    # Where nothing is left but what was forbidden before, such as the end before its time, the grammar is right.
+    # If all that the grammar allows was forbidden before (the end token by min_tokens, say), the grammar decides.
     empty = chosen.isinf().all(-1, keepdim=True)
     values[places] = torch.where(empty & allowed, 0.0, chosen)

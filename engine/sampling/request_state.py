@@ -1,4 +1,4 @@
-"""What the sampler keeps of one request: its parameters, which tokens were seen how often, where it stands."""
+"""The sampler's state of one request: parameters, token counts for penalties, position, and grammar guide."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _FIRST_CAPACITY = 64
 
 
 class TokenCounts:
-    """Distinct token ids and how often each was drawn, as growing arrays: a token costs O(1), a step a slice.
+    """Distinct token ids and how often each was sampled, in growing arrays: O(1) a token.
 
-    Prompt tokens are in it with a count of 0: the repetition penalty knows them too.
+    Prompt tokens have a count of 0; the repetition penalty applies to them too.
     """
 
     def __init__(self, prompt: Iterable[int], output: Iterable[int]) -> None:
@@ -28,8 +28,8 @@ class TokenCounts:
             self.add(token)
 
     def add(self, token: int) -> None:
-        """The token was drawn."""
-        place = self._place(token)  # first: it may make the arrays anew
+        """Count a sampled token."""
+        place = self._place(token)  # first, since it may replace the arrays
         self._counts[place] += 1
 
     @property
@@ -55,15 +55,16 @@ class TokenCounts:
 
 
 class SamplingState:
-    """One request's side of the sampler. `position`: of the token to draw, in the sequence of prompt and output.
+    """One request's state in the sampler.
 
-    `drawn` output tokens came before it, those of a replica that died included. `put_off`: its token is to be drawn in
-    a later step, since its grammar took longer than the last one had time for. `grammar_s`: CPU time that the grammar
-    took, as far as it was counted.
+    `position`: of the token to sample, in prompt and output. `drawn`: output tokens so far, those of a replica that
+    died included. `limit`: `drawn` at which the output ends. `changes_logits`: whether `shape_logits` has work.
+    `put_off`: the token is sampled in a later step, as the step had no time left for its grammar. `grammar_s`: seconds
+    of CPU time of the grammar that were counted.
     """
 
     __slots__ = (
-        "counts", "drawn", "flow", "grammar_s", "guide", "limit", "position", "put_off", "sampling", "shaped",
+        "changes_logits", "counts", "drawn", "flow", "grammar_s", "guide", "limit", "position", "put_off", "sampling",
     )  # fmt: skip
 
     def __init__(
@@ -86,25 +87,25 @@ class SamplingState:
         self.grammar_s = 0.0
         if guide is not None:
             for at, token in enumerate(output):
-                guide.settle(token, self.limit - at)  # it makes plans, which decide what comes next
-                guide.take(token)
-        self.shaped = self._changes_logits()
+                guide.choose_token(token, self.limit - at)  # rebuilds its plan, on which later choices depend
+                guide.accept_token(token)
+        self.changes_logits = self._changes_logits()
 
     @property
     def stops_forbidden(self) -> bool:
-        """Whether stop tokens may not be drawn yet."""
+        """Whether stop tokens may not be sampled yet."""
         return self.drawn < self.sampling.min_tokens
 
-    def take(self, token: int) -> None:
-        """The token was drawn: go on to the next position."""
+    def accept_token(self, token: int) -> None:
+        """The token was sampled: advance to the next position."""
         self.position += 1
         self.drawn += 1
-        if self.shaped:
+        if self.changes_logits:
             if self.guide is not None:
-                self.guide.take(token)
+                self.guide.accept_token(token)
             if self.counts is not None:
                 self.counts.add(token)
-            self.shaped = self._changes_logits()
+            self.changes_logits = self._changes_logits()
 
     def _changes_logits(self) -> bool:
         """Whether the logits are changed before the draw."""

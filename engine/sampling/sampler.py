@@ -1,13 +1,13 @@
-"""Draw one token per row, each by its own request's parameters, with counter-based random numbers.
+"""Samples one token per row by its request's parameters, and computes log probabilities of tokens.
 
-In this order, which is the usual one: logit bias; repetition, frequency and presence penalties; forbidden tokens
-(`min_tokens`, a grammar); temperature; top-k; top-p (Holtzman et al. 2020); min-p (Nguyen et al. 2024); the draw.
-Temperature 0 takes the likeliest token after the first three. The first three are in `shaping`. Last, near the limit of
-its tokens, a grammar puts another token in the place of one after which the output could not be completed any more.
+The order: logit bias; repetition, frequency and presence penalties; forbidden tokens (`min_tokens`, a grammar), all in
+`logit_shaping`; temperature; top-k; top-p (Holtzman et al. 2020); min-p (Nguyen et al. 2024); the draw. Temperature 0
+takes the most likely token after the first three. Last, near its token limit, a grammar replaces a token after which
+the output could not be completed.
 
-Every operation is row-wise in float64, so that a row's token is the same in any batch. Where tokens are equally likely
-at a threshold all of them are kept, so that what is kept does not depend on the order of a sort. A step in which nobody
-asks for more than temperature and top-p does nothing more than those need.
+Random numbers are counter-based (`counter_random`), and every operation is row-wise in float64, so that a row's token
+is the same in any batch (E1). Tokens that are equally likely at a threshold are all kept, so that the result does not
+depend on the order of a sort.
 """
 
 from __future__ import annotations
@@ -18,24 +18,29 @@ import torch
 
 from engine.sampling.counter_random import signed, uniform
 from engine.sampling.grammar_allowance import SEARCHES_S, StepAllowance
-from engine.sampling.logit_shaping import shape
+from engine.sampling.logit_shaping import shape_logits
 from engine.sampling.request_state import SamplingState
+from engine.sampling.validation import MOST_LOGPROBS
+from protocol.requests import TokenLogprob
 
 _NUCLEUS_TRY = 128
-"""Most nuclei have fewer tokens than this: only where one has more is a row sorted in full."""
+"""Most nuclei have fewer tokens than this; a row is fully sorted only if its nucleus has more."""
+
+_LEAST = -9999.0
+"""Replaces minus infinity, which JSON cannot express."""
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingState], allowance: StepAllowance | None = None) -> list[int]:
     """Token ids for the first `len(rows)` rows of fp32 logits [rows, padded vocabulary].
 
-    `allowance`: the time for grammars; the tokens of rows that it puts off mean nothing.
+    `allowance`: the step's grammar time. The token of a row that is then `put_off` is meaningless.
     """
     allowance = allowance or StepAllowance()
     tokens = _likeliest(logits[: len(rows)])
-    shaped = [index for index, row in enumerate(rows) if row.shaped]
+    shaped = [index for index, row in enumerate(rows) if row.changes_logits]
     values = None
     if shaped:
-        values = shape(logits[shaped].double(), [rows[index] for index in shaped], allowance)
+        values = shape_logits(logits[shaped].double(), [rows[index] for index in shaped], allowance)
         for index, token in zip(shaped, _likeliest(values), strict=True):
             tokens[index] = token
     drawn = [index for index, row in enumerate(rows) if row.sampling.temperature > 0]
@@ -50,32 +55,32 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingState], allowance: StepA
         for index, token in zip(drawn, _draw(above, [rows[index] for index in drawn]), strict=True):
             tokens[index] = token
     if shaped:
-        _settle(tokens, rows, allowance)
+        _choose_near_limit(tokens, rows, allowance)
     return tokens
 
 
-def _settle(tokens: list[int], rows: Sequence[SamplingState], allowance: StepAllowance) -> None:
-    """Put other tokens, where a grammar has to, in the place of those after which an output could not be completed."""
+def _choose_near_limit(tokens: list[int], rows: Sequence[SamplingState], allowance: StepAllowance) -> None:
+    """Replace tokens after which an output under a grammar could not be completed within its limit."""
     guided = allowance.begin(rows)
-    allowance.allow(SEARCHES_S)
+    allowance.grant(SEARCHES_S)
     for index in guided:
         row = rows[index]
         if row.guide is not None and not row.put_off:
-            settled = row.guide.settle_within(tokens[index], row.limit - row.drawn, allowance.has_time)
-            row.put_off = settled is None
-            tokens[index] = tokens[index] if settled is None else settled
+            chosen = row.guide.choose_token_within(tokens[index], row.limit - row.drawn, allowance.has_time)
+            row.put_off = chosen is None
+            tokens[index] = tokens[index] if chosen is None else chosen
 
 
 def _likeliest(values: torch.Tensor) -> list[int]:
-    """The column of each row's largest value, the first of equal ones."""
-    # On the host numpy looks at several values at a time, torch at one.
+    """The column of each row's largest value, the first among equals."""
+    # On the host numpy's argmax is vectorized, torch's is not.
     on_host = values.device.type == "cpu"
     tokens: list[int] = (values.numpy() if on_host else values).argmax(-1).tolist()
     return tokens
 
 
 def _draw(above: torch.Tensor, rows: Sequence[SamplingState]) -> list[int]:
-    """Token ids by logits that are 0 at each row's maximum, float64 [rows, vocabulary], which are overwritten."""
+    """Token ids sampled from float64 logits [rows, vocabulary] whose maximum is 0 in each row; overwrites them."""
     device = above.device
 
     def column(values: list[float]) -> torch.Tensor:
@@ -91,7 +96,7 @@ def _draw(above: torch.Tensor, rows: Sequence[SamplingState]) -> list[int]:
         _drop(weights, narrow, _nucleus_least(weights[narrow], column([rows[at].sampling.top_p for at in narrow])))
     floored = [at for at, row in enumerate(rows) if row.sampling.min_p > 0]
     if floored:
-        # The likeliest token's weight is 1.
+        # The most likely token's weight is 1.
         _drop(weights, floored, column([rows[at].sampling.min_p for at in floored]))
     total = weights.cumsum(-1)
     seeds = torch.tensor([signed(row.sampling.seed) for row in rows], device=device)
@@ -103,8 +108,8 @@ def _draw(above: torch.Tensor, rows: Sequence[SamplingState]) -> list[int]:
 
 def _drop(weights: torch.Tensor, rows: list[int], least: torch.Tensor) -> None:
     """Set the weights of these rows that lie below `least` [rows, 1] to 0."""
-    kept = weights[rows]
-    weights[rows] = kept.masked_fill_(kept < least, 0.0)
+    chosen = weights[rows]
+    weights[rows] = chosen.masked_fill_(chosen < least, 0.0)
 
 
 def _top_k_least(weights: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
@@ -116,7 +121,7 @@ def _top_k_least(weights: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
 
 def _nucleus_least(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """[rows, 1] the smallest weight in each row's nucleus: the fewest most likely tokens that reach `top_p`."""
-    # cumsum adds a row from left to right; sum would cut a long row among threads when it is the only one.
+    # cumsum adds a row from left to right; sum would split a single long row among threads.
     reach = top_p * weights.cumsum(-1)[:, -1:]
     first = weights.topk(min(_NUCLEUS_TRY, weights.shape[-1]), -1).values
     least, reached = _where_reached(first, reach)
@@ -131,3 +136,32 @@ def _where_reached(descending: torch.Tensor, reach: torch.Tensor) -> tuple[torch
     count = (total < reach).sum(-1, keepdim=True)
     size = descending.shape[-1]
     return descending.gather(-1, count.clamp_max_(size - 1)), total[:, -1:] >= reach
+
+
+def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:
+    """For each row of fp32 logits [rows, padded vocabulary]: the log probability of its token in `tokens` [rows], and
+    its most likely tokens, as many as its number in `counts` [rows].
+
+    By the model's own distribution, before bias, penalties, grammar and temperature. With the same top-k whatever is
+    asked, so that a row's values are the same in any batch. Computed in float64, returned as float32.
+    """
+    values = logits.double()
+    highest = values.amax(-1, keepdim=True)
+    # cumsum adds a row from left to right; sum would split a single long row among threads.
+    total = highest + (values - highest).exp_().cumsum(-1)[:, -1:].log()
+    chosen = values.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]) - total
+    best = logits.topk(min(MOST_LOGPROBS, logits.shape[-1]), -1)
+    ids, tops = best.indices.tolist(), _as_lists(best.values.double() - total)
+    return [
+        TokenLogprob(logprob, _most_likely(ids[at], tops[at], counts[at]))
+        for at, (logprob,) in enumerate(_as_lists(chosen))
+    ]
+
+
+def _as_lists(logprobs: torch.Tensor) -> list[list[float]]:
+    values: list[list[float]] = logprobs.float().clamp_min_(_LEAST).tolist()
+    return values
+
+
+def _most_likely(ids: list[int], logprobs: list[float], count: int) -> tuple[tuple[int, float], ...]:
+    return tuple(sorted(zip(ids, logprobs, strict=True), key=lambda pair: (-pair[1], pair[0]))[:count])

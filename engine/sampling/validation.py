@@ -1,4 +1,4 @@
-"""What sampling parameters may be: checked before a request is queued, each error naming its field."""
+"""Checks sampling parameters before a request is queued. Errors name the field."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from protocol.requests import Sampling
 
 MOST_LOGPROBS = 20
-"""As OpenAI's `top_logprobs`."""
+"""The limit of OpenAI's `top_logprobs`."""
 
 
 class InvalidSampling(ValueError):
@@ -17,7 +17,8 @@ class InvalidSampling(ValueError):
 def check_sampling(sampling: Sampling, vocabulary: int, emitted: int = 0) -> None:
     """Raise InvalidSampling unless every parameter is in its range; `max_tokens` is checked with the context.
 
-    `emitted`: how many tokens of the output are there already; the least number counts them, the largest does not.
+    `vocabulary`: number of tokens. `emitted`: output tokens of another replica; `min_tokens` counts them, `max_tokens`
+    does not.
     """
     _number("temperature", sampling.temperature, least=0)
     _number("top_p", sampling.top_p, above=0, most=1)
@@ -35,7 +36,7 @@ def check_sampling(sampling: Sampling, vocabulary: int, emitted: int = 0) -> Non
             if not 0 <= token < vocabulary:
                 raise InvalidSampling(f"sampling.{name}: token id {token} is outside the vocabulary of {vocabulary}")
     if sampling.min_tokens > emitted and len(set(sampling.stop_tokens)) == vocabulary:
-        raise InvalidSampling("sampling.stop_tokens: they are all tokens, and min_tokens forbids them at first")
+        raise InvalidSampling("sampling.stop_tokens: it lists the whole vocabulary, and min_tokens forbids all of it")
     for token, bias in sampling.logit_bias.items():
         _number(f"logit_bias[{token}]", bias)
 

@@ -1,13 +1,11 @@
-"""How many blocks requests need of each layer group, so that whoever is admitted can compute its prompt to the end.
+"""How many KV blocks of each layer group a request needs, so that an admitted prompt can always be computed to its end.
 
-In groups without a window a request has its blocks from the beginning. In groups with one it takes them chunk by chunk,
-and gives back what fell out of the window; so however long its prompt is, it never has more than what a window and a
-chunk span. So much is *promised* to every request whose prompt is being computed, and what is promised and not yet
-taken is given to nobody else. No prompt can then be stuck half way, whatever is shared:
+In a group without a window a request gets all its blocks at admission. In a group with a sliding window it allocates
+them chunk by chunk and frees those that left the window, so it never holds more than the *span* of a window and a
+chunk. That span is promised to each request whose prompt is being computed; promised blocks are given to nobody else.
+The invariant, for each group with a window, holds at admission and whenever a decoding request grows:
 
-    Σ spans of those that prefill + distinct blocks of all others ≤ the group's blocks
-
-holds at admission and when a decoding request grows, and nothing else can break it.
+    Σ spans of prefilling requests + distinct blocks of all other requests ≤ blocks of the group
 """
 
 from __future__ import annotations
@@ -21,9 +19,10 @@ from prompt_cache.kv.grouped_pool import ABSENT, Block, GroupedPool, first_visib
 
 
 class BlockNeeds:
-    """`chunk`: how many tokens of one prompt may be computed at a time, `budget` or what the windows' groups can hold.
+    """Answers whether requests fit into the pool.
 
-    `longest`: how many blocks a sequence may have in all; None where memory sets no bound.
+    `chunk`: how many tokens of one prompt may be computed at a time: `budget`, or what groups with windows can hold.
+    `longest`: how many blocks a sequence may have; None where memory sets no bound.
     """
 
     def __init__(self, pool: GroupedPool, budget: int) -> None:
@@ -39,7 +38,7 @@ class BlockNeeds:
         self._spans = pool.span(self.chunk)
 
     def spare(self, prefills: Iterable[Request]) -> list[int]:
-        """For each group, how many blocks there are that were not promised to these, whose prompts are computed."""
+        """Available blocks of each group, without those promised to the prefilling requests."""
         left = [pool.available for pool in self.pool.pools]
         prefills = list(prefills)
         if prefills:
@@ -49,10 +48,13 @@ class BlockNeeds:
         return left
 
     def fit(self, request: Request, spare: Sequence[int], matched: Sequence[Block] = ()) -> bool:
-        """Whether so many blocks are enough to admit the request; of `matched`, what others hold costs nothing."""
+        """Whether `spare` blocks of each group are enough to admit the request.
+
+        `matched`: its cached blocks; those that are referenced by others cost nothing.
+        """
         for group, (need, left) in enumerate(zip(self._of(request), spare, strict=True)):
             if need > left:
-                # A window moves on from what is shared, and needs blocks of its own then.
+                # A window moves on from the shared blocks and then needs blocks of its own.
                 if self._spans[group]:
                     return False
                 pool = self.pool.pools[group]
@@ -61,7 +63,7 @@ class BlockNeeds:
         return True
 
     def freed(self, requests: Iterable[Request]) -> list[int]:
-        """How many blocks of each group these would give back at most."""
+        """An upper bound of the blocks of each group that these requests would free."""
         held = [0] * len(self._spans)
         for request in requests:
             for group, span in enumerate(self._spans):
@@ -69,7 +71,7 @@ class BlockNeeds:
         return held
 
     def _of(self, request: Request) -> list[int]:
-        """For each group, how many blocks the request has at most until its prompt is computed."""
+        """For each group, the most blocks that the request holds until its prompt is computed."""
         blocks = request.blocks_for(len(request.tokens) + 1)
         return [min(blocks, span) if span else blocks for span in self._spans]
 
@@ -79,8 +81,8 @@ class BlockNeeds:
         held = Counter(
             block[group]
             for request in prefills
-            for block in request.table[first_visible_block(request.kv, window) : request.laid]
+            for block in request.table[first_visible_block(request.kv, window) : request.blocks_laid]
         )
-        # What a request beside these holds as well is not given back when the window has passed it.
+        # A block that another request references too is not freed when it leaves the window.
         references = self.pool.pools[group].references
         return needed - sum(references(number) == times for number, times in held.items())

@@ -1,8 +1,8 @@
-"""The requests that decode: one token each, step after step, and nothing else to be done for most of them.
+"""The batch of decoding requests, kept from step to step so that a step costs nothing for most of its rows.
 
-A decoding request needs attention only now and then: when its last block is full, when its credit ends, when it has
-earned what its last preemption cost. Each of these is a number of tokens ahead, and each step adds one token to every
-request here; so a calendar by steps says who needs it, and all others cost nothing.
+A decoding request needs attention when its last block is full, when its credit ends, and when it has earned back its
+preemption cost. Each is a known number of tokens ahead, and each step adds one token to every row; so a calendar
+(step -> requests) says which rows to look at.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from protocol.requests import LANES, Lane
 
 
 class DecodeBatch:
-    """Requests whose next token has room in their blocks, `most` at a time. `lanes` counts them by lane."""
+    """Requests whose next token has room in their blocks. `most`: rows; `lanes`: how many rows each lane has."""
 
     def __init__(self, most: int) -> None:
         self.rows: list[Decode] = []
         self.lanes: dict[Lane, int] = dict.fromkeys(LANES, 0)
         self._latest = LatestTokens(most)
-        """Column by column what the rows' requests drew."""
+        """The tokens sampled last, a column for each row."""
         self._calendar: defaultdict[int, list[Request]] = defaultdict(list)
+        """step -> requests to look at after it. An entry counts while it is the request's `due`."""
         self._works: Sequence[Work] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def join(self, request: Request) -> None:
-        """The request decodes from the next step on."""
+        """Add a row: the request decodes from the next step on."""
         request.slot = len(self.rows)
         self.rows.append(Decode(request))
         self._works = None
@@ -41,8 +42,8 @@ class DecodeBatch:
         self.plan(request, len(request.tokens))
 
     def leave(self, request: Request) -> None:
-        """The request decodes no more, or not now."""
-        request.tokens.settle()
+        """Remove the request's row; the last row takes its place."""
+        request.tokens.detach()
         last = self.rows.pop()
         self._works = None
         if last.request is not request:
@@ -50,24 +51,21 @@ class DecodeBatch:
             last.request.slot = request.slot
             last.request.tokens.follow(self._latest, request.slot)
         self.lanes[request.lane] -= 1
-        request.rest()
+        request.stop_decoding()
 
     def works(self) -> Sequence[Work]:
-        """The rows, for a step: the same object until somebody comes or leaves."""
+        """The rows as a step's work: the same object until a row is added or removed."""
         if self._works is None:
             self._works = list(self.rows)
         return self._works
 
-    def moved(self, before: Lane, after: Lane) -> None:
-        """A request that decodes came into another lane."""
-        self.lanes[before] -= 1
-        self.lanes[after] += 1
-
     def plan(self, request: Request, length: int) -> None:
-        """Enter into the calendar when the request, of `length` tokens, needs attention next: after one token at the
-        earliest. It has come or was attended to, and its blocks may be others now."""
+        """Enter the step after which the request, of `length` tokens, needs attention, the next one at the earliest.
+
+        Its block table may have changed, so its revision grows.
+        """
         self.rows[request.slot].revision += 1
-        # All its tokens but the last have their KV: the block is full when those reach its end.
+        # All tokens but the last have KV: the block is full when those reach its end.
         ahead = BLOCK_TOKENS - (length - 1) % BLOCK_TOKENS
         credit = request.credit - (length - request.prompt)
         ahead = credit if credit < ahead else ahead
@@ -77,11 +75,13 @@ class DecodeBatch:
         self._calendar[due].append(request)
 
     def advance(self, works: Sequence[Work], tokens: list[int]) -> list[Request]:
-        """A step was done: all got their token, `works` being the rows in any order. Returns those that need
-        attention, to be planned again or to leave; each takes what it drew now, before that is written over."""
+        """A step is done: `tokens` are the samples of `works`, which are all rows in any order.
+
+        Returns the requests that need attention. The caller must flush the tokens of each, and plan it or let it leave.
+        """
         if works is self._works or works == self.rows:
             self._latest.write(tokens)
-        else:  # somebody left, and somebody else has the row
+        else:  # a row was removed, so another request has its place
             row = [0] * len(self.rows)
             for work, token in zip(works, tokens, strict=True):
                 row[work.request.slot] = token
@@ -89,7 +89,6 @@ class DecodeBatch:
         step = self._latest.steps
         due = []
         for request in self._calendar.pop(step, ()):
-            # An entry counts only while it says when the request is due, and once.
             if request.due == step and request.slot >= 0:
                 request.due = 0
                 due.append(request)

@@ -1,8 +1,8 @@
-"""A heap whose entries lapse: nobody takes out what has lost its meaning, and still it does not pile up.
+"""A priority queue with lazy deletion: stale entries are dropped when they come to the top, or all at once.
 
-To take an entry out of the middle of a heap costs a search for it, so what lapses stays where it is, and is dropped
-when it comes to the top. That alone has no bound: below an entry that stands for long, others lapse and never come
-there. So when most may have lapsed all of these are swept out at once, which costs each push a constant share.
+Removing an entry from the middle of a heap needs a search, so stale ones stay until they come to the top. Below a valid
+entry they could pile up without bound; so when the heap has doubled since its last sweep, all stale entries are removed
+at once, at a constant amortized cost for each push.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, Generic, TypeVar
 Entry = TypeVar("Entry", bound=tuple[Any, ...])
 
 SPARED = 64
-"""So many lapsed entries are never worth a sweep."""
+"""A heap with fewer entries than this is not swept."""
 
 
 class LazyHeap(Generic[Entry]):
-    """Entries in order, the least first; those for which `stands` is false count for nothing, from then on.
+    """Entries in order, the least first. An entry is stale once `stands` is false for it.
 
-    It holds at most twice as many entries as stood at its last sweep, and `SPARED`.
+    Holds at most twice as many entries as were valid at the last sweep, and `SPARED` more.
     """
 
     __slots__ = ("_entries", "_room", "_stands")
@@ -31,11 +31,11 @@ class LazyHeap(Generic[Entry]):
         self._stands = stands
 
     def __len__(self) -> int:
-        """How many entries are held, lapsed ones too."""
+        """How many entries are held, stale ones included."""
         return len(self._entries)
 
     def push(self, entry: Entry) -> None:
-        """Put an entry in."""
+        """Add an entry."""
         heapq.heappush(self._entries, entry)
         if len(self._entries) > self._room:
             self._entries = list(filter(self._stands, self._entries))
@@ -43,7 +43,7 @@ class LazyHeap(Generic[Entry]):
             self._room = 2 * len(self._entries) + SPARED
 
     def first(self) -> Entry | None:
-        """The least entry that stands; None if none does."""
+        """The least valid entry; None if there is none."""
         entries = self._entries
         while entries:
             if self._stands(entries[0]):
@@ -52,13 +52,13 @@ class LazyHeap(Generic[Entry]):
         return None
 
     def standing(self) -> Iterator[Entry]:
-        """All entries that stand, in no order."""
+        """All valid entries, in no order."""
         return filter(self._stands, self._entries)
 
     def pop(self) -> Entry:
-        """Take out what `first` has just shown."""
+        """Remove the entry that `first` has just returned."""
         return heapq.heappop(self._entries)
 
     def replace(self, entry: Entry) -> None:
-        """Put an entry in the place of what `first` has just shown."""
+        """Replace the entry that `first` has just returned."""
         heapq.heapreplace(self._entries, entry)

@@ -1,4 +1,4 @@
-"""Who is admitted next, whose prefill comes first, and who gives way: what a policy decides for the scheduler."""
+"""The interface of a scheduling policy (order of admission and prefill, preemption), and first come, first served."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from typing import Protocol, TypeAlias
 from engine.scheduling.lazy_heap import LazyHeap
 from engine.scheduling.request import Request
 
-Matched = Callable[[Request], int]
-"""How many tokens of a request are in memory already."""
+Matched: TypeAlias = Callable[[Request], int]
+"""request -> how many of its tokens have cached KV."""
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a replica has for its running requests: slots, and blocks of memory."""
+    """What a replica has for running requests: slots, and KV blocks."""
 
     slots: int
     blocks: int
 
 
 Claim: TypeAlias = tuple[Request, Iterable[Request]]
-"""A waiting request, and the running ones that may be preempted for it, in this order, until it fits."""
+"""A waiting request, and the running requests that may be preempted for it, in this order, until it fits."""
 
 
 class Policy(Protocol):
-    """The order of the queue. A preempted request is pushed again and keeps its place by its arrival."""
+    """Holds the queue and decides who is next. Methods named by a participle report what the scheduler has done."""
 
     protects_awaited_blocks: bool
-    """Whether cached blocks that those who wait will look for are evicted after all others."""
+    """Whether cached blocks that waiting requests will read are evicted after all others."""
 
-    def at(self, now: float) -> bool:
-        """A step begins at `now`, in seconds since the Unix epoch. True if that may change what `peek` shows."""
+    def begin_step(self, now: float) -> bool:
+        """A step begins at `now`, in seconds since the Unix epoch. True if `peek` may return another request now."""
 
     def push(self, request: Request) -> None:
-        """Put a request into the queue."""
+        """Queue a request. A preempted one comes again, with its old `arrival`."""
 
     def peek(self, matched: Matched, last: bool = False) -> Request | None:
-        """The request to admit next; None when nobody waits. `last`: it would take the last slot."""
+        """The request to admit next; None if the queue is empty. `last`: it would take the last slot."""
 
-    def take(self, request: Request) -> None:
-        """Take the request that `peek` showed: it is admitted."""
+    def admitted(self, request: Request) -> None:
+        """The request that `peek` returned was admitted: take it out of the queue."""
 
     def remove(self, request: Request) -> None:
-        """Take a waiting request out: it has ended."""
+        """Take a waiting request that has ended out of the queue."""
 
     def __len__(self) -> int:
         """How many wait."""
@@ -53,52 +53,52 @@ class Policy(Protocol):
         """All waiting requests, in no particular order."""
 
     def placed(self, request: Request) -> None:
-        """An admitted request has its blocks, and its counts say what was read."""
+        """An admitted request got its blocks; its counts include the tokens that it read."""
 
     def grown(self, requests: Iterable[Request]) -> None:
-        """Each of these running requests gets another block to decode into."""
+        """Each of these running requests got one more block to decode into."""
 
-    def worked(self, request: Request, cost: float) -> None:
-        """So many µs of a step were a running request's alone, beside what its tokens cost."""
+    def charge_extra(self, request: Request, cost: float) -> None:
+        """A running request took `cost` µs of a step for itself, beside what its tokens cost."""
 
     def released(self, request: Request) -> None:
-        """A running request gave its blocks back: it ended, or was preempted."""
+        """A running request is about to give its blocks back: it ended, or is preempted."""
 
-    def prefill(self, pending: Sequence[Request]) -> Request | None:
-        """Whose chunk goes into the step next, of these in the order of their placing; None if the step is long enough.
+    def next_prefill(self, pending: Sequence[Request]) -> Request | None:
+        """The request whose chunk goes into the step next; None ends the step's prefill.
 
-        Never called with none; and the first in a step is never None.
+        `pending`: at least one request, in order of placement. The first call of a step never returns None.
         """
 
     def prefilled(self, request: Request, tokens: int) -> None:
-        """So many of its tokens went into the step."""
+        """A chunk of `tokens` tokens of the request went into the step."""
 
     def victim(self, candidates: Iterable[Request]) -> Request | None:
-        """Who of these gives its memory back first; None if there are none."""
+        """The candidate to preempt first; None if there are none."""
 
-    def before(self, request: Request, left: int, pending: Sequence[Request]) -> Iterable[Request]:
-        """Whose prefills, of these in the order of their placing, would come before the `left` tokens to compute of a
-        request that is admitted now."""
+    def prefills_before(self, request: Request, left: int, pending: Sequence[Request]) -> Iterable[Request]:
+        """The requests of `pending` (in order of placement) whose prefill would precede that of `request`, were it
+        admitted now with `left` tokens to compute."""
 
     def outranks(self, request: Request, other: Request) -> bool:
-        """Whether a waiting request may take the slot and the memory of a running one that has recovered."""
+        """Whether the waiting request may preempt `other`, a running request that has recovered."""
 
     @property
     def claims_due(self) -> bool:
-        """Whether `claims` may name any now."""
+        """Whether `claims` may return any now."""
 
     def claims(self, capacity: Capacity) -> Iterable[Claim]:
-        """Waiting requests whose flows hold less than their part of slots and memory, the first one first.
+        """Waiting requests whose flows hold less than their share of slots and memory, the most urgent first.
 
-        Only requests that have recovered are named to be preempted.
+        Only requests that have recovered are named as victims.
         """
 
     def displaced(self, request: Request, victims: Sequence[Request]) -> None:
-        """The running requests are preempted now for the waiting one, as `claims` named them."""
+        """A claim is carried out: the victims are about to be preempted for the request."""
 
 
 class FirstComeFirstServed:
-    """By arrival; the youngest gives way first, and before all others one that is out of credit anyway."""
+    """Serves in order of arrival, without shares. Preempts requests that are out of credit, then the latest arrival."""
 
     protects_awaited_blocks = False
 
@@ -106,7 +106,7 @@ class FirstComeFirstServed:
         self._waiting: dict[int, Request] = {}
         self._order: LazyHeap[tuple[int, Request]] = LazyHeap(lambda entry: self._waiting.get(entry[0]) is entry[1])
 
-    def at(self, now: float) -> bool:
+    def begin_step(self, now: float) -> bool:
         return False
 
     def push(self, request: Request) -> None:
@@ -117,7 +117,7 @@ class FirstComeFirstServed:
         first = self._order.first()
         return None if first is None else first[1]
 
-    def take(self, request: Request) -> None:
+    def admitted(self, request: Request) -> None:
         del self._waiting[request.arrival]
 
     def remove(self, request: Request) -> None:
@@ -130,27 +130,27 @@ class FirstComeFirstServed:
         return self._waiting.values()
 
     def placed(self, request: Request) -> None:
-        """Nobody is charged."""
+        """Nothing is charged."""
 
     def grown(self, requests: Iterable[Request]) -> None:
-        """Nobody is charged."""
+        """Nothing is charged."""
 
-    def worked(self, request: Request, cost: float) -> None:
-        """Nobody is charged."""
+    def charge_extra(self, request: Request, cost: float) -> None:
+        """Nothing is charged."""
 
     def released(self, request: Request) -> None:
-        """Nobody is charged."""
+        """Nothing is charged."""
 
-    def prefill(self, pending: Sequence[Request]) -> Request:
+    def next_prefill(self, pending: Sequence[Request]) -> Request:
         return pending[0]
 
     def prefilled(self, request: Request, tokens: int) -> None:
-        """Nobody is charged."""
+        """Nothing is charged."""
 
     def victim(self, candidates: Iterable[Request]) -> Request | None:
         return max(candidates, key=lambda request: (request.paused, request.arrival), default=None)
 
-    def before(self, request: Request, left: int, pending: Sequence[Request]) -> Iterable[Request]:
+    def prefills_before(self, request: Request, left: int, pending: Sequence[Request]) -> Iterable[Request]:
         return pending
 
     def outranks(self, request: Request, other: Request) -> bool:
@@ -164,4 +164,4 @@ class FirstComeFirstServed:
         return ()
 
     def displaced(self, request: Request, victims: Sequence[Request]) -> None:
-        """Nobody claims anything."""
+        """There are no claims."""

@@ -1,4 +1,4 @@
-"""One request as the engine sees it: its tokens, its blocks, what was counted."""
+"""One request in the engine: its tokens, its KV blocks, its counts, and what its flow was charged."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ if TYPE_CHECKING:  # scheduling alone, as simulators drive it, needs no tensors
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """`tokens` grows: the prompt, what another replica had emitted, then our output. Counts are in tokens."""
+    """A queued, running or preempted request. Counts are in tokens, costs in µs of engine time."""
 
     id: str
     attempt: int
     arrival: int
-    """Place in the order of arrival; kept when the request is preempted."""
+    """Serial number in order of arrival; unchanged by preemption."""
     tokens: TokenSequence
+    """The prompt, then output that another replica had emitted, then output of this replica."""
     prompt: int
-    """How many of `tokens` are context: prompt and emitted."""
+    """How many of `tokens` are the request's context: prompt and emitted output."""
     segments: tuple[tuple[int, bytes, str], ...]
-    """(until, scope root, scope id), in order."""
+    """(until token, scope root, scope id), in order."""
     root: bytes
-    """Where the chain of block keys begins: the served model."""
+    """The parent of the first block key: the served model's root."""
     sampling: Sampling
     max_output: int
     credit: int
-    """How many output tokens may be sent in all so far."""
+    """How many output tokens may be sent in total (flow control of the stream)."""
     deadline: float | None = None
     lane: Lane = "standard"
     flow: str = ""
@@ -46,61 +47,62 @@ class Request:
     row: SamplingState | None = None
     """The sampler's state; None where nothing is sampled."""
     choice: int = 0
-    """Which output of its family it is."""
+    """Which of its parent's `n` choices it is."""
     input_root: bytes | None = None
-    """The served model, where `root` is one that nobody else can make."""
+    """The served model's root, where `root` is a random one so that nobody shares the KV."""
     scored: int = 0
-    """Up to which prompt token log probabilities were told, if they are wanted."""
+    """Up to which prompt token log probabilities were sent, if the client wants them."""
 
     table: list[Block] = field(default_factory=list)
-    """One block for each 64 tokens; the first ones may be shared."""
-    laid: int = 0
-    """How many of the table's first blocks have their parts in groups with windows, but for what left the window."""
+    """The block table: one block for each 64 tokens; the first ones may be shared."""
+    blocks_laid: int = 0
+    """How many of the table's first blocks are allocated in layer groups with a window (or have left the window)."""
     slot: int = -1
-    """Its place in the batch of those that decode; -1 while it is not there."""
+    """Its row in the decode batch; -1 while it is not there."""
     due: int = 0
-    """The step after which it needs attention while it decodes."""
+    """The step count at which it needs attention while it decodes (`decode_batch`)."""
     keys: list[bytes] = field(default_factory=list)
     """Keys of the whole blocks of `tokens`, as far as they were needed."""
     published: int = 0
-    """How many of the table's first blocks are in the index, or were found there."""
-    seen: int = 0
-    """The most tokens that ever had their KV: what lies before was counted, and is recomputation when done again."""
+    """How many of the table's first blocks are in the prefix index."""
+    max_kv: int = 0
+    """The most tokens that ever had KV. Tokens before it were counted once; computing them again is recomputation."""
     began: bool = False
-    passed: int = 0
+    """Whether it was ever admitted."""
+    times_overtaken: int = 0
     """How many later requests of its flow were served before it."""
-    placed: int = 0
-    """Place in the order in which requests got their blocks."""
+    placement: int = 0
+    """Serial number in the order in which requests got their blocks."""
     placed_at: float = 0.0
     """When it got its blocks, in seconds of the policy's clock."""
     swapped: list[Block] = field(default_factory=list)
-    """While it was preempted and its KV kept: the blocks of the swap space, for its first `kept` tokens."""
-    kept: int = 0
-    lost: float = 0.0
-    """µs that its last preemption cost: for copies, and for what has to be computed again."""
+    """Blocks of the swap space with the KV of its first `swapped_tokens` tokens, while it is preempted."""
+    swapped_tokens: int = 0
+    preemption_cost: float = 0.0
+    """µs of its last preemption: copies, and tokens to be recomputed. It must earn them back (`has_recovered`)."""
     rates: Rates = field(default_factory=Rates)
-    """What its tokens cost, as known when it was queued or last got its blocks."""
+    """Costs of its tokens, as known when it was queued or last admitted."""
     estimate: float = 0.0
-    """µs of engine time that it is thought to need, while it waits."""
+    """Estimated cost in µs of what is still to do, while it waits."""
     charged: float = 0.0
-    """µs that its flow and lane were charged for it so far, ahead of what it got."""
-    served: float = 0.0
-    """µs of what it got that are in its flow's total of service."""
+    """µs charged to its flow and lane so far, some of it ahead of the service."""
+    reported_service: float = 0.0
+    """µs of its service that are already in its flow's service total."""
     debt_repaid: bool = False
-    """Whether it is known to have `has_recovered`."""
+    """`has_recovered`, remembered once it is true."""
     computed: int = 0
     read_hbm: int = 0
     recomputed: int = 0
-    extra: float = 0.0
-    """µs that it got beside its tokens: for its grammar."""
+    extra_cost: float = 0.0
+    """µs of its service beside its tokens: for its grammar."""
     _kv: int = 0
-    _placed_seen: int = 0
+    _placed_max_kv: int = 0
     _placed_output: int = 0
     _placed_tokens: int = 0
 
     @property
     def kv(self) -> int:
-        """How many tokens have their KV in the table's blocks: while it decodes, all but the last."""
+        """How many tokens have KV in the table's blocks: while it decodes, all but the last."""
         return len(self.tokens) - 1 if self.slot >= 0 else self._kv
 
     @property
@@ -110,18 +112,18 @@ class Request:
 
     @property
     def paused(self) -> bool:
-        """Out of credit: what it would sample may not be sent."""
+        """Out of credit: the next token could not be sent."""
         return len(self.tokens) - self.prompt >= self.credit
 
     @property
     def spent(self) -> float:
-        """µs of engine time that it got so far; what is computed again is our cost and not the flow's."""
-        return self.extra + self.rates.cost(self.computed, self.read_hbm, len(self.tokens) - self.prompt)
+        """µs of engine time that it got so far. Recomputation is not charged to the flow."""
+        return self.extra_cost + self.rates.cost(self.computed, self.read_hbm, len(self.tokens) - self.prompt)
 
-    def ahead(self, tokens: int) -> float:
-        """µs that it got so far and that so many more tokens of output cost, less what it was charged."""
-        output = self.tokens.take() - self.prompt + tokens
-        return self.extra + self.rates.cost(self.computed, self.read_hbm, output) - self.charged
+    def cost_ahead(self, tokens: int) -> float:
+        """µs to charge so that `tokens` more output tokens are paid for: their cost, and service not charged yet."""
+        output = self.tokens.flush() - self.prompt + tokens
+        return self.extra_cost + self.rates.cost(self.computed, self.read_hbm, output) - self.charged
 
     @property
     def fresh_output(self) -> int:
@@ -130,31 +132,31 @@ class Request:
 
     @property
     def has_recovered(self) -> bool:
-        """Whether it made progress since it last got its blocks, as much as it had lost by giving them up before."""
+        """Whether it has, since it last got its blocks, done work worth at least what its preemption cost."""
         if not self.debt_repaid:
             earned = self._earned_back()
-            self.debt_repaid = earned > 0 and earned >= self.lost
+            self.debt_repaid = earned > 0 and earned >= self.preemption_cost
         return self.debt_repaid
 
     @property
     def resume_cost(self) -> float:
-        """µs that preemption now is thought to cost: full blocks stay in the index, the rest is computed again."""
+        """Estimated cost in µs of preempting it now: published blocks stay cached, other tokens are recomputed."""
         kept = self.published * BLOCK_TOKENS if self.read else 0
         return max(0, self.kv - kept) * self.rates.uncached
 
     @property
     def tokens_to_recover(self) -> int:
-        """Output tokens to come until it has recovered."""
+        """Output tokens until `has_recovered`; 0 if it has."""
         if self.debt_repaid or self.has_recovered:
             return 0
-        return max(1, math.ceil((self.lost - self._earned_back()) / self.rates.decoded))
+        return max(1, math.ceil((self.preemption_cost - self._earned_back()) / self.rates.decoded))
 
     def _earned_back(self) -> float:
-        prefilled = min(self.kv, self._placed_tokens) - self._placed_seen
+        prefilled = min(self.kv, self._placed_tokens) - self._placed_max_kv
         return self.rates.cost(max(0, prefilled), 0, self.fresh_output)
 
     def counts(self) -> Counts:
-        """What was done so far (E2)."""
+        """The physical counts so far (E2)."""
         return Counts(
             prompt=self.computed + self.read_hbm,
             computed=self.computed,
@@ -168,14 +170,14 @@ class Request:
         return -(-tokens // BLOCK_TOKENS)
 
     def extend_keys(self, blocks: int) -> list[bytes]:
-        """The keys of the first `blocks` whole blocks of `tokens`; only new ones are hashed."""
+        """The keys of at least the first `blocks` whole blocks of `tokens`; only new ones are hashed."""
         keys = self.keys
         while len(keys) < blocks:
             self.name(len(keys))
         return keys
 
     def name(self, index: int) -> tuple[bytes, str]:
-        """The key of a whole block of `tokens`, and the scope id; those before it have their keys."""
+        """The key and scope id of the whole block `index` of `tokens`; the blocks before it must have keys."""
         keys, segments = self.keys, self.segments
         _, scope, id = segments[0] if len(segments) == 1 else self.segment_at(index * BLOCK_TOKENS)
         if index < len(keys):
@@ -185,7 +187,7 @@ class Request:
         return key, id
 
     def input_key(self) -> bytes:
-        """The prefix key of the prompt as it was sent: what it is known by, under its scopes, when it does harm."""
+        """The prefix key of the prompt as it was sent. Quarantine knows a harmful input by it."""
         until, scope, _ = self.segments[-1]
         whole = until // BLOCK_TOKENS
         rest = self.tokens[whole * BLOCK_TOKENS : until]
@@ -197,43 +199,45 @@ class Request:
         return prefix_key(scope, keys[whole - 1] if whole else root, rest)
 
     def segment_at(self, block_start: int) -> tuple[int, bytes, str]:
-        """The segment that the block beginning at this token belongs to: the one of its last token."""
+        """The segment of the block that begins at this token: that of the block's last token."""
         segments = self.segments
         return next((segment for segment in segments if segment[0] >= block_start + BLOCK_TOKENS), segments[-1])
 
     def place(self, table: list[Block], found: int, tokens: int, copies: float = 0.0) -> None:
-        """The request got its blocks, the first `found` of them out of the index; its first `tokens` tokens have their
-        KV. Those beyond the ones that it had before were read. `copies`: µs that its swapping took.
+        """Start with these blocks.
+
+        `found`: how many of them came out of the prefix index. `tokens`: how many first tokens have KV; those beyond
+        `max_kv` count as read. `copies`: µs of copying from and to the swap space.
         """
         self.table = table
-        self.laid = max(found, self.blocks_for(tokens))
+        self.blocks_laid = max(found, self.blocks_for(tokens))
         self.published = found
-        self.lost = max(0, self.seen - tokens) * self.rates.uncached + copies
-        self.read_hbm += max(0, min(tokens, self.prompt) - self.seen)
+        self.preemption_cost = max(0, self.max_kv - tokens) * self.rates.uncached + copies
+        self.read_hbm += max(0, min(tokens, self.prompt) - self.max_kv)
         self._kv = tokens
-        self.seen = max(self.seen, tokens)
-        self._placed_seen, self._placed_output, self._placed_tokens = self.seen, self.output, len(self.tokens)
+        self.max_kv = max(self.max_kv, tokens)
+        self._placed_max_kv, self._placed_output, self._placed_tokens = self.max_kv, self.output, len(self.tokens)
         self.debt_repaid = False
 
-    def account(self, end: int) -> None:
-        """Count that the tokens kv..end are computed now: new ones of the prompt, or again after preemption."""
-        again = min(end, self.seen)
+    def count_computed(self, end: int) -> None:
+        """Count the tokens `kv`..`end` as computed, or as recomputed where they had KV before."""
+        again = min(end, self.max_kv)
         if again > self._kv:
             self.recomputed += again - self._kv
-        fresh = max(self._kv, self.seen)
+        fresh = max(self._kv, self.max_kv)
         self.computed += max(0, min(end, self.prompt) - fresh)
         self._kv = end
-        self.seen = max(self.seen, end)
+        self.max_kv = max(self.max_kv, end)
 
-    def rest(self) -> None:
-        """It leaves the batch of those that decode; its KV stays."""
+    def stop_decoding(self) -> None:
+        """Leave the decode batch; the KV stays."""
         self._kv = len(self.tokens) - 1
-        self.seen = max(self.seen, self._kv)
+        self.max_kv = max(self.max_kv, self._kv)
         self.slot = -1
 
     def release_blocks(self) -> None:
-        """Its blocks are gone."""
+        """Forget the block table, whose blocks were freed."""
         self.table = []
-        self.laid = 0
+        self.blocks_laid = 0
         self.published = 0
         self._kv = 0

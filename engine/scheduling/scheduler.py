@@ -1,15 +1,18 @@
-"""The token-budget scheduler: each step decodes every running request, and fills the rest of its budget with prefill.
+"""Continuous batching with chunked prefill: each step decodes every running request and prefills with the rest.
 
-How much prefill goes beside decodes comes from what steps were measured to cost, so that the time between two tokens
-stays within what the decoding lanes are promised. A request is admitted when the step has room for its prefill, and
-there are blocks for all tokens that it has and one more, after reading what is already in memory (`block_needs`); so
-prefill never runs out of memory half way, and only a decoding request can need another block. When none is left, the
-policy's victim gives
-its blocks back; its KV is copied out or computed again later, by cost (`swap_space`). Whoever has not yet made progress
-cannot be preempted, so no two requests preempt each other for ever.
+The order of requests is the policy's (`policy`, `fairness`); this module holds the token budget, slots and KV blocks.
 
-A step costs what changed since the last one: requests that only decode on are a batch that is kept (`decode_batch`),
-and while nothing came, ended or gave way, nobody is looked at who could not be admitted before.
+- Token budget: a step has at most `budget` tokens. Prefill beside decodes is limited further by measured costs
+  (`step_costs`), so that the time between two tokens stays within the target of the decoding lanes.
+- Admission: a request is admitted when the step has tokens left for its prefill, a slot is free, and there are blocks
+  for all its tokens and one more (`block_needs`). Prefill therefore never runs out of memory; only a decoding request
+  can need another block.
+- Preemption: without a free block, the policy's victim gives its blocks back. Its KV is copied to host memory or
+  recomputed, whichever is cheaper (`swap_space`). A request that has not produced a token since it got its blocks is
+  not preempted, so two requests cannot preempt each other for ever.
+
+The work of a step is proportional to what changed: decoding requests stay in one batch (`decode_batch`), and the queue
+is looked at again only after a request came, ended or gave blocks back.
 """
 
 from __future__ import annotations
@@ -28,11 +31,15 @@ from prompt_cache.kv.grouped_pool import Block, GroupedPool
 from protocol.requests import Lane
 
 TOKEN_TARGETS: Mapping[Lane, float] = {"interactive": 100_000.0, "standard": 200_000.0, "batch": 1_000_000.0}
-"""µs between two tokens of a decoding request, at most, as far as the decodes alone allow it."""
+"""Target of the time between two tokens by lane, in µs. A step whose decodes alone take longer misses it."""
 
 
 class Scheduler:
-    """Owns the queue, the running requests and their blocks. Requests come in already validated."""
+    """Owns the queue, the running requests and their blocks. Requests come in already validated.
+
+    `pool`: the KV blocks on the device; `swap`: blocks in host memory, None for no swap space. `budget`: tokens a step.
+    `max_running`: slots. `targets`: µs between two tokens by lane. Raises ValueError for a budget that is too small.
+    """
 
     def __init__(
         self,
@@ -61,21 +68,21 @@ class Scheduler:
         self.capacity = Capacity(max_running, self.needs.longest or max(group.total for group in pool.pools))
         self.batch = DecodeBatch(max_running)
         self.parked: dict[int, Request] = {}
-        """Without blocks and out of credit: not in the queue until credit comes."""
+        """arrival -> request without blocks and out of credit. It is queued when credit comes."""
         self.preemptions = 0
         self._running: dict[int, Request] = {}
-        """All that have blocks, by arrival. Each decodes in the batch, or is in one of the next three."""
+        """arrival -> request with blocks. Each is in the decode batch or in one of the next three dictionaries."""
         self._prefills: dict[int, Request] = {}
-        """By place."""
+        """placement -> request whose prompt is being computed."""
         self._starved: dict[int, Request] = {}
-        """By arrival: those whose next token needs a block."""
+        """arrival -> decoding request whose next token needs a block."""
         self._held: dict[int, Request] = {}
-        """By arrival: out of credit."""
-        self._placed = 0
+        """arrival -> decoding request that is out of credit."""
+        self._placements = 0
         self._changed = False
-        """Whether something changed since the first of the queue could not be admitted."""
+        """Whether the queue must be looked at again: something changed since its first request was not admitted."""
         self._spare = [0] * len(pool.pools)
-        """How many blocks of each group could be had then."""
+        """Spare blocks of each layer group when the queue's first request was not admitted."""
 
     # ------------------------------------------------------------ requests in and out
 
@@ -87,7 +94,7 @@ class Scheduler:
             self._push(request)
 
     def remove(self, request: Request) -> None:
-        """Take a request out wherever it is, and free its blocks at once (E4)."""
+        """Remove a request wherever it is, and free its blocks at once (E4)."""
         if request.arrival in self.parked:
             del self.parked[request.arrival]
         elif request.table:
@@ -99,30 +106,8 @@ class Scheduler:
             self._changed = True
         self.swap.drop(request)
 
-    def change(self, request: Request, lane: Lane, deadline: float | None) -> None:
-        """Give a request another lane and deadline, with all that it holds; what it got stays charged to the old lane.
-
-        The queue is in order of both, so that a request which waits is queued anew.
-        """
-        before = request.lane
-        if (lane, deadline) == (before, request.deadline):
-            return
-        queued = request.arrival not in self.parked and not request.table
-        if queued:
-            self.queue.remove(request)
-        elif request.table and lane != before:
-            self.queue.released(request)
-            if request.slot >= 0:
-                self.batch.moved(before, lane)
-        request.lane, request.deadline = lane, deadline
-        if queued:
-            self.queue.push(request)
-        elif request.table and lane != before:
-            self.queue.placed(request)
-        self._changed = True
-
     def credited(self, request: Request) -> None:
-        """Credit has come: the request goes on if that is what it waited for."""
+        """The request has new credit: queue it or let it decode if it was waiting for that."""
         if request.paused:
             return
         if self.parked.pop(request.arrival, None) is not None:
@@ -132,7 +117,7 @@ class Scheduler:
 
     @property
     def running(self) -> Collection[Request]:
-        """The requests that have blocks."""
+        """The requests with blocks."""
         return self._running.values()
 
     @property
@@ -142,19 +127,19 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do something."""
+        """Whether a step would do any work."""
         return bool(self.batch.rows or self._prefills or self._starved or len(self.queue))
 
     # ------------------------------------------------------------ a step
 
     def schedule(self, now: float = 0.0) -> Step:
-        """Choose the next step's work and give its requests their blocks. `now`: seconds since the Unix epoch."""
+        """Choose the next step's work and allocate the blocks for it. `now`: seconds since the Unix epoch."""
         step = Step()
-        self.swap.settle()
-        moved = self.queue.at(now)
+        self.swap.release_copied()
+        next_may_differ = self.queue.begin_step(now)
         if self._starved:
             self._grow(step)
-        if len(self.queue) and (moved or self._changed or self._prefills or self._gained()):
+        if len(self.queue) and (next_may_differ or self._changed or self._prefills or self._has_more_blocks()):
             self._admit(step)
         elif len(self.queue) and self.queue.claims_due:
             self._admit_claimants(step)
@@ -164,35 +149,36 @@ class Scheduler:
         return step
 
     def commit(self, works: Sequence[Work], tokens: list[int | None], put_off: Collection[int] = ()) -> None:
-        """These works are done: count them, publish the blocks that they filled, take the sampled tokens.
+        """Account for finished work: count tokens, publish filled blocks, append sampled tokens.
 
-        In the order of the step; works that failed are not among them, and their requests have been removed. Of those
-        whose arrival is in `put_off` the last token is to be computed again, since nothing could be sampled yet.
+        `works`: in the order of the step, without failed ones, whose requests have been removed. `tokens`: what each
+        sampled, None where it samples nothing. `put_off`: arrivals of requests that could not sample yet; their last
+        token is computed again in a later step.
         """
         decodes = len(self.batch)
         prefills = list(zip(works[decodes:], tokens[decodes:], strict=True)) if len(works) > decodes else []
         if prefills:
             works, tokens = works[:decodes], tokens[:decodes]
         if put_off:
-            waiting = [work.request for work in works if work.request.arrival in put_off]
-            kept = [entry for entry in zip(works, tokens, strict=True) if entry[0].request.arrival not in put_off]
-            works, tokens = [work for work, _ in kept], [token for _, token in kept]
-            for request in waiting:
+            delayed = [work.request for work in works if work.request.arrival in put_off]
+            sampled = [entry for entry in zip(works, tokens, strict=True) if entry[0].request.arrival not in put_off]
+            works, tokens = [work for work, _ in sampled], [token for _, token in sampled]
+            for request in delayed:
                 self.batch.leave(request)
-        # Before the prompts that end now join the batch: they have their first token already.
+        # Before the finished prompts join the batch: they have their first token already.
         self._attend(self.batch.advance(works, tokens))  # type: ignore[arg-type]  # a decode samples
         for work, token in prefills:
             self._prefilled(work, token, again=work.request.arrival in put_off)
         if put_off:
-            for request in waiting:
+            for request in delayed:
                 self._decode(request)
 
     # ------------------------------------------------------------ decoding
 
     def _attend(self, due: Sequence[Request]) -> None:
-        """Decoding requests that have filled a block, spent their credit, or repaid their preemption."""
+        """Handle decoding requests that have filled a block, spent their credit, or repaid their preemption debt."""
         for request in due:
-            length = request.tokens.take()
+            length = request.tokens.flush()
             self._fill(request, length - 1)
             if not request.debt_repaid and request.has_recovered:
                 self._changed = True
@@ -205,7 +191,7 @@ class Scheduler:
                 self._starved[request.arrival] = request
 
     def _decode(self, request: Request) -> None:
-        """A request whose prompt is done goes on, or waits for what it needs."""
+        """Let a request whose prompt is computed decode, or wait for credit or for a block."""
         if request.paused:
             self._hold(request)
         elif self._has_room(request):
@@ -221,7 +207,7 @@ class Scheduler:
         return len(request.table) * BLOCK_TOKENS >= len(request.tokens)
 
     def _grow(self, step: Step) -> None:
-        """Give each request the block that its next token needs, by preemption if it must be; the oldest first."""
+        """Give each starved request a block, the oldest first, preempting where none is left."""
         if min(self.needs.spare(self._prefills.values())) >= len(self._starved):
             starved, self._starved = self._starved.values(), {}
             self._extend(starved, self.pool.allocate(len(starved)), step)
@@ -234,13 +220,13 @@ class Scheduler:
                 self.batch.leave(request)
 
     def _extend(self, requests: Collection[Request], blocks: Sequence[Block], step: Step) -> None:
-        """Give each of these its block: they decode on."""
+        """Append one block to each request, which then decodes."""
         step.fresh += blocks
         self.queue.grown(requests)
         for request, block in zip(requests, blocks, strict=True):
             table = request.table
             table.append(block)
-            request.laid += 1
+            request.blocks_laid += 1
             if request.slot >= 0:
                 # All its blocks are full, and one token has none.
                 self.batch.plan(request, (len(table) - 1) * BLOCK_TOKENS + 1)
@@ -248,11 +234,11 @@ class Scheduler:
                 self.batch.join(request)
 
     def _make_way(self, request: Request, step: Step) -> bool:
-        """Preempt until there is a block for the next token of this one. False if there is none, or it gave way."""
+        """Preempt until a block is free for the request. False if none can be freed or the request was preempted."""
         while min(self.needs.spare(self._prefills.values())) < 1:
             victim = self.queue.victim(other for other in self._running.values() if other.fresh_output > 0)
             if victim is None or (victim is request and self.queue.victim(self._running.values()) is not request):
-                return False  # one that should give way first has yet to make progress: this one waits a step
+                return False  # the proper victim has made no progress yet: wait a step for it
             self._preempt(victim, step)
             if victim is request:
                 return False
@@ -261,7 +247,7 @@ class Scheduler:
     # ------------------------------------------------------------ prefill
 
     def _room(self) -> int:
-        """How many tokens may be prefilled beside the decodes: always a block, so that all come to their end."""
+        """How many tokens may be prefilled in this step: beside decodes at least a block, so that prompts advance."""
         decodes = len(self.batch)
         left = self.budget - decodes
         if decodes:
@@ -270,13 +256,13 @@ class Scheduler:
         return left
 
     def _prefill(self, step: Step) -> None:
-        """Fill the step with chunks, whole blocks but for a prompt's end, in the policy's order."""
+        """Fill the step with prompt chunks in the policy's order. A chunk ends at a block's or the prompt's end."""
         pending = list(self._prefills.values())
         left = self._room()
-        ones: list[Work] = []
+        single_tokens: list[Work] = []
         chunks: list[Work] = []
         while pending:
-            request = self.queue.prefill(pending)
+            request = self.queue.next_prefill(pending)
             if request is None:
                 break
             total = len(request.tokens)
@@ -287,31 +273,31 @@ class Scheduler:
                 break
             self._allocate_window_blocks(request, len(request.table) if end == total else request.blocks_for(end), step)
             work = Prefill(request, request.kv, end - request.kv, samples=end == total)
-            (ones if work.count == 1 else chunks).append(work)
+            (single_tokens if work.count == 1 else chunks).append(work)
             left -= work.count
             pending.remove(request)
             self.queue.prefilled(request, work.count)
-        step.work = [*step.work, *ones, *chunks]
+        step.work = [*step.work, *single_tokens, *chunks]
 
     def _allocate_window_blocks(self, request: Request, until: int, step: Step) -> None:
-        """Take the blocks of groups with windows that the next chunk needs, out of what was promised."""
-        if until > request.laid:
-            step.fresh += self.pool.lay(request.table, request.laid, until, request.kv)
-            request.laid = until
+        """Allocate the next chunk's blocks in layer groups with a window, out of those promised at admission."""
+        if until > request.blocks_laid:
+            step.fresh += self.pool.allocate_window_blocks(request.table, request.blocks_laid, until, request.kv)
+            request.blocks_laid = until
 
     def _prefilled(self, work: Work, token: int | None, *, again: bool) -> None:
-        """`again`: its last token is left for a later step."""
+        """Account for a computed chunk. `again`: its last token is computed again, as nothing was sampled."""
         request = work.request
         end = work.start + work.count - again
-        request.account(end)
+        request.count_computed(end)
         self._fill(request, end)
         if token is not None:
             request.tokens.append(token)
-            del self._prefills[request.placed]
+            del self._prefills[request.placement]
             self._decode(request)
 
     def _fill(self, request: Request, kv: int) -> None:
-        """Publish the blocks that its first `kv` tokens fill, and give back those that fell out of the window."""
+        """Publish the blocks that the first `kv` tokens fill, and free those that left the sliding window."""
         full = kv // BLOCK_TOKENS
         if full > request.published and request.store != "none":
             for index in range(request.published, full):
@@ -330,9 +316,10 @@ class Scheduler:
         self._changed = True
 
     def _admit(self, step: Step) -> None:
+        """Admit requests while they fit into the step, the slots and the memory."""
         room, full, all_but_one = self._room(), False, self.max_running - 1
         while (request := self.queue.peek(self._matched_tokens, len(self._running) >= all_but_one)) is not None:
-            # Admitted when the step comes to it: who is admitted sooner could not be overtaken any more.
+            # A request is admitted only when its prefill would start now: until then others may overtake it.
             full = self._prefill_before(request) >= room
             if full:
                 break
@@ -344,34 +331,34 @@ class Scheduler:
         self._spare = self.needs.spare(self._prefills.values())
 
     def _admit_claimants(self, step: Step) -> None:
-        """Admit those for whom others of their lane give way, by the policy's shares of slots and memory."""
+        """Admit requests for which the policy preempts others of their lane (shares of slots and memory, G6)."""
         room = self._room()
         while self.queue.claims_due and (request := self._claim(room, step)) is not None:
             self._take(request, step)
 
     def _take(self, request: Request, step: Step) -> None:
-        self.queue.take(request)
+        self.queue.admitted(request)
         self._place(request, step)
         if self.queue.protects_awaited_blocks:
             self.pool.dismiss(self._wanted(request))
         self.queue.placed(request)
 
-    def _gained(self) -> bool:
-        """Whether there are more blocks than when the first of the queue could not be admitted; nothing prefills."""
+    def _has_more_blocks(self) -> bool:
+        """Whether more blocks are available than when the queue's first request was not admitted; no prefill runs."""
         return any(pool.available > before for pool, before in zip(self.pool.pools, self._spare, strict=True))
 
     def _prefill_before(self, request: Request) -> int:
-        """Tokens to prefill of running requests that this one would not overtake."""
+        """Prompt tokens of running requests that are computed before those of this waiting request."""
         if not self._prefills:
             return 0
         left = len(request.tokens) - self._matched_tokens(request)
-        before = self.queue.before(request, left, list(self._prefills.values()))
+        before = self.queue.prefills_before(request, left, list(self._prefills.values()))
         return sum(len(other.tokens) - other.kv for other in before)
 
     def _make_room(self, request: Request, step: Step) -> bool:
-        """Whether the request fits, after those gave way who must: out of credit, or outranked."""
+        """Whether the request fits, after preempting requests that are out of credit or outranked."""
         while not self._fits(request):
-            # Those who cannot go on for want of credit hold neither slots nor memory against those who can.
+            # A request without credit cannot decode, so its slot and memory go to those that can.
             victim = self.queue.victim(self._held.values())
             if victim is None:
                 outranked = [
@@ -387,7 +374,7 @@ class Scheduler:
         return True
 
     def _claim(self, room: int, step: Step) -> Request | None:
-        """A request that fits since others have given way; None if nobody's claim holds now."""
+        """Preempt for the first claim that can be met; returns its request, None if no claim can."""
         for request, victims in self.queue.claims(self.capacity):
             if self._prefill_before(request) >= room:
                 continue
@@ -396,9 +383,9 @@ class Scheduler:
                 chosen.append(victim)
                 if self._would_fit(request, chosen):
                     self.queue.displaced(request, chosen)
-                    for each in chosen:
-                        self._preempt(each, step)
-                    # Blocks that others share were counted as free: then it comes to its place at a later look.
+                    for preempted in chosen:
+                        self._preempt(preempted, step)
+                    # Blocks shared with others were counted as freed: if they were not, a later claim tries again.
                     return request if self._fits(request) else None
         return None
 
@@ -406,11 +393,11 @@ class Scheduler:
         return len(self._matched(request)) * BLOCK_TOKENS
 
     def _matched(self, request: Request) -> list[Block]:
-        """The blocks already in memory."""
+        """The cached blocks of its longest known prefix."""
         return self.pool.find(self._wanted(request))
 
     def _wanted(self, request: Request) -> list[bytes]:
-        """What it looks for when it is admitted. At least the last token is always computed: its logits are wanted."""
+        """The keys of the blocks that it may read. The last token is never read: its logits are needed."""
         if not request.read:
             return []
         blocks = (len(request.tokens) - 1) // BLOCK_TOKENS
@@ -423,7 +410,7 @@ class Scheduler:
         return self.needs.fit(request, spare) or self.needs.fit(request, spare, self._matched(request))
 
     def _would_fit(self, request: Request, without: Sequence[Request]) -> bool:
-        """Whether there could be a slot and blocks enough for the request if these gave theirs back."""
+        """Whether there would be a slot and enough blocks for the request if the requests `without` were preempted."""
         if len(self._running) - len(without) >= self.max_running:
             return False
         spare = self.needs.spare(other for other in self._prefills.values() if other not in without)
@@ -432,32 +419,33 @@ class Scheduler:
         )
 
     def _place(self, request: Request, step: Step) -> None:
+        """Give an admitted request a slot and its blocks: cached ones, swapped ones, new ones."""
         matched = self._matched(request)
         self.pool.share(matched)
         found, tokens, copies = len(matched), len(matched) * BLOCK_TOKENS, 0.0
         if request.swapped:
-            tokens = max(tokens, request.kept)
+            tokens = max(tokens, request.swapped_tokens)
             copies = self.swap.cost(request.swapped, self.costs.rates)
             self.pool.slide(matched, tokens)
         table = matched + self.pool.begin(request.blocks_for(len(request.tokens) + 1) - found)
         if request.swapped:
-            # What had left the window was not kept, and must not be published either.
-            self.pool.lay(table, found, request.blocks_for(tokens), tokens)
+            # Blocks that had left the window were not kept in the swap space, and must not be published either.
+            self.pool.allocate_window_blocks(table, found, request.blocks_for(tokens), tokens)
             self.swap.bring_back(request, table, found, step)
         request.place(table, found, tokens, copies)
         step.fresh += table[found:]
-        self._placed += 1
-        request.placed = self._placed
+        self._placements += 1
+        request.placement = self._placements
         if not request.began:
             request.began = True
             step.began.append(request)
         self._running[request.arrival] = request
-        self._prefills[request.placed] = request
+        self._prefills[request.placement] = request
 
     # ------------------------------------------------------------ giving way
 
     def _preempt(self, request: Request, step: Step) -> None:
-        """Take a request's blocks; its KV is kept elsewhere, or computed again later."""
+        """Take a request's blocks and queue it again. Its KV is kept in the swap space or recomputed later."""
         self.swap.keep(request, self.costs.rates, step)
         self._release(request)
         self.preemptions += 1
@@ -467,7 +455,7 @@ class Scheduler:
         self._changed = True
         if request.slot >= 0:
             self.batch.leave(request)
-        self._prefills.pop(request.placed, None)
+        self._prefills.pop(request.placement, None)
         self._starved.pop(request.arrival, None)
         self._held.pop(request.arrival, None)
         del self._running[request.arrival]
@@ -476,7 +464,7 @@ class Scheduler:
         request.release_blocks()
 
     def check(self) -> None:
-        """Raise AssertionError unless every running request is where it belongs. For tests."""
+        """Raise AssertionError unless every running request is in exactly one place and blocks add up. For tests."""
         places = [
             [work.request.arrival for work in self.batch.rows],
             [request.arrival for request in self._prefills.values()],
@@ -493,8 +481,8 @@ class Scheduler:
         for request in self._starved.values():
             assert len(request.tokens) == len(request.table) * BLOCK_TOKENS + 1, "it wants more than one block, or none"
         for request in self._running.values():
-            ready = request.placed not in self._prefills
-            assert request.laid == len(request.table) or not ready, "a decoding request lacks blocks"
+            ready = request.placement not in self._prefills
+            assert request.blocks_laid == len(request.table) or not ready, "a decoding request lacks blocks"
         assert min(self.needs.spare(self._prefills.values())) >= 0, "more blocks are promised than there are"
         self.swap.check([*self.queue.waiting(), *self.parked.values()])
-        assert all(request.paused for request in self._held.values()), "somebody is held in spite of credit"
+        assert all(request.paused for request in self._held.values()), "a request is held in spite of its credit"

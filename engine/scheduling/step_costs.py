@@ -1,7 +1,7 @@
-"""What a token costs in engine time: the unit of every share, bound and budget, measured and never a price.
+"""The cost model of a step in µs of engine time, measured while the replica runs. Shares, bounds and budgets use it.
 
-All times are microseconds of one replica at work. The model is linear: a step costs a fixed part, a part for each
-uncached and each cached prefill token, and a part for each request that decodes one token.
+The model is linear: a step costs a fixed part, a part for each uncached and each cached prefill token, and a part for
+each decoding request. Engine time is not a price.
 """
 
 from __future__ import annotations
@@ -14,53 +14,54 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Rates:
-    """Engine time in µs: for a step, for a prefill token to compute or to read, for one more row of a decode step, for
-    a block to be copied out of the device's memory or back.
-
-    A decoded token's share of its step's fixed part depends on how many decode together; `batch` is how many do when
-    the replica is saturated, so that costs add up to the time that passes.
-    """
+    """Engine time in µs of each part of a step."""
 
     step: float = 5_000.0
+    """The fixed part of a step."""
     uncached: float = 30.0
+    """A prompt token that is computed."""
     cached: float = 0.3
+    """A prompt token that is read from the cache."""
     row: float = 50.0
+    """One more row of a decode step."""
     batch: int = 64
+    """Decoding requests of a saturated replica, among which a step's fixed part is divided."""
     copied: float = 50.0
+    """A block that is copied from the device to host memory or back."""
     decoded: float = field(init=False)
-    """Engine time of one decoded token at saturation."""
+    """A decoded token at saturation."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "decoded", self.row + self.step / self.batch)
 
     def cost(self, uncached: float, cached: float, decoded: float) -> float:
-        """Engine time of so many tokens."""
+        """µs for these numbers of tokens."""
         return uncached * self.uncached + cached * self.cached + decoded * self.decoded
 
     def step_time(self, prefill: int, decodes: int) -> float:
-        """How long a step takes that prefills and decodes so many tokens."""
+        """µs of a step with `prefill` uncached prompt tokens and `decodes` decoding requests."""
         return self.step + prefill * self.uncached + decodes * self.row
 
 
 class StepCosts(Protocol):
-    """Where the scheduler learns what things cost."""
+    """Gives the scheduler its rates, and learns them from steps."""
 
     @property
     def rates(self) -> Rates:
         """The rates to charge by from now on."""
 
     def prefill_within(self, target: float, decodes: int) -> float:
-        """How many tokens may be prefilled beside so many decodes in a step of `target` µs; may be infinite."""
+        """How many tokens can be prefilled beside `decodes` decodes in a step of `target` µs; may be infinite."""
 
     def observe(self, prefill: int, decodes: int, took: float) -> None:
-        """A step of so many tokens took so many µs."""
+        """A step of `prefill` prompt tokens and `decodes` decodes took `took` µs."""
 
     def observe_copies(self, blocks: int, took: float) -> None:
-        """Copying so many blocks took so many µs."""
+        """Copying `blocks` blocks took `took` µs."""
 
 
 class FixedCosts:
-    """Costs that are known: for tests, simulators and replicas that were measured before."""
+    """Costs that do not change: for tests and simulators."""
 
     def __init__(self, rates: Rates | None = None) -> None:
         self.rates = rates or Rates()
@@ -69,19 +70,19 @@ class FixedCosts:
         return max(0.0, (target - self.rates.step_time(0, decodes)) / self.rates.uncached)
 
     def observe(self, prefill: int, decodes: int, took: float) -> None:
-        """What is known needs no measuring."""
+        """Nothing is learned."""
 
     def observe_copies(self, blocks: int, took: float) -> None:
-        """What is known needs no measuring."""
+        """Nothing is learned."""
 
 
 class MeasuredCosts:
-    """A table filled from the steps themselves: decode time by batch size, and time per prefilled token.
+    """Costs learned from steps: decode time by batch size, time per prefilled token, time per copied block.
 
-    Batch sizes share a row up to the next power of two. Each figure is a moving average over about eight steps, after
-    the first, which pays for warming up, was left out. Sizes that no step had yet are as `calibrated` said, faster or
-    slower by as much as the nearest size that was seen; so what a token costs does not depend on how many happened to
-    run so far. Until there is any figure, no target limits a step.
+    Batch sizes are grouped up to the next power of two. Each figure is a moving average over about eight steps; the
+    first step is left out, since it pays for warming up. A size without a figure takes that of `calibrate`, scaled as
+    the nearest measured size differs from its calibration; so a token's cost does not depend on which sizes have run.
+    Before any figure is known, no target limits a step.
     """
 
     _WEIGHT = 1 / 8
@@ -100,7 +101,7 @@ class MeasuredCosts:
         return self._rates
 
     def calibrate(self, decodes: Mapping[int, float], prefill: float) -> None:
-        """What was measured before there was work: µs of decode steps by batch size, and of a prefilled token."""
+        """Set what was measured at start: µs of decode steps by batch size, and µs of a prefilled token."""
         self._calibrated = {_row(size): took for size, took in decodes.items()}
         self._prefill = prefill
         self._refresh()
@@ -111,7 +112,7 @@ class MeasuredCosts:
         return max(0.0, (target - self.decode_time(decodes)) / self._prefill)
 
     def decode_time(self, decodes: int) -> float:
-        """A decode step's time in µs: the row of its batch size, else the nearest measured one's, made to fit."""
+        """µs of a decode step: measured for its batch size, else scaled from the nearest measured size."""
         if not decodes:
             return 0.0
         wanted = _row(decodes)
@@ -129,29 +130,30 @@ class MeasuredCosts:
             before = self._decode.get(row) or (self.decode_time(decodes) if self._calibrated else took)
             self._decode[row] = before + (took - before) * self._WEIGHT
         else:
-            # Beside decodes that were not measured yet, all counts as prefill: a budget too small, never too large.
+            # Before decodes are measured, all time counts as prefill: the budget is too small rather than too large.
             beside = min(self.decode_time(decodes), took / 2) if self._decode or self._calibrated else 0.0
-            each = (took - beside) / prefill
-            before = self._prefill or each
-            # Small chunks are dearer per token; they weigh by their size.
-            self._prefill = before + (each - before) * self._WEIGHT * min(1.0, prefill / 256)
+            per_token = (took - beside) / prefill
+            before = self._prefill or per_token
+            # Small chunks cost more per token, so they weigh less.
+            self._prefill = before + (per_token - before) * self._WEIGHT * min(1.0, prefill / 256)
         self._refresh()
 
     def observe_copies(self, blocks: int, took: float) -> None:
-        each = took / blocks
-        self._copied = each if self._copied is None else self._copied + (each - self._copied) * self._WEIGHT
+        per_block = took / blocks
+        before = per_block if self._copied is None else self._copied
+        self._copied = before + (per_block - before) * self._WEIGHT
         self._rates = replace(self._rates, copied=self._copied)
 
     def _refresh(self) -> None:
         first = self._first
         uncached = self._prefill or first.uncached
         decoded = self.decode_time(first.batch) / first.batch
-        # Reading a block that is on the device costs the bookkeeping; the lower tiers will measure their own.
+        # Reading a block that is on the device costs bookkeeping alone.
         copied = self._copied or first.copied
         self._rates = Rates(0.0, uncached, cached=uncached / 100, row=decoded, batch=first.batch, copied=copied)
 
     def _expected(self, row: int) -> float:
-        """What a row's steps take by what was known before the first one."""
+        """µs of a row's steps by calibration, else by the initial rates."""
         if not self._calibrated:
             return self._first.step_time(0, 1 << row)
         nearest = _nearest(self._calibrated, row)
@@ -159,9 +161,9 @@ class MeasuredCosts:
 
 
 def _nearest(table: Iterable[int], row: int) -> int:
-    return min(table, key=lambda known: (abs(known - row), known))
+    return min(table, key=lambda candidate: (abs(candidate - row), candidate))
 
 
 def _row(decodes: int) -> int:
-    """Which row of the table a batch size belongs to: the exponent of the next power of two."""
+    """The table's row for a batch size: the exponent of the next power of two."""
     return max(0, decodes - 1).bit_length()

@@ -1,4 +1,4 @@
-"""What one step does: tokens of requests to compute, and blocks to prepare."""
+"""The work of one step: tokens of requests to compute, and KV blocks to copy and to clear."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prompt_cache.kv.grouped_pool import Block
 
 @dataclass(slots=True)
 class Prefill:
-    """Compute the KV of `count` tokens of a request from `start`; `samples` when they reach its last token."""
+    """Compute the KV of `count` prompt tokens from `start`. `samples`: they reach the last token, so one is sampled."""
 
     request: Request
     start: int
@@ -26,9 +26,9 @@ class Prefill:
 
 
 class Decode:
-    """Compute the KV of a request's last token and sample the next; the same object in each step that decodes it.
+    """Compute the KV of a request's last token and sample the next. One object serves all steps that decode it.
 
-    `revision` grows whenever the request's blocks may have changed.
+    `revision` grows whenever the request's block table may have changed.
     """
 
     __slots__ = ("request", "revision")
@@ -55,19 +55,18 @@ Work: TypeAlias = Prefill | Decode
 
 
 class Step:
-    """What one step does, in this order: copy blocks out, clear fresh ones, copy blocks back, work.
-
-    Work of one token comes first.
-    """
+    """What one step does, in this order: copy blocks `out`, clear `fresh` ones, copy blocks `back`, do the `work`."""
 
     __slots__ = ("back", "began", "fresh", "out", "work")
 
     def __init__(self) -> None:
         self.out: list[tuple[Block, Block]] = []
-        """(on the device, in the swap space)"""
+        """(block on the device, block in the swap space)"""
         self.back: list[tuple[Block, Block]] = []
-        """(in the swap space, on the device)"""
+        """(block in the swap space, block on the device)"""
         self.work: Sequence[Work] = ()
-        """The same object as in the step before while all that decode decode on, and nothing else is done."""
+        """Work of one token first. The same object as in the last step if the same requests decode and nothing else."""
         self.began: list[Request] = []
+        """Requests that were admitted for the first time."""
         self.fresh: list[Block] = []
+        """Blocks that were allocated and must be cleared."""

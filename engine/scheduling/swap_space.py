@@ -1,7 +1,7 @@
-"""Where the KV of preempted requests is kept: a bounded second pool in host memory, beside the device's.
+"""The swap space: a bounded pool of blocks in host memory for the KV of preempted requests.
 
-Copying a block out and back often costs less than computing its tokens again. Which it is follows from measured costs;
-what a request forbids to leave the device, or what finds no room, is computed again.
+KV is swapped if measured costs say that copying it out and back is cheaper than recomputing it, the request allows its
+KV to leave the device, and there is room. Otherwise it is recomputed.
 """
 
 from __future__ import annotations
@@ -14,46 +14,46 @@ from prompt_cache.kv.grouped_pool import Block, GroupedPool
 
 
 class SwapSpace:
-    """Blocks of `pool` lie in host memory; it has the groups of the device's pool. None: nothing is ever kept."""
+    """Swaps into `pool`, whose blocks lie in host memory, in the device pool's layer groups. None: no swapping."""
 
     def __init__(self, pool: GroupedPool | None) -> None:
         self.pool = pool
         self.kept = 0
-        """Preemptions after which the KV was kept."""
+        """How many preemptions kept the KV."""
         self._read: list[Block] = []
-        """Blocks that the last step copied back."""
+        """Blocks of the swap space that the last step copies back."""
 
-    def settle(self) -> None:
-        """The last step was done: what it copied back is free."""
+    def release_copied(self) -> None:
+        """The last step is done: free the blocks that it copied back."""
         if self.pool is not None and self._read:
             self.pool.free(self._read)
             self._read = []
 
     def keep(self, request: Request, rates: Rates, step: Step) -> None:
-        """A request is about to give its blocks up: copy its KV out if that is cheaper than computing it again."""
+        """Copy the KV of a request that is about to be preempted out, if that is cheaper than recomputing it."""
         tokens = request.kv
         blocks = request.table[: request.blocks_for(tokens)]
-        # What may not be stored beyond the device (C5) is not kept here either.
+        # KV that may not be stored beyond the device (C5) is not kept here either.
         if self.pool is None or request.store != "all" or self.cost(blocks, rates) >= tokens * rates.uncached:
             return
         try:
             request.swapped = self.pool.mirror(blocks)
         except OutOfBlocks:
             return
-        request.kept = tokens
+        request.swapped_tokens = tokens
         step.out += zip(blocks, request.swapped, strict=True)
         self.kept += 1
 
     def bring_back(self, request: Request, table: list[Block], found: int, step: Step) -> None:
-        """Copy what was kept into the request's new blocks, but for the first `found`, which were in memory."""
-        for index, kept in enumerate(request.swapped):
+        """Copy the swapped blocks into the request's new table, but for the first `found`, which were cached."""
+        for index, swapped in enumerate(request.swapped):
             if index >= found:
-                step.back.append((kept, table[index]))
+                step.back.append((swapped, table[index]))
         self._read += request.swapped
         self._forget(request)
 
     def drop(self, request: Request) -> None:
-        """The request ended."""
+        """Free the swapped blocks of a request that has ended."""
         if self.pool is not None and request.swapped:
             self.pool.free(request.swapped)
             self._forget(request)
@@ -63,7 +63,7 @@ class SwapSpace:
         return 2 * len(blocks) * rates.copied
 
     def check(self, waiting: list[Request]) -> None:
-        """Raise AssertionError unless the pool is consistent and holds what these requests and the last step say."""
+        """Raise AssertionError unless the pool holds exactly the swapped blocks of `waiting` and of the last step."""
         if self.pool is not None:
             self.pool.check()
             held = [block for request in waiting for block in request.swapped] + self._read
@@ -71,4 +71,4 @@ class SwapSpace:
 
     def _forget(self, request: Request) -> None:
         request.swapped = []
-        request.kept = 0
+        request.swapped_tokens = 0

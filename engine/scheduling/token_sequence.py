@@ -1,8 +1,8 @@
-"""The tokens of requests, four bytes each, and where those of the last steps lie until somebody wants them.
+"""The token ids of requests, four bytes each, and a shared buffer of the tokens that the last steps sampled.
 
-A step draws a token for each request that decodes. They are written as they come, all at once, as a row of
-`LatestTokens`; a request is one column there, and puts what stands in it behind its own tokens when these are read, or
-when its column is given to another. It is at the latest when a block is full: so many rows are kept.
+A step samples a token for each decoding request. They are written at once, as a row of `LatestTokens`; each request has
+a column. A request's `TokenSequence` appends its column when it is read, when the column goes to another request, and
+at the latest when a block is full: the buffer keeps `BLOCK_TOKENS` rows.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from prompt_cache.kv.block_keys import BLOCK_TOKENS
 
 
 class LatestTokens:
-    """The tokens of the last `BLOCK_TOKENS` steps, of so many columns. `steps` counts all that were written.
+    """A ring buffer of the last `BLOCK_TOKENS` rows of tokens. `steps`: how many rows were ever written.
 
-    Each row is written twice, `BLOCK_TOKENS` rows apart, so that those of the last steps always stand in a row.
+    Each row is written twice, `BLOCK_TOKENS` rows apart, so that the last rows are always contiguous.
     """
 
     __slots__ = ("_columns", "_end", "_rows", "steps")
@@ -27,10 +27,10 @@ class LatestTokens:
         self._columns = columns
         self._rows = array("I", [0]) * (2 * BLOCK_TOKENS * columns)
         self._end = BLOCK_TOKENS * columns
-        """Where the last row ends that has as many before it as are kept."""
+        """Index behind the latest row's second copy."""
 
     def write(self, tokens: list[int]) -> None:
-        """A step drew these, one for each column from the first on."""
+        """Append a row: a token for each column, from the first on."""
         row, rows = array("I"), self._rows
         row.fromlist(tokens)
         at = self.steps % BLOCK_TOKENS * self._columns
@@ -41,11 +41,11 @@ class LatestTokens:
         self.steps += 1
 
     def last(self, column: int) -> int:
-        """What the last step drew for this column."""
+        """The column's token in the latest row."""
         return self._rows[self._end - self._columns + column]
 
     def since(self, steps: int, column: int) -> array[int]:
-        """What was drawn for this column after so many steps in all; `BLOCK_TOKENS` tokens at most."""
+        """The column's tokens after the first `steps` rows. Raises ValueError for more than `BLOCK_TOKENS`."""
         count, columns, end = self.steps - steps, self._columns, self._end
         if count > BLOCK_TOKENS:
             raise ValueError(f"{count} tokens asked for, {BLOCK_TOKENS} are kept")
@@ -53,31 +53,31 @@ class LatestTokens:
 
 
 class TokenSequence(Sequence[int]):
-    """Token ids of one request. What is read of them is an array; where it is compared, compare lists of both."""
+    """Token ids of one request. Slices are arrays: compare them as lists."""
 
     __slots__ = ("_column", "_latest", "_own", "_taken")
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self._own = array("I", tokens)
         self._latest: LatestTokens | None = None
-        """Where the next ones are written while its request decodes."""
+        """The buffer to which steps write while its request decodes."""
         self._column = -1
         self._taken = 0
-        """After how many of the steps there its own tokens end."""
+        """How many of the buffer's rows are in `_own`."""
 
     def follow(self, latest: LatestTokens, column: int) -> None:
-        """The next tokens are written there; those of a column that it had before are its own now."""
-        self.settle()
+        """Take the next tokens from this column of the buffer."""
+        self.detach()
         self._latest, self._column, self._taken = latest, column, latest.steps
 
-    def settle(self) -> None:
-        """All tokens are its own now, and the next ones are appended."""
-        self.take()
+    def detach(self) -> None:
+        """Leave the buffer: the next tokens come by `append`."""
+        self.flush()
         self._latest = None
 
     def append(self, token: int) -> None:
-        """One more; only while none are written elsewhere."""
-        assert self._latest is None, "the next token is written by the step"
+        """Append a token; only while it does not follow a buffer."""
+        assert self._latest is None, "a sequence that follows a buffer is appended to by the buffer"
         self._own.append(token)
 
     @property
@@ -99,24 +99,24 @@ class TokenSequence(Sequence[int]):
     def __getitem__(self, index: slice) -> array[int]: ...
 
     def __getitem__(self, index: int | slice) -> int | array[int]:
-        # What lies before the latest tokens another thread may read as well: it moves nothing.
+        # Another thread may read the tokens before those in the buffer, so such a read changes nothing.
         if not isinstance(index, slice) or index.stop is None or not 0 <= index.stop <= len(self._own):
-            self.take()
+            self.flush()
         return self._own[index]
 
     def block(self, index: int) -> bytes:
-        """The tokens of a whole block, as they are hashed: four bytes each."""
+        """The tokens of the whole block `index` as bytes, four each, as they are hashed."""
         end = (index + 1) * BLOCK_TOKENS
         if end > len(self._own):
-            self.take()
+            self.flush()
         return self._own[end - BLOCK_TOKENS : end].tobytes()
 
     def __iter__(self) -> Iterator[int]:
-        self.take()
+        self.flush()
         return iter(self._own)
 
-    def take(self) -> int:
-        """Put what was written elsewhere behind its own; returns how many tokens it has."""
+    def flush(self) -> int:
+        """Append the tokens that are still in the buffer; returns how many tokens there are."""
         own, latest = self._own, self._latest
         if latest is not None and (steps := latest.steps) != self._taken:
             own += latest.since(self._taken, self._column)

@@ -1,1 +1,1 @@
-"""The replica process: its socket, the thread of the engine, and the journal between them."""
+"""The replica's process: its socket, the engine's thread, and the journal between them."""

@@ -1,7 +1,7 @@
-"""How requests ended, from the journal to a gateway's acknowledgement.
+"""Sends each `Done` when it is on the disk, and again until a gateway acknowledges it.
 
-A `Done` is told when it is on the disk, and not before. Until it is acknowledged it is told again: to its gateway when
-that is back, and after a while to any gateway, so that what was done is billed whoever is left.
+Again means: when its own gateway connects anew, and after a while to any other gateway, so that what was done is
+billed.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from protocol.requests import Ack, Done
 logger = structlog.get_logger("engine.server.done_outbox")
 
 ORPHAN_PATIENCE_S = 5.0
-"""A `Done` whose gateway is gone waits this long for the next one to connect, then goes to any that is connected."""
+"""A `Done` without a gateway waits this long for the next one to connect, then goes to one that is connected."""
 
 
 class DoneOutbox:
-    """Those that are not acknowledged, by sequence number. `links` are the gateways that are connected."""
+    """Every `Done` that is not acknowledged, by sequence number. `links` are the connected gateways."""
 
     def __init__(self, journal: Journal, links: Sequence[GatewayLink]) -> None:
         self._journal = journal
         self._links = links
         self._unacknowledged: dict[int, Done] = {done.sequence: done for done in journal.unacknowledged()}
         self._holders: dict[int, GatewayLink] = {}
-        """Who was told, or will be when it is on the disk."""
+        """sequence -> the link that it was sent on, or will be when it is on the disk."""
         self._orphaned_at: dict[int, float] = dict.fromkeys(self._unacknowledged, time.monotonic())
         self._pending: dict[int, Done] = {}
-        """Written, but not yet on the disk."""
+        """Those that are written and not on the disk yet."""
         self._sync_wanted = asyncio.Event()
 
     def __len__(self) -> int:
@@ -43,16 +43,17 @@ class DoneOutbox:
 
     @property
     def pending(self) -> bool:
-        """Whether some are not yet on the disk."""
+        """Whether a `Done` is not on the disk yet."""
         return bool(self._pending)
 
     @property
     def awaited(self) -> bool:
-        """Whether a gateway that was told of some has yet to acknowledge them."""
+        """Whether a gateway has yet to acknowledge a `Done` that was sent to it."""
         return bool(self._holders)
 
     def add(self, done: Done, holder: GatewayLink | None) -> None:
-        """A request ended, which is written: its gateway is told as soon as it is on the disk."""
+        """A request ended, and the journal has its record. It is sent to `holder`, its gateway, as soon as it is on
+        the disk."""
         self._unacknowledged[done.sequence] = done
         if holder is not None:
             self._holders[done.sequence] = holder
@@ -60,7 +61,7 @@ class DoneOutbox:
         self.sync_soon()
 
     def acknowledge(self, ack: Ack) -> None:
-        """A gateway has made this one durable."""
+        """A gateway has made a `Done` durable."""
         done = self._unacknowledged.get(ack.sequence)
         if done is None or done.id != ack.id:
             return
@@ -69,9 +70,9 @@ class DoneOutbox:
         self._orphaned_at.pop(ack.sequence, None)
         self._journal.acknowledge(ack.sequence)
 
-    def tell(self, id: str, attempt: int, link: GatewayLink) -> bool:
-        """Tell this gateway how an attempt of a request ended (0: how all did), which was told before or will be; False
-        if that is not known here."""
+    def resend(self, id: str, attempt: int, link: GatewayLink) -> bool:
+        """Send this gateway the `Done` of an attempt again (0: of all attempts), or as soon as it is on the disk.
+        Returns False if none is known."""
         ended = [
             sequence
             for sequence, done in self._unacknowledged.items()
@@ -84,47 +85,47 @@ class DoneOutbox:
 
     # ------------------------------------------------------------ gateways come and go
 
-    def welcome(self, link: GatewayLink) -> None:
-        """Tell a gateway that has come of all that nobody else was told; what is not yet on the disk follows then."""
-        taken = self._holders.keys() | self._pending.keys()
-        self._replay(link, [sequence for sequence in self._unacknowledged if sequence not in taken])
+    def gateway_connected(self, link: GatewayLink) -> None:
+        """Send a new gateway each `Done` that no other gateway has; those that are not on the disk yet follow."""
+        held = self._holders.keys() | self._pending.keys()
+        self._replay(link, [sequence for sequence in self._unacknowledged if sequence not in held])
 
-    def part(self, link: GatewayLink) -> None:
-        """A gateway is gone: what it has not acknowledged waits for the next one."""
+    def gateway_disconnected(self, link: GatewayLink) -> None:
+        """Keep what this gateway has not acknowledged for another link."""
         for sequence, holder in list(self._holders.items()):
             if holder is link and sequence not in self._pending:
                 self._orphan(sequence)
 
     def reassign_orphans(self) -> None:
-        """What has waited long enough for its own gateway goes to the one that is connected longest."""
-        heir = next((link for link in self._links if link.gateway), None)
-        if heir is None:
+        """Send what has waited long enough for its own gateway to the one that has been connected longest."""
+        link = next((link for link in self._links if link.gateway), None)
+        if link is None:
             return
         overdue = time.monotonic() - ORPHAN_PATIENCE_S
-        self._replay(heir, [sequence for sequence, since in self._orphaned_at.items() if since < overdue])
+        self._replay(link, [sequence for sequence, since in self._orphaned_at.items() if since < overdue])
 
     def _orphan(self, sequence: int) -> None:
         self._holders.pop(sequence, None)
         self._orphaned_at[sequence] = time.monotonic()
 
     def _replay(self, link: GatewayLink, sequences: Iterable[int]) -> None:
-        told = []
+        replayed = []
         for sequence in sequences:
             self._holders[sequence] = link
-            told.append(msgspec.structs.replace(self._unacknowledged[sequence], replayed=True))
+            replayed.append(msgspec.structs.replace(self._unacknowledged[sequence], replayed=True))
             self._orphaned_at.pop(sequence, None)
-        if told:
-            link.send(told)
+        if replayed:
+            link.send(replayed)
 
     # ------------------------------------------------------------ the disk
 
     def sync_soon(self) -> None:
-        """Bring the journal to the disk without delay."""
+        """Have the journal brought to the disk without delay."""
         self._sync_wanted.set()
 
-    async def sync(self, failed: Callable[[OSError], None]) -> None:
-        """Bring the journal to the disk whenever that is wanted, everything that has come together at once; for ever,
-        or until the disk fails. A full disk is waited for."""
+    async def sync(self, on_failure: Callable[[OSError], None]) -> None:
+        """Bring the journal to the disk when asked to, for all that has come meanwhile at once. Runs until cancelled,
+        or until the disk fails: then it calls `on_failure`. It waits for a full disk."""
         while True:
             await self._sync_wanted.wait()
             self._sync_wanted.clear()
@@ -137,7 +138,7 @@ class DoneOutbox:
                     self.sync_soon()
                     continue
                 logger.exception("the journal cannot be written")
-                failed(error)
+                on_failure(error)
                 return
             for done in ended:
                 del self._pending[done.sequence]
@@ -151,7 +152,7 @@ class DoneOutbox:
             holder.send([done])
             return
         self._orphan(done.sequence)
-        # Its gateway may have come back meanwhile.
-        back = next((link for link in self._links if holder is not None and link.gateway == holder.gateway), None)
-        if back is not None:
-            self._replay(back, [done.sequence])
+        # Its gateway may have connected again meanwhile.
+        new_link = next((link for link in self._links if holder is not None and link.gateway == holder.gateway), None)
+        if new_link is not None:
+            self._replay(new_link, [done.sequence])

@@ -1,7 +1,7 @@
-"""The engine's thread: takes commands, steps the engine, journals what happened, then hands it on.
+"""The engine's thread: runs commands, steps the engine, journals what happened, then delivers it.
 
-Nothing is handed on before its counts are written to the journal. While the journal's disk is full, all work waits for
-room. When the journal cannot be written for another reason, or the engine itself fails, the thread ends and says so:
+Nothing is delivered before its counts are in the journal. While the journal's disk is full, all work waits for room.
+If the journal cannot be written for another reason, or the engine itself fails, the thread ends and calls `failed`:
 the replica then stops rather than work without a record.
 """
 
@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from engine.core import metrics
-from engine.core.engine import Engine, Event, StepResult
+from engine.core.engine import Engine
+from engine.core.metrics import engine_metrics, memory_load, waiting_by_lane
+from engine.core.output_processor import Event, StepResult
 from engine.server.journal import Journal
-from protocol.replicas import Beat
+from protocol.replicas import Heartbeat
 from protocol.requests import Began, Done
 
 logger = structlog.get_logger("engine.server.engine_loop")
@@ -27,30 +28,31 @@ Command = Callable[[], None]
 _IDLE_S = 0.5
 _SNAPSHOT_S = 0.2
 DISK_FULL_PAUSE_S = 0.1
-"""How often a journal on a full disk is tried."""
+"""Seconds between two attempts to write a journal whose disk is full."""
 
 
 @dataclass
 class EngineLoop:
-    """`deliver` is called in the engine's thread with what happened, in order; `failed` when it ends by an error."""
+    """`deliver` is called in the engine's thread with what happened, in order; `failed` when the thread ends by an
+    error."""
 
     engine: Engine
     journal: Journal
     deliver: Callable[[Sequence[Event]], None]
     failed: Callable[[BaseException], None]
     chores: Iterator[None] = field(default_factory=lambda: iter(()))
-    """What is done in the engine's thread, a step at a time, while there is no work; each takes some milliseconds."""
+    """Done a piece at a time while there is no work; a piece takes some milliseconds."""
     gateway_of: Callable[[str, int], str] = lambda _id, _attempt: ""
-    """The gateway epoch that a request came from, by its id and attempt; called in the engine's thread."""
-    beat: Beat = field(init=False)
-    """The latest figures, made between steps; any thread may read it."""
+    """The gateway epoch that sent a request, by its id and attempt; called in the engine's thread."""
+    beat: Heartbeat = field(init=False)
+    """The latest heartbeat, made between steps; any thread may read it."""
 
     def __post_init__(self) -> None:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._stopping = False
         self._has_chores = True
-        self._told_to_stop = threading.Event()
-        self._looked = 0.0
+        self._stop_requested = threading.Event()
+        self._snapshot_at = 0.0
         self._last_progress_at: float | None = None
         self._snapshot()
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
@@ -65,7 +67,7 @@ class EngineLoop:
 
     def stop(self) -> None:
         """End the thread after what it is doing, and wait for it."""
-        self._told_to_stop.set()
+        self._stop_requested.set()
         self.do(self._stop)
         self._thread.join()
 
@@ -91,7 +93,7 @@ class EngineLoop:
                     return
                 if result.events:
                     self.deliver(result.events)
-                if not self.engine.busy or time.monotonic() - self._looked > _SNAPSHOT_S:
+                if not self.engine.busy or time.monotonic() - self._snapshot_at > _SNAPSHOT_S:
                     self._snapshot()
         except BaseException as error:
             logger.exception("the engine stopped")
@@ -100,7 +102,7 @@ class EngineLoop:
             self._last_progress_at = None
 
     def _take_commands(self) -> None:
-        """Run all commands that are here; when there is no work, wait for one until a deadline is due."""
+        """Run all commands that have come. When there is no work, wait for one until a timeout is due."""
         command: Command | None = None
         if not self.engine.busy:
             self._last_progress_at = None
@@ -127,7 +129,7 @@ class EngineLoop:
             self._has_chores = False
 
     def _record(self, result: StepResult) -> None:
-        """Note the counts of a step in the journal; each `Done` gets its sequence number here."""
+        """Journal the counts of a step. Each `Done` gets its sequence number here."""
         journal = self.journal
         for index, event in enumerate(result.events):
             if isinstance(event, Began):
@@ -136,12 +138,12 @@ class EngineLoop:
             elif isinstance(event, Done) and event.reason != "rejected":
                 result.events[index] = journal.end(event, self.gateway_of(event.id, event.attempt))
         if result.progress:
-            # Those that ended in this step have said their counts in their `Done`.
-            journal.progress((now.id, now.attempt, now.counts) for now in result.progress)
+            # Requests that ended in this step have their counts in their `Done`; the journal ignores them here.
+            journal.progress((entry.id, entry.attempt, entry.counts) for entry in result.progress)
 
     def _write(self) -> bool:
-        """Write the journal, however long its disk is full. False if we were told to stop meanwhile: then what just
-        happened must be handed on to nobody. Raises OSError."""
+        """Write the journal, however long its disk is full. Returns False if the thread is to stop before that: then
+        what just happened must not be delivered. Raises OSError."""
         while True:
             try:
                 self.journal.write()
@@ -150,18 +152,18 @@ class EngineLoop:
                     raise
             else:
                 return True
-            self._last_progress_at = time.monotonic()  # who waits for a disk does not stall
-            if self._told_to_stop.wait(DISK_FULL_PAUSE_S):
+            self._last_progress_at = time.monotonic()  # waiting for the disk is no stall
+            if self._stop_requested.wait(DISK_FULL_PAUSE_S):
                 return False
 
     def _snapshot(self) -> None:
         engine = self.engine
-        self._looked = time.monotonic()
-        self.beat = Beat(
+        self._snapshot_at = time.monotonic()
+        self.beat = Heartbeat(
             steps=engine.steps,
             running=engine.running,
-            waiting=metrics.waiting(engine),
-            memory=metrics.memory(engine),
+            waiting=waiting_by_lane(engine),
+            memory=memory_load(engine),
             service=engine.service(),
-            metrics=metrics.metrics(engine) | self.journal.metrics(),
+            metrics=engine_metrics(engine) | self.journal.metrics(),
         )

@@ -1,4 +1,4 @@
-"""One gateway's connection, seen from the replica: greeting, scopes, and what is to be sent."""
+"""A gateway's connection, seen from the replica: greeting, scopes, messages to send."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ from protocol.requests import Generate
 logger = structlog.get_logger("engine.server.gateway_link")
 
 GREETING_S = 5.0
-MOST_UNSENT_BYTES = 64 * 1024 * 1024
-"""A gateway that lets this much pile up does not read: its connection is dropped."""
+"""Seconds that a gateway has to answer the challenge."""
+MAX_UNSENT_BYTES = 64 * 1024 * 1024
+"""With this much unsent, a gateway does not read: its connection is dropped."""
 
 
 class GatewayLink:
-    """A connection that has yet to prove itself (`greet`), then one that may be read and sent on."""
+    """A connection. It has to prove itself (`greet`) before anything else is read from it or sent on it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.gateway = "?"
         self.epoch = ""
-        """The run of the gateway; made of its name for one that is too old to say."""
+        """The run of the gateway. For a gateway that is too old to send one, it is made of its name."""
         self._says_epoch = False
         self.open = True
         self._scopes: OrderedDict[str, Scope] = OrderedDict()
-        """Those that were introduced last, the oldest first."""
+        """name -> scope; the one introduced last is last."""
         self._bounded = False
         self._reader = reader
         self._writer = writer
 
     async def greet(self, hello: Hello, link_key: bytes) -> None:
-        """Say Hello with a fresh challenge and await the proof. Raises ProtocolError, TimeoutError."""
+        """Send Hello with a fresh challenge and await the proof. Raises ProtocolError, TimeoutError."""
         challenge = secrets.token_bytes(32)
         self.send([msgspec.structs.replace(hello, challenge=challenge)])
         async with asyncio.timeout(GREETING_S):
@@ -54,35 +55,35 @@ class GatewayLink:
         self._says_epoch = bool(dial.epoch)
 
     def is_of_run(self, other: GatewayLink) -> bool:
-        """Whether both are surely of one run of a gateway: its name alone does not say so."""
+        """Whether both links are known to be of one run of a gateway; the gateway's name alone does not say so."""
         return other is self or (self._says_epoch and other.epoch == self.epoch)
 
     async def receive(self) -> ToReplica | None:
-        """The next message; None when the gateway hung up. Raises ProtocolError."""
+        """The next message; None when the gateway closed the connection. Raises ProtocolError."""
         return await read_from_gateway(self._reader)
 
     def send(self, messages: Iterable[ToGateway]) -> None:
-        """Queue messages in one piece; nothing happens on a closed connection."""
+        """Queue messages, in one piece. Does nothing if the connection is closed."""
         if not self.open:
             return
         self._writer.write(b"".join(map(encode, messages)))
-        if self._writer.transport.get_write_buffer_size() > MOST_UNSENT_BYTES:
+        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             logger.error("gateway does not read", gateway=self.gateway)
             self.abort()
 
     def introduce(self, scope: Scope) -> None:
-        """A scope may be named from now on."""
+        """Requests may name this scope from now on."""
         self._scopes.pop(scope.scope, None)
         self._scopes[scope.scope] = scope
         if self._bounded and len(self._scopes) > MAX_SCOPES:
             self._scopes.popitem(last=False)
 
     def forget(self, scope: str) -> None:
-        """A scope may no longer be named."""
+        """Requests may no longer name this scope."""
         self._scopes.pop(scope, None)
 
     def scopes(self, generate: Generate) -> Mapping[str, Scope]:
-        """Those of the scopes that a request names which are known now."""
+        """The scopes that a request names and this link knows, by name."""
         names = {segment.scope for segment in generate.segments}
         return {name: self._scopes[name] for name in names if name in self._scopes}
 
@@ -91,7 +92,7 @@ class GatewayLink:
         self._writer.transport.abort()
 
     async def close(self) -> None:
-        """Send what is left and hang up."""
+        """Send what is left and close the connection."""
         self.open = False
         self._writer.close()
         with contextlib.suppress(OSError, TimeoutError):

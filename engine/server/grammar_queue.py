@@ -1,8 +1,8 @@
-"""Grammars compiled beside the step loop: tried by a child process first, fair between flows, each text once.
+"""Compiles grammars beside the step loop: tried in a child process first, fair between flows, each text once.
 
-A few are under way at a time, of each flow two, and one of a flow whose grammars took long, for which not all places
-are given: slow grammars hold up those of their own flow. What nobody waits for any more does not begin, and its trial
-is ended; only what a thread of this process compiles is compiled to its end.
+A few are compiled at a time: two of a flow, and only one of a flow whose grammars took long. Some places are kept from
+such heavy flows, so that slow grammars hold up only those of their own flow. A grammar that no request waits for any
+more is not begun, and its trial is ended. A thread of this process, which cannot be ended, compiles on to its end.
 """
 
 from __future__ import annotations
@@ -16,25 +16,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import msgspec
-
 from engine.grammar.guide import Grammar, InvalidGrammar
 from engine.grammar.llguidance_grammar import LlguidanceGrammars
 from engine.grammar.refused_grammars import RefusedGrammars
-from engine.grammar.trial import Verdict
+from engine.grammar.trial import TrialVerdict
 from engine.grammar.trial_client import TrialLost
-from engine.server.engine_loop import Command
-from protocol.requests import Extend, Generate
 
 PLACES = 6
 _LIGHT_PLACES, _HEAVY_PLACES, _KEPT_PLACES = 2, 1, 1
-"""How many places a flow may have, and a heavy one; and how many are kept from heavy flows."""
+"""How many places a flow may have, and a heavy one; and how many are kept free of heavy flows."""
 MAX_WAITING = 256
-"""Of one flow."""
+"""Grammars of one flow that may wait."""
 _HEAVY_S, _FORGET = 0.5, 0.1
-"""Seconds of compiling that make a flow a heavy one, and how much of that is forgotten in a second."""
-_CLOCKS_S = 0.01
-"""Waiting is by another clock than deadlines are: so much later both say that one is over."""
+"""Seconds of compiling that make a flow heavy, and how many are forgotten each second."""
 
 
 class TooManyWaiting(Exception):
@@ -42,16 +36,17 @@ class TooManyWaiting(Exception):
 
 
 class Judge(Protocol):
-    """Tries grammars where they do no harm."""
+    """Tries grammars in a process where they do no harm."""
 
-    async def judge(self, text: str) -> Verdict:
+    async def try_grammar(self, text: str) -> TrialVerdict:
         """The verdict on a grammar. Raises TrialLost. When it is cancelled the trial is ended."""
         ...
 
 
 @dataclass
 class _Flow:
-    """`turns`: who waits; `began`: when those that compile began; `spent`: seconds, up to `seen`, some forgotten."""
+    """`turns`: those that wait; `began`: when those that are compiled began; `spent`: seconds of compiling up to
+    `seen`, less those forgotten."""
 
     turns: deque[asyncio.Future[None]] = field(default_factory=deque)
     began: list[float] = field(default_factory=list)
@@ -65,7 +60,7 @@ class _Flow:
 
 
 class CompileSlots:
-    """Who compiles next: the flow that used least first, and never so many of one that others find no place."""
+    """Decides which grammar is compiled next: of the flow that used the least, within the places of each flow."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -73,41 +68,41 @@ class CompileSlots:
 
     @contextlib.asynccontextmanager
     async def turn(self, name: str) -> AsyncIterator[None]:
-        """A place for one grammar of this flow. Raises TooManyWaiting."""
+        """Hold a place for one grammar of this flow. Raises TooManyWaiting."""
         flow = self._flows.setdefault(name, _Flow(seen=self._clock()))
         if len(flow.turns) >= MAX_WAITING:
             raise TooManyWaiting
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         flow.turns.append(turn)
-        self._give_out()
+        self._assign_places()
         try:
             await turn
         except asyncio.CancelledError:
             if turn in flow.turns:
                 flow.turns.remove(turn)
-            else:  # it was given just now
-                self._give_back(flow)
+            else:  # it has got its place meanwhile
+                self._release_place(flow)
             raise
         try:
             yield
         finally:
-            self._give_back(flow)
+            self._release_place(flow)
 
-    def _give_back(self, flow: _Flow) -> None:
+    def _release_place(self, flow: _Flow) -> None:
         now = self._clock()
         flow.used(now)
         flow.spent += now - flow.began.pop(0)
-        self._give_out()
+        self._assign_places()
 
-    def _give_out(self) -> None:
+    def _assign_places(self) -> None:
         now = self._clock()
         used = {name: flow.used(now) for name, flow in self._flows.items()}
         for name in [name for name, flow in self._flows.items() if not (used[name] or flow.turns or flow.began)]:
             del self._flows[name]
         free = PLACES - sum(len(flow.began) for flow in self._flows.values())
         for name, flow in sorted(self._flows.items(), key=lambda entry: used[entry[0]]):
-            most = _HEAVY_PLACES if used[name] > _HEAVY_S else _LIGHT_PLACES
-            while flow.turns and len(flow.began) < most and free > (_KEPT_PLACES if used[name] > _HEAVY_S else 0):
+            places = _HEAVY_PLACES if used[name] > _HEAVY_S else _LIGHT_PLACES
+            while flow.turns and len(flow.began) < places and free > (_KEPT_PLACES if used[name] > _HEAVY_S else 0):
                 free -= 1
                 flow.began.append(now)
                 flow.turns.popleft().set_result(None)
@@ -121,7 +116,7 @@ class _Compilation:
 
 
 class GrammarQueue:
-    """Compiles the grammars of one replica. Called from one event loop."""
+    """Compiles the grammars of one replica. All calls come from one event loop."""
 
     def __init__(self, grammars: LlguidanceGrammars, judge: Judge, refusals: RefusedGrammars) -> None:
         self._grammars = grammars
@@ -133,8 +128,8 @@ class GrammarQueue:
 
     async def compile(self, text: str, flow: str) -> Grammar:
         """The compiled grammar. Raises InvalidGrammar, TooManyWaiting, TrialLost."""
-        if (known := self._known(text)) is not None:
-            return known
+        if (grammar := self._known(text)) is not None:
+            return grammar
         key = flow, text
         compilation = self._under_way.get(key)
         if compilation is None:
@@ -147,13 +142,13 @@ class GrammarQueue:
             return await asyncio.shield(compilation.task)
         finally:
             compilation.waiting -= 1
-            # A thread cannot be ended: it keeps its place, and the grammar its blame, as long as it compiles.
+            # A thread cannot be ended: it keeps its place until it has compiled.
             if not (compilation.waiting or compilation.in_thread or compilation.task.done()):
                 self._under_way.pop(key, None)
                 compilation.task.cancel()
 
     async def close(self) -> None:
-        """Begin no other; what a thread is at is not waited for."""
+        """Begin no more compilations. What a thread compiles is not waited for."""
         tasks = [compilation.task for compilation in self._under_way.values() if compilation.task is not None]
         for task in tasks:
             task.cancel()
@@ -162,10 +157,10 @@ class GrammarQueue:
         self._refusals.close()
 
     def _known(self, text: str) -> Grammar | None:
-        known = self._grammars.known(text)
-        if isinstance(known, InvalidGrammar):
-            raise InvalidGrammar(str(known))
-        return known
+        grammar = self._grammars.known(text)
+        if isinstance(grammar, InvalidGrammar):
+            raise InvalidGrammar(str(grammar))
+        return grammar
 
     async def _compile(self, text: str, flow: str, compilation: _Compilation) -> Grammar:
         digest = self._grammars.compiler.digest(text)
@@ -173,8 +168,8 @@ class GrammarQueue:
         if problem is not None:
             raise InvalidGrammar(problem)
         async with self._turns.turn(flow):
-            if (known := self._known(text)) is not None:  # another flow had it compiled meanwhile
-                return known
+            if (grammar := self._known(text)) is not None:  # another flow had it compiled meanwhile
+                return grammar
             verdict = await self._try(text)
             if not verdict.final:
                 raise TrialLost(verdict.problem)
@@ -188,42 +183,18 @@ class GrammarQueue:
                     self._threads, self._grammars.compile_proven, text, verdict.prepared, verdict.ending, verdict.size
                 )
             finally:
-                self._refusals.passed(digest)
+                self._refusals.survived(digest)
 
-    async def _try(self, text: str) -> Verdict:
+    async def _try(self, text: str) -> TrialVerdict:
         try:
-            return await self._judge.judge(text)
+            return await self._judge.try_grammar(text)
         except TrialLost:
-            # The child may have been ended for want of memory, or by hand: once more.
-            return await self._judge.judge(text)
+            # The system may have killed the child for lack of memory: try once more.
+            return await self._judge.try_grammar(text)
 
     def _ended(self, key: tuple[str, str], task: asyncio.Task[Grammar]) -> None:
         compilation = self._under_way.get(key)
         if compilation is not None and compilation.task is task:
             del self._under_way[key]
         if not task.cancelled():
-            task.exception()  # whoever asked may be gone
-
-
-@dataclass
-class PendingGrammar:
-    """A request whose grammar is being compiled, and what it was told meanwhile."""
-
-    message: Generate
-    task: asyncio.Task[None] | None = None
-    timeout: asyncio.Timeout | None = None
-    changes: list[Command] = field(default_factory=list)
-
-    def until(self, events: asyncio.AbstractEventLoop) -> float | None:
-        """When its time is over, by the clock of `events`."""
-        deadline = self.message.deadline
-        return None if deadline is None else events.time() + deadline - time.time() + _CLOCKS_S
-
-    def extend(self, message: Extend, events: asyncio.AbstractEventLoop) -> None:
-        """Wait for longer if the deadline is later now."""
-        before = self.message.deadline
-        if before is None or message.deadline is None or message.deadline <= before:
-            return
-        self.message = msgspec.structs.replace(self.message, deadline=message.deadline)
-        if self.timeout is not None:
-            self.timeout.reschedule(self.until(events))
+            task.exception()  # retrieved, since those who asked may be gone

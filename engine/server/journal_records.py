@@ -1,6 +1,7 @@
-"""What the journal's file consists of: records of what happened, each in a frame of its own.
+"""The records of the replica's journal file, each in a frame of its own.
 
-A frame is a mark, a length, a CRC-32 and a msgpack record, so that sound records are found behind damaged ones.
+A frame is a mark, a length, a CRC-32 and a msgpack record: sound records are found behind damaged ones. The name of a
+record's class is its tag in the file.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from protocol.requests import Counts, Done
 
 _MARK = b"\xa9TJ\x01"
 _HEADER = len(_MARK) + 8
-_LARGEST = 1 << 20
+_MAX_RECORD_BYTES = 1 << 20
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -22,7 +23,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Opened(Record, frozen=True):
-    """A replica started with this epoch; the journal's identity, and the epoch in which that began."""
+    """A replica started with this epoch. `journal` is the journal's identity, `since` the epoch in which that began."""
 
     epoch: int
     journal: str = ""
@@ -30,18 +31,18 @@ class Opened(Record, frozen=True):
 
 
 class Begun(Record, frozen=True):
-    """A request was scheduled; `handle` stands for it in the records that follow."""
+    """A request was scheduled. `handle` stands for it in the records that follow."""
 
     handle: int
     id: str
     attempt: int
     claim: bytes = b""
     gateway: str = ""
-    """The gateway epoch that sent it; empty in the records of an older version, which do not say."""
+    """The gateway epoch that sent it; empty in the records of an older version, which did not note it."""
 
 
 class Went(Record, frozen=True):
-    """Counts after a step, for each request that took part."""
+    """The counts after a step, by handle, of the requests that took part."""
 
     counts: list[tuple[int, Counts]]
 
@@ -54,7 +55,7 @@ class Heard(Record, frozen=True):
 
 
 class Ended(Record, frozen=True):
-    """A request ended; `handle` is 0 if it had never begun."""
+    """A request ended; `handle` is 0 if it had not begun."""
 
     handle: int
     done: Done
@@ -68,14 +69,14 @@ class Acked(Record, frozen=True):
 
 
 class Totals(Record, frozen=True):
-    """What all requests that had ended by now add up to, since this journal began."""
+    """The sums over all requests that had ended by now, since this journal began."""
 
     requests: int
     counts: Counts
 
 
 class Refused(Record, frozen=True):
-    """Nothing more is taken of these gateway epochs."""
+    """Requests of these gateway epochs are refused from now on."""
 
     epochs: list[str]
 
@@ -86,19 +87,19 @@ _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord
 
 
 def frame(record: AnyRecord) -> bytes:
-    """The record as it stands in the file."""
+    """The bytes of a record in the file."""
     body = _encoder.encode(record)
     return _MARK + len(body).to_bytes(4, "big") + zlib.crc32(body).to_bytes(4, "big") + body
 
 
 def _record_at(data: bytes, at: int) -> tuple[AnyRecord, int] | None:
-    """The record whose frame begins here and where the next one begins; None if there is no sound frame here."""
+    """The record whose frame begins here, and where the next frame begins; None if there is no sound frame here."""
     head = data[at : at + _HEADER]
     if len(head) < _HEADER or not head.startswith(_MARK):
         return None
     size, checksum = int.from_bytes(head[4:8], "big"), int.from_bytes(head[8:12], "big")
     body = data[at + _HEADER : at + _HEADER + size]
-    if size > _LARGEST or len(body) < size or zlib.crc32(body) != checksum:
+    if size > _MAX_RECORD_BYTES or len(body) < size or zlib.crc32(body) != checksum:
         return None
     try:
         return _decoder.decode(body), at + _HEADER + size
@@ -107,12 +108,12 @@ def _record_at(data: bytes, at: int) -> tuple[AnyRecord, int] | None:
 
 
 def read_records(data: bytes) -> tuple[list[AnyRecord], int, int]:
-    """The sound records, how many damaged stretches lay between them, and how many bytes of torn tail follow."""
+    """The sound records, how many damaged stretches were between them, and how many bytes of a torn record follow."""
     records: list[AnyRecord] = []
     at = damaged = 0
     while at < len(data):
-        found = _record_at(data, at)
-        if found is None:
+        record_and_end = _record_at(data, at)
+        if record_and_end is None:
             start = at
             at = data.find(_MARK, start + 1)
             while at >= 0 and _record_at(data, at) is None:
@@ -121,6 +122,6 @@ def read_records(data: bytes) -> tuple[list[AnyRecord], int, int]:
                 return records, damaged, len(data) - start
             damaged += 1
             continue
-        record, at = found
+        record, at = record_and_end
         records.append(record)
     return records, damaged, 0

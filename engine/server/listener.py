@@ -1,4 +1,4 @@
-"""The socket on which a replica listens: what a dead process left is removed, what a live one holds is not."""
+"""The socket on which a replica listens. The socket of a dead process is removed; that of a live one is not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Connected = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[Non
 
 
 def listening_address(text: str) -> Address:
-    """An address as it is written in the settings. Raises StartError."""
+    """Parse an address from the settings. Raises StartError."""
     try:
         return parse_address(text)
     except AddressError as error:
@@ -25,7 +25,8 @@ def listening_address(text: str) -> Address:
 
 
 async def listen(text: str, connected: Connected) -> asyncio.Server:
-    """Serve each connection to this address by `connected`; a Unix socket is for its owner alone. Raises StartError."""
+    """Serve each connection to this address with `connected`. Only its owner may use a Unix socket. Raises
+    StartError."""
     address = listening_address(text)
     try:
         if address.path is None:
@@ -41,14 +42,14 @@ async def listen(text: str, connected: Connected) -> asyncio.Server:
 
 
 def remove_socket(text: str) -> None:
-    """Nobody listens there any more."""
+    """Remove the Unix socket of this address, if it is one."""
     address = listening_address(text)
     if address.path is not None:
         Path(address.path).unlink(missing_ok=True)
 
 
 async def _free_socket(path: str) -> None:
-    """Remove the socket that a dead process left. Raises StartError if a live one listens there."""
+    """Remove the socket of a dead process. Raises StartError if a live process listens on it."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             raise StartError(f"listen: {path} is there and not a socket")

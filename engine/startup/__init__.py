@@ -1,1 +1,1 @@
-"""What happens before a replica is ready: assembly, self-test, calibration, warm-up."""
+"""What a replica does before it is ready: options, assembly, self-test, calibration, warm-up."""

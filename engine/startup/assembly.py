@@ -1,4 +1,4 @@
-"""Puts an engine together from a model folder: device, weights, memory, self-test."""
+"""Assembles an engine from a model folder: device, weights, KV memory, self-test, calibration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.core.engine import Engine, EngineLimits
 from engine.core.quarantine import Quarantine
-from engine.device import block_counts, empty_like_model
+from engine.device import empty_like_model
 from engine.errors import ModelError, StartError
 from engine.execution.sizes import Sizes
 from engine.grammar.llguidance_grammar import LlguidanceGrammars, end_tokens
@@ -17,8 +17,9 @@ from engine.kv_cache.memory import KvMemory, swap_memories
 from engine.layers.linear import best_tiling
 from engine.models.decoder import Decoder
 from engine.models.registry import load_model, read_config
-from engine.options import ReplicaOptions
 from engine.scheduling.step_costs import MeasuredCosts
+from engine.startup.kv_size import block_counts
+from engine.startup.options import ReplicaOptions
 from engine.startup.runner_choice import make_ready, make_runner, with_step_sizes
 from engine.startup.warm_up import warm_up
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
@@ -29,19 +30,19 @@ from protocol.replicas import Capacity, Layout, ServedModel
 
 @dataclass(frozen=True)
 class AssembledEngine:
-    """An engine and what it says of itself in `Hello`."""
+    """An engine, and what its replica says of it in `Hello`."""
 
     engine: Engine
     model: ServedModel
     layout: Layout
     capacity: Capacity
     warm_up: Iterator[None]
-    """What remains to be done while there is no work."""
+    """Runs a piece at each step, while there is no work."""
     grammars: LlguidanceGrammars
 
 
 def served_name(folder: Path) -> str:
-    """The name in the folder's `turnpike.toml`, else the folder's own. Raises ModelError."""
+    """The name in the folder's `turnpike.toml`, or else the folder's name. Raises ModelError."""
     path = folder / "turnpike.toml"
     try:
         name = tomllib.loads(path.read_text()).get("name") if path.is_file() else None
@@ -58,7 +59,7 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
         raise StartError(f"context: {context} tokens are more than the model's {config.context_tokens}")
     if context < BLOCK_TOKENS:
         raise StartError(f"context: {context} tokens are less than a block of KV, {BLOCK_TOKENS}")
-    like = empty_like_model(options)
+    like = empty_like_model(options.device, options.dtype)
     tiling = best_tiling(like)
     model = load(
         options.model,
@@ -77,8 +78,8 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
     sizes = Sizes(options.max_running, options.token_budget, context, blocks)
     runner = make_runner(model, swap, like, tiling, sizes)
     dtype = str(like.dtype).removeprefix("torch.")
-    # Other weights than the folder's make other KV, and so do rounding it and, where it decides how positions are
-    # turned, a longer context: none of it may be found under the same keys.
+    # KV is other KV if weights or KV are rounded, or if a longer context changes the rotation of positions: block keys,
+    # which are made of this digest, must differ too.
     run_in = dtype if options.quantize == "none" else f"{dtype} {options.quantize}"
     run_in += "" if options.kv_dtype == "auto" else f" kv {options.kv_dtype}"
     run_in += " long" if config.rope.stretched(context) else ""
@@ -120,7 +121,7 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
 
 
 def _swap_pool(windows: Sequence[int], blocks: Sequence[int], memories: Sequence[KvMemory]) -> GroupedPool:
-    """The pool of the swap space, whose blocks are cleared as soon as nobody needs them (C5)."""
+    """The pool of the swap memory. Its blocks are cleared when they are freed (C5)."""
     return GroupedPool(
         list(zip(blocks, windows, strict=True)), on_free=lambda group, block: memories[group].zero([block])
     )

@@ -14,9 +14,9 @@ from engine.execution.sizes import Sizes
 from engine.kv_cache.memory import KvMemory
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
-from engine.options import ReplicaOptions
 from engine.scheduling.step_costs import MeasuredCosts
 from engine.startup.calibration import calibrate
+from engine.startup.options import ReplicaOptions
 from engine.startup.self_test import ensure_batch_invariance
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 

@@ -1,8 +1,8 @@
-"""Runs each matrix product once at every count of rows that a step may have, while the replica has nothing to do.
+"""Runs each matrix product once for every number of rows that a step may have, while the replica has nothing to do.
 
-On the CPU the library compiles a kernel for each shape, count of rows and number of threads, and keeps it. Met one by
-one they would make first requests slow, and a replica's memory would seem to grow for hours. Requests do not wait for
-this: it goes on in pieces of a few milliseconds, between which the engine looks for work.
+On a CPU the library compiles a kernel for each shape, number of rows and number of threads, and keeps it. Compiled one
+by one as requests come, they would make first requests slow, and the replica's memory would grow for hours. Requests
+do not wait for this: it runs in pieces of a few milliseconds, between which the engine looks for work.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from engine.execution.model_runner import ModelRunner
 
 logger = structlog.get_logger("engine.startup.warm_up")
 
-_MOST_WORK = 1 << 26
-"""Rows times elements of a product that is run: milliseconds. What multiplies more takes longer than the compiling."""
+_MAX_WORK = 1 << 26
+"""Rows times weight elements of the products that are run, some milliseconds each. A larger product takes longer to
+run than to compile."""
 
 
 def warm_up(runner: ModelRunner, budget: int) -> Iterator[None]:
-    """Run the products of up to `budget` rows, small counts first, one at each step of the iterator. CPU only."""
+    """Run the products of up to `budget` rows, few rows first, one at each step of the iterator. Does nothing on a
+    GPU."""
     if runner.device.type != "cpu":
         return
-    ran, began, took = 0, time.perf_counter(), 0.0
+    count, began, took = 0, time.perf_counter(), 0.0
     like = runner.model.embedding.weight
     for rows in runner.tiling.counts(budget):
         for product in runner.tiling.products.values():
-            if rows * product.elements > _MOST_WORK:
+            if rows * product.elements > _MAX_WORK:
                 continue
             for threads in runner.threads.counts:
                 started = time.perf_counter()
@@ -37,7 +39,6 @@ def warm_up(runner: ModelRunner, budget: int) -> Iterator[None]:
                 with torch.inference_mode():
                     product(like.new_zeros(rows, product.inputs, dtype=product.dtype))
                 took += time.perf_counter() - started
-                ran += 1
+                count += 1
                 yield
-    whole = time.perf_counter() - began
-    logger.info("kernels are warm", ran=ran, s=round(took, 2), within_s=round(whole, 2))
+    logger.info("kernels are warm", ran=count, s=round(took, 2), within_s=round(time.perf_counter() - began, 2))

@@ -1,6 +1,7 @@
-"""Safetensors files, one or sharded by an index, memory-mapped: tensors are copied straight into their final place.
+"""Reads the tensors of a model folder: safetensors files, one or sharded by an index, memory-mapped.
 
-Every tensor that a model asks for must be there with the expected shape; an error names the tensor and the file.
+Tensors are copied straight to their final place. Every tensor that a model asks for must be there with the expected
+shape; errors name the tensor and the file.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from engine.quantization.packed import PackedWeight
 from engine.quantization.stored import find_weight, read_weight
 
 PARTS = ("weight", "weight_packed", "qweight")
-"""What the main tensor of a linear layer is called in the formats that there are."""
+"""The names of a linear layer's main tensor in the supported formats."""
 _OF_FEW_BITS = (".qweight", ".weight_packed", "_blocks", ".weight_scale", ".weight_scale_inv", ".scale")
 _MAPPED_BYTES = 64 << 20
-"""Read so much, files are mapped anew."""
+"""Bytes after which files are closed and mapped again, so that pages that were read no longer count as memory."""
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
 _LAYER = re.compile(r"model\.layers\.(\d+)\..*\.(weight|bias|qweight|weight_packed)$")
-"""The weights and biases of a layer, of which none may be overlooked; others are scales and tables."""
+"""The weights and biases of layers, all of which must be read. Others are scales and tables."""
 
 
 @contextmanager
@@ -49,10 +50,10 @@ def _is_file(path: Path) -> bool:
 
 
 class Checkpoint:
-    """The tensors of a model folder by name; use it as a context manager. Raises ModelError.
+    """The tensors of a model folder by name, as a context manager. Raises ModelError.
 
-    `quantization` are the fields of the configuration's `quantization_config`. Where `prefix` is given, tensors are
-    called by what follows it, and others are not there.
+    `quantization`: the fields of `quantization_config`. `prefix`: only tensors whose names begin with it are there, and
+    they are called by the rest of their names.
     """
 
     def __init__(self, folder: Path, quantization: Fields | None = None, prefix: str = "") -> None:
@@ -77,11 +78,11 @@ class Checkpoint:
         return name in self._where
 
     def has_part(self, name: str) -> bool:
-        """Whether there is a tensor of the layer `name`, such as its weight."""
+        """Whether the linear layer `name` has a weight in any format."""
         return any(f"{name}.{tensor}" in self._where for tensor in PARTS)
 
     def is_quantized(self) -> bool:
-        """Whether there is a weight that is stored in few bits, with scales."""
+        """Whether any weight is quantized."""
         return any(name.endswith(_OF_FEW_BITS) for name in self._where)
 
     def _locate(self) -> dict[str, Path]:
@@ -97,7 +98,7 @@ class Checkpoint:
                     raise ModelError(f"{path}: named in {_INDEX} but missing")
             return where
         whole = self.folder / _WHOLE
-        # Beside it may lie the same weights once more under other names, or an adapter's.
+        # Other files may hold the same weights under other names, or an adapter.
         paths = [whole] if whole.is_file() else sorted(self.folder.glob("*.safetensors"))
         if not paths:
             raise ModelError(f"{self.folder}: has no .safetensors file")
@@ -131,9 +132,9 @@ class Checkpoint:
         return tensor
 
     def _unmap(self) -> None:
-        """Let go of the files' pages, which count as this process's memory once they were read.
+        """Close the files, whose pages count as this process's memory once they were read.
 
-        Files are opened again as they are needed; tensors that somebody still has keep what they look at.
+        They are opened again when needed. Tensors that are still in use keep their pages.
         """
         for file in self._files.values():
             file.__exit__(None, None, None)
@@ -141,9 +142,9 @@ class Checkpoint:
         self._mapped = 0
 
     def load(self, name: str, into: torch.Tensor) -> None:
-        """Copy the tensor `name` into `into`, decoding it and converting its type.
+        """Copy the tensor `name` into `into`, decoded and converted to its type.
 
-        Raises ModelError if it is missing, cannot be decoded or has another shape.
+        Raises ModelError if it is missing, cannot be decoded, has another shape or has values that are not finite.
         """
         path = self._where.get(name, self.folder)
         try:
@@ -160,11 +161,11 @@ class Checkpoint:
 
     def same(self, first: str, second: str) -> bool:
         """Whether two tensors are stored with the same type, shape and values."""
-        one, other = self.read(first), self.read(second)
-        return one.dtype == other.dtype and torch.equal(one, other)
+        a, b = self.read(first), self.read(second)
+        return a.dtype == b.dtype and torch.equal(a, b)
 
     def packed(self, name: str, shape: tuple[int, int]) -> PackedWeight | None:
-        """The tensor `name` as it is stored in few bits; None if it is plain. Raises ModelError as `load` does."""
+        """The quantized weight `name` as it is stored; None if it is plain. Raises ModelError as `load` does."""
         try:
             weight = find_weight(self, name, self.quantization)
         except ValueError as error:
@@ -181,11 +182,10 @@ class Checkpoint:
         return tensor
 
     def check_all_read(self, layers: int, others: int = 0) -> None:
-        """Raise ModelError naming a weight or bias of a layer that no one has read.
+        """Raise ModelError that names a weight or bias of a layer which was not read.
 
-        The configuration then says something else than the files, and the model would answer with a part of itself.
-        The `others` layers behind the first `layers` are left alone. Biases that are all zero change nothing: some
-        quantizers write one for every product.
+        Configuration and files then contradict each other, and the model would run without a part of its weights. The
+        `others` layers behind the first `layers` are not checked, nor are biases of zeros, which some quantizers add.
         """
         for name in sorted(self._where.keys() - self._read):
             layer = _LAYER.match(name)
@@ -196,7 +196,7 @@ class Checkpoint:
             raise ModelError(f"{self._where[name]}: the configuration has no place for tensor {name}")
 
     def decoded_bytes(self, itemsize: int) -> int:
-        """About how many bytes the weights take when all are decoded to elements of `itemsize` bytes."""
+        """Estimated bytes of all weights when decoded to elements of `itemsize` bytes."""
         elements = 0
         bits = self.quantization.integer("bits", 4)
         for name, path in self._where.items():

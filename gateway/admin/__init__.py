@@ -1,1 +1,1 @@
-"""The admin API: what those who run this installation can ask for, each by a key of their own."""
+"""The admin API, for operators: the people who run this installation, each with a key of their own."""

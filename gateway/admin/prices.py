@@ -1,7 +1,7 @@
-"""/admin/v1/prices: operators propose prices, and another operator brings them into force.
+"""/admin/v1/prices: an operator proposes prices, and another operator activates them.
 
-Each request is by an operator's own key (`turnpike keys create --operator --name WHO`), whose name goes into the log. A
-proposal stays a draft, whether the platform's approvals are on or off, until somebody of another name activates it.
+Requests carry an operator's own key (`turnpike keys create --operator --name WHO`); its name is recorded. A proposal
+stays a draft until an operator of another name activates it, whether or not the platform requires approvals.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 import msgspec
-from litestar import MediaType, Request, Response, get, post
+from litestar import Request, Response, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from msgspec import Struct
@@ -35,18 +35,17 @@ from billing.prices.grid import amount, difference, in_order, parse_rows
 from billing.prices.price_books import BASE, PriceBooks
 from billing.prices.sheets import PriceProposal, PriceSheet, SheetKind
 from billing.prices.version import Rows
-from gateway.dialects.json_paths import decode
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.prices import ModelPrices, Price
 from gateway.endpoints.request_body import read_management_body
-from gateway.errors import Conflict, InvalidRequest, NotAllowed, NotFound
-from gateway.http.authentication import OPERATORS, operator
+from gateway.errors import Conflict, InvalidField, InvalidRequest, NotAllowed, NotFound
+from gateway.http.authentication import OPERATORS, authenticated_operator
+from gateway.http.responses import json_response
 from gateway.services import Gateway
 from storage.free_text import InvalidText
 
-_MOST = 100
 _STATES = ("draft", "scheduled", "active", "ended", "withdrawn")
-_CODES: tuple[tuple[type[Exception], str], ...] = (
+_ERROR_CODES: tuple[tuple[type[Exception], str], ...] = (
     (UnusualPrice, "unusual_price"),
     (PriceInPast, "price_in_past"),
     (OverlappingPrices, "overlapping_prices"),
@@ -55,7 +54,7 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
 
 
 class Cell(Struct, frozen=True, forbid_unknown_fields=True):
-    """One price, per 1,000,000 units as a decimal string; of every lane and length of prompt unless it says one."""
+    """One price per 1,000,000 units, as a decimal string; for every lane and prompt length unless they are given."""
 
     meter: str
     price: str
@@ -64,8 +63,8 @@ class Cell(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NewSheet(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is proposed. Without `effective_at` it applies from its activation on; `force` says why unusual prices are
-    meant; `dry_run` checks alone."""
+    """The body of a proposal. Without `effective_at`, it applies from its activation on. `force`: the reason why prices
+    that look unusual are intended. `dry_run`: only check."""
 
     model: str
     prices: tuple[Cell, ...]
@@ -80,13 +79,13 @@ class NewSheet(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Decision(Struct, frozen=True, forbid_unknown_fields=True):
-    """Why a proposal is activated or withdrawn; kept in the log."""
+    """The body of an activation or withdrawal; the reason is recorded."""
 
     reason: str = ""
 
 
 class Difference(Struct, frozen=True):
-    """A price that a sheet changes; None where there is none."""
+    """A price that a sheet changes; None where there is no price."""
 
     meter: str
     lane: str
@@ -96,7 +95,7 @@ class Difference(Struct, frozen=True):
 
 
 class ChangeObject(Struct, frozen=True):
-    """Who did what to a sheet."""
+    """A recorded change of a sheet."""
 
     action: str
     actor: str
@@ -108,7 +107,7 @@ class ChangeObject(Struct, frozen=True):
 
 
 class SheetObject(Struct, frozen=True, kw_only=True):
-    """A price sheet as it stands."""
+    """A price sheet in its present state."""
 
     object: Literal["price_sheet"] = "price_sheet"
     id: int
@@ -128,14 +127,14 @@ class SheetObject(Struct, frozen=True, kw_only=True):
     changes: list[ChangeObject]
 
 
-class SheetWithEffect(SheetObject, frozen=True, kw_only=True):
-    """A sheet, with the prices that it changes when it begins."""
+class SheetWithDifference(SheetObject, frozen=True, kw_only=True):
+    """A sheet with the prices that it changes when it takes effect."""
 
     difference: list[Difference]
 
 
 class Check(Struct, frozen=True, kw_only=True):
-    """What a proposal would change."""
+    """The result of a dry run: what the proposal would change."""
 
     object: Literal["price_sheet.check"] = "price_sheet.check"
     currency: str
@@ -149,7 +148,7 @@ class SheetList(Struct, frozen=True, kw_only=True):
 
 
 class BookPrices(Struct, frozen=True, kw_only=True):
-    """The prices of a book that applied at an instant, as they were written: `*` is each lane without its own."""
+    """The prices of a book at an instant, as they were entered: lane `*` is every lane without a price of its own."""
 
     object: Literal["list"] = "list"
     book: str
@@ -157,7 +156,7 @@ class BookPrices(Struct, frozen=True, kw_only=True):
     data: list[ModelPrices]
 
 
-Shape = TypeVar("Shape", SheetObject, SheetWithEffect)
+Shape = TypeVar("Shape", SheetObject, SheetWithDifference)
 
 _NEW, _DECISION = msgspec.json.Decoder(NewSheet), msgspec.json.Decoder(Decision)
 
@@ -167,28 +166,28 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
     prices, database = gateway.services.prices, gateway.services.database
     patience, wait = gateway.services.options.patience, gateway.patience.prices.wait
     sheets, books = PriceSheets(database, via=BY_KEY), PriceBooks(database)
-    only = {OPERATORS: True}
+    operators_only = {OPERATORS: True}
 
-    async def one(number: int) -> SheetWithEffect:
+    async def sheet_object(number: int) -> SheetWithDifference:
         sheet = await sheets.get(number)
         before, after, _ = await sheets.effect(sheet)
-        return _sheet(sheet, SheetWithEffect, difference=_differences(before, after))
+        return _sheet(sheet, SheetWithDifference, difference=_differences(before, after))
 
-    @get("/admin/v1/prices", opt=only)
+    @get("/admin/v1/prices", opt=operators_only)
     async def list_prices(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """A book's prices at `at`, or now."""
-        given = Parameters(request.query_params.dict())
-        model, name, at = given.one("model"), given.one("book") or BASE, given.instant("at")
-        given.nothing_else()
+        """A book's prices at the instant `at`, or now."""
+        parameters = Parameters.of(request)
+        model, name, at = parameters.text("model"), parameters.text("book") or BASE, parameters.instant("at")
+        parameters.reject_unknown()
         at = await wait(prices.now()) if at is None else at
-        with _refusing():
-            known = {book.name: book for book in await wait(books.list())}
-            if name not in known and name != BASE:
+        with _price_errors():
+            book_of = {book.name: book for book in await wait(books.list())}
+            if name not in book_of and name != BASE:
                 raise UnknownBook(name)
-            found = []
-            for each in [model] if model else await wait(prices.models()):
+            versions = []
+            for priced_model in [model] if model else await wait(prices.models()):
                 try:
-                    found.append(await wait(prices.in_book(known.get(name), each, at)))
+                    versions.append(await wait(prices.in_book(book_of.get(name), priced_model, at)))
                 except PriceMissing:
                     continue
         data = [
@@ -199,95 +198,94 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
                 effective_at=format_instant(version.effective_at),
                 prices=_cells(version.rows),
             )
-            for version in found
+            for version in versions
         ]
-        return _answer(BookPrices(book=name, at=format_instant(at), data=data))
+        return json_response(BookPrices(book=name, at=format_instant(at), data=data))
 
-    @get("/admin/v1/prices/sheets", opt=only)
+    @get("/admin/v1/prices/sheets", opt=operators_only)
     async def list_sheets(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """Price sheets, the newest first: drafts that wait, what applies, and what did."""
-        given = Parameters(request.query_params.dict())
-        model, book, state = given.one("model"), given.one("book"), given.choice("state", _STATES)
-        limit, after = given.whole("limit"), given.whole("after")
-        given.nothing_else()
-        limit = 20 if limit is None else limit
-        if not 1 <= limit <= _MOST:
-            raise InvalidRequest(f"limit: it is not between 1 and {_MOST}.", path="limit", code="invalid_value")
+        """Price sheets in all states, newest first."""
+        parameters = Parameters.of(request)
+        model, book = parameters.text("model"), parameters.text("book")
+        state = parameters.choice("state", _STATES)
+        limit, after = parameters.page_size(), parameters.integer("after")
+        parameters.reject_unknown()
         found = [
             sheet
             for sheet in await wait(sheets.history(model, book))
             if state in (None, sheet.state) and (after is None or sheet.id < after)
         ]
         listed = [_sheet(sheet, SheetObject) for sheet in found[:limit]]
-        return _answer(SheetList(data=listed, has_more=len(found) > limit))
+        return json_response(SheetList(data=listed, has_more=len(found) > limit))
 
-    @get("/admin/v1/prices/sheets/{number:int}", opt=only)
+    @get("/admin/v1/prices/sheets/{number:int}", opt=operators_only)
     async def retrieve_sheet(number: FromPath[int]) -> Response[bytes]:
-        """One sheet, and what it changes."""
-        with _refusing():
-            return _answer(await wait(one(number)))
+        """One sheet, and the prices that it changes."""
+        with _price_errors():
+            return json_response(await wait(sheet_object(number)))
 
-    @post("/admin/v1/prices/sheets", status_code=201, opt=only)
+    @post("/admin/v1/prices/sheets", status_code=201, opt=operators_only)
     async def propose(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """Keep a proposal for another operator to activate; or say what it would change."""
-        who, asked = operator(request.scope), decode(_NEW, await read_management_body(request, patience))
-        with _refusing(proposed=True):
+        """Save a proposal, which another operator may activate; or, for a dry run, only check it."""
+        author, body = authenticated_operator(request.scope), await read_management_body(request, patience, _NEW)
+        with _price_errors(in_proposal=True):
             proposal = PriceProposal(
-                model=asked.model,
-                rows=_rows(asked.prices),
-                book=asked.book,
-                kind=asked.kind,
-                effective_at=_instant("effective_at", asked.effective_at),
-                effective_until=_instant("effective_until", asked.effective_until),
-                currency=asked.currency,
+                model=body.model,
+                rows=_rows(body.prices),
+                book=body.book,
+                kind=body.kind,
+                effective_at=_instant("effective_at", body.effective_at),
+                effective_until=_instant("effective_until", body.effective_until),
+                currency=body.currency,
             )
-            if asked.dry_run:
-                before, after, currency = await wait(sheets.check(proposal, asked.force))
-                return _answer(Check(currency=currency, difference=_differences(before, after)))
-            made = await wait(sheets.draft(proposal, who.name, asked.reason, asked.force))
-            return _answer(await wait(one(made.id)), 201)
+            if body.dry_run:
+                before, after, currency = await wait(sheets.check(proposal, body.force))
+                return json_response(Check(currency=currency, difference=_differences(before, after)))
+            draft = await wait(sheets.draft(proposal, author.name, body.reason, body.force))
+            return json_response(await wait(sheet_object(draft.id)), 201)
 
-    @post("/admin/v1/prices/sheets/{number:int}/activate", status_code=200, opt=only)
+    @post("/admin/v1/prices/sheets/{number:int}/activate", status_code=200, opt=operators_only)
     async def activate(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
-        """Bring a draft into force, at its time."""
-        who, asked = operator(request.scope), decode(_DECISION, await read_management_body(request, patience) or b"{}")
-        with _refusing():
-            await wait(sheets.approve(number, who.name, asked.reason))
-            return _answer(await wait(one(number)))
+        """Activate a draft; it applies from its `effective_at` on."""
+        approver = authenticated_operator(request.scope)
+        body = await read_management_body(request, patience, _DECISION, default=b"{}")
+        with _price_errors():
+            await wait(sheets.approve(number, approver.name, body.reason))
+            return json_response(await wait(sheet_object(number)))
 
-    @post("/admin/v1/prices/sheets/{number:int}/withdraw", status_code=200, opt=only)
+    @post("/admin/v1/prices/sheets/{number:int}/withdraw", status_code=200, opt=operators_only)
     async def withdraw(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
-        """Take back a draft, or what has not begun."""
-        who, asked = operator(request.scope), decode(_DECISION, await read_management_body(request, patience) or b"{}")
-        with _refusing():
-            await wait(sheets.withdraw(number, who.name, asked.reason))
-            return _answer(await wait(one(number)))
+        """Withdraw a draft, or a sheet that has not taken effect."""
+        operator = authenticated_operator(request.scope)
+        body = await read_management_body(request, patience, _DECISION, default=b"{}")
+        with _price_errors():
+            await wait(sheets.withdraw(number, operator.name, body.reason))
+            return json_response(await wait(sheet_object(number)))
 
     return [list_prices, list_sheets, retrieve_sheet, propose, activate, withdraw]
 
 
 @contextmanager
-def _refusing(*, proposed: bool = False) -> Iterator[None]:
-    """Refusals of prices as failures of the request. `proposed`: its body is a proposal, whose field is named."""
+def _price_errors(*, in_proposal: bool = False) -> Iterator[None]:
+    """Turn errors of `billing.prices` into errors of the request. `in_proposal`: they name fields of the body."""
     try:
         yield
     except SamePerson as error:
-        text = "You wrote this price sheet, so another operator has to activate it."
+        text = "You wrote this price sheet; another operator must activate it."
         raise NotAllowed(text, code="four_eyes_required") from error
     except NotADraft as error:
         raise Conflict(f"{error}.", code="wrong_state") from error
     except UnknownSheet as error:
         raise NotFound(f"There is no price sheet {error.sheet}.") from error
     except UnknownBook as error:
-        book = "$.book" if proposed else "book"
-        text = f"{book}: there is no price book {error.name[:80]!r}."
-        raise InvalidRequest(text, path=book, code="unknown_book") from error
+        book = "$.book" if in_proposal else "book"
+        raise InvalidField(book, f"there is no price book {error.name[:80]!r}", code="unknown_book") from error
     except InvalidText as error:
         raise InvalidRequest(f"$.{error}.", path=f"$.{error.field}", code="invalid_value") from error
     except (InvalidPrice, InvalidMoney, PriceRefused) as error:
-        code = next((code for kind, code in _CODES if isinstance(error, kind)), "price_refused")
+        code = next((code for kind, code in _ERROR_CODES if isinstance(error, kind)), "price_refused")
         field = error.field if isinstance(error, PriceRefused) else "prices" if isinstance(error, InvalidPrice) else ""
-        path = f"$.{field}" if proposed and field else None
+        path = f"$.{field}" if in_proposal and field else None
         text = str(error).replace("--force REASON", "say why in $.force")
         raise InvalidRequest(f"{text}.", path=path, code=code) from error
 
@@ -295,7 +293,7 @@ def _refusing(*, proposed: bool = False) -> Iterator[None]:
 def _rows(cells: tuple[Cell, ...]) -> dict[tuple[str, str, int], int]:
     texts = {(cell.meter, cell.lane, cell.context_from): cell.price for cell in cells}
     if len(texts) < len(cells):
-        raise InvalidRequest("$.prices: two of them are for the same cell.", path="$.prices", code="invalid_value")
+        raise InvalidField("$.prices", "two prices have the same meter, lane and context_from")
     return parse_rows(texts)
 
 
@@ -303,7 +301,7 @@ def _instant(name: str, text: str | None) -> int | None:
     try:
         return None if text is None else parse_instant(text)
     except InvalidInstant as error:
-        raise InvalidRequest(f"$.{name}: {error}.", path=f"$.{name}", code="invalid_value") from error
+        raise InvalidField(f"$.{name}", str(error)) from error
 
 
 def _cells(rows: Rows) -> list[Price]:
@@ -311,10 +309,10 @@ def _cells(rows: Rows) -> list[Price]:
 
 
 def _differences(before: Rows, after: Rows) -> list[Difference]:
-    def said(micro: int | None) -> str | None:
+    def price_text(micro: int | None) -> str | None:
         return None if micro is None else amount(micro)
 
-    return [Difference(*cell, said(old), said(new)) for cell, old, new in difference(before, after)]
+    return [Difference(*cell, price_text(old), price_text(new)) for cell, old, new in difference(before, after)]
 
 
 def _sheet(sheet: PriceSheet, shape: type[Shape], **more: Any) -> Shape:
@@ -342,7 +340,3 @@ def _sheet(sheet: PriceSheet, shape: type[Shape], **more: Any) -> Shape:
         ],
         **more,
     )
-
-
-def _answer(body: Struct, status: int = 200) -> Response[bytes]:
-    return Response(msgspec.json.encode(body), status_code=status, media_type=MediaType.JSON)

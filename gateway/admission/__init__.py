@@ -1,1 +1,1 @@
-"""May this request run now, and what does it reserve."""
+"""Decides whether a request may run now, and reserves its money."""

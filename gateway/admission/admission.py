@@ -1,6 +1,6 @@
-"""From a parsed request to one that may run: prompt, plan, bounds, price, hold.
+"""Prepares parsed requests (prompt, cache plan, limits, price) and reserves their money.
 
-How much may wait in a lane is for the replica to say, which knows its queue
+How many requests may wait in a lane is limited by the replica, which knows its queue
 (`engine/scheduling/fairness/queue_limits.py`).
 """
 
@@ -32,11 +32,10 @@ from gateway.errors import InvalidRequest, Shortage, Unaffordable, Unavailable
 from gateway.fleet.fleet import Fleet
 from gateway.generation_request import GenerationRequest
 from gateway.metering.billable_usage import MeteringTerms, pack
-from gateway.served_models.registry import ModelRegistry
 from gateway.served_models.served_model import ServedModel
 from prompt_cache.promise.directives import CachePlan, plan, rules_for
-from protocol.requests import CLAIMS, Sampling
-from storage.database.circuit_breaker import Patience
+from protocol.requests import CLAIM_VERSION, Generate, Sampling, Segment
+from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
 from storage.free_text import counted
 from tenancy.authenticator import Principal
@@ -44,14 +43,14 @@ from tenancy.authenticator import Principal
 log = structlog.get_logger("gateway.admission")
 
 _CLAMPS = 3
-"""How often an open-ended request is shortened, should others spend at the same time."""
+"""How often a request without `max_tokens` is shortened, should other requests spend the money at the same time."""
 _THREAD_CHARACTERS, _PER_TEXT = 65_536, 64
-"""Longer conversations are tokenized in a thread, so that they do not hold up the others. A text has a cost of its own,
-said in characters."""
+"""Conversations of more characters are tokenized in a thread, so that they do not block the event loop. Each text
+counts as `_PER_TEXT` characters more, for the cost of calling the tokenizer."""
 
 
 class Payer(Struct, frozen=True):
-    """Who asks and who pays; the project by its name and the key by its public id too, for people to read."""
+    """Who asks and who pays. `project` is the project's name and `key` the key's public id, for messages."""
 
     tenant_id: UUID
     project_id: UUID
@@ -61,14 +60,14 @@ class Payer(Struct, frozen=True):
 
     @classmethod
     def of(cls, principal: Principal) -> Payer:
-        """A project's key pays for what it asks."""
+        """The payer of what a project's key asks."""
         assert principal.project_id is not None
         assert principal.project is not None
         return cls(principal.tenant_id, principal.project_id, principal.key_id, principal.project, principal.public_id)
 
 
 class PreparedRequest(Struct, frozen=True, kw_only=True):
-    """A request that may run as soon as its money is held."""
+    """A request that may run once its money is held."""
 
     request_id: UUID
     payer: Payer
@@ -81,6 +80,31 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     terms: MeteringTerms
     held_output: int
     """Output tokens of each choice that the hold covers: all of them, or the first slice."""
+    shortened: bool = False
+    """Whether `sampling.max_tokens` is what could be paid for, less than there was room for."""
+
+    def message(
+        self, hold: Hold, segments: tuple[Segment, ...], *, attempt: int, credit: int, deadline: float
+    ) -> Generate:
+        """The message that begins an attempt at a replica. `credit`: output tokens that may be sent at first;
+        `deadline`: seconds since the Unix epoch."""
+        return Generate(
+            id=str(hold.request_id),
+            attempt=attempt,
+            segments=segments,
+            tokens=self.prompt.tokens,
+            sampling=self.sampling,
+            credit=credit,
+            flow=str(self.payer.tenant_id),
+            sub_flow=str(self.payer.key_id),
+            lane=self.generation.lane,
+            deadline=deadline,
+            read=self.plan.read != "none",
+            store=self.plan.store,
+            choices=self.generation.choices,
+            grammar=None if self.generation.grammar is None else self.generation.grammar.text,
+            claim=hold.claim,
+        )
 
 
 class Admission:
@@ -90,32 +114,31 @@ class Admission:
         self,
         gateway: str,
         *,
-        models: ModelRegistry,
         fleet: Fleet,
         prices: PriceCatalog,
         holds: HoldService,
         allowances: Allowances,
-        lifetimes: RequestTimeouts,
+        timeouts: RequestTimeouts,
         threads: FairThreads,
         patience: float,
         slice_tokens: int = 0,
     ) -> None:
-        """`patience`: seconds that a request waits for the database. `slice_tokens`: hold the output's money in slices
-        of so many tokens of each choice; 0 for all at once."""
-        self.lifetimes = lifetimes
+        """`gateway`: this worker's epoch. `patience`: seconds that a request waits for the database. `slice_tokens`:
+        hold the output's money in slices of so many tokens of each choice; 0: all at once."""
+        self.timeouts = timeouts
         self.slice_tokens = slice_tokens
         self._gateway = gateway
-        self._models = models
         self._fleet = fleet
         self._prices = prices
         self._holds = holds
         self._allowances = allowances
         self._threads = threads
-        self._for_prices, self._for_holds = Patience(patience), Patience(patience)
+        self._for_prices, self._for_holds = CircuitBreaker(patience), CircuitBreaker(patience)
 
-    async def prepare(self, request_id: UUID, payer: Payer, generation: GenerationRequest) -> PreparedRequest:
-        """Render, tokenize, plan, check. Raises ModelNotFound, InvalidRequest, Unavailable."""
-        model = self._models.get(generation.model)
+    async def prepare(
+        self, request_id: UUID, payer: Payer, model: ServedModel, generation: GenerationRequest
+    ) -> PreparedRequest:
+        """Render, tokenize, plan, check. Raises InvalidRequest, RateLimited, Unavailable."""
         try:
             prompt = await self._prompt(payer.tenant_id, model, generation)
         except PromptTooLong as error:
@@ -158,11 +181,11 @@ class Admission:
             raise database_unavailable() from error
 
     async def reserve(self, prepared: PreparedRequest, overdue: Callable[[], None]) -> tuple[PreparedRequest, Hold]:
-        """Hold the upper bound of the cost, or of what the first slice may cost.
+        """Hold the upper bound of the cost, or that of the first slice; returns the request and its hold.
 
-        A client who did not say how long the output may become gets what can be paid for: then the request comes back
-        with fewer tokens. `overdue` is called when that has taken longer than a client waits; it is not interrupted,
-        so that whoever called hears what came of it. Raises Unaffordable, Unavailable.
+        A request without `max_tokens` is `shortened` to what can be paid for. `overdue` is called when the database has
+        taken longer than a client waits; the reservation goes on, so that the caller learns what came of it. Raises
+        Unaffordable, Unavailable.
         """
         try:
             with self._for_holds.waiting(overdue):
@@ -186,31 +209,30 @@ class Admission:
             try:
                 return prepared, await self._hold(prepared)
             except InsufficientFunds as error:
-                fits = _fits(error, prepared)
+                fits = _affordable_tokens(error, prepared)
                 open_ended = prepared.generation.max_tokens is None
                 if not open_ended or fits < max(1, prepared.generation.min_tokens):
                     raise _unaffordable(error, prepared, fits) from error
                 sampling = replace(prepared.sampling, max_tokens=fits)
-                prepared = replace(prepared, sampling=sampling, held_output=fits)
+                prepared = replace(prepared, sampling=sampling, held_output=fits, shortened=True)
         try:
             return prepared, await self._hold(prepared)
-        except InsufficientFunds as error:  # others are faster
-            raise _unaffordable(error, prepared, _fits(error, prepared)) from error
+        except InsufficientFunds as error:  # other requests spent the money meanwhile
+            raise _unaffordable(error, prepared, _affordable_tokens(error, prepared)) from error
 
     async def top_up(self, prepared: PreparedRequest, hold: Hold, output: int) -> Hold:
-        """Let the hold of a request that runs cover so many output tokens of each choice. Raises as
-        `HoldService.top_up`; a database that is silent is as good as away, and what was asked of it may come true
-        later."""
-        return await self._for_holds.wait(self._holds.top_up(hold, _bound(prepared, output)))
+        """Raise the hold of a running request until it covers `output` tokens of each choice. Raises as
+        `HoldService.top_up`, and DatabaseUnavailable if the database is silent; it may still do it later."""
+        return await self._for_holds.wait(self._holds.top_up(hold, _cost_bound(prepared, output)))
 
     def _first_slice(self, max_output: int, min_tokens: int) -> int:
         return min(max_output, max(self.slice_tokens, min_tokens)) if self.slice_tokens else max_output
 
     async def _hold(self, prepared: PreparedRequest) -> Hold:
         payer, generation = prepared.payer, prepared.generation
-        # what is to be raised, or not given back by the replica's journal, has a row of its own
+        # a hold that may be topped up, or that the replica's journal cannot give back, needs a row in the database
         whole = prepared.held_output == prepared.sampling.max_tokens
-        carried = whole and self._fleet.version(prepared.model.name) >= CLAIMS
+        carried = whole and self._fleet.version(prepared.model.name) >= CLAIM_VERSION
         try:
             return await (self._allowances if carried else self._holds).reserve(
                 HoldRequest(
@@ -221,8 +243,8 @@ class Admission:
                     model=prepared.model.name,
                     lane=generation.lane,
                     price_version=prepared.price.id,
-                    amount_pico=_bound(prepared, prepared.held_output),
-                    lifetime_s=self.lifetimes.hold,
+                    amount_pico=_cost_bound(prepared, prepared.held_output),
+                    lifetime_s=self.timeouts.hold,
                     gateway=self._gateway,
                     terms=pack(prepared.terms),
                     tag=generation.tag,
@@ -233,7 +255,7 @@ class Admission:
 
     async def _prompt(self, tenant: UUID, model: ServedModel, generation: GenerationRequest) -> Prompt:
         if generation.prompt is not None:
-            return await self._given_prompt(tenant, model, generation, generation.prompt)
+            return await self._raw_prompt(tenant, model, generation, generation.prompt)
         messages = len(generation.turns)
         if messages > model.context_tokens:  # no template says a message in nothing; spare us rendering them
             raise InvalidRequest(
@@ -251,52 +273,52 @@ class Admission:
                 f"The messages do not fit this model: {error}", path=generation.turns_path, code="invalid_value"
             ) from error
 
-    async def _given_prompt(
+    async def _raw_prompt(
         self, tenant: UUID, model: ServedModel, generation: GenerationRequest, prompt: str | tuple[int, ...]
     ) -> Prompt:
         path = generation.turns_path
         if isinstance(prompt, str):
             if len(prompt) > _THREAD_CHARACTERS:
                 return await self._threads.run(tenant, partial(model.continued, prompt, path))
-            made = model.continued(prompt, path)
+            tokenized = model.continued(prompt, path)
         else:
-            seen = prompt[: model.context_tokens]  # a longer one is refused for its length
-            wrong = next((at for at, token in enumerate(seen) if token >= model.tokenizer.size), None)
-            if wrong is not None:
+            checked = prompt[: model.context_tokens]  # a longer prompt is refused for its length
+            index = next((index for index, token in enumerate(checked) if token >= model.tokenizer.size), None)
+            if index is not None:
                 raise InvalidRequest(
-                    f"{path}[{wrong}]: token id {prompt[wrong]} is outside the model's vocabulary of "
+                    f"{path}[{index}]: token id {prompt[index]} is outside the model's vocabulary of "
                     f"{model.tokenizer.size}.",
-                    path=f"{path}[{wrong}]",
+                    path=f"{path}[{index}]",
                     code="invalid_value",
                 )
-            made = Prompt(list(prompt), (Span(path, 0, len(prompt)),))
-        if not made.tokens:
+            tokenized = Prompt(list(prompt), (Span(path, 0, len(prompt)),))
+        if not tokenized.tokens:
             raise InvalidRequest(f"{path} is empty.", path=path, code="invalid_value")
-        return made
+        return tokenized
 
 
 def database_unavailable() -> Unavailable:
-    """What a client is told whose money cannot be reserved."""
+    """The error for a client whose money cannot be reserved."""
     return Unavailable("The database is away, so no money can be reserved; try again shortly.", retry_after=2.0)
 
 
-def _bound(prepared: PreparedRequest, max_output: int) -> int:
-    """The most that the request can cost, in pico-units, if each choice is at most so long."""
+def _cost_bound(prepared: PreparedRequest, max_output: int) -> int:
+    """The most that the request can cost, in pico-units, if each choice has at most `max_output` tokens."""
     classes = {breakpoint_.lease for breakpoint_ in prepared.plan.breakpoints}
     generation, prompt_tokens = prepared.generation, len(prepared.prompt.tokens)
     return prepared.price.bound(prompt_tokens, max_output * generation.choices, classes, lane=generation.lane)
 
 
-def _fits(error: InsufficientFunds, prepared: PreparedRequest) -> int:
+def _affordable_tokens(error: InsufficientFunds, prepared: PreparedRequest) -> int:
     """The `max_tokens` that can be paid for."""
-    prompt = _bound(prepared, 0)
-    token = _bound(prepared, 1) - prompt
-    spare = error.affordable_pico - prompt
-    return spare // token if token and spare > 0 else 0
+    prompt = _cost_bound(prepared, 0)
+    token = _cost_bound(prepared, 1) - prompt
+    left = error.affordable_pico - prompt
+    return left // token if token and left > 0 else 0
 
 
 def _unaffordable(error: InsufficientFunds, prepared: PreparedRequest, fits: int) -> Unaffordable:
-    """What is needed, what is there, and the `max_tokens` that would fit."""
+    """The error that says what is needed, what there is, and the `max_tokens` that would fit."""
     prompt_tokens, max_output = len(prepared.prompt.tokens), prepared.held_output
     needed, left = format_pico(error.needed_pico), format_pico(error.affordable_pico)
     resets_at = None if error.resets_at is None else error.resets_at.isoformat().replace("+00:00", "Z")

@@ -1,7 +1,7 @@
-"""Threads for what would hold up the event loop, shared fairly between tenants.
+"""Runs work that would block the event loop in threads, which tenants share fairly.
 
-A few threads for the whole worker, since threads take turns with the event loop. Tenants take turns too, and a tenant
-never has all the threads: one that sends a hundred large requests does not delay another tenant's first one.
+A worker has few threads, since they take turns with the event loop. Tenants take turns too, and no tenant has all the
+threads: one that sends a hundred large requests does not delay another tenant's first one.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class FairThreads:
         self._share = max(1, threads - 1)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="large-request")
         self._queues: dict[Hashable, deque[tuple[Callable[[], Any], asyncio.Future[Any]]]] = {}
-        """By tenant, in the order of their turns; no empty ones."""
+        """tenant -> its waiting work, in the order of the tenants' turns; no empty queues."""
         self._running: Counter[Hashable] = Counter()
 
     async def run(self, tenant: Hashable, work: Callable[[], Result]) -> Result:
-        """What `work` returns or raises, in a thread. If the caller is cancelled, work that has not begun is not
-        done. Raises RateLimited if too much of the tenant waits already."""
+        """Run `work` in a thread; returns or raises what it does. If the caller is cancelled, work that has not begun
+        is dropped. Raises RateLimited if too much of the tenant's work waits already."""
         waiting = self._queues.get(tenant, ())
         if len(waiting) >= MAX_WAITING:
             raise RateLimited("Too many large requests of yours are being read; try again soon.", retry_after=2.0)
@@ -54,7 +54,7 @@ class FairThreads:
 
     def _start(self) -> None:
         while self._free:
-            # Of a tenant's requests that nobody waits for any more, none takes a turn.
+            # A tenant whose work nobody waits for any more takes no turn.
             tenant = next((name for name in list(self._queues) if self._may_start(name)), None)
             if tenant is None:
                 return

@@ -1,4 +1,4 @@
-"""How long things may take: a request, the silence after it, and the hold that outlives both."""
+"""How long a request may take, and how long it waits for a replica, its answer or its journal when one dies."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ class RequestTimeouts(Struct, frozen=True, kw_only=True):
     """Times in seconds.
 
     `request`: from admission to the end. `retry`: how long a request whose replica was lost before anything was
-    delivered waits for another one, or for the same started again. `done`: how long a replica may take to answer an
-    abort. `replay`: how long we wait for the journal of a replica that was lost, before we settle by what we saw.
-    `hold` outlives all of it, and leaves a dead gateway's successor and a replica's journal a day to find each other.
+    delivered waits for another replica, or for the same one started again. `done`: how long a replica may take to
+    answer an abort. `replay`: how long the journal of a lost replica is waited for, before the request is settled by
+    what the gateway saw. `recovery`: how long after all this a journal may still come back to a living gateway.
     """
 
     request: float = 600.0
@@ -22,5 +22,5 @@ class RequestTimeouts(Struct, frozen=True, kw_only=True):
 
     @property
     def hold(self) -> int:
-        """Seconds until a hold that nobody ended gives its money back."""
+        """Seconds until a hold that nobody ended expires: longer than all of the others together."""
         return int(self.request + self.done + self.replay + self.recovery)

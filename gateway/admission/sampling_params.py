@@ -1,4 +1,4 @@
-"""How the replica is to draw tokens: what the client said, else the model's own defaults, checked against the model."""
+"""Makes a replica's sampling parameters of what the client said, else of the model's defaults; checks them."""
 
 from __future__ import annotations
 
@@ -29,40 +29,42 @@ def raise_context_exceeded(
 
 
 def max_output_tokens(generation: GenerationRequest, prompt_tokens: int, context_tokens: int) -> int:
-    """The most output tokens. Raises InvalidRequest with the numbers.
+    """The most output tokens that the request may have. Raises InvalidRequest with the numbers.
 
-    Absent `max_tokens` it is all the room left, or under a grammar `GRAMMAR_TOKENS`: there a model cannot end an answer
-    that it would rather not give, and goes on to the limit, near which the grammar closes it.
+    Without `max_tokens` it is all the room left in the context, or `GRAMMAR_TOKENS` under a grammar: there a model
+    cannot end an answer before the grammar allows it, and may go on to the limit, near which the engine closes it.
     """
     room = context_tokens - prompt_tokens
     if room < 1:
         reason = ", which leaves no room for an answer" if room == 0 else ""
         raise_context_exceeded(generation, context_tokens, str(prompt_tokens), reason)
-    asked = generation.max_tokens
-    if asked is None:
+    max_tokens = generation.max_tokens
+    if max_tokens is None:
         return room if generation.grammar is None else min(room, max(GRAMMAR_TOKENS, generation.min_tokens))
     field = generation.max_tokens_path.removeprefix("$.")
     given = "messages" if generation.prompt is None else "prompt"
     least = 0 if generation.echo else 1
-    if asked < least:
+    if max_tokens < least:
         raise InvalidRequest(
-            f"{field} is {asked}; it must be at least {least}.", path=generation.max_tokens_path, code="invalid_value"
+            f"{field} is {max_tokens}; it must be at least {least}.",
+            path=generation.max_tokens_path,
+            code="invalid_value",
         )
-    if asked > room:
+    if max_tokens > room:
         raise InvalidRequest(
-            f"{field} is {asked}, but this model's context of {context_tokens} tokens has room for {room} "
+            f"{field} is {max_tokens}, but this model's context of {context_tokens} tokens has room for {room} "
             f"after {counted(prompt_tokens, 'token')} of the {given}.",
             path=generation.max_tokens_path,
             code="context_length_exceeded",
         )
-    return asked
+    return max_tokens
 
 
 Value = TypeVar("Value", int, float)
 
 
 def sampling_params(generation: GenerationRequest, model: ServedModel, max_output: int) -> Sampling:
-    """The protocol's sampling. Raises InvalidRequest for token ids that the model has not, and for `min_tokens`."""
+    """The protocol's `Sampling`. Raises InvalidRequest for token ids outside the vocabulary, and for `min_tokens`."""
     defaults, size = model.defaults, model.tokenizer.size
     _check_tokens("logit_bias", generation.logit_bias, size)
     _check_tokens("stop_token_ids", generation.stop_tokens, size)
@@ -72,8 +74,8 @@ def sampling_params(generation: GenerationRequest, model: ServedModel, max_outpu
             path="$.min_tokens",
             code="invalid_value",
         )
-    temperature = _either(generation.temperature, defaults.temperature)
-    top_p = _either(generation.top_p, defaults.top_p)
+    temperature = _or_default(generation.temperature, defaults.temperature)
+    top_p = _or_default(generation.top_p, defaults.top_p)
     if top_p == 0:  # clients ask for the likeliest token in this way too; the engine knows it as temperature 0
         temperature, top_p = 0.0, 1.0
     own_end = () if generation.ignore_end else model.stop_tokens
@@ -83,27 +85,27 @@ def sampling_params(generation: GenerationRequest, model: ServedModel, max_outpu
         top_p=top_p,
         seed=secrets.randbits(64) if generation.seed is None else generation.seed % 2**64,
         stop_tokens=tuple(dict.fromkeys(own_end + generation.stop_tokens)),
-        top_k=_either(generation.top_k, defaults.top_k),
-        min_p=_either(generation.min_p, defaults.min_p),
+        top_k=_or_default(generation.top_k, defaults.top_k),
+        min_p=_or_default(generation.min_p, defaults.min_p),
         presence_penalty=generation.presence_penalty,
         frequency_penalty=generation.frequency_penalty,
-        repetition_penalty=_either(generation.repetition_penalty, defaults.repetition_penalty),
+        repetition_penalty=_or_default(generation.repetition_penalty, defaults.repetition_penalty),
         logit_bias=generation.logit_bias,
         min_tokens=generation.min_tokens,
         logprobs=generation.logprobs,
-        prompt_logprobs=_of_the_prompt(generation, max_output),
+        prompt_logprobs=_prompt_logprobs(generation, max_output),
     )
 
 
-def _of_the_prompt(generation: GenerationRequest, max_output: int) -> int | None:
+def _prompt_logprobs(generation: GenerationRequest, max_output: int) -> int | None:
     if not generation.echo:
         return None
-    # The engine computes a prompt for its own sake only if something is to be told of it.
+    # The engine accepts `max_tokens` 0 only if the prompt's log probabilities are asked for.
     return generation.logprobs if max_output else generation.logprobs or 0
 
 
-def _either(asked: Value | None, default: Value) -> Value:
-    return default if asked is None else asked
+def _or_default(value: Value | None, default: Value) -> Value:
+    return default if value is None else value
 
 
 def _check_tokens(name: str, tokens: Iterable[int], size: int) -> None:

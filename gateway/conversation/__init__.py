@@ -1,1 +1,1 @@
-"""From a conversation to token ids and spans, and from token ids back to text."""
+"""Chat templates and tokenizers: conversations to token ids and spans, and token ids back to text."""

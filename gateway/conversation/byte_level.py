@@ -1,7 +1,7 @@
-"""A byte-level BPE `tokenizer.json` as tiktoken ranks, which tokenize a long text several times faster.
+"""Converts a byte-level BPE `tokenizer.json` to tiktoken ranks, which tokenize long texts several times faster.
 
-Ranks follow the order of merges, not the vocabulary's ids, so a table leads back to ids. Only what tiktoken computes
-alike is converted; `convert` says None for the rest, and the caller checks the result on samples before using it.
+tiktoken's ranks follow the order of merges and not the vocabulary's ids, so a table maps ranks to ids. `convert`
+returns None for a tokenizer that tiktoken cannot reproduce; the caller checks the result on samples before using it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import tiktoken
 _GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 _PIECE = 65_536
-"""Characters of a text that is tokenized at once, and tokens that are made Python's numbers at once."""
+"""Longer texts are converted in pieces of so many tokens, so that other threads can run."""
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The character that stands for each byte in a byte-level vocabulary, backwards: character → byte."""
+    """Character -> the byte that it stands for in a byte-level vocabulary (GPT-2's `bytes_to_unicode`, inverted)."""
     shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {chr(byte): byte for byte in shown} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
@@ -30,7 +30,7 @@ _ALPHABET = byte_alphabet()
 
 
 def bytes_of(token: str) -> bytes | None:
-    """The bytes of a byte-level token as its vocabulary writes it; None if it has other characters."""
+    """The bytes of a token as spelled in a byte-level vocabulary; None if it has other characters."""
     try:
         return bytes(_ALPHABET[character] for character in token)
     except KeyError:
@@ -38,7 +38,7 @@ def bytes_of(token: str) -> bytes | None:
 
 
 class FastEncoder:
-    """tiktoken behind the vocabulary's own ids."""
+    """tiktoken with the vocabulary's own ids. `ids`: rank -> id, None if they are equal."""
 
     def __init__(
         self, encoding: tiktoken.Encoding, ids: list[int] | None, normalize: Callable[[str], str] | None
@@ -48,7 +48,7 @@ class FastEncoder:
         self._normalize = normalize
 
     def encode(self, text: str, recognised: Set[str]) -> list[int]:
-        """Token ids of `text`; of the added tokens only those in `recognised` are seen as such."""
+        """Token ids of `text`. Only the added tokens in `recognised` are recognised in it."""
         if self._normalize is not None:
             text = self._normalize(text)
         if len(text) > _PIECE:
@@ -57,10 +57,10 @@ class FastEncoder:
         return ranks if self._ids is None else [self._ids[rank] for rank in ranks]
 
     def _encode_long(self, text: str, recognised: Set[str]) -> list[int]:
-        """The same, but millions of numbers become Python's piece by piece, so that other threads go on meanwhile."""
+        """The same for long texts: ranks become Python integers piece by piece, so that other threads can run."""
         try:
             ranks = self._encoding.encode_to_numpy(text, allowed_special=set(recognised), disallowed_special=())
-        except UnicodeEncodeError:  # half a surrogate pair, which tiktoken replaces for itself in short texts
+        except UnicodeEncodeError:  # a lone surrogate, which `encode` replaces by itself
             return self._encode_long(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), recognised)
         tokens: list[int] = []
         for start in range(0, len(ranks), _PIECE):
@@ -70,7 +70,7 @@ class FastEncoder:
 
 
 def _pattern(pre_tokenizer: dict[str, Any] | None) -> str | None:
-    """The regular expression that cuts text into words, None when it takes more than one."""
+    """The regular expression that splits text into words; None if the pre-tokenizer is not a single one."""
     if pre_tokenizer is None:
         return None
     steps = pre_tokenizer["pretokenizers"] if pre_tokenizer["type"] == "Sequence" else [pre_tokenizer]
@@ -88,7 +88,7 @@ def _pattern(pre_tokenizer: dict[str, Any] | None) -> str | None:
 
 
 def _ranks(vocabulary: dict[str, int], merges: list[Any]) -> tuple[dict[bytes, int], list[int]] | None:
-    """tiktoken's ranks, and the id of each rank."""
+    """Bytes -> rank for tiktoken, and rank -> id; None if the vocabulary is not byte-level."""
     ranks: dict[bytes, int] = {}
     ids: list[int] = []
     for character, byte in sorted(_ALPHABET.items(), key=lambda item: item[1]):
@@ -109,7 +109,7 @@ def _ranks(vocabulary: dict[str, int], merges: list[Any]) -> tuple[dict[bytes, i
 
 
 def _normalizer(step: dict[str, Any] | None) -> tuple[bool, Callable[[str], str] | None]:
-    """Whether we can do what the normalizer does, and how."""
+    """Whether the normalizer is supported, and the function that does the same."""
     if step is None:
         return True, None
     if step["type"] in ("NFC", "NFKC"):
@@ -119,21 +119,21 @@ def _normalizer(step: dict[str, Any] | None) -> tuple[bool, Callable[[str], str]
 
 
 def convert(tokenizer: dict[str, Any]) -> FastEncoder | None:
-    """The fast encoder of a parsed `tokenizer.json`, None if it is not a plain byte-level BPE."""
+    """The encoder of a parsed `tokenizer.json`; None if it is not a plain byte-level BPE."""
     model = tokenizer["model"]
     pattern = _pattern(tokenizer.get("pre_tokenizer"))
-    known, normalize = _normalizer(tokenizer.get("normalizer"))
-    if model.get("type") != "BPE" or pattern is None or not known:
+    supported, normalize = _normalizer(tokenizer.get("normalizer"))
+    if model.get("type") != "BPE" or pattern is None or not supported:
         return None
     if model.get("byte_fallback") or model.get("dropout") or model.get("continuing_subword_prefix"):
         return None
     added = tokenizer.get("added_tokens") or []
     if any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added):
         return None
-    made = _ranks(model["vocab"], model["merges"])
-    if made is None:
+    ranks_and_ids = _ranks(model["vocab"], model["merges"])
+    if ranks_and_ids is None:
         return None
-    ranks, ids = made
+    ranks, ids = ranks_and_ids
     specials = {}
     for token in added:
         specials[token["content"]] = len(ids)

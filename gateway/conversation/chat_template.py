@@ -1,13 +1,14 @@
-"""A model's chat template: a conversation to text, in segments that say which part the client wrote.
+"""Renders conversations with a model's chat template, in segments that say which text the client wrote.
 
-Templates come with models and are code: they run in Jinja's immutable sandbox, with what Hugging Face's own renderer
-offers. Some transform contents (trim, split, test the length); the marked rendering is therefore compared with a plain
-one, and the first way of marking that leaves the text alone is taken:
+Templates are code that comes with a model: they run in Jinja's immutable sandbox, with the functions of Hugging Face's
+`apply_chat_template`. To find the client's texts again, they are marked before rendering (`segments.Marks`). Some
+templates transform contents (trim, split, test the length), so each marked rendering is compared with a plain one, and
+the first of these ways that leaves the text unchanged is used:
 
-1. marks around each whole content;
-2. marks inside its outer white space (the template trims);
-3. no marks, but a cut after each character that may begin a special token, so that none is made of the client's text;
-   such a prompt has no spans for its contents.
+1. marks around each content;
+2. marks inside its outer white space, for templates that trim;
+3. no marks, but a cut after each character that may begin a special token, so that no special token is formed from the
+   client's text. Such a prompt has no spans.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from gateway.conversation.segments import Marks, NoMarksLeft, Segment
 from gateway.generation_request import Text, Turn
 
 _JOINT = "\n"
-"""Between the text parts of one message: templates take one string."""
+"""Joins the text parts of a message, since templates take one string."""
 
 
 class TemplateError(Exception):
-    """The template cannot be used; the message names the file or the reason."""
+    """The template cannot be loaded. The message names the file or the reason."""
 
 
 class ConversationRefused(Exception):
-    """The template does not accept this conversation; the message is the template's."""
+    """The template does not accept this conversation. The message says why."""
 
 
 class Rendered(Struct, frozen=True):
-    """A rendered prompt; a content segment's index points into `contents`."""
+    """A rendered prompt. `Segment.content` is an index into `contents`."""
 
     segments: list[Segment]
     contents: tuple[Text, ...]
@@ -54,11 +55,11 @@ def _raise(message: str) -> None:
 
 
 def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)  # templates print the local date, as elsewhere
+    return datetime.now().strftime(form)  # local time, as in Hugging Face's renderer
 
 
 class ChatTemplate:
-    """One model's template, compiled. `special_texts` are the special tokens that contents must not forge."""
+    """A model's compiled template. `special_texts`: the texts of special tokens, which contents must not form."""
 
     def __init__(self, source: str, variables: dict[str, str], special_texts: frozenset[str]) -> None:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
@@ -70,14 +71,16 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise TemplateError(f"the chat template is broken at line {error.lineno}: {error.message}") from error
+            raise TemplateError(
+                f"the chat template has a syntax error in line {error.lineno}: {error.message}"
+            ) from error
         self._variables = variables
         self._first_characters = frozenset(text[0] for text in special_texts if text)
         self._knows_developer = "developer" in source
 
     @classmethod
     def load(cls, folder: Path, special_texts: frozenset[str]) -> ChatTemplate:
-        """The template of a model folder: `chat_template.jinja`, else the one in `tokenizer_config.json`."""
+        """Load `chat_template.jinja` of a model folder, else that of `tokenizer_config.json`. Raises TemplateError."""
         config_path, path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
         try:
             config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
@@ -91,15 +94,12 @@ class ChatTemplate:
         return cls(source, _special_variables(config), special_texts)
 
     def render(self, turns: Sequence[Turn]) -> Rendered:
-        """The conversation as the model is to see it, ready for its answer.
-
-        Raises ConversationRefused with the template's reason.
-        """
+        """Render the conversation up to where the model's answer begins. Raises ConversationRefused."""
         contents = tuple(text for turn in turns for text in turn.texts)
         try:
             marks = Marks([content.text for content in contents])
         except NoMarksLeft as error:
-            raise ConversationRefused("the text uses too many private code points") from error
+            raise ConversationRefused("the text uses too many private-use code points") from error
         plain = self._run(turns, lambda index, text: text)
         for marked in (marks.whole, marks.core):
             try:
@@ -136,7 +136,7 @@ class ChatTemplate:
 
 
 def _special_variables(config: dict[str, Any]) -> dict[str, str]:
-    """`bos_token` and its like; a token is written as text or as an object with its text."""
+    """`bos_token` and the like of a `tokenizer_config.json`, where a token is a string or an object with its text."""
     variables = {}
     for name, value in config.items():
         if name.endswith("_token"):

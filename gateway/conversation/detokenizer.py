@@ -1,4 +1,4 @@
-"""Token ids back to text, as they come: never half a character, never a special token."""
+"""Token ids to text, incrementally: no incomplete characters, no special tokens; and stop strings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.conversation.tokenizer import Tokenizer
 
 
 class StopStrings:
-    """Watches one output. After a match nothing more comes out."""
+    """Finds stop strings in one output. After a match, no more text is returned."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
@@ -19,19 +19,19 @@ class StopStrings:
 
     @property
     def holding(self) -> int:
-        """Characters held back."""
+        """The number of characters that are held back, since a stop string may begin there."""
         return len(self._held)
 
     def feed(self, text: str) -> str:
-        """The part of what was held and of `text` that can be shown now."""
+        """Add text. Returns the text that cannot belong to a stop string any more."""
         if self.matched is not None:
             return ""
         if not self._stops:
             return text
         buffer = self._held + text
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := buffer.find(stop)) >= 0]
-        if found:
-            _, start, self.matched = min(found)
+        matches = [(start + len(stop), start, stop) for stop in self._stops if (start := buffer.find(stop)) >= 0]
+        if matches:
+            _, start, self.matched = min(matches)
             self._held = ""
             return buffer[:start]
         keep = self._partial(buffer)
@@ -39,37 +39,37 @@ class StopStrings:
         return buffer[: len(buffer) - keep]
 
     def finish(self) -> str:
-        """What was held back, when no text follows."""
+        """The text held back; call it when no more text follows."""
         text, self._held = self._held, ""
         return text
 
     def _partial(self, buffer: str) -> int:
-        """Length of the longest end of `buffer` that begins a stop string."""
+        """Length of the longest suffix of `buffer` that is a prefix of a stop string."""
         longest = min(len(buffer), max(map(len, self._stops)) - 1)
         for length in range(longest, 0, -1):
-            end = buffer[-length:]
-            if any(len(stop) > length and stop.startswith(end) for stop in self._stops):
+            suffix = buffer[-length:]
+            if any(len(stop) > length and stop.startswith(suffix) for stop in self._stops):
                 return length
         return 0
 
 
 class Detokenizer(Protocol):
-    """One output's text so far. `pending`: the last tokens' text is not complete yet."""
+    """The text of one output. `pending`: the last tokens end within a character."""
 
     @property
     def pending(self) -> bool: ...
 
     def feed(self, token: int) -> str:
-        """The text that became certain with this token."""
+        """Add a token. Returns the text that is complete with it."""
         ...
 
     def finish(self) -> str:
-        """What is left when no token follows."""
+        """The remaining text; call it when no more token follows."""
         ...
 
 
 class ByteLevelDetokenizer:
-    """For byte-level vocabularies: bytes through an incremental UTF-8 decoder."""
+    """For byte-level vocabularies: the tokens' bytes through an incremental UTF-8 decoder."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -77,53 +77,53 @@ class ByteLevelDetokenizer:
 
     @property
     def pending(self) -> bool:
-        """Whether some bytes of a character wait for the rest."""
+        """Whether the last character is incomplete."""
         return bool(self._decoder.getstate()[0])
 
     def feed(self, token: int) -> str:
-        """The text that became certain with this token."""
+        """Add a token. Returns the text that is complete with it."""
         return self._decoder.decode(self._tokenizer.token_bytes(token))
 
     def finish(self) -> str:
-        """What is left: a replacement character for an unfinished one."""
+        """The remaining text: a replacement character, if the last one is incomplete."""
         return self._decoder.decode(b"", final=True)
 
 
 class WholeDetokenizer:
-    """For other vocabularies: what a token adds to the one before it, for the first one of a text loses its space.
+    """For other vocabularies: the text that a token adds to the one before, since a text's first token loses its space.
 
-    Bytes that stand for themselves go through an incremental UTF-8 decoder: `tokenizers` takes a run of them for broken
-    as a whole if it does not begin where a character does.
+    Byte tokens go through an incremental UTF-8 decoder, because `tokenizers` replaces a whole run of them if it does
+    not begin at a character.
     """
 
     def __init__(self, tokenizer: Tokenizer, after: Sequence[int] = ()) -> None:
-        """`after`: the tokens that the text goes on from, if it does."""
+        """`after`: the tokens that the text continues, if any."""
         self._tokenizer = tokenizer
-        self._before = [token for token in after if token not in tokenizer.special][-1:]
+        self._previous = [token for token in after if token not in tokenizer.special][-1:]
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     @property
     def pending(self) -> bool:
-        """Whether some bytes of a character wait for the rest."""
+        """Whether the last character is incomplete."""
         return bool(self._decoder.getstate()[0])
 
     def feed(self, token: int) -> str:
-        """The text that became certain with this token."""
+        """Add a token. Returns the text that is complete with it."""
         if token in self._tokenizer.special:
             return ""
         raw = self._tokenizer.token_bytes(token)
         text = self._decoder.decode(raw, final=not raw)
         if not raw:
-            known = self._tokenizer.decode(self._before) if self._before else ""
-            text += self._tokenizer.decode([*self._before, token])[len(known) :]
-        self._before = [token]
+            previous_text = self._tokenizer.decode(self._previous) if self._previous else ""
+            text += self._tokenizer.decode([*self._previous, token])[len(previous_text) :]
+        self._previous = [token]
         return text
 
     def finish(self) -> str:
-        """What is left: a replacement character for an unfinished one."""
+        """The remaining text: a replacement character, if the last one is incomplete."""
         return self._decoder.decode(b"", final=True)
 
 
 def detokenizer_for(tokenizer: Tokenizer, after: Sequence[int] = ()) -> Detokenizer:
-    """A fresh detokenizer for one output; `after`: the tokens that its text goes on from, if it does."""
+    """A detokenizer for one output. `after`: the tokens that its text continues, if any."""
     return ByteLevelDetokenizer(tokenizer) if tokenizer.byte_level else WholeDetokenizer(tokenizer, after)

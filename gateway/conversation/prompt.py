@@ -1,6 +1,6 @@
-"""A conversation as token ids, and where each piece of the request lies in them.
+"""A conversation as token ids, and the span of tokens of each text of the request.
 
-Each segment is tokenized alone, so the tokens of a prefix never depend on what follows it.
+Each segment is tokenized separately, so the tokens of a prefix never depend on the text after it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.generation_request import Turn
 
 
 class Span(Struct, frozen=True):
-    """The piece of the request at the JSON path `path` lies in tokens [start, end)."""
+    """The text at the JSON path `path` is in the tokens [start, end)."""
 
     path: str
     start: int
@@ -23,14 +23,14 @@ class Span(Struct, frozen=True):
 
 
 class Prompt(Struct, frozen=True):
-    """What the model is given."""
+    """The model's input."""
 
     tokens: list[int]
     spans: tuple[Span, ...]
 
 
 class PromptTooLong(Exception):
-    """The text has at least `tokens` tokens, which is more than it may have. It was not tokenized."""
+    """The text has at least `tokens` tokens, more than allowed. It was not tokenized."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__(f"at least {tokens} tokens")
@@ -38,14 +38,17 @@ class PromptTooLong(Exception):
 
 
 def check_length(characters: int, tokenizer: Tokenizer, most_tokens: int) -> None:
-    """Raise PromptTooLong for a text of so many characters that it cannot have as few tokens as it may."""
+    """Raise PromptTooLong if a text of so many characters must have more than `most_tokens` tokens."""
     least = tokenizer.least_tokens(characters)
     if least > most_tokens:
         raise PromptTooLong(least)
 
 
 def make_prompt(turns: Sequence[Turn], template: ChatTemplate, tokenizer: Tokenizer, most_tokens: int) -> Prompt:
-    """Render and tokenize. Raises ConversationRefused; PromptTooLong, sometimes, if that takes over `most_tokens`."""
+    """Render and tokenize a conversation.
+
+    Raises ConversationRefused; PromptTooLong if `most_tokens` is certainly exceeded, but not in every case of it.
+    """
     rendered = template.render(turns)
     check_length(sum(len(segment.text) for segment in rendered.segments), tokenizer, most_tokens)
     tokens: list[int] = []

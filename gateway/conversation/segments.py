@@ -1,7 +1,7 @@
-"""Which parts of a rendered prompt came from the client: contents are marked before rendering and found again after.
+"""Finds the client's texts in a rendered prompt: they are marked before rendering, and split off afterwards.
 
-Four code points of the private planes, that no content of this request has, serve as marks: one opens a content, two
-write its number in binary, one closes it. The template sees ordinary text, and what it prints can be split exactly.
+The marks are private-use code points that no content of the request has: one opens a content, two write its index in
+binary, one closes it. To the template they are ordinary text.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _PIECE = 65_536
 
 
 class NoMarksLeft(Exception):
-    """The contents use so many private code points that none are left to mark them with."""
+    """The contents use so many private-use code points that too few are left for marks."""
 
 
 class Segment(Struct, frozen=True):
-    """A stretch of the rendered text: the template's own (`content` None), or that of the content with this index."""
+    """A part of the rendered text: of the content with this index, or of the template (`content` None)."""
 
     text: str
     content: int | None
@@ -31,7 +31,7 @@ class Marks:
     """The marks for one request's contents."""
 
     def __init__(self, contents: Sequence[str]) -> None:
-        used = _private(contents)
+        used = _characters(contents)
         free = list(islice((mark for mark in _POOL if mark not in used), _NEEDED))
         if len(free) < _NEEDED:
             raise NoMarksLeft
@@ -39,7 +39,7 @@ class Marks:
         self._bits = {self._zero: "0", self._one: "1"}
 
     def whole(self, index: int, content: str) -> str:
-        """The content with marks around all of it; an empty one stays empty, since templates test for that."""
+        """The content with marks around it. An empty one stays empty, because templates test for that."""
         if not content:
             return content
         digits = f"{index:b}".replace("0", self._zero).replace("1", self._one)
@@ -54,23 +54,23 @@ class Marks:
         return content[:start] + self.whole(index, core) + content[start + len(core) :]
 
     def cut_at(self, content: str, first_characters: frozenset[str]) -> str:
-        """The content with a cut after every character that a special token begins with."""
+        """The content with a cut mark after every character that a special token begins with."""
         for character in first_characters:
             content = content.replace(character, character + self.cut)
         return content
 
     def split(self, rendered: str) -> list[Segment] | None:
-        """The segments of a rendered text, None if the template tore the marks apart."""
+        """The segments of a rendered text; None if the template changed the marks."""
         segments: list[Segment] = []
         pieces = rendered.split(self._open)
         self._literal(segments, pieces[0])
         for piece in pieces[1:]:
-            inside, closed, after = piece.partition(self._close)
-            digits = len(inside) - len(inside.lstrip(self._zero + self._one))
-            if not closed or not digits:
+            content, close, after = piece.partition(self._close)
+            digits = len(content) - len(content.lstrip(self._zero + self._one))
+            if not close or not digits:
                 return None
-            index = int("".join(self._bits[mark] for mark in inside[:digits]), 2)
-            segments.append(Segment(inside[digits:], index))
+            index = int("".join(self._bits[mark] for mark in content[:digits]), 2)
+            segments.append(Segment(content[digits:], index))
             self._literal(segments, after)
         stray = (self._close, self._zero, self._one)
         if any(mark in segment.text for segment in segments for mark in stray):
@@ -83,10 +83,10 @@ class Marks:
             segments.append(Segment(text, None))
 
 
-def _private(contents: Sequence[str]) -> set[str]:
-    """The characters of these texts, without those of texts in which no mark can be.
+def _characters(contents: Sequence[str]) -> set[str]:
+    """The characters of those texts that may contain marks.
 
-    Piece by piece: one operation on a text of megabytes would hold up every other thread.
+    A long text is read in pieces, because one operation on megabytes would block all other threads.
     """
     used: set[str] = set()
     for text in contents:

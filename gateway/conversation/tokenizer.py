@@ -1,7 +1,7 @@
-"""Text to token ids, in two voices: the template's, where special tokens mean something, and the client's.
+"""Text to token ids: a template's text with special tokens recognised, a client's text without.
 
-What the client wrote is tokenized with special tokens *not* recognised, so that nobody can end a turn by typing its end
-token. Byte-level vocabularies run on tiktoken when it gives the same ids on samples, others on `tokenizers`.
+Clients therefore cannot end a turn by writing its end token. Byte-level vocabularies use tiktoken if it gives the same
+ids on samples, others use `tokenizers`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _SAMPLES = (
 
 
 class TokenizerError(Exception):
-    """The tokenizer's file cannot be used; the message names it."""
+    """The tokenizer's file cannot be used. The message names it."""
 
 
 class Tokenizer:
-    """One model's vocabulary. `special` are the ids that are never shown as text."""
+    """A model's tokenizer. `special`: the ids that are never shown as text."""
 
     def __init__(self, definition: str) -> None:
         """`definition` is the text of a `tokenizer.json`."""
@@ -50,7 +50,7 @@ class Tokenizer:
         self._added = self.special_texts | self._plain_added
         self.size = self._literal.get_vocab_size(with_added_tokens=True)
         self.opening = self._opening()
-        """What the tokenizer itself puts before a text that stands alone, such as a token that begins it."""
+        """The tokens that the tokenizer puts before a text that stands alone, such as BOS."""
         self._special_names = {token["id"]: token["content"] for token in added if token["special"]}
         self.byte_level = "ByteLevel" in json.dumps(parsed.get("decoder"))
         self._bytes = self._token_bytes(parsed) if self.byte_level else self._fallback_bytes(parsed)
@@ -67,20 +67,20 @@ class Tokenizer:
             return cls(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise TokenizerError(f"cannot read {path}: {error.strerror}") from error
-        except Exception as error:  # tokenizers raises bare Exception, json and lookups their own
+        except Exception as error:  # `tokenizers` raises bare Exception
             raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
 
     @property
     def fast(self) -> bool:
-        """Whether tiktoken does the work."""
+        """Whether tiktoken is used."""
         return self._fast is not None
 
     def literal(self, text: str) -> list[int]:
-        """Ids of a template's own text, special tokens recognised."""
+        """Ids of a template's text, with special tokens recognised."""
         return self._encode(text, self._added, self._literal)
 
     def content(self, text: str) -> list[int]:
-        """Ids of a client's text, in which special tokens are text like any other."""
+        """Ids of a client's text, in which special tokens are ordinary text."""
         return self._encode(text, self._plain_added, self._content)
 
     def _encode(self, text: str, recognised: frozenset[str], slow: tokenizers.Tokenizer) -> list[int]:
@@ -89,50 +89,54 @@ class Tokenizer:
         try:
             return self._fast.encode(text, recognised)
         except ValueError:
-            # Its regex engine gives up on white space without end; `tokenizers` would hold up the whole process for
-            # seconds. So such a text is cut in the middle: always in the same place, and it decodes to itself.
+            # tiktoken's regex engine gives up on very long white space, and `tokenizers` would block the process for
+            # seconds. Such a text is split in the middle: deterministic, and it still decodes to itself.
             middle = len(text) // 2
             return self._encode(text[:middle], recognised, slow) + self._encode(text[middle:], recognised, slow)
 
     def least_tokens(self, characters: int) -> int:
-        """A number of tokens that no text of so many characters has fewer of; 0 where that cannot be said."""
+        """A lower bound of the tokens of any text of so many characters; 0 if unknown."""
         return characters // self._longest if self._longest else 0
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token of a byte-level vocabulary stands for; none for special and unknown ids.
+        """The bytes of a token; empty for special and unknown ids.
 
-        Of another vocabulary: the byte that a token is, and none for tokens that are text.
+        In a vocabulary that is not byte-level, only byte tokens have bytes; others are empty.
         """
         return self._bytes.get(token, b"")
 
     def spelled(self, token: int) -> tuple[str, bytes]:
-        """A token by itself, special or not: its text, with what is no whole character replaced, and its bytes."""
+        """A single token, special or not: its text, with incomplete characters replaced, and its bytes."""
         name = self._special_names.get(token)
         if name is not None:
             return name, name.encode()
         raw = self.token_bytes(token)
         if not (raw or self.byte_level):
-            # The second of two, since the first one of a text may lose its space.
+            # Decoded as the second of two, because a text's first token may lose its space.
             raw = self.decode([token, token])[len(self.decode([token])) :].encode()
         return raw.decode(errors="replace"), raw
 
     def decode(self, tokens: list[int]) -> str:
-        """The whole text of `tokens`, special ones left out."""
+        """The text of `tokens`, without special ones."""
         return self._literal.decode(tokens, skip_special_tokens=True)
 
     def _longest_token(self, parsed: dict[str, Any]) -> int:
-        """The most characters that a token stands for, of a vocabulary that spells every byte; 0 if there is no most:
-        an added token may take all the white space around it, and a normalizer may shorten the text."""
+        """The most characters that a token of a byte-level vocabulary stands for; 0 if there is no such bound, because
+        an added token takes the white space around it or a normalizer shortens the text."""
         added = parsed.get("added_tokens") or []
-        if not self.byte_level or parsed.get("normalizer") or any(one["lstrip"] or one["rstrip"] for one in added):
+        if (
+            not self.byte_level
+            or parsed.get("normalizer")
+            or any(token["lstrip"] or token["rstrip"] for token in added)
+        ):
             return 0
-        return max(map(len, [*self._bytes.values(), *(one["content"] for one in added)]), default=0)
+        return max(map(len, [*self._bytes.values(), *(token["content"] for token in added)]), default=0)
 
     def _opening(self) -> list[int]:
         plain = self._literal.encode("a", add_special_tokens=False).ids
-        whole = self._literal.encode("a", add_special_tokens=True).ids
-        at = next((at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), 0)
-        return whole[:at] if plain else []
+        complete = self._literal.encode("a", add_special_tokens=True).ids
+        start = next((i for i in range(len(complete)) if complete[i : i + len(plain)] == plain), 0)
+        return complete[:start] if plain else []
 
     def _token_bytes(self, parsed: dict[str, Any]) -> dict[int, bytes]:
         table: dict[int, bytes] = {}
@@ -144,7 +148,7 @@ class Tokenizer:
         return table
 
     def _fallback_bytes(self, parsed: dict[str, Any]) -> dict[int, bytes]:
-        """The tokens that are a byte each, for texts that the others cannot spell."""
+        """Byte tokens (`<0x0A>`) -> their byte, for texts that other tokens cannot spell."""
         if "ByteFallback" not in json.dumps(parsed.get("decoder")):
             return {}
         numbers = {byte: self._literal.token_to_id(f"<0x{byte:02X}>") for byte in range(256)}

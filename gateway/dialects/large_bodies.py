@@ -1,10 +1,12 @@
-"""Bounds on large bodies, checked before they are decoded: what a body costs us follows its parts, not its bytes.
+"""Limits on large bodies, checked before they are decoded: the cost of decoding depends on the parts, not the bytes.
 
-A body of 8 MB may be one text, which costs 3 ms, or 200,000 parts of a message, which cost 200 times that while nobody
-else is served. So a large body is first decoded into shapes that hold nothing and count what there is; decoding ends
-with the first part too many. Of a field that is given twice only the last one would be counted, while the decoder that
-reads the fields decodes both; so each field is given once. A field that nobody knows is compared with all that are
-known, so how many fields a body has is bounded first. What is wrong otherwise is left to that decoder.
+A body of 8 MB may be one text, which takes 3 ms to decode, or 200,000 message parts, which take 200 times as long and
+block the event loop. So a large body is first decoded into structs that keep nothing and only count; decoding stops
+at the first part over the limit.
+
+- A field that occurs twice would be counted once and decoded twice, so each field may occur only once.
+- msgspec compares an unknown field with all known ones, so the number of fields is limited first.
+- Everything else is left to the decoder that reads the request.
 """
 
 from __future__ import annotations
@@ -17,25 +19,25 @@ import msgspec
 from msgspec import Raw, Struct
 
 from gateway.dialects.json_paths import ABSENT, decode
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidField, InvalidRequest
 from protocol.requests import MOST_CHOICES
 
 LARGE_BYTES = 64 * 1024
-"""A smaller body is decoded at once, where it is read."""
+"""A smaller body is decoded on the event loop, without these checks."""
 MOST_PARTS = 16_384
-"""Messages and parts of messages that a request may have."""
+"""Messages and message parts of a request, together."""
 MOST_FIELDS = 4096
-"""Fields of a body, those that nobody knows and repeated ones too."""
+"""Fields of a body, with unknown and repeated ones."""
 MOST_TOKEN_IDS = 2 * 1024 * 1024
 _FIELD_BYTES = 64 * 1024
 _GRAMMAR_BYTES = 1024 * 1024
 
 _counted = threading.local()
-"""`left`: how many more parts the body may have that this thread decodes; `met`: values that have parts, so far."""
+"""Of the body that a thread decodes. `left`: parts that it may still have; `containers`: arrays and objects so far."""
 
 
 class _TooMany(Exception):
-    """There are more parts than a request may have."""
+    """The body has more parts than allowed."""
 
 
 def _count() -> None:
@@ -45,7 +47,7 @@ def _count() -> None:
 
 
 class _AnyField(Enum):
-    """The name of any field. Decoding looks each one up here, which counts it, and ends with the first one too many."""
+    """Any field name. Decoding looks each name up here, which counts it, and stops at the first too many."""
 
     ANY = "\0"
 
@@ -85,26 +87,26 @@ class _Body(Struct):
 
 class _Object(Struct):
     def __post_init__(self) -> None:
-        _counted.met += 1
+        _counted.containers += 1
 
 
 class _Array(Struct, array_like=True):
     def __post_init__(self) -> None:
-        _counted.met += 1
+        _counted.containers += 1
 
 
 _Objects: TypeAlias = _Object | str | float | bool | None
 _Arrays: TypeAlias = _Array | str | float | bool | None
 
 
-class _GivenMessage(Struct):
+class _ContainersOfMessage(Struct):
     tool_calls: _Arrays = None
 
 
-class _GivenBody(Struct):
-    """Every value of a field is met, also one that another follows under the same name."""
+class _ContainersOfBody(Struct):
+    """Counts every array and object that is a field's value, also those of a field that occurs again."""
 
-    messages: list[_GivenMessage] = []
+    messages: list[_ContainersOfMessage] = []
     prompt: _Arrays = None
     stop: _Arrays = None
     stop_token_ids: _Arrays = None
@@ -124,7 +126,7 @@ _FIELDS = {
 }
 _fields = msgspec.json.Decoder(dict[_AnyField, Raw])
 _body = msgspec.json.Decoder(_Body)
-_given = msgspec.json.Decoder(_GivenBody)
+_containers = msgspec.json.Decoder(_ContainersOfBody)
 _prompts = msgspec.json.Decoder(
     msgspec.defstruct(
         "_Prompts",
@@ -133,23 +135,23 @@ _prompts = msgspec.json.Decoder(
         forbid_unknown_fields=True,
     )
 )
-"""As many prompts as a request may have; decoding ends with the first one more."""
+"""As many prompts as a request may have; decoding fails at the next one."""
 
 
 def check_large_body(body: bytes) -> None:
-    """Raise InvalidRequest, naming the field, for a large body with more parts than a request may have."""
+    """Raise InvalidRequest, which names the field, for a large body with more parts than allowed."""
     if len(body) <= LARGE_BYTES:
         return
     _check_fields(body)
-    _counted.left, _counted.met = MOST_PARTS, 0
+    _counted.left, _counted.containers = MOST_PARTS, 0
     try:
         shape = decode(_body, body)
     except _TooMany as error:
-        raise _too_long("$.messages", f"has more than {MOST_PARTS} messages and parts of messages") from error
-    _check_repeated(decode(_given, body))
+        raise InvalidField("$.messages", f"it has more than {MOST_PARTS} messages and message parts") from error
+    _check_repeated(decode(_containers, body))
     for name, most in _FIELDS.items():
         if len(getattr(shape, name)) > most:
-            raise _too_long(f"$.{name}", f"is longer than {most} bytes")
+            raise InvalidField(f"$.{name}", f"it is longer than {most} bytes")
     _check_prompt(shape.prompt)
 
 
@@ -159,19 +161,17 @@ def _check_fields(body: bytes) -> None:
         _fields.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if _counted.left < 0:
-            raise InvalidRequest(
-                f"The body has more than {MOST_FIELDS} fields.", path="$", code="invalid_value"
-            ) from error
+            raise InvalidField("$", f"the body has more than {MOST_FIELDS} fields") from error
 
 
-def _check_repeated(given: _GivenBody) -> None:
-    values = [*(getattr(given, name) for name in ("prompt", *_FIELDS)), *(each.tool_calls for each in given.messages)]
-    if _counted.met != sum(isinstance(value, _Object | _Array) for value in values):
-        raise InvalidRequest("A body names each field once.", code="invalid_json")
+def _check_repeated(body: _ContainersOfBody) -> None:
+    values = [*(getattr(body, name) for name in ("prompt", *_FIELDS)), *(m.tool_calls for m in body.messages)]
+    if _counted.containers != sum(isinstance(value, _Object | _Array) for value in values):
+        raise InvalidRequest("A field occurs twice in the body; give each field once.", code="invalid_json")
 
 
 def _check_prompt(raw: Any) -> None:
-    """Lists of token ids are counted by their commas: there is no text in them."""
+    """Check the number of prompts and token ids. Token ids are counted by their commas: they contain no text."""
     start = bytes(memoryview(raw)[:4096]).lstrip()
     if not start.startswith(b"["):
         return
@@ -179,12 +179,8 @@ def _check_prompt(raw: Any) -> None:
         try:
             _prompts.decode(raw)
         except msgspec.ValidationError as error:
-            raise _too_long("$.prompt", f"has more than {MOST_CHOICES} prompts") from error
+            raise InvalidField("$.prompt", f"it has more than {MOST_CHOICES} prompts") from error
         if start[1:].lstrip()[:1] == b'"':
             return
     if bytes(raw).count(b",") >= MOST_TOKEN_IDS:
-        raise _too_long("$.prompt", f"has more than {MOST_TOKEN_IDS} token ids")
-
-
-def _too_long(path: str, what: str) -> InvalidRequest:
-    return InvalidRequest(f"{path} {what}.", path=path, code="invalid_value")
+        raise InvalidField("$.prompt", f"it has more than {MOST_TOKEN_IDS} token ids")

@@ -1,101 +1,121 @@
-"""Query parameters of reports, checked one by one. Lists come as `name` or `name[]`, once for each item."""
+"""Reads and checks query parameters. A list comes as `name` or `name[]`, once for each item."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
-from gateway.errors import InvalidRequest
+from litestar import Request
+
+from gateway.errors import InvalidField
 from storage.database.base import to_instant
 
-_LATEST = 2**40
+_MOST_INTEGER = 2**40
+_SHOWN = 40
+"""Characters of a wrong value that an error message repeats."""
+Value = TypeVar("Value")
 
 
 class Parameters:
-    """A request's query. Everything here raises InvalidRequest naming the parameter."""
+    """A request's query. Every method may raise InvalidRequest, which names the parameter.
 
-    def __init__(self, given: Mapping[str, Sequence[str]]) -> None:
-        self._given = given
-        self._known = {"beta"}  # what a vendor's client adds to the address of a beta, whatever it asks
+    A method returns None for a parameter that is absent.
+    """
 
-    def one(self, name: str) -> str | None:
-        """The last value that was given; None for none."""
+    def __init__(self, values: Mapping[str, Sequence[str]]) -> None:
+        self._values = values
+        self._known = {"beta"}  # which Anthropic's client adds to the URL of every beta endpoint
+
+    @classmethod
+    def of(cls, request: Request[Any, Any, Any]) -> Parameters:
+        """The query of a request."""
+        return cls(request.query_params.dict())
+
+    def text(self, name: str) -> str | None:
+        """The value; the last one if there are several."""
         self._known.add(name)
-        values = self._given.get(name)
+        values = self._values.get(name)
         return values[-1] if values else None
 
     def required(self, name: str) -> str:
         """The value, which must be there."""
-        value = self.one(name)
+        value = self.text(name)
         if value is None:
-            raise InvalidRequest(f"{name} is missing.", path=name, code="missing_required_parameter")
+            raise InvalidField(name, "it is missing", code="missing_required_parameter")
         return value
 
-    def many(self, name: str) -> list[str] | None:
-        """All values; None for none."""
+    def texts(self, name: str) -> list[str] | None:
+        """All values."""
         self._known |= {name, f"{name}[]"}
-        return [*self._given.get(name, ()), *self._given.get(f"{name}[]", ())] or None
+        return [*self._values.get(name, ()), *self._values.get(f"{name}[]", ())] or None
 
     def ids(self, name: str) -> list[UUID] | None:
-        """All values as ids; None for none."""
+        """All values, as ids."""
         try:
-            return [UUID(text) for text in self.many(name) or ()] or None
+            return [UUID(text) for text in self.texts(name) or ()] or None
         except ValueError as error:
-            raise _wrong(name, "not an id") from error
+            raise InvalidField(name, "not an id") from error
 
-    def whole(self, name: str) -> int | None:
-        """A whole number; None for none."""
-        text = self.one(name)
+    def integer(self, name: str) -> int | None:
+        """A whole number from 0 to 2**40 - 1."""
+        text = self.text(name)
         if text is None:
             return None
-        if not (text.isascii() and text.isdigit() and int(text[:20]) < _LATEST):
-            raise _wrong(name, f"{text[:40]!r} is not a whole number")
+        if not (text.isascii() and text.isdigit() and int(text[:20]) < _MOST_INTEGER):
+            raise InvalidField(name, f"{text[:_SHOWN]!r} is not a whole number from 0 to {_MOST_INTEGER - 1}")
         return int(text)
 
+    def page_size(self, default: int = 20, least: int = 1, most: int = 100) -> int:
+        """The parameter `limit`: how many objects to list. 0, where it is allowed, means the default."""
+        limit = self.integer("limit")
+        if limit is not None and not least <= limit <= most:
+            raise InvalidField("limit", f"it must be from {least} to {most}")
+        return limit or default
+
     def instant(self, name: str) -> int | None:
-        """An RFC 3339 timestamp in microseconds since the Unix epoch; None for none."""
-        text = self.one(name)
+        """An RFC 3339 timestamp, in microseconds since the Unix epoch."""
+        text = self.text(name)
         if text is None:
             return None
         try:
             # A "+" that was not percent-encoded arrives as a space.
             return to_instant(datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text))
         except ValueError as error:
-            raise _wrong(name, f"{text[:40]!r} is not a timestamp such as 2026-11-01T00:00:00Z") from error
+            raise InvalidField(name, f"{text[:_SHOWN]!r} is not a timestamp such as 2026-11-01T00:00:00Z") from error
 
     def choice(self, name: str, choices: Sequence[str]) -> Any:
-        """One of the choices; None for none."""
-        text = self.one(name)
-        return None if text is None else _chosen(name, text, choices)
+        """One of the choices."""
+        text = self.text(name)
+        return None if text is None else _check_choice(name, text, choices)
 
     def choices(self, name: str, choices: Sequence[str]) -> list[Any] | None:
-        """Several of the choices; None for none."""
-        texts = self.many(name)
-        return None if texts is None else [_chosen(name, text, choices) for text in texts]
+        """All values, each one of the choices."""
+        texts = self.texts(name)
+        return None if texts is None else [_check_choice(name, text, choices) for text in texts]
 
-    def truth(self, name: str) -> bool | None:
-        """Whether it is true; None if nothing was said."""
-        text = self.one(name)
-        return None if text is None else _chosen(name, text.lower(), ("true", "false")) == "true"
+    def mapped(self, name: str, table: Mapping[str, Sequence[Value]]) -> list[Value]:
+        """The values of a table whose keys are given, in the order given; empty if absent."""
+        return [value for key in self.choices(name, list(table)) or () for value in table[key]]
 
-    def refuse(self, name: str, why: str) -> None:
-        """Refuse a filter that could not be honoured: ignoring it would answer another question."""
-        if self.many(name):
-            raise _wrong(name, why)
+    def boolean(self, name: str) -> bool | None:
+        """`true` or `false`."""
+        text = self.text(name)
+        return None if text is None else _check_choice(name, text.lower(), ("true", "false")) == "true"
 
-    def nothing_else(self) -> None:
-        """Refuse what was not looked at: a filter with a slip of the pen would silently be none."""
-        for name in sorted(self._given.keys() - self._known):
-            raise InvalidRequest(f"{name[:80]}: there is no such parameter.", path=name[:80], code="unknown_parameter")
+    def reject(self, name: str, why: str) -> None:
+        """Refuse a filter that is not supported: the result without it would answer another question."""
+        if self.texts(name):
+            raise InvalidField(name, why)
+
+    def reject_unknown(self) -> None:
+        """Refuse parameters that were not read: a misspelt filter would silently have no effect."""
+        for name in sorted(self._values.keys() - self._known):
+            raise InvalidField(name[:80], "there is no such parameter", code="unknown_parameter")
 
 
-def _chosen(name: str, text: str, choices: Sequence[str]) -> str:
+def _check_choice(name: str, text: str, choices: Sequence[str]) -> str:
     if text not in choices:
-        raise _wrong(name, f"{text[:40]!r} is not one of {', '.join(choices)}")
+        raise InvalidField(name, f"{text[:_SHOWN]!r} is not one of {', '.join(choices)}")
     return text
-
-
-def _wrong(name: str, problem: str) -> InvalidRequest:
-    return InvalidRequest(f"{name}: {problem}.", path=name, code="invalid_value")

@@ -1,1 +1,1 @@
-"""HTTP routes: each reads a request, asks the gateway, and answers in its dialect."""
+"""HTTP routes: each reads a request, calls the gateway, and responds in its dialect."""

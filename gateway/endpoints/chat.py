@@ -11,11 +11,12 @@ from litestar.types import ASGIApp
 
 from gateway.admission.admission import Payer
 from gateway.dialects.openai import chat_request
-from gateway.dialects.openai.chat_response import ChatAnswer, Header
+from gateway.dialects.openai.chat_response import ChatWriter
+from gateway.dialects.openai.common_response import ResponseIdentity
 from gateway.endpoints.generation_response import respond
 from gateway.endpoints.request_body import read_call
 from gateway.http.authentication import project_principal
-from gateway.request_context import of
+from gateway.request_context import request_context
 from gateway.services import Gateway
 
 
@@ -24,18 +25,17 @@ def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
 
     @post("/v1/chat/completions")
     async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
-        """Generate answers, whole or streamed."""
+        """Answer a conversation, whole or streamed."""
         gateway.requests.check()
-        about, principal = of(request.scope), project_principal(request.scope)
+        context, principal = request_context(request.scope), project_principal(request.scope)
         call = await read_call(gateway, request, principal, chat_request.parse)
         model = gateway.services.models.get(call.generation.model)
-        about.model = model.name
-        payer = Payer.of(principal)
-        prepared = await gateway.admission.prepare(about.id, payer, call.generation)
-        lane = call.generation.lane
-        header = Header.of("chatcmpl", about.id, model, about.name, int(time.time()), lane=lane)
+        context.model = model.name
+        prepared = await gateway.admission.prepare(context.id, Payer.of(principal), model, call.generation)
+        lane, created = call.generation.lane, int(time.time())
+        identity = ResponseIdentity.of("chatcmpl", context.id, model, context.name, created, lane=lane)
         logprobs = call.generation.logprobs is not None
-        writer = ChatAnswer(header, model.tokenizer, logprobs=logprobs, include_usage=call.include_usage)
+        writer = ChatWriter(identity, model.tokenizer, logprobs=logprobs, include_usage=call.include_usage)
         return await respond(gateway, request, [prepared], writer, stream=call.stream)
 
     return create_chat_completion

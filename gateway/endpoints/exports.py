@@ -1,4 +1,4 @@
-"""/v1/exports: a tenant's administrator asks for files of usage, costs and books, and fetches them once made."""
+"""/v1/exports: a tenant's administrator orders files of usage, costs and books, and downloads them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
-from litestar import MediaType, Request, Response, get, post
+from litestar import Request, Response, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from litestar.response import File
@@ -15,19 +15,18 @@ from msgspec import Struct
 from billing.exports.datasets import InvalidExport
 from billing.exports.formats.writers import MEDIA_TYPES
 from billing.exports.jobs import ExportJob, ExportNotFound, TooManyExports
-from gateway.dialects.json_paths import decode
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
-from gateway.errors import Conflict, InvalidRequest, NotFound, RateLimited, Unavailable
+from gateway.errors import Conflict, InvalidField, NotFound, RateLimited, Unavailable
 from gateway.http.authentication import admin_principal
+from gateway.http.responses import json_response
 from gateway.services import Gateway
 
-_MOST = 100
 _WAIT_S = 30
 
 
 class ExportRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """What may be asked for."""
+    """The body of a new export."""
 
     dataset: str
     period: str
@@ -35,7 +34,7 @@ class ExportRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExportObject(Struct, frozen=True, kw_only=True):
-    """A job as its owner sees it; instants in seconds since the Unix epoch."""
+    """An export as its tenant sees it. Instants are in seconds since the Unix epoch."""
 
     id: str
     object: Literal["export"] = "export"
@@ -65,7 +64,7 @@ def export_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     jobs, patience = gateway.services.exports, gateway.services.options.patience
     wait = gateway.patience.exports.wait
 
-    async def found(request: Request[Any, Any, Any], name: str) -> ExportJob:
+    async def find(request: Request[Any, Any, Any], name: str) -> ExportJob:
         try:
             return await wait(jobs.get(admin_principal(request.scope).tenant_id, _id(name)))
         except ExportNotFound as error:
@@ -75,45 +74,38 @@ def export_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def create_export(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Queue an export."""
         principal = admin_principal(request.scope)
-        asked = decode(_DECODER, await read_management_body(request, patience))
+        body = await read_management_body(request, patience, _DECODER)
         try:
-            job = await wait(
-                jobs.queue(principal.tenant_id, principal.key_id, asked.dataset, asked.period, asked.format)
-            )
+            job = await wait(jobs.queue(principal.tenant_id, principal.key_id, body.dataset, body.period, body.format))
         except InvalidExport as error:
-            raise InvalidRequest(
-                f"$.{error.field}: {error.problem}.", path=f"$.{error.field}", code="invalid_value"
-            ) from error
+            raise InvalidField(f"$.{error.field}", error.problem) from error
         except TooManyExports as error:
             raise RateLimited(f"{error}; wait until some are.", retry_after=_WAIT_S) from error
-        return _answer(_object(job), 202)
+        return json_response(_object(job), 202)
 
     @get("/v1/exports")
     async def list_exports(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """The tenant's exports, the newest first."""
+        """The tenant's exports, newest first."""
         principal = admin_principal(request.scope)
-        given = Parameters(request.query_params.dict())
-        limit, after = given.whole("limit"), given.one("after")
-        given.nothing_else()
-        if limit is not None and not 1 <= limit <= _MOST:
-            raise InvalidRequest(f"limit: it is not between 1 and {_MOST}.", path="limit", code="invalid_value")
-        limit = limit or 20
-        known = await wait(jobs.list(principal.tenant_id, limit + 1, None if after is None else _id(after)))
-        return _answer(ExportList(data=[_object(job) for job in known[:limit]], has_more=len(known) > limit))
+        parameters = Parameters.of(request)
+        limit, after = parameters.page_size(), parameters.text("after")
+        parameters.reject_unknown()
+        found = await wait(jobs.list(principal.tenant_id, limit + 1, None if after is None else _id(after)))
+        return json_response(ExportList(data=[_object(job) for job in found[:limit]], has_more=len(found) > limit))
 
     @get("/v1/exports/{name:str}")
     async def retrieve_export(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
-        """One export: its state, and its manifest once it is done."""
-        return _answer(_object(await found(request, name)))
+        """One export: its status, and its manifest once it is done."""
+        return json_response(_object(await find(request, name)))
 
     @get("/v1/exports/{name:str}/content")
     async def retrieve_export_content(request: Request[Any, Any, Any], name: FromPath[str]) -> File:
-        """The file itself."""
-        job = await found(request, name)
+        """The file of a finished export."""
+        job = await find(request, name)
         if job.state == "expired":
-            raise NotFound("The file was removed after its time; ask for the export again.", code="export_expired")
+            raise NotFound("The file has expired and was removed; order the export again.", code="export_expired")
         if job.state != "done":
-            raise Conflict(f"The export is {job.state}, not done.", code="export_not_ready")
+            raise Conflict(f"The export is {job.state}; its file is there once it is done.", code="export_not_ready")
         path = jobs.path(job)
         if not path.is_file():
             raise Unavailable("The file is not on this machine: gateways and workers must share TURNPIKE_EXPORT_DIR.")
@@ -137,17 +129,13 @@ def _object(job: ExportJob) -> ExportObject:
         format=job.format,
         status=job.state,
         rows=job.rows,
-        created_at=_seconds(job.created_at) or 0,
-        started_at=_seconds(job.started_at),
-        finished_at=_seconds(job.finished_at),
+        created_at=_unix_seconds(job.created_at) or 0,
+        started_at=_unix_seconds(job.started_at),
+        finished_at=_unix_seconds(job.finished_at),
         error=job.error,
         manifest=None if job.manifest is None else msgspec.Raw(job.manifest.encode()),
     )
 
 
-def _seconds(instant: int | None) -> int | None:
+def _unix_seconds(instant: int | None) -> int | None:
     return None if instant is None else instant // 1_000_000
-
-
-def _answer(body: Struct, status: int = 200) -> Response[bytes]:
-    return Response(msgspec.json.encode(body), status_code=status, media_type=MediaType.JSON)

@@ -1,4 +1,4 @@
-"""What the endpoints that generate have in common: run what was prepared, answer whole or as it comes."""
+"""Runs prepared requests and responds, whole or streamed: what all generating endpoints share."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from gateway.generation.generation_task import GenerationTask
 from gateway.http.sse import ClientWatch, EventStream, EventWriter
 from gateway.services import Gateway
 
-SHORTENED = "x-turnpike-max-tokens"
-_GONE = 503
-"""The status of an answer that nobody will read."""
+AFFORDABLE_TOKENS_HEADER = "x-turnpike-max-tokens"
+_NOBODY_READS = 503
+"""The status of a response that nobody will read."""
 
 
 class ResponseWriter(EventWriter, Protocol):
-    """A dialect's answer as bytes, in events or whole."""
+    """A dialect's response as bytes, whole or in events."""
 
-    def whole(self, parts: Sequence[ChoiceDelta], end: Finished) -> bytes:
-        """The answer of one part for each choice, in their order."""
+    def whole(self, deltas: Sequence[ChoiceDelta], end: Finished) -> bytes:
+        """The whole response, of one delta for each choice, in order."""
         ...
 
 
@@ -44,60 +44,63 @@ async def respond(
     *,
     stream: bool,
 ) -> ASGIApp:
-    """Run requests of equally many choices each and answer them as one. Raises what is wrong before the first text."""
+    """Run requests that have equally many choices each, and answer them as one.
+
+    Raises the GatewayError of a request that fails before its first text, or, if not streamed, at any time.
+    """
     options = gateway.services.options
-    owners: list[GenerationTask] = []
+    tasks: list[GenerationTask] = []
 
-    def gone(why: str = "client") -> None:
-        for owner in owners:
-            gateway.requests.client_left(owner, why)
+    def client_gone(why: str = "client") -> None:
+        for task in tasks:
+            gateway.requests.client_left(task, why)
 
-    watch = ClientWatch(request.receive, gone)
+    watch = ClientWatch(request.receive, client_gone)
     try:
-        owners.extend(gateway.requests.start(each, streamed=stream) for each in prepared)
-        source = DeliverySequence([owner.delivery for owner in owners], prepared[0].generation.choices)
+        tasks.extend(gateway.requests.start(request_part, streamed=stream) for request_part in prepared)
+        reader = DeliverySequence([task.delivery for task in tasks], prepared[0].generation.choices)
         if not stream:
-            whole = await _whole(source, writer, len(prepared) * prepared[0].generation.choices, owners)
+            response = await _whole(reader, writer, len(prepared) * prepared[0].generation.choices, tasks)
             watch.stop()
-            return whole
-        first = await source.next(options.keep_alive)
+            return response
+        first = await reader.next(options.keep_alive)
         if isinstance(first, Failed):
             raise first.failure
     except BaseException:
-        gone("handler")
+        client_gone("handler")
         watch.stop()
         raise
     return EventStream(
-        source,
+        reader,
         first,
         writer,
         watch=watch,
-        gone=gone,
+        on_gone=client_gone,
         keep_alive=options.keep_alive,
         patience=options.patience,
-        headers=_shortened(owners),
+        headers=_affordable_header(tasks),
     )
 
 
-def _shortened(owners: Sequence[GenerationTask]) -> dict[str, str]:
-    """The header that says to how many output tokens the money reaches, if that is fewer than there was room for."""
-    limits = [owner.affordable_max_tokens for owner in owners if owner.affordable_max_tokens is not None]
-    return {SHORTENED: str(min(limits))} if limits else {}
+def _affordable_header(tasks: Sequence[GenerationTask]) -> dict[str, str]:
+    """The header that says how many output tokens the money allows, where that is fewer than was possible."""
+    limits = [task.prepared.sampling.max_tokens for task in tasks if task.prepared.shortened]
+    return {AFFORDABLE_TOKENS_HEADER: str(min(limits))} if limits else {}
 
 
 async def _whole(
-    source: DeliveryReader, writer: ResponseWriter, choices: int, owners: Sequence[GenerationTask]
+    reader: DeliveryReader, writer: ResponseWriter, choices: int, tasks: Sequence[GenerationTask]
 ) -> ASGIApp:
-    """The answer when all of it is there. Raises its failure."""
-    parts = [ChoiceDelta(choice, "") for choice in range(choices)]
+    """The response after everything has arrived. Raises the failure."""
+    deltas = [ChoiceDelta(choice, "") for choice in range(choices)]
     while True:
-        item = await source.next()
+        item = await reader.next()
         if isinstance(item, Finished):
-            body = writer.whole(merge_deltas(parts), item)
-            return ASGIResponse(body=body, media_type=MediaType.JSON, headers=_shortened(owners))
+            body = writer.whole(merge_deltas(deltas), item)
+            return ASGIResponse(body=body, media_type=MediaType.JSON, headers=_affordable_header(tasks))
         if isinstance(item, Failed):
             raise item.failure
         if isinstance(item, ReaderGone):
-            return ASGIResponse(body=b"", status_code=_GONE)
+            return ASGIResponse(body=b"", status_code=_NOBODY_READS)
         if item is not None:
-            parts += item.parts
+            deltas += item.deltas

@@ -1,14 +1,14 @@
-"""What the machinery around a gateway asks: is it alive, may it be sent requests, how is it doing."""
+"""/healthz, /readyz and /metrics: whether a gateway worker lives, takes requests, and its metrics."""
 
 from __future__ import annotations
 
-from litestar import HttpMethod, MediaType, Response, route
+from litestar import HttpMethod, Response, route
 from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
-from msgspec.json import encode
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.http.authentication import PUBLIC
+from gateway.http.responses import json_response
 from gateway.services import Gateway
 from storage.database.database import DatabaseUnavailable
 
@@ -18,20 +18,20 @@ _OPT = {PUBLIC: True}
 
 
 class Readiness(Struct, frozen=True):
-    """Whether requests are welcome, and what is missing if not."""
+    """Whether the worker takes requests, and the problems if it does not."""
 
     ready: bool
     problems: list[str]
 
 
 async def readiness(gateway: Gateway) -> Readiness:
-    """Check the disk, the database, the spool and every model's replicas."""
+    """Check the database, the disk, the spool and the replicas of every model."""
     services = gateway.services
     problems = ["draining"] if gateway.requests.draining else []
     try:
         await gateway.pings.wait(services.database.ping())
     except DatabaseUnavailable:
-        problems.append("the database is away")
+        problems.append("the database is unavailable")
     if gateway.disk.problem is not None:
         problems.append(gateway.disk.problem)
     if gateway.recorder.failing:
@@ -48,29 +48,29 @@ async def readiness(gateway: Gateway) -> Readiness:
 
 
 def health_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """GET and HEAD of /healthz and /readyz, for one worker; they need no key."""
+    """GET and HEAD of /healthz and /readyz, for one worker, without authentication."""
 
     @route("/healthz", http_method=_READ, opt=_OPT)
     async def healthz() -> Response[bytes]:
-        """The process answers."""
-        return Response(b'{"status":"ok"}', media_type=MediaType.JSON)
+        """The process answers: 200."""
+        return json_response(b'{"status":"ok"}')
 
     @route("/readyz", http_method=_READ, opt=_OPT)
     async def readyz() -> Response[bytes]:
-        """Requests are welcome: 200, else 503."""
+        """The worker takes requests: 200, else 503."""
         state = await readiness(gateway)
-        return Response(encode(state), status_code=_READY if state.ready else _NOT_READY, media_type=MediaType.JSON)
+        return json_response(state, _READY if state.ready else _NOT_READY)
 
     return [healthz, readyz]
 
 
 def metrics_route(gateway: Gateway) -> HTTPRouteHandler:
-    """GET and HEAD of /metrics, for one worker; it needs no key."""
+    """GET and HEAD of /metrics, for one worker, without authentication."""
 
     @route("/metrics", http_method=_READ, opt=_OPT)
     async def metrics() -> Response[bytes]:
         """Prometheus metrics."""
-        # As a header: Litestar adds a charset to a media type, and this one names its own.
+        # As a header, because Litestar adds a charset to a media type and this one names its own.
         return Response(gateway.metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     return metrics

@@ -1,16 +1,15 @@
-"""GET /v1/prices: what applies to the tenant who asks, at an instant.
+"""GET /v1/prices: the prices that apply to the asking tenant at an instant.
 
-The shape is ours: no vendor has one. An amount comes as a decimal string per 1,000,000 units and as the integer of
-micro-units that costs are computed from: `cost in pico-units = units × price_micro`. A request is priced whole by the
-rows of its lane whose `context_from` is the largest that its prompt's tokens reach.
+The format is ours, since no vendor has one. A price comes as a decimal string per 1,000,000 units, and as the integer
+of micro-units that costs are computed from: `cost in pico-units = units × price_micro`. All of a request is priced by
+the rows of its lane with the largest `context_from` that its prompt reaches in tokens.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-from litestar import MediaType, Request, Response, get
+from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 
@@ -19,15 +18,16 @@ from billing.money import MICRO
 from billing.prices import EVERY_LANE, LANES, PriceMissing, PriceVersion
 from billing.prices.grid import amount, in_order
 from billing.prices.version import STORAGE
-from gateway.errors import InvalidRequest, Unavailable
+from gateway.errors import InvalidField, Unavailable
 from gateway.http.authentication import KEYLESS
-from gateway.request_context import of
+from gateway.http.responses import json_response
+from gateway.request_context import request_context
 from gateway.services import Gateway
 from storage.database.database import DatabaseUnavailable
 
 
 class Price(Struct, frozen=True):
-    """One cell of the grid."""
+    """The price of a meter in a lane, for prompts from `context_from` tokens on."""
 
     meter: str
     lane: str
@@ -37,7 +37,7 @@ class Price(Struct, frozen=True):
 
 
 class ModelPrices(Struct, frozen=True, kw_only=True):
-    """A price version: what events refer to as `price_version`, unchanged for ever."""
+    """The prices of a model: a price version, which usage events name as `price_version` and which never changes."""
 
     object: str = "model.prices"
     model: str
@@ -49,7 +49,7 @@ class ModelPrices(Struct, frozen=True, kw_only=True):
 
 
 class PriceList(Struct, frozen=True, kw_only=True):
-    """The served models that had prices then."""
+    """The prices of the served models that have prices at the instant."""
 
     object: str = "list"
     at: str
@@ -63,36 +63,36 @@ def list_prices(gateway: Gateway) -> HTTPRouteHandler:
 
     @get("/v1/prices", opt={KEYLESS: services.options.public_prices})
     async def get_prices(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """Every served model's prices, at `at` or now."""
-        principal = of(request.scope).principal
+        """The prices of every served model, at the instant `at` or now."""
+        principal = request_context(request.scope).principal
         tenant = principal.tenant_id if principal else None
-        given = request.query_params.getall("at", [])
+        instants = request.query_params.getall("at", [])
         data = []
         try:
-            at = parse_instant(given[-1]) if given else await wait(services.prices.now())
+            at = parse_instant(instants[-1]) if instants else await wait(services.prices.now())
             for model in services.models:
                 try:
-                    data.append(_model(await wait(services.prices.current(model.name, at, tenant))))
+                    data.append(_model_prices(await wait(services.prices.current(model.name, at, tenant))))
                 except PriceMissing:
                     continue
         except InvalidInstant as error:
-            raise InvalidRequest(f"at: {error}.", path="at", code="invalid_value") from error
+            raise InvalidField("at", str(error)) from error
         except DatabaseUnavailable as error:
-            raise Unavailable("The database is away; try again shortly.", retry_after=2.0) from error
-        return Response(msgspec.json.encode(PriceList(at=format_instant(at), data=data)), media_type=MediaType.JSON)
+            raise Unavailable("The database is unavailable; try again shortly.", retry_after=2.0) from error
+        return json_response(PriceList(at=format_instant(at), data=data))
 
     return get_prices
 
 
-def _model(version: PriceVersion) -> ModelPrices:
-    own = {lane for _, lane, _ in version.rows}
+def _model_prices(version: PriceVersion) -> ModelPrices:
+    priced_lanes = {lane for _, lane, _ in version.rows}
     prices = [
-        Price(meter, each, context_from, amount(micro), micro)
-        for (meter, lane, context_from), micro in in_order(version.rows)
-        for each in (LANES if lane == EVERY_LANE and meter != STORAGE else (lane,))
-        if lane != EVERY_LANE or each not in own or meter == STORAGE
+        Price(meter, lane, context_from, amount(micro), micro)
+        for (meter, row_lane, context_from), micro in in_order(version.rows)
+        for lane in (LANES if row_lane == EVERY_LANE and meter != STORAGE else (row_lane,))
+        if row_lane != EVERY_LANE or lane not in priced_lanes or meter == STORAGE
     ]
-    order = {lane: n for n, lane in enumerate((*LANES, EVERY_LANE))}
+    order = {lane: position for position, lane in enumerate((*LANES, EVERY_LANE))}
     return ModelPrices(
         model=version.model,
         version=version.id,

@@ -1,4 +1,4 @@
-"""Reading the body of a request, as every endpoint does that takes one."""
+"""Reads request bodies, within limits of size and time."""
 
 from __future__ import annotations
 
@@ -9,47 +9,51 @@ from typing import Any, Protocol, TypeVar
 
 from litestar import Request
 from litestar.exceptions import InternalServerException
+from msgspec.json import Decoder
 
+from gateway.dialects.json_paths import decode
 from gateway.dialects.large_bodies import LARGE_BYTES
 from gateway.errors import BodyTooLarge, BodyTooSlow, ClientLeft, UnsupportedEncoding
 from gateway.services import Gateway
 from tenancy.authenticator import Principal
 
 Call = TypeVar("Call")
-
+Body = TypeVar("Body")
 
 MANAGEMENT_BYTES = 256 * 1024
-"""The longest body of a request that manages something: it is decoded where it is read."""
+"""The largest body of a management request, which is decoded on the event loop."""
 
 
-async def read_management_body(request: Request[Any, Any, Any], patience: float) -> bytes:
-    """The body of a request that manages something. Raises what `read_body` raises, and BodyTooLarge."""
-    share = _Bounded(MANAGEMENT_BYTES)
-    return await read_body(request, patience, share)
+async def read_management_body(
+    request: Request[Any, Any, Any], patience: float, decoder: Decoder[Body], *, default: bytes = b""
+) -> Body:
+    """The decoded body of a management request; `default` if there is none.
+
+    Raises what `read_body` raises, BodyTooLarge, and InvalidRequest with the JSON path of what is wrong.
+    """
+    return decode(decoder, await read_body(request, patience, _SizeLimit(MANAGEMENT_BYTES)) or default)
 
 
-class _Bounded:
-    """The bytes that one body may have."""
-
+class _SizeLimit:
     def __init__(self, most: int) -> None:
         self._left = most
 
     def take(self, size: int) -> None:
-        """So many more have come. Raises BodyTooLarge."""
+        """Count `size` more bytes. Raises BodyTooLarge."""
         self._left -= size
         if self._left < 0:
-            raise BodyTooLarge(f"The request's body is longer than the {MANAGEMENT_BYTES} bytes that it may have here.")
+            raise BodyTooLarge(f"The request body may have at most {MANAGEMENT_BYTES} bytes here.")
 
 
-class _TakesBytes(Protocol):
+class _ByteCounter(Protocol):
     def take(self, size: int) -> None:
-        """Count so many bytes more, or refuse them."""
+        """Count `size` more bytes, or raise the error that ends the request."""
 
 
-async def read_body(request: Request[Any, Any, Any], patience: float, share: _TakesBytes | None = None) -> bytes:
-    """The body, which is not kept with the request. `share`: where its bytes are counted as they come.
+async def read_body(request: Request[Any, Any, Any], patience: float, counter: _ByteCounter) -> bytes:
+    """The body, which is not kept with the request. `counter` counts its bytes as they arrive.
 
-    Raises UnsupportedEncoding, ClientLeft, RateLimited, BodyTooSlow after `patience` seconds.
+    Raises UnsupportedEncoding, ClientLeft, BodyTooSlow after `patience` seconds, and what `counter` raises.
     """
     if "content-encoding" in request.headers:
         _check_encoding(request.headers.getall("content-encoding"))
@@ -57,31 +61,30 @@ async def read_body(request: Request[Any, Any, Any], patience: float, share: _Ta
         async with asyncio.timeout(patience):
             chunks = []
             async for chunk in request.stream():
-                if share is not None:
-                    share.take(len(chunk))
+                counter.take(len(chunk))
                 chunks.append(chunk)
             return b"".join(chunks)
     except TimeoutError as error:
-        raise BodyTooSlow(f"The request's body did not come within {patience:g} s.") from error
-    except InternalServerException as error:  # so Litestar says that the connection has ended
-        raise ClientLeft("The client left before its request had come whole.") from error
+        raise BodyTooSlow(f"The request body did not arrive within {patience:g} s.") from error
+    except InternalServerException as error:  # Litestar's error for a closed connection
+        raise ClientLeft("The client disconnected before its request had arrived.") from error
 
 
-def _check_encoding(given: list[str]) -> None:
-    encodings = {part.strip().lower() for part in ",".join(given).split(",")}
-    if unknown := encodings - {"", "identity"}:
+def _check_encoding(values: list[str]) -> None:
+    encodings = {encoding.strip().lower() for encoding in ",".join(values).split(",")}
+    if unsupported := encodings - {"", "identity"}:
         raise UnsupportedEncoding(
-            f"The body's Content-Encoding is {', '.join(sorted(unknown))}; send it without compression."
+            f"Content-Encoding {', '.join(sorted(unsupported))} is not supported; send the body uncompressed."
         )
 
 
 async def read_call(
     gateway: Gateway, request: Request[Any, Any, Any], principal: Principal, parse: Callable[[bytes], Call]
 ) -> Call:
-    """The parsed body: a large one in one of the threads that tenants share.
+    """The parsed body of a generating request. A large one is parsed in a thread, of which tenants have equal shares.
 
-    While it comes and until it is parsed its bytes count in what the tenant may have at once. Raises what `read_body`
-    and `parse` raise, and RateLimited.
+    Until it is parsed, its bytes count in the tenant's share of the worker's BodyBudget. Raises what `read_body` and
+    `parse` raise, and RateLimited.
     """
     with gateway.bodies.share(principal.tenant_id) as share:
         body = await read_body(request, gateway.services.options.patience, share)

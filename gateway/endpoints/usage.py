@@ -1,4 +1,4 @@
-"""Usage and cost reports in both vendors' shapes: a project's key sees its project, an admin key its tenant."""
+"""Usage and cost reports in both vendors' formats. A project's key sees its project, an admin key the whole tenant."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from uuid import UUID
 
-from litestar import MediaType, Request, Response, get
+from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
+from msgspec.structs import asdict
 
-from billing.reports.cost_report import cost_buckets
-from billing.reports.usage_report import InvalidReport, usage_buckets
-from gateway.dialects.anthropic import usage_api as anthropic_usage_api
-from gateway.dialects.openai import usage_api as openai_usage_api
+from billing.reports.cost_report import CostPage, cost_buckets
+from billing.reports.usage_report import InvalidReport, UsagePage, usage_buckets
+from gateway.dialects.anthropic import usage as anthropic_usage
+from gateway.dialects.openai import usage as openai_usage
 from gateway.dialects.query_parameters import Parameters
-from gateway.errors import InvalidRequest
-from gateway.http.error_responses import SURFACE
-from gateway.request_context import of
+from gateway.dialects.usage_reports import CostQuery, UsageQuery
+from gateway.errors import InvalidField
+from gateway.http.responses import SURFACE, json_response
+from gateway.request_context import request_context
 from gateway.services import Gateway
 from tenancy.authenticator import Principal
 
 Query = TypeVar("Query")
+_ANTHROPIC_NAMES = {"start_time": "starting_at"}
+"""Our name of a parameter -> Anthropic's, where they differ."""
 
 
 def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
@@ -29,132 +33,73 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     database, prices = gateway.services.database, gateway.services.prices
     wait = gateway.patience.reports.wait
 
+    async def usage(
+        request: Request[Any, Any, Any],
+        parse: Callable[[Parameters], UsageQuery | None],
+        names: dict[str, str],
+    ) -> UsagePage:
+        principal, query = _principal_and_query(request, parse)
+        if query is None:
+            return UsagePage([], None)
+        arguments = asdict(query) | {"project_ids": _visible(principal, query.project_ids)}
+        with _invalid_report_as_request(names):
+            return await wait(usage_buckets(database, principal.tenant_id, **arguments))
+
+    async def costs(
+        request: Request[Any, Any, Any], parse: Callable[[Parameters], CostQuery | None], names: dict[str, str]
+    ) -> CostPage:
+        principal, query = _principal_and_query(request, parse)
+        if query is None:
+            return CostPage([], None)
+        arguments = asdict(query) | {"project_ids": _visible(principal, query.project_ids)}
+        with _invalid_report_as_request(names):
+            return await wait(cost_buckets(database, prices, principal.tenant_id, **arguments))
+
     @get("/v1/organization/usage/completions")
     async def get_completions_usage(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """Tokens, requests and exact cost by bucket of time."""
-        principal = of(request.scope).known_principal
-        query = _query(request, openai_usage_api.parse_usage)
-        with _refusing({}):
-            found = await wait(
-                usage_buckets(
-                    database,
-                    principal.tenant_id,
-                    start_at=query.start_at,
-                    end_at=query.end_at,
-                    width=query.width,
-                    project_ids=_visible(principal, query.project_ids),
-                    key_ids=query.key_ids,
-                    models=query.models,
-                    group_by=query.group_by,
-                    batch=query.batch,
-                    limit=query.limit,
-                    page=query.page,
-                )
-            )
-        return _answer(openai_usage_api.usage_page(found))
+        """OpenAI's usage report: tokens, requests and exact cost by time."""
+        return json_response(openai_usage.usage_page(await usage(request, openai_usage.parse_usage, {})))
 
     @get("/v1/organization/costs")
     async def get_costs(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """Exact costs by day, and by line item if so asked."""
-        principal = of(request.scope).known_principal
-        query = _query(request, openai_usage_api.parse_costs)
-        with _refusing({}):
-            found = await wait(
-                cost_buckets(
-                    database,
-                    prices,
-                    principal.tenant_id,
-                    start_at=query.start_at,
-                    end_at=query.end_at,
-                    project_ids=_visible(principal, query.project_ids),
-                    key_ids=query.key_ids,
-                    line_items=query.line_items,
-                    group_by=query.group_by,
-                    limit=query.limit,
-                    page=query.page,
-                )
-            )
-        return _answer(openai_usage_api.costs_page(found))
+        """OpenAI's cost report: exact costs by day, and by line item on request."""
+        return json_response(openai_usage.costs_page(await costs(request, openai_usage.parse_costs, {})))
 
     @get("/v1/organizations/usage_report/messages", opt={SURFACE: "anthropic"})
     async def get_messages_usage(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """Tokens by bucket of time, as Anthropic has them."""
-        principal = of(request.scope).known_principal
-        query = _query(request, anthropic_usage_api.parse_usage)
-        if query.empty:
-            return _answer(anthropic_usage_api.no_page())
-        with _refusing(_ANTHROPIC_NAMES):
-            found = await wait(
-                usage_buckets(
-                    database,
-                    principal.tenant_id,
-                    start_at=query.start_at,
-                    end_at=query.end_at,
-                    width=query.width,
-                    project_ids=_visible(principal, query.project_ids),
-                    key_ids=query.key_ids,
-                    models=query.models,
-                    lanes=query.lanes,
-                    group_by=query.group_by,
-                    limit=query.limit,
-                    page=query.page,
-                )
-            )
-        return _answer(anthropic_usage_api.usage_page(found))
+        """Anthropic's usage report: tokens by time."""
+        report = await usage(request, anthropic_usage.parse_usage, _ANTHROPIC_NAMES)
+        return json_response(anthropic_usage.usage_page(report))
 
     @get("/v1/organizations/cost_report", opt={SURFACE: "anthropic"})
     async def get_cost_report(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """Exact costs by day, as Anthropic has them."""
-        principal = of(request.scope).known_principal
-        query = _query(request, anthropic_usage_api.parse_cost)
-        if query.empty:
-            return _answer(anthropic_usage_api.no_page())
-        with _refusing(_ANTHROPIC_NAMES):
-            found = await wait(
-                cost_buckets(
-                    database,
-                    prices,
-                    principal.tenant_id,
-                    start_at=query.start_at,
-                    end_at=query.end_at,
-                    project_ids=_visible(principal, None),
-                    group_by=query.group_by,
-                    limit=query.limit,
-                    limits=anthropic_usage_api.COST_LIMITS,
-                    page=query.page,
-                )
-            )
-        return _answer(anthropic_usage_api.cost_page(found))
+        """Anthropic's cost report: exact costs by day."""
+        report = await costs(request, anthropic_usage.parse_cost, _ANTHROPIC_NAMES)
+        return json_response(anthropic_usage.cost_page(report))
 
     return [get_completions_usage, get_costs, get_messages_usage, get_cost_report]
 
 
-_ANTHROPIC_NAMES = {"start_time": "starting_at"}
-
-
-def _query(request: Request[Any, Any, Any], parse: Callable[[Parameters], Query]) -> Query:
-    given = Parameters(request.query_params.dict())
-    query = parse(given)
-    given.nothing_else()
-    return query
+def _principal_and_query(
+    request: Request[Any, Any, Any], parse: Callable[[Parameters], Query]
+) -> tuple[Principal, Query]:
+    principal, parameters = request_context(request.scope).authenticated_principal, Parameters.of(request)
+    query = parse(parameters)
+    parameters.reject_unknown()
+    return principal, query
 
 
 @contextmanager
-def _refusing(names: dict[str, str]) -> Iterator[None]:
-    """A report that cannot be becomes an invalid request; `names` are what the surface calls some parameters."""
+def _invalid_report_as_request(names: dict[str, str]) -> Iterator[None]:
+    """Turn InvalidReport into InvalidRequest. `names`: our name of a parameter -> the dialect's."""
     try:
         yield
     except InvalidReport as error:
-        path = names.get(error.parameter, error.parameter)
-        raise InvalidRequest(f"{path}: {error.problem}.", path=path, code="invalid_value") from error
+        raise InvalidField(names.get(error.parameter, error.parameter), error.problem) from error
 
 
-def _answer(body: bytes) -> Response[bytes]:
-    return Response(body, media_type=MediaType.JSON)
-
-
-def _visible(principal: Principal, asked: list[UUID] | None) -> list[UUID] | None:
-    """The projects to report on, None for all of the tenant's. Foreign ones are as good as unused."""
+def _visible(principal: Principal, requested: list[UUID] | None) -> list[UUID] | None:
+    """The projects to report on, None for all of the tenant's. Another tenant's projects have no usage in it."""
     if principal.project_id is None:
-        return asked
-    return [principal.project_id] if asked is None or principal.project_id in asked else []
+        return requested
+    return [principal.project_id] if requested is None or principal.project_id in requested else []

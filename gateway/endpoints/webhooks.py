@@ -1,4 +1,4 @@
-"""/v1/webhooks: a tenant's administrator says who is told of budgets, balances and invoices, and sees what was told."""
+"""/v1/webhooks: a tenant's administrator manages the endpoints that get its messages, and sees the deliveries."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
-from litestar import MediaType, Request, Response, delete, get, post
+from litestar import Request, Response, delete, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.dialects.json_paths import decode
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
-from gateway.errors import InvalidRequest, NotFound
+from gateway.errors import InvalidField, NotFound
 from gateway.http.authentication import admin_principal
+from gateway.http.responses import json_response
 from gateway.services import Gateway
 from webhooks.dispatch import event_name
 from webhooks.endpoints import (
@@ -29,12 +29,11 @@ from webhooks.endpoints import (
     WebhookNotFound,
 )
 
-_MOST = 100
 _LONGEST_OVERLAP_S = 30 * 86_400
 
 
 class NewEndpoint(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is asked for."""
+    """The body of a new endpoint."""
 
     url: str
     topics: tuple[str, ...] = ("*",)
@@ -42,13 +41,13 @@ class NewEndpoint(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rotation(Struct, frozen=True, forbid_unknown_fields=True):
-    """How long the old secret signs too, in seconds."""
+    """`overlap_s`: for how many seconds the old secret also signs."""
 
     overlap_s: int = OVERLAP_S
 
 
 class EndpointObject(Struct, frozen=True, kw_only=True):
-    """An endpoint; `secret` is there only when it is new. Instants in seconds since the Unix epoch."""
+    """An endpoint; with its `secret` only when that is new. Instants are in seconds since the Unix epoch."""
 
     id: str
     object: Literal["webhook_endpoint"] = "webhook_endpoint"
@@ -71,7 +70,7 @@ class AttemptObject(Struct, frozen=True, kw_only=True):
 
 
 class DeliveryObject(Struct, frozen=True, kw_only=True):
-    """A delivery; `attempts` are listed where one is asked for. Instants in seconds since the Unix epoch."""
+    """A delivery; with its `attempts` only when it is retrieved alone. Instants are in seconds since the Unix epoch."""
 
     id: str
     object: Literal["webhook_delivery"] = "webhook_delivery"
@@ -89,13 +88,13 @@ class DeliveryObject(Struct, frozen=True, kw_only=True):
     attempts: list[AttemptObject] | UnsetType = UNSET
 
 
-class Listing(Struct, frozen=True, kw_only=True):
+class ObjectList(Struct, frozen=True, kw_only=True):
     object: Literal["list"] = "list"
     data: list[EndpointObject] | list[DeliveryObject]
     has_more: bool = False
 
 
-class Removed(Struct, frozen=True, kw_only=True):
+class RemovedEndpoint(Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["webhook_endpoint.deleted"] = "webhook_endpoint.deleted"
     deleted: bool = True
@@ -109,95 +108,100 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     endpoints, patience = gateway.services.webhooks, gateway.services.options.patience
     wait = gateway.patience.webhooks.wait
 
-    def tenant(request: Request[Any, Any, Any]) -> UUID:
+    def tenant_of(request: Request[Any, Any, Any]) -> UUID:
         return admin_principal(request.scope).tenant_id
 
     @post("/v1/webhooks", status_code=201)
     async def create_endpoint(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """Add an endpoint. Its secret is in this answer, and never again."""
-        mine = tenant(request)
-        asked = decode(_NEW, await read_management_body(request, patience))
-        with _refusing():
-            endpoint, secret = await wait(endpoints.add(mine, asked.url, list(asked.topics), asked.description))
-        return _answer(_endpoint(endpoint, secret), 201)
+        """Add an endpoint. Only this response has its secret."""
+        tenant = tenant_of(request)
+        body = await read_management_body(request, patience, _NEW)
+        with _webhook_errors():
+            endpoint, secret = await wait(endpoints.add(tenant, body.url, list(body.topics), body.description))
+        return json_response(_endpoint(endpoint, secret), 201)
 
     @get("/v1/webhooks")
     async def list_endpoints(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tenant's endpoints."""
-        return _answer(Listing(data=[_endpoint(each) for each in await wait(endpoints.known(tenant(request)))]))
+        return json_response(
+            ObjectList(data=[_endpoint(endpoint) for endpoint in await wait(endpoints.list_all(tenant_of(request)))])
+        )
 
     @get("/v1/webhooks/{name:str}")
     async def retrieve_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One endpoint."""
-        mine = tenant(request)
-        with _refusing():
-            return _answer(_endpoint(await wait(endpoints.get(mine, _id(name)))))
+        tenant = tenant_of(request)
+        with _webhook_errors():
+            return json_response(_endpoint(await wait(endpoints.get(tenant, _id(name)))))
 
     @delete("/v1/webhooks/{name:str}", status_code=200)
     async def remove_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Remove an endpoint."""
-        mine = tenant(request)
-        with _refusing():
-            await wait(endpoints.remove(mine, _id(name)))
-        return _answer(Removed(id=str(_id(name))))
+        tenant = tenant_of(request)
+        with _webhook_errors():
+            await wait(endpoints.remove(tenant, _id(name)))
+        return json_response(RemovedEndpoint(id=str(_id(name))))
 
     @post("/v1/webhooks/{name:str}/rotate", status_code=200)
     async def rotate_secret(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
-        """A new secret, in this answer and never again."""
-        mine = tenant(request)
-        asked = decode(_ROTATION, await read_management_body(request, patience) or b"{}")
-        if not 0 <= asked.overlap_s <= _LONGEST_OVERLAP_S:
-            problem = f"$.overlap_s: it is not between 0 and {_LONGEST_OVERLAP_S}."
-            raise InvalidRequest(problem, path="$.overlap_s", code="invalid_value")
-        with _refusing():
-            secret = await wait(endpoints.rotate(mine, _id(name), asked.overlap_s))
-            return _answer(_endpoint(await wait(endpoints.get(mine, _id(name))), secret))
+        """Replace the secret. Only this response has the new one."""
+        tenant = tenant_of(request)
+        rotation = await read_management_body(request, patience, _ROTATION, default=b"{}")
+        if not 0 <= rotation.overlap_s <= _LONGEST_OVERLAP_S:
+            raise InvalidField("$.overlap_s", f"it must be from 0 to {_LONGEST_OVERLAP_S}")
+        with _webhook_errors():
+            secret = await wait(endpoints.rotate(tenant, _id(name), rotation.overlap_s))
+            return json_response(_endpoint(await wait(endpoints.get(tenant, _id(name))), secret))
 
     @post("/v1/webhooks/{name:str}/enable", status_code=200)
     async def enable_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
-        """Tell a disabled endpoint again."""
-        mine = tenant(request)
-        with _refusing():
-            return _answer(_endpoint(await wait(endpoints.enable(mine, _id(name)))))
+        """Enable a disabled endpoint."""
+        tenant = tenant_of(request)
+        with _webhook_errors():
+            return json_response(_endpoint(await wait(endpoints.enable(tenant, _id(name)))))
 
     @post("/v1/webhooks/{name:str}/test", status_code=202)
     async def test_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Queue a test message."""
-        mine = tenant(request)
-        with _refusing():
-            queued = await wait(endpoints.test(mine, _id(name)))
-            delivery, attempts = await wait(endpoints.delivery(mine, queued))
-        return _answer(_delivery(delivery, attempts), 202)
+        tenant = tenant_of(request)
+        with _webhook_errors():
+            delivery_id = await wait(endpoints.send_test(tenant, _id(name)))
+            delivery, attempts = await wait(endpoints.delivery(tenant, delivery_id))
+        return json_response(_delivery(delivery, attempts), 202)
 
     @get("/v1/webhook_deliveries")
     async def list_deliveries(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """What was, or is to be, delivered: the newest first."""
-        mine = tenant(request)
-        given = Parameters(request.query_params.dict())
-        limit, after, endpoint = given.whole("limit") or 20, given.one("after"), given.one("endpoint_id")
-        given.nothing_else()
-        if limit > _MOST:
-            raise InvalidRequest(f"limit: it is more than {_MOST}.", path="limit", code="invalid_value")
+        """The tenant's deliveries, newest first."""
+        tenant = tenant_of(request)
+        parameters = Parameters.of(request)
+        limit, after = parameters.page_size(least=0), parameters.text("after")
+        endpoint = parameters.text("endpoint_id")
+        parameters.reject_unknown()
         found = await wait(
             endpoints.deliveries(
-                mine, (endpoint and _id(endpoint)) or None, limit=limit + 1, after=None if after is None else _id(after)
+                tenant,
+                (endpoint and _id(endpoint)) or None,
+                limit=limit + 1,
+                after=None if after is None else _id(after),
             )
         )
-        return _answer(Listing(data=[_delivery(each) for each in found[:limit]], has_more=len(found) > limit))
+        return json_response(
+            ObjectList(data=[_delivery(delivery) for delivery in found[:limit]], has_more=len(found) > limit)
+        )
 
     @get("/v1/webhook_deliveries/{name:str}")
     async def retrieve_delivery(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
-        """One delivery, and each attempt at it."""
-        mine = tenant(request)
-        with _refusing():
-            return _answer(_delivery(*await wait(endpoints.delivery(mine, _id(name)))))
+        """One delivery and its attempts."""
+        tenant = tenant_of(request)
+        with _webhook_errors():
+            return json_response(_delivery(*await wait(endpoints.delivery(tenant, _id(name)))))
 
     @post("/v1/webhook_deliveries/{name:str}/resend", status_code=202)
     async def resend_delivery(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Send the same message again."""
-        mine = tenant(request)
-        with _refusing():
-            return _answer(_delivery(await wait(endpoints.resend(mine, _id(name)))), 202)
+        tenant = tenant_of(request)
+        with _webhook_errors():
+            return json_response(_delivery(await wait(endpoints.resend(tenant, _id(name)))), 202)
 
     return [
         create_endpoint,
@@ -214,12 +218,12 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def _webhook_errors() -> Iterator[None]:
+    """Turn the errors of `webhooks.endpoints` into errors of the request."""
     try:
         yield
     except InvalidWebhook as error:
-        path = f"$.{error.field}"
-        raise InvalidRequest(f"{path}: {error.problem}.", path=path, code="invalid_value") from error
+        raise InvalidField(f"$.{error.field}", error.problem) from error
     except WebhookNotFound as error:
         raise NotFound(f"{str(error).capitalize()}.") from error
 
@@ -228,7 +232,7 @@ def _id(name: str) -> UUID:
     try:
         return UUID(name)
     except ValueError as error:
-        raise NotFound(f"There is no {name[:80]!r}.") from error
+        raise NotFound(f"{name[:80]!r} is not the id of a webhook endpoint or delivery.") from error
 
 
 def _endpoint(endpoint: WebhookEndpoint, secret: str | UnsetType = UNSET) -> EndpointObject:
@@ -239,8 +243,8 @@ def _endpoint(endpoint: WebhookEndpoint, secret: str | UnsetType = UNSET) -> End
         description=endpoint.description,
         status=endpoint.state,
         reason=endpoint.reason,
-        created_at=_seconds(endpoint.created_at),
-        previous_secret_until=None if endpoint.previous_until is None else _seconds(endpoint.previous_until),
+        created_at=_unix_seconds(endpoint.created_at),
+        previous_secret_until=None if endpoint.previous_until is None else _unix_seconds(endpoint.previous_until),
         secret=secret,
     )
 
@@ -253,29 +257,25 @@ def _delivery(delivery: WebhookDelivery, attempts: list[DeliveryAttempt] | None 
         topic=delivery.topic,
         status=delivery.state,
         attempt_count=delivery.attempts,
-        created_at=_seconds(delivery.created_at),
-        next_attempt_at=_seconds(delivery.next_at) if delivery.state == "pending" else None,
-        finished_at=None if delivery.finished_at is None else _seconds(delivery.finished_at),
+        created_at=_unix_seconds(delivery.created_at),
+        next_attempt_at=_unix_seconds(delivery.next_at) if delivery.state == "pending" else None,
+        finished_at=None if delivery.finished_at is None else _unix_seconds(delivery.finished_at),
         last_status_code=delivery.status,
         last_error=delivery.error,
         body=msgspec.Raw(delivery.body.encode()),
-        attempts=UNSET if attempts is None else [_attempt(each) for each in attempts],
+        attempts=UNSET if attempts is None else [_attempt(attempt) for attempt in attempts],
     )
 
 
 def _attempt(attempt: DeliveryAttempt) -> AttemptObject:
     return AttemptObject(
         number=attempt.number,
-        at=_seconds(attempt.at),
+        at=_unix_seconds(attempt.at),
         status_code=attempt.status,
         error=attempt.error,
         milliseconds=attempt.milliseconds,
     )
 
 
-def _seconds(instant: int) -> int:
+def _unix_seconds(instant: int) -> int:
     return instant // 1_000_000
-
-
-def _answer(body: Struct, status: int = 200) -> Response[bytes]:
-    return Response(msgspec.json.encode(body), status_code=status, media_type=MediaType.JSON)

@@ -1,1 +1,1 @@
-"""The replicas as a gateway sees them: who is there, who is well, and the client side of protocol."""
+"""The replicas as a gateway worker sees them: their health, and the client side of the protocol."""

@@ -1,4 +1,4 @@
-"""All replicas: which of them may run a request, and whom a message is for."""
+"""The replicas of a gateway worker: chooses one for each attempt of a request, and gives each its messages."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from gateway.fleet.service_relay import ServiceRelay
 from gateway.served_models.registry import ModelRegistry
 from protocol.addresses import parse_address
 from protocol.frames import ToGateway
-from protocol.replicas import Beat, Fenced, Hello, Scope
-from protocol.requests import ATTEMPTS, Ack, Began, Done, Generate, PromptLogprobs, Tokens
+from protocol.replicas import Fenced, Heartbeat, Hello, Scope
+from protocol.requests import ATTEMPT_VERSION, Ack, Began, Done, Generate, PromptLogprobs, Tokens
+from storage.background_tasks import BackgroundTasks
 
 log = structlog.get_logger("gateway.fleet")
 
 _POLL_S = 0.1
 _REMEMBERED = 10_000
+"""Acknowledged requests that are remembered."""
 _TICKS = 8
-"""How often we look at the time while the least patience lasts."""
+"""How often the clock ticks within the shortest timeout."""
 Stray = Callable[[ReplicaLink, Done], None]
 
 
 class Fleet:
-    """The replicas at some addresses. `on_stray` hears of each `Done` that no running request waits for."""
+    """The replicas at the addresses given. `on_stray` is called with each `Done` that no running request waits for."""
 
     def __init__(
         self,
@@ -54,29 +56,25 @@ class Fleet:
         ]
         self.on_stray: Stray = lambda link, done: None
         self.on_opened: Callable[[ReplicaLink], None] | None = None
-        """Who decides when requests may be sent to a replica that was dialed; it sets `ReplicaLink.may_run`."""
+        """Called when a link is open; sets `ReplicaLink.may_run` once requests may be sent there. None: at once."""
         self.on_fenced: Callable[[ReplicaLink, Fenced], None] = lambda link, fenced: None
         self._models = models
-        self._exchanges: dict[str, dict[int, ReplicaStream]] = {}
-        """By request, and then by attempt."""
+        self._streams: dict[str, dict[int, ReplicaStream]] = {}
+        """request -> attempt -> its stream."""
         self._acknowledged: OrderedDict[tuple[str, int], int] = OrderedDict()
-        """Sequence numbers by request and attempt."""
+        """(request, attempt) -> sequence number in the replica's journal, the oldest first."""
         self._epochs: dict[str, int] = {}
         self._relay = ServiceRelay()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = BackgroundTasks()
 
     def start(self) -> None:
         """Begin dialing."""
-        runs = [self._clock.run(), *(link.run() for link in self.links)]
-        self._tasks = [asyncio.create_task(run) for run in runs]
+        for work in (self._clock.run(), *(link.run() for link in self.links)):
+            self._tasks.start(work)
 
     async def stop(self) -> None:
         """Hang up everywhere."""
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await self._tasks.stop()
 
     def healthy(self, model: str) -> list[ReplicaLink]:
         """The replicas of a model that can take requests."""
@@ -86,9 +84,9 @@ class Fleet:
         """The names of the replicas of a model whose disks are full."""
         return [link.replica for link in self.links if link.hello and link.hello.model.name == model and link.disk_full]
 
-    def waits_for_disk(self, exchange: ReplicaStream) -> bool:
-        """Whether the replica of a request goes on with it when its disk has room, and not before."""
-        return isinstance(exchange.link, ReplicaLink) and exchange.link.disk_full
+    def waits_for_disk(self, stream: ReplicaStream) -> bool:
+        """Whether the replica of a stream has no room on its disk, and goes on with the request when it has."""
+        return isinstance(stream.link, ReplicaLink) and stream.link.disk_full
 
     def context_tokens(self, model: str) -> int | None:
         """The shortest context among the healthy replicas of a model, None if there are none."""
@@ -98,8 +96,8 @@ class Fleet:
         """The oldest protocol version among the healthy replicas of a model, 0 if there are none."""
         return min((link.hello.version for link in self.healthy(model) if link.hello), default=0)
 
-    def choose(self, model: str, version: int = 1, *, after: ReplicaStream | None = None) -> ReplicaLink:
-        """The least loaded healthy replica of a model that speaks this protocol version. Raises Unavailable.
+    def candidates(self, model: str, version: int = 1, *, after: ReplicaStream | None = None) -> list[ReplicaLink]:
+        """The healthy replicas of a model that speak this protocol version. Raises Unavailable if there is none.
 
         `after`: an earlier attempt of the request, which came to nothing (`_may_follow`).
         """
@@ -112,16 +110,21 @@ class Fleet:
             if self.disks_full(model):
                 raise Unavailable(f"The disk of the model {model!r}'s replica is full.", retry_after=5.0)
             raise Unavailable(f"No replica of the model {model!r} is ready; try again shortly.", retry_after=2.0)
-        return min(healthy, key=lambda link: link.load)
+        return healthy
+
+    def choose(self, model: str, version: int = 1, *, after: ReplicaStream | None = None) -> ReplicaLink:
+        """The least loaded of the `candidates`. Raises Unavailable."""
+        return min(self.candidates(model, version, after=after), key=lambda link: link.load)
 
     async def wait_for(
-        self, model: str, version: int, patience: float, *, after: ReplicaStream, unless: Callable[[], bool]
+        self, model: str, patience: float, *, after: ReplicaStream, unless: Callable[[], bool]
     ) -> ReplicaLink | None:
-        """What `choose` answers, as soon as there is one; None if there is none in `patience` seconds, or `unless`."""
+        """Choose a replica for the attempt that follows `after`, as soon as there is a candidate; None if there is none
+        in `patience` seconds, or once `unless` is true."""
         end = time.monotonic() + patience
         while not unless():
             with contextlib.suppress(Unavailable):
-                return self.choose(model, version, after=after)
+                return self.choose(model, after.version, after=after)
             if time.monotonic() >= end:
                 return None
             await asyncio.sleep(_POLL_S)
@@ -132,42 +135,40 @@ class Fleet:
         hello = link.hello
         if hello is None or not link.up:
             raise Unavailable("The replica was lost; try again shortly.", retry_after=2.0)
-        exchange = ReplicaStream(
-            request.id, request.attempt, request.credit, hello.replica, hello.model.digest, epoch=hello.epoch
-        )
-        exchange.link = link
-        self._exchanges.setdefault(request.id, {})[request.attempt] = exchange
+        stream = ReplicaStream(request, hello.replica, hello.model.digest, epoch=hello.epoch)
+        stream.link = link
+        self._streams.setdefault(request.id, {})[request.attempt] = stream
         link.running += 1
         for scope in scopes:
             link.introduce(scope)
         link.send(request)
-        return exchange
+        return stream
 
-    def acknowledge(self, exchange: ReplicaStream, sequence: int) -> None:
-        """The request's usage is durable: tell the replica, and remember it in case that word is lost."""
-        self.remember(exchange.request_id, sequence, exchange.attempt)
-        exchange.acknowledge(sequence)
+    def acknowledge(self, stream: ReplicaStream, sequence: int) -> None:
+        """Tell the replica that the request's usage is durable, and remember it in case the message is lost."""
+        self.remember(stream.request_id, sequence, stream.attempt)
+        stream.acknowledge(sequence)
 
     def remember(self, request_id: str, sequence: int, attempt: int = 1) -> None:
-        """Answer further repetitions of this `Done` with `Ack`."""
+        """Answer repetitions of this `Done` with `Ack` from now on."""
         self._acknowledged[request_id, attempt] = sequence
         while len(self._acknowledged) > _REMEMBERED:
             self._acknowledged.popitem(last=False)
 
-    def end(self, exchange: ReplicaStream) -> None:
-        """The owner needs nothing more of this exchange."""
-        attempts = self._exchanges.get(exchange.request_id, {})
-        if attempts.get(exchange.attempt) is exchange:
-            del attempts[exchange.attempt]
+    def end(self, stream: ReplicaStream) -> None:
+        """Forget a stream: its task needs nothing more of it."""
+        attempts = self._streams.get(stream.request_id, {})
+        if attempts.get(stream.attempt) is stream:
+            del attempts[stream.attempt]
         if not attempts:
-            self._exchanges.pop(exchange.request_id, None)
-        if isinstance(exchange.link, ReplicaLink):
-            exchange.link.running = max(0, exchange.link.running - 1)
-        exchange.link = None
+            self._streams.pop(stream.request_id, None)
+        if isinstance(stream.link, ReplicaLink):
+            stream.link.running = max(0, stream.link.running - 1)
+        stream.link = None
 
     def runs(self, request_id: str) -> bool:
-        """Whether this gateway has a request of this id under way, in whichever attempt."""
-        return request_id in self._exchanges
+        """Whether any attempt of this request runs in this gateway worker."""
+        return request_id in self._streams
 
     # ------------------------------------------------ what links say
 
@@ -187,50 +188,50 @@ class Fleet:
         self._epochs[hello.replica] = hello.epoch
 
     def opened(self, link: ReplicaLink) -> None:
-        """Take up what this replica was running for us when it was lost, to learn how it ended."""
+        """Connect again the streams that this replica had when it was lost, to learn how their requests ended."""
         link.may_run = self.on_opened is None
         if self.on_opened is not None:
             self.on_opened(link)
-        for exchange in self._all():
-            if exchange.link is None and exchange.replica == link.replica:
-                exchange.link = link
+        for stream in self._all():
+            if stream.link is None and stream.replica == link.replica:
+                stream.link = link
                 link.running += 1
-                exchange.abort("link lost")
+                stream.abort("link lost")
 
     def heard(self, link: ReplicaLink, message: ToGateway) -> None:
-        """Hand a message to the request that it is about, and a beat's news to the other replicas."""
+        """Hand a message to its stream, and a beat's service totals to the other replicas."""
         if isinstance(message, Hello):
             return
-        if isinstance(message, Beat):
+        if isinstance(message, Heartbeat):
             self._relay.beat(link, message, self.links)
             return
         if isinstance(message, Fenced):
             self.on_fenced(link, message)
             return
-        exchange = self._exchange(link, message)
-        if exchange is not None:
-            exchange.hear(message)
+        stream = self._stream_for(link, message)
+        if stream is not None:
+            stream.hear(message)
         elif isinstance(message, Done):
             self._stray(link, message)
 
     def closed(self, link: ReplicaLink) -> None:
-        """Tell the owners of what ran there."""
+        """Tell the streams of this link that it is lost."""
         self._relay.closed(link)
-        lost = [exchange for exchange in self._all() if exchange.link is link]
+        lost = [stream for stream in self._all() if stream.link is link]
         suspect = _suspect(link, lost)
-        for exchange in lost:
-            exchange.lose(suspect=exchange is suspect)
+        for stream in lost:
+            stream.lose(suspect=stream is suspect)
 
     def _all(self) -> list[ReplicaStream]:
-        return [exchange for attempts in self._exchanges.values() for exchange in attempts.values()]
+        return [stream for attempts in self._streams.values() for stream in attempts.values()]
 
-    def _exchange(self, link: ReplicaLink, message: Began | PromptLogprobs | Tokens | Done) -> ReplicaStream | None:
-        """Whom a message about a request is for. An `Abort` of what a replica does not know is answered without the
-        attempt: that was for the first of those that wait for this replica."""
-        attempts = self._exchanges.get(message.id, {})
+    def _stream_for(self, link: ReplicaLink, message: Began | PromptLogprobs | Tokens | Done) -> ReplicaStream | None:
+        """The stream that a message is for. A replica that does not know a request answers `Abort` without an attempt:
+        that is for the first attempt that waits for this replica."""
+        attempts = self._streams.get(message.id, {})
         if message.attempt:
             return attempts.get(message.attempt)
-        return next((exchange for _, exchange in sorted(attempts.items()) if exchange.link is link), None)
+        return next((stream for _, stream in sorted(attempts.items()) if stream.link is link), None)
 
     def _stray(self, link: ReplicaLink, done: Done) -> None:
         if (done.id, done.attempt) in self._acknowledged:
@@ -240,20 +241,23 @@ class Fleet:
 
 
 def _suspect(link: ReplicaLink, lost: Sequence[ReplicaStream]) -> ReplicaStream | None:
-    """Of the requests that a replica had when it was lost, the one that it probably died of: the only one that had not
-    put out anything, or the only one. None where there are several, of ours or of other gateways."""
+    """The request that a lost replica probably died of: the only one it had, or the only one without output yet.
+
+    None where several could be, of this gateway or of others.
+    """
     if link.others:
         return None
-    suspects = [exchange for exchange in lost if not exchange.received] or lost
+    suspects = [stream for stream in lost if not stream.received] or lost
     return suspects[0] if len(suspects) == 1 else None
 
 
 def _may_follow(hello: Hello, before: ReplicaStream) -> bool:
-    """Whether a replica may be sent a request again whose attempt `before` came to nothing.
+    """Whether a request whose attempt `before` came to nothing may be sent to this replica.
 
-    One that its replica probably died of is sent to no other. A replica that goes on running, and told us how the
-    attempt ended, is about to stop; one of which merely the link was lost has to tell the attempts apart.
+    A request that its replica probably died of goes to no other replica. The same replica may have it again if it was
+    started again; or if only its link was lost, and it can tell attempts apart. One that still runs and ended the
+    attempt is about to stop.
     """
     if hello.replica != before.replica:
         return not before.suspect
-    return hello.epoch != before.epoch or (before.lost and hello.version >= ATTEMPTS)
+    return hello.epoch != before.epoch or (before.lost and hello.version >= ATTEMPT_VERSION)

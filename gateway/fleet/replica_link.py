@@ -1,4 +1,4 @@
-"""One connection to one replica, dialed again whenever it is lost."""
+"""The connection to one replica, dialed again whenever it is lost."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from msgspec import Struct
 
 from protocol.addresses import Address
 from protocol.frames import ProtocolError, ToGateway, ToReplica, agree_version, encode, link_proof, read_from_replica
-from protocol.replicas import DISK_FULL, MAX_SCOPES, Beat, Dial, Hello, Scope
+from protocol.replicas import DISK_FULL, MAX_SCOPES, Dial, Heartbeat, Hello, Scope
+from storage.backoff import Backoff
 
 
 class AwakeClock:
-    """Seconds since it was made, of which a pause of this process counts as two ticks at most.
+    """A clock that stops while this process is paused: a pause counts as two ticks at most.
 
-    `tick`: seconds between two looks; it stands still two ticks after the last one.
+    `tick`: seconds between two readings of the system's clock by `run`.
     """
 
     def __init__(self, tick: float) -> None:
@@ -28,11 +29,11 @@ class AwakeClock:
         self._looked = time.monotonic()
 
     def now(self) -> float:
-        """Seconds."""
+        """Seconds since it was made, without pauses."""
         return self._awake + min(time.monotonic() - self._looked, 2 * self._tick)
 
     async def run(self) -> None:
-        """Look, for ever."""
+        """Read the system's clock each tick, for ever."""
         while True:
             self._awake, self._looked = self.now(), time.monotonic()
             await asyncio.sleep(self._tick)
@@ -41,10 +42,10 @@ class AwakeClock:
 class FleetOptions(Struct, frozen=True, kw_only=True):
     """Times in seconds.
 
-    A replica is well while its last beat is younger than `beat_timeout` and, with work to do, its step counter moved
-    within `step_timeout`. A link silent for `silence` is closed. Dialing backs off from `backoff_first` to
-    `backoff_most`. A stream may be `credit_window` tokens ahead of its reader; the replica hears of progress each
-    `credit_step` tokens.
+    A replica is healthy while its last beat is younger than `beat_timeout` and, if it has work, its step counter moved
+    within `step_timeout`. A link on which nothing comes for `silence` is closed. Dialing backs off from `backoff_first`
+    to `backoff_most`. A stream may be `credit_window` tokens ahead of its reader; the replica is told of the reader's
+    progress each `credit_step` tokens.
     """
 
     beat_timeout: float = 5.0
@@ -61,20 +62,20 @@ log = structlog.get_logger("gateway.link")
 
 
 def unnamed_journal(replica: str) -> str:
-    """What the journal of a replica is called that is too old to say who it is."""
+    """The name for the journal of a replica too old to give its journal an identity."""
     return f"replica {replica}"
 
 
-def _requests(beat: Beat) -> int:
+def _requests(beat: Heartbeat) -> int:
     return beat.running + sum(beat.waiting.values())
 
 
 class Refused(Exception):
-    """The replica is not one that we may use; the message says why."""
+    """The replica must not be used; the message says why."""
 
 
 class Listener(Protocol):
-    """Who owns the links: the fleet."""
+    """What a link calls: the fleet."""
 
     def check(self, hello: Hello) -> None:
         """Raise Refused for a replica that must not be used."""
@@ -109,13 +110,13 @@ class ReplicaLink:
     ) -> None:
         self.address = address
         self.hello: Hello | None = None
-        self.beat: Beat | None = None
+        self.beat: Heartbeat | None = None
         self.problem = "not dialed yet"
         self.running = 0
         self.others = 0
-        """Requests that are not ours and that the replica had at its last beat."""
+        """Requests of other gateways that the replica had at its last beat."""
         self.may_run = True
-        """Whether requests may be sent: the database knows that this replica's journal may know them."""
+        """Whether requests may be sent: the database knows that this gateway's requests may be in this journal."""
         self._gateway = gateway
         self._epoch = epoch
         self._link_key = link_key
@@ -124,14 +125,14 @@ class ReplicaLink:
         self._clock = clock
         self._writer: asyncio.StreamWriter | None = None
         self._scopes: OrderedDict[str, None] = OrderedDict()
-        """Those that the replica knows, the one introduced first ahead."""
+        """The scopes that the replica knows, in the order of their introduction."""
         self._heard_at = 0.0
         self._beat_at = 0.0
         self._moved_at = 0.0
 
     @property
     def replica(self) -> str:
-        """The replica's name, its address until it said one."""
+        """The replica's name; its address until it has said its name."""
         return self.hello.replica if self.hello else self.address.text
 
     @property
@@ -146,7 +147,7 @@ class ReplicaLink:
 
     @property
     def load(self) -> int:
-        """Requests that the replica has, as far as we know."""
+        """Requests that the replica has, as far as is known here."""
         return max(self.running, _requests(self.beat) if self.beat else 0)
 
     @property
@@ -156,23 +157,24 @@ class ReplicaLink:
 
     @property
     def disk_full(self) -> bool:
-        """Whether the replica says that its journal's disk is full: it takes nothing, and what runs there may wait."""
+        """Whether the replica says that its journal's disk is full: it takes no requests, and running ones may wait."""
         return self.up and self.beat is not None and self.beat.metrics.get(DISK_FULL, 0.0) > 0.0
 
     def healthy(self) -> bool:
-        """Open, beating, with room for its journal, and advancing while work exists (E3); and requests may be sent."""
+        """Whether requests may be sent: the link is open, beats come, the journal has room, and steps advance while
+        there is work (E3)."""
         now = self._clock.now()
         if not self.up or not self.may_run or self.disk_full or now - self._beat_at > self._options.beat_timeout:
             return False
         return now - self._moved_at <= self._options.step_timeout
 
     async def run(self) -> None:
-        """Dial for ever, backing off while nobody answers or we do not want who does."""
-        pause = self._options.backoff_first
+        """Dial for ever, with back-off while nobody answers, or only a replica that is refused."""
+        backoff = Backoff(self._options.backoff_first, self._options.backoff_most)
         while True:
-            lasted = await self._connection()
-            pause = self._options.backoff_first if lasted else min(2 * pause, self._options.backoff_most)
-            await asyncio.sleep(pause)
+            if await self._connection():
+                backoff.reset()
+            await backoff.wait()
 
     def send(self, message: ToReplica) -> None:
         """Queue a message; nothing happens on a lost link."""
@@ -207,7 +209,7 @@ class ReplicaLink:
             raise
         self.problem = ""
         log.info("replica connected", replica=self.replica, address=self.address.text)
-        watchman = asyncio.create_task(self._watch(writer))
+        watch = asyncio.create_task(self._watch(writer))
         try:
             self._listener.opened(self)
             while (message := await read_from_replica(reader)) is not None:
@@ -216,7 +218,7 @@ class ReplicaLink:
         except (ProtocolError, OSError) as error:
             self._note(f"protocol broken: {error}", severe=True)
         finally:
-            watchman.cancel()
+            watch.cancel()
             self._writer = None
             self._scopes.clear()
             self.running = 0
@@ -247,7 +249,7 @@ class ReplicaLink:
         self._heard_at = self._clock.now()
         if isinstance(message, Hello):
             raise ProtocolError("a second Hello")
-        if isinstance(message, Beat):
+        if isinstance(message, Heartbeat):
             idle = not message.running and not any(message.waiting.values())
             if idle or self.beat is None or message.steps != self.beat.steps:
                 self._moved_at = self._heard_at
@@ -257,7 +259,7 @@ class ReplicaLink:
         self._listener.heard(self, message)
 
     async def _watch(self, writer: asyncio.StreamWriter) -> None:
-        """Close a link on which nothing was heard for too long: the other end may be gone without a word."""
+        """Close a link on which nothing came for too long: the replica may be gone without closing it."""
         while True:
             await asyncio.sleep(self._options.silence / 4)
             if self.silent_for > self._options.silence:

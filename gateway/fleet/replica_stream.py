@@ -1,7 +1,7 @@
-"""One request's side of the link: what the replica says about it, and what we may answer.
+"""The messages about one attempt of a request: what its replica says, and what may be said to it.
 
-An exchange outlives its connection. When that is lost the owner is told once (`LinkLost`); when the replica is back,
-under the same name, the exchange is taken up again to learn the final counts, never to go on generating.
+A stream outlives its connection. When that is lost the task is told once (`LinkLost`). When the replica is back under
+the same name, the stream is connected again to learn the final counts, never to go on generating.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from typing import Protocol, TypeAlias
 
 from protocol.frames import ProtocolError, ToReplica
-from protocol.requests import Abort, Ack, Began, Credit, Done, PromptLogprobs, Tokens
+from protocol.requests import Abort, Ack, Began, Credit, Done, Generate, PromptLogprobs, Tokens
 
 
 class LinkLost:
@@ -18,14 +18,14 @@ class LinkLost:
 
 
 class TimeOver:
-    """The owner's timer: what it waited for did not come."""
+    """The task's timer: what it waited for did not come."""
 
 
 ReplicaEvent: TypeAlias = Began | PromptLogprobs | Tokens | Done | LinkLost | TimeOver
 
 
 class MessageSender(Protocol):
-    """What an exchange needs of a link."""
+    """What a stream needs of a link."""
 
     def send(self, message: ToReplica) -> None:
         """Queue a message for the replica; nothing happens on a lost link."""
@@ -33,13 +33,13 @@ class MessageSender(Protocol):
 
 
 class ReplicaStream:
-    """Messages about one attempt of a request. `replica`, `epoch` and `model_digest` are those of who runs it."""
+    """Messages about one attempt of a request. `replica`, `epoch` and `model_digest` are those of the replica that runs
+    it; `version` is the protocol version that a replica must know to run it."""
 
-    def __init__(
-        self, request_id: str, attempt: int, credit: int, replica: str, model_digest: str, *, epoch: int = 0
-    ) -> None:
-        self.request_id = request_id
-        self.attempt = attempt
+    def __init__(self, request: Generate, replica: str, model_digest: str, *, epoch: int = 0) -> None:
+        self.request_id = request.id
+        self.attempt = request.attempt
+        self.version = request.version
         self.replica = replica
         self.model_digest = model_digest
         self.epoch = epoch
@@ -49,19 +49,19 @@ class ReplicaStream:
         self.suspect = False
         """Whether the replica was lost, and this is probably why."""
         self._received: dict[int, int] = {}
-        self._limit = credit
-        self._wish = credit
+        self._limit = request.credit
+        self._wish = request.credit
         self._paid: int | None = None
         self._credited = 0
         self._heard: asyncio.Queue[ReplicaEvent] = asyncio.Queue()
 
     @property
     def received(self) -> int:
-        """Output tokens of all choices that came so far."""
+        """Output tokens received so far, of all choices."""
         return sum(self._received.values())
 
     async def next(self) -> ReplicaEvent:
-        """What the replica says next."""
+        """What the replica says next, or what befell the connection."""
         return await self._heard.get()
 
     def hear(self, message: Began | PromptLogprobs | Tokens | Done | TimeOver) -> None:
@@ -69,12 +69,12 @@ class ReplicaStream:
         if isinstance(message, Began | Tokens) and message.attempt != self.attempt:
             return
         if isinstance(message, Tokens):
-            due = self._received.get(message.choice, 0)
-            if message.start != due:
-                raise ProtocolError(f"tokens from {message.start} where {due} was due")
-            due = self._received[message.choice] = due + len(message.tokens)
-            if due > self._limit:
-                raise ProtocolError(f"{due} tokens sent on a credit of {self._limit}")
+            received = self._received.get(message.choice, 0)
+            if message.start != received:
+                raise ProtocolError(f"tokens from {message.start} where {received} was due")
+            received = self._received[message.choice] = received + len(message.tokens)
+            if received > self._limit:
+                raise ProtocolError(f"{received} tokens sent on a credit of {self._limit}")
         self._heard.put_nowait(message)
 
     def lose(self, *, suspect: bool = False) -> None:
@@ -85,11 +85,12 @@ class ReplicaStream:
         self._heard.put_nowait(LinkLost())
 
     def credit(self, delivered: int, *, held: int, window: int, step: int) -> None:
-        """`delivered` tokens reached the client; tells the replica when that is news to it.
+        """Note that `delivered` tokens reached the client, and tell the replica when that is enough news.
 
-        `held` tokens wait for those that follow, not for the client (a possible stop string): they do not count
-        against the window, or the stream would wait for itself. Several choices share the window: each may go on from
-        the furthest one by what is left of it.
+        `window`: how many tokens may be on their way to the client. `held` of them wait for the tokens that follow (a
+        stop string may have begun), not for the client: they do not count against the window, or the stream would wait
+        for itself. Several choices share the window: each may go beyond the furthest one by what is left of it. `step`:
+        the replica is told each so many tokens.
         """
         unread = self.received - held - delivered
         self._wish = max(self._received.values(), default=0) + window - unread
@@ -102,9 +103,9 @@ class ReplicaStream:
             self._send(Credit(self.request_id, delivered, limit, self.attempt))
 
     def pay(self, tokens: int, *, delivered: int = 0, wish: int = 0) -> None:
-        """So many tokens of each choice are paid for: no more are asked for, and the replica waits there.
+        """Note that `tokens` of each choice are paid for; the replica gets no credit beyond that, and waits there.
 
-        `delivered` tokens reached the client; `wish` is how many might be sent if they were paid for.
+        `delivered` tokens reached the client; `wish` is the credit that it might have if all were paid for.
         """
         self._paid, self._wish = tokens, max(self._wish, wish)
         limit = min(self._wish, tokens)
@@ -112,8 +113,8 @@ class ReplicaStream:
             self._credited, self._limit = max(self._credited, delivered), limit
             self._send(Credit(self.request_id, self._credited, limit, self.attempt))
 
-    def at(self, tokens: int) -> list[int]:
-        """The choices of which so many tokens came."""
+    def choices_at(self, tokens: int) -> list[int]:
+        """The choices of which at least so many tokens were received."""
         return [choice for choice, received in self._received.items() if received >= tokens]
 
     def abort(self, why: str, choice: int | None = None) -> None:

@@ -1,6 +1,6 @@
-"""What flows got from each replica, told to the others of its served model, so that a flow has one share in all.
+"""Tells each replica how much service the others of its served model gave each flow, so that flows share all replicas.
 
-A replica's totals only grow and say their epoch, so that it does no harm when several gateways tell the same.
+A replica's totals only grow and name its epoch, so that it does no harm when several gateways send the same.
 """
 
 from __future__ import annotations
@@ -8,21 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gateway.fleet.replica_link import ReplicaLink
-from protocol.replicas import Beat, Elsewhere, Hello
+from protocol.replicas import Heartbeat, Hello, RemoteService
 
 _SINCE = 2
-"""The protocol version that knows `Elsewhere`."""
+"""The protocol version that knows `RemoteService`."""
 
 
 class ServiceRelay:
-    """Passes on what is new with each beat; all that was said, to a link that has heard nothing of that replica."""
+    """Passes on the totals that changed with each beat; all totals to a link that has none of that replica yet."""
 
     def __init__(self) -> None:
         self._last: dict[ReplicaLink, Mapping[str, int]] = {}
         self._in_step: set[tuple[ReplicaLink, ReplicaLink]] = set()
 
-    def beat(self, source: ReplicaLink, beat: Beat, links: Iterable[ReplicaLink]) -> None:
-        """`source` beats; its totals go to those of `links` that serve the same model."""
+    def beat(self, source: ReplicaLink, beat: Heartbeat, links: Iterable[ReplicaLink]) -> None:
+        """Send the totals in this beat of `source` to those of `links` that serve the same model."""
         hello = source.hello
         if hello is None:
             return
@@ -32,13 +32,13 @@ class ServiceRelay:
         for link in links:
             if link is source or not link.up or link.hello is None or not _of_one_model(hello, link.hello):
                 continue
-            says = changed if (source, link) in self._in_step else beat.service
+            totals = changed if (source, link) in self._in_step else beat.service
             self._in_step.add((source, link))
-            if says:
-                link.send(Elsewhere(hello.replica, hello.epoch, says))
+            if totals:
+                link.send(RemoteService(hello.replica, hello.epoch, totals))
 
     def closed(self, link: ReplicaLink) -> None:
-        """The link is lost: what it says, and what it hears, begins anew."""
+        """Forget what a lost link sent and was sent: both begin anew."""
         self._last.pop(link, None)
         self._in_step = {pair for pair in self._in_step if link not in pair}
 

@@ -1,35 +1,37 @@
-"""The answers to one request as they grow: a transcript for each choice, and the prompt before them if it is echoed."""
+"""The choices of one request as they grow: a transcript and an end for each, and the prompt before them if it is
+echoed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gateway.conversation.prompt import Prompt
+from gateway.admission.admission import PreparedRequest
 from gateway.generation.delivery import ChoiceDelta
+from gateway.generation.outcome import ChoiceEnd
 from gateway.generation.transcript import TokenScore, Transcript
-from gateway.generation_request import GenerationRequest
-from gateway.served_models.served_model import ServedModel
-from protocol.requests import PromptLogprobs, Sampling, TokenLogprob, Tokens
+from protocol.requests import PromptLogprobs, TokenLogprob, Tokens
 
 
 class Choices:
-    """`tokens` and `shown` are sums over the choices, as `Transcript` has them."""
+    """The choices of one attempt. `tokens` and `shown` are sums of those of `Transcript`."""
 
-    def __init__(self, generation: GenerationRequest, model: ServedModel, prompt: Prompt, sampling: Sampling) -> None:
-        self._model = model
+    def __init__(self, prepared: PreparedRequest) -> None:
+        generation, prompt, sampling = prepared.generation, prepared.prompt, prepared.sampling
+        self._model = prepared.model
         self._prompt = prompt.tokens
         self._echo = generation.echo
-        self._scored = sampling.prompt_logprobs is not None and generation.logprobs is not None
+        self._prompt_scored = sampling.prompt_logprobs is not None and generation.logprobs is not None
         self._prompt_scores: list[TokenLogprob] = []
-        echoed = len(self._echoed()[0]) if generation.echo else 0
-        before = () if generation.prompt is None else prompt.tokens
+        self._unpaid: set[int] = set()
+        echoed_characters = len(self._echoed()[0]) if generation.echo else 0
+        context = () if generation.prompt is None else prompt.tokens
         self._transcripts = [
             Transcript(
-                model.detokenizer(before),
+                prepared.model.detokenizer(context),
                 generation.stop,
                 frozenset(sampling.stop_tokens),
                 sampling.min_tokens,
-                offset=echoed,
+                offset=echoed_characters,
             )
             for _ in range(generation.choices)
         ]
@@ -41,56 +43,62 @@ class Choices:
 
     @property
     def shown(self) -> int:
-        """Output tokens that are delivered once the text given out so far is."""
+        """Output tokens whose text has been given out completely."""
         return sum(transcript.shown for transcript in self._transcripts)
+
+    def end_of(self, choice: int) -> ChoiceEnd:
+        """Why the gateway ended this choice, None while it did not."""
+        if self._transcripts[choice].stopped:
+            return "stop"
+        return "budget" if choice in self._unpaid else None
+
+    @property
+    def ends(self) -> list[ChoiceEnd]:
+        """`end_of` each choice."""
+        return [self.end_of(choice) for choice in range(len(self._transcripts))]
 
     @property
     def stopped(self) -> bool:
-        """Whether every choice was ended by a stop string."""
-        return all(self.stops_by_string)
+        """Whether a stop string ended every choice."""
+        return all(transcript.stopped for transcript in self._transcripts)
 
-    @property
-    def stops_by_string(self) -> list[bool]:
-        """Which choices were ended by a stop string."""
-        return [transcript.stopped for transcript in self._transcripts]
-
-    def stops(self, choice: int) -> bool:
-        """Whether this choice was ended by a stop string."""
-        return self._transcripts[choice].stopped
+    def end_unpaid(self, choice: int) -> None:
+        """No more of this choice can be paid for."""
+        self._unpaid.add(choice)
 
     def score_prompt(self, message: PromptLogprobs) -> None:
-        """What the replica tells of the prompt."""
+        """Keep more log probabilities of the prompt."""
         self._prompt_scores += message.logprobs
 
     def take(self, message: Tokens) -> Iterator[ChoiceDelta]:
-        """The parts that can be shown now."""
+        """Take in tokens of a choice; returns what can be shown now."""
         yield from self._opening()
         transcript = self._transcripts[message.choice]
         text = transcript.feed(message.tokens, message.logprobs)
         yield ChoiceDelta(message.choice, text, transcript.scores())
 
     def finish(self) -> Iterator[ChoiceDelta]:
-        """The rest, when no token follows."""
+        """Everything held back, when no token follows."""
         yield from self._opening()
         for choice, transcript in enumerate(self._transcripts):
             text = "" if transcript.stopped else transcript.finish()
             yield ChoiceDelta(choice, text, transcript.scores())
 
     def _opening(self) -> Iterator[ChoiceDelta]:
-        """The prompt, once."""
+        """The echoed prompt, before the first output of each choice; once."""
         if not self._echo:
             return
         self._echo = False
         text, offsets = self._echoed()
         scores: tuple[TokenScore, ...] = ()
-        if self._scored:
-            told = [None, *self._prompt_scores]
-            scores = tuple(map(TokenScore, self._prompt, offsets, told))
+        if self._prompt_scored:
+            logprobs = [None, *self._prompt_scores]
+            scores = tuple(map(TokenScore, self._prompt, offsets, logprobs))
         for choice in range(len(self._transcripts)):
             yield ChoiceDelta(choice, text, scores)
 
     def _echoed(self) -> tuple[str, list[int]]:
-        """The prompt's text, and where each token begins in it."""
+        """The prompt's text, and where each token's text begins in it, in characters."""
         detokenizer = self._model.detokenizer()
         text, offsets = "", []
         for token in self._prompt:

@@ -1,7 +1,7 @@
-"""Between the owner of a request and its reader, the HTTP side: text out, progress back.
+"""Hands a request's output from its task to its reader, the HTTP side, and the reader's progress back.
 
-The reader takes all that is ready at once and confirms it when it has been sent. Undelivered text is bounded by the
-credit that the replica was given, which grows with what was confirmed.
+The reader takes all that is ready at once and confirms it when it has been sent. The replica's credit grows with what
+was confirmed, and so bounds the text that waits here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from gateway.generation.transcript import TokenScore
 
 
 class DeliverySequence:
-    """Reads deliveries in order. `choices` is how many each has; what is behind waits on its own credit."""
+    """Reads several deliveries, each of `choices` choices, one after the other as if they were one.
+
+    Those whose turn has not come go on until their credit is used up.
+    """
 
     def __init__(self, deliveries: Sequence[Delivery], choices: int) -> None:
         self._deliveries = deliveries
@@ -27,25 +30,25 @@ class DeliverySequence:
         self._ends: list[Finished] = []
 
     async def next(self, timeout: float | None = None) -> Item | None:  # noqa: ASYNC109  # None is an answer here
-        """All that is ready of the first that has not ended, or the end of all."""
+        """What `Delivery.next` gives for the first delivery that has not ended, or the merged end of all."""
         while len(self._ends) < len(self._deliveries):
             item = await self._deliveries[len(self._ends)].next(timeout)
             if isinstance(item, DeliveryChunk):
                 first = len(self._ends) * self._choices
-                parts = tuple(msgspec.structs.replace(part, choice=first + part.choice) for part in item.parts)
-                return DeliveryChunk(parts, item.tokens)
+                deltas = tuple(msgspec.structs.replace(delta, choice=first + delta.choice) for delta in item.deltas)
+                return DeliveryChunk(deltas, item.tokens)
             if item is None or isinstance(item, Failed | ReaderGone):
                 return item
             self._ends.append(item)
         return merge_finished(self._ends)
 
     def confirm(self, tokens: int) -> None:
-        """The pieces of the delivery that was read last were sent, up to `tokens` of its output tokens."""
+        """Confirm that the chunks of the delivery read last were sent, up to `tokens` of its output tokens."""
         self._deliveries[min(len(self._ends), len(self._deliveries) - 1)].confirm(tokens)
 
 
 def merge_finished(ends: Sequence[Finished]) -> Finished:
-    """The good ends of requests of one model as one: what was counted, used and paid added up."""
+    """The good ends of several requests of one model as one: counts, usage and cost added up."""
     if len(ends) == 1:
         return ends[0]
     return Finished(
@@ -68,11 +71,11 @@ def _summed(meters: Sequence[dict[str, int]]) -> dict[str, int]:
 
 
 FinishReason = Literal["stop", "length", "budget"]
-"""`budget`: where the money ended, before the length that the client asked for."""
+"""`budget`: no more could be paid for, before the length that the client asked for was reached."""
 
 
 class ChoiceDelta(Struct, frozen=True):
-    """More of one choice: its text, and what is to be told of the tokens that make it up."""
+    """More of one choice: its text, and the log probabilities of the tokens that the client asked for."""
 
     choice: int
     text: str
@@ -80,14 +83,14 @@ class ChoiceDelta(Struct, frozen=True):
 
 
 class DeliveryChunk(Struct, frozen=True):
-    """Parts; once they reached the client, `tokens` output tokens of all choices did."""
+    """Deltas to send; with them `tokens` output tokens of all choices have been sent in all."""
 
-    parts: tuple[ChoiceDelta, ...]
+    deltas: tuple[ChoiceDelta, ...]
     tokens: int
 
 
 class Finished(Struct, frozen=True):
-    """A good end, durable by now; `reasons` by choice."""
+    """A good end, which is durable by now; `reasons` has one for each choice."""
 
     reasons: tuple[FinishReason, ...]
     counts: Counts
@@ -97,13 +100,13 @@ class Finished(Struct, frozen=True):
 
 
 class Failed(Struct, frozen=True):
-    """A bad end."""
+    """An end with an error."""
 
     failure: GatewayError
 
 
 class ReaderGone(Struct, frozen=True):
-    """There is nobody to read any more."""
+    """The reader has left; nothing more is given out."""
 
 
 Item: TypeAlias = DeliveryChunk | Finished | Failed | ReaderGone
@@ -117,12 +120,15 @@ class DeliveryReader(Protocol):
         ...
 
     def confirm(self, tokens: int) -> None:
-        """The pieces up to `tokens` output tokens were sent."""
+        """Confirm that the chunks up to `tokens` output tokens were sent."""
         ...
 
 
 class Delivery:
-    """One request's output on its way. `streamed`: pieces are given out as they come, else all of them at the end."""
+    """The output of one request on its way to its reader. `streamed`: it is given out as it comes, else at the end.
+
+    `on_delivered` is called with the output tokens confirmed so far, `on_left` with the reason why the reader left.
+    """
 
     def __init__(self, *, streamed: bool, on_delivered: Callable[[int], None], on_left: Callable[[str], None]) -> None:
         self.streamed = streamed
@@ -130,57 +136,57 @@ class Delivery:
         self.left = False
         self._on_delivered = on_delivered
         self._on_left = on_left
-        self._parts: list[ChoiceDelta] = []
+        self._deltas: list[ChoiceDelta] = []
         self._tokens = 0
         self._taken = 0
         self._end: Finished | Failed | None = None
         self._ready = asyncio.Event()
         self._confirmed = asyncio.Event()
 
-    # ------------------------------------------------ the owner's side
+    # ------------------------------------------------ the task's side
 
-    def push(self, part: ChoiceDelta, tokens: int) -> None:
-        """More of a choice; with it `tokens` output tokens in all are handed over."""
-        if part.text or part.scores:
-            self._parts.append(part)
+    def push(self, delta: ChoiceDelta, tokens: int) -> None:
+        """Hand over more of a choice; with it, `tokens` output tokens have been handed over in all."""
+        if delta.text or delta.scores:
+            self._deltas.append(delta)
         self._tokens = max(self._tokens, tokens)
-        if self._parts or self._tokens > self._taken:
+        if self._deltas or self._tokens > self._taken:
             self._ready.set()
 
     @property
     def handed_out(self) -> bool:
-        """Whether the reader has anything by now."""
+        """Whether the reader has taken anything."""
         return self._taken > 0 or self.delivered > 0
 
     def start_over(self) -> bool:
-        """Forget what was pushed, since it comes again; False if some of it is with the reader, or there is none."""
+        """Forget what was pushed, for a new attempt; False if the reader took some of it, left, or was told an end."""
         if self.handed_out or self.left or self._end is not None:
             return False
-        self._parts, self._tokens = [], 0
+        self._deltas, self._tokens = [], 0
         return True
 
     def finish(self, finished: Finished) -> None:
-        """The good end, after all that was pushed."""
+        """End well, after all that was pushed."""
         self._close(finished)
 
     def fail(self, failure: GatewayError) -> None:
-        """The bad end, after all that was pushed. Only the first end counts."""
+        """End with an error, after all that was pushed. Only the first end counts."""
         self._close(Failed(failure))
 
     async def drained(self) -> bool:
-        """Wait until everything pushed was confirmed, or nobody reads; True if all reached the client.
+        """Wait until everything pushed was confirmed, or the reader left; True if it did not leave.
 
-        Of an unstreamed answer nothing is sent before its end: then this says whether somebody still waits for it.
+        An unstreamed answer is sent only after its end, so that it is not waited for.
         """
         while self.streamed and not self.left and self.delivered < self._tokens:
             self._confirmed.clear()
             await self._confirmed.wait()
         return not self.left
 
-    def part(self) -> None:
-        """The owner has ended, and is told nothing more: it has us, and if we kept it, the whole request would stay in
-        memory until garbage is searched for."""
-        self._on_delivered = self._on_left = _nobody_hears
+    def detach(self) -> None:
+        """Tell the task nothing more: it has ended. A reference to it would make a cycle, which keeps the request in
+        memory until the garbage collector runs."""
+        self._on_delivered = self._on_left = _ignore
 
     # ------------------------------------------------ the reader's side
 
@@ -190,9 +196,9 @@ class Delivery:
             if self.left:
                 return ReaderGone()
             ready = self.streamed or self._end is not None
-            if ready and (self._parts or self._tokens > self._taken):
-                parts, self._parts, self._taken = merge_deltas(self._parts), [], self._tokens
-                return DeliveryChunk(parts, self._taken)
+            if ready and (self._deltas or self._tokens > self._taken):
+                deltas, self._deltas, self._taken = merge_deltas(self._deltas), [], self._tokens
+                return DeliveryChunk(deltas, self._taken)
             if self._end is not None:
                 return self._end
             self._ready.clear()
@@ -203,14 +209,14 @@ class Delivery:
                 return None
 
     def confirm(self, tokens: int) -> None:
-        """The pieces up to `tokens` output tokens were sent."""
+        """Confirm that the chunks up to `tokens` output tokens were sent."""
         if tokens > self.delivered and not self.left:
             self.delivered = tokens
             self._on_delivered(tokens)
         self._confirmed.set()
 
     def leave(self, why: str) -> None:
-        """The client is gone, or does not read. Nothing happens after the end."""
+        """Note that the client is gone, or does not read. Nothing happens after a good end."""
         if not self.left and not isinstance(self._end, Finished):
             self.left = True
             self._ready.set()
@@ -223,18 +229,20 @@ class Delivery:
             self._ready.set()
 
 
-def _nobody_hears(_: object) -> None:
-    """What the client does is no news any more."""
+def _ignore(_: object) -> None:
+    """For a task that has ended."""
 
 
-def merge_deltas(parts: list[ChoiceDelta]) -> tuple[ChoiceDelta, ...]:
-    """One part for each choice."""
-    if len(parts) < 2:
-        return tuple(parts)
-    choices: dict[int, list[ChoiceDelta]] = {}
-    for part in parts:
-        choices.setdefault(part.choice, []).append(part)
+def merge_deltas(deltas: list[ChoiceDelta]) -> tuple[ChoiceDelta, ...]:
+    """One delta for each choice."""
+    if len(deltas) < 2:
+        return tuple(deltas)
+    by_choice: dict[int, list[ChoiceDelta]] = {}
+    for delta in deltas:
+        by_choice.setdefault(delta.choice, []).append(delta)
     return tuple(
-        ChoiceDelta(choice, "".join(part.text for part in own), tuple(score for part in own for score in part.scores))
-        for choice, own in choices.items()
+        ChoiceDelta(
+            choice, "".join(delta.text for delta in own), tuple(score for delta in own for score in delta.scores)
+        )
+        for choice, own in by_choice.items()
     )

@@ -1,48 +1,47 @@
-"""The owner of a request: a task that outlives the HTTP handler, from the hold to the durable usage.
+"""Runs one request from the hold to its durable usage, in a task of its own that outlives the HTTP handler.
 
-The HTTP side only reads the owner's delivery. Whatever happens to it, the owner hears the replica's last word, makes
-usage of it and records it; the last chunk is given out after that.
+The HTTP side only reads the task's delivery. Whatever happens to that side, the task hears the replica's last word,
+makes usage of it and records it; only after that is the last chunk given out. `gateway.generation.request_state` draws
+the phases; everything here that changes the request's course goes through `RequestState.move`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import Literal
 
 import structlog
 from msgspec import Struct
 
 from billing.holds.records import Hold
 from gateway.admission.admission import Admission, PreparedRequest, database_unavailable
-from gateway.errors import GatewayError, Interrupted, InvalidRequest, TimedOut, Unavailable
+from gateway.errors import GatewayError, Interrupted, TimedOut, Unaffordable, Unavailable
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.replica_link import ReplicaLink
 from gateway.fleet.replica_stream import LinkLost, ReplicaStream, TimeOver
 from gateway.generation.choices import Choices
 from gateway.generation.delivery import Delivery, Finished, FinishReason
 from gateway.generation.hold_slices import HoldSlices
-from gateway.generation.outcome import Outcome, decide_outcome, finish_reasons, observed_counts, whose_fault
-from gateway.metering.usage_recorder import NONSENSE, FinishedRequest, UsageRecorder, event_of
+from gateway.generation.outcome import finish_reasons, finished_request, invalid_grammar, observed_counts, outcome_of
+from gateway.generation.request_state import Event, Outcome, RequestState, failed
+from gateway.metering.billable_usage import NONSENSE, event_of
+from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.recovery.lost_attempts import LostAttempts
-from gateway.recovery.refused_entries import RefusedEntries
 from gateway.request_context import public_name
 from prompt_cache.promise.cache_domains import CacheDomains
-from protocol.requests import Began, Done, Generate, PromptLogprobs, Tokens
+from protocol.requests import Began, Done, PromptLogprobs, Tokens
 from storage.disk_space import DiskWatch
 
 log = structlog.get_logger("gateway.generation.generation_task")
 
 _MOST_ATTEMPTS = 2
 _DEADLINE_GRACE = 2.0
-"""Seconds that the replica has to end an overdue request by itself, before we abort it."""
-
-Stage = Literal["reserving", "running", "retrying", "lost", "recording", "ended"]
+"""Seconds that the replica has to end an overdue request by itself, before it is asked to."""
 
 
 class GenerationDependencies(Struct, frozen=True):
-    """What an owner works with."""
+    """What a task works with."""
 
     admission: Admission
     fleet: Fleet
@@ -55,389 +54,341 @@ class GenerationDependencies(Struct, frozen=True):
 
 
 class GenerationTask:
-    """One request. `stage` says how far it is."""
+    """One request. `state` says how far it is and what came of it."""
 
-    def __init__(self, around: GenerationDependencies, prepared: PreparedRequest, *, streamed: bool) -> None:
+    def __init__(self, deps: GenerationDependencies, prepared: PreparedRequest, *, streamed: bool) -> None:
         self.prepared = prepared
-        self.request_id = prepared.request_id
+        self.state = RequestState()
+        self.delivery = Delivery(streamed=streamed, on_delivered=self._delivered, on_left=self._client_left)
+        self._deps = deps
         self._name = public_name(prepared.request_id)
-        self.stage: Stage = "reserving"
-        self.affordable_max_tokens: int | None = None
-        """The `max_tokens` that could be paid for, where that was less than there was room for."""
-        self.delivery = Delivery(streamed=streamed, on_delivered=self._delivered, on_left=self._left)
-        self._deps = around
         self._attempt = 1
-        self._version = 1
-        """The protocol version that a replica must know to run it."""
-        self._choices = self._new_choices()
-        self._exchange: ReplicaStream | None = None
+        self._choices = Choices(prepared)
+        self._stream: ReplicaStream | None = None
+        """The current attempt's."""
         self._slices: HoldSlices | None = None
-        self._cut: set[int] = set()
-        """Choices that we ended where their money did."""
-        self._failure: GatewayError | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._aborted = False
         self._began: Began | None = None
         self._started = time.monotonic()
-        self._deadline = time.time() + around.admission.lifetimes.request
+        self._deadline = time.time() + deps.admission.timeouts.request
         self._last_token = 0.0
 
     async def run(self) -> None:
-        """The whole life of the request; never raises but for cancellation."""
-        labels = {"request_id": self._name, "model": self.prepared.model.name}
+        """Run the request to its end; raises nothing but CancelledError, which leaves its usage to recovery."""
         try:
             await self._run()
         except GatewayError as failure:
-            self.delivery.fail(failure)
+            self._fail(failure)
         except Exception:
-            log.exception("a request failed inside the gateway", **labels)
-            self.delivery.fail(Interrupted("The gateway failed while it ran the request."))
+            log.exception("a request failed inside the gateway", request_id=self._name, model=self.prepared.model.name)
+            self._fail(Interrupted("The gateway failed while it ran the request."))
         finally:
-            self.stage = "ended"
+            if self.state.phase != "ended":
+                self.state.move("failed", failed(Interrupted("The gateway stopped."), "abandoned"))
             self._disarm()
             await self._stop_slices()
             self._slices = None
-            if self._exchange is not None:
-                self._deps.fleet.end(self._exchange)
-            self.delivery.part()
+            if self._stream is not None:
+                self._deps.fleet.end(self._stream)
+            self.delivery.detach()
 
     def interrupt(self, failure: GatewayError) -> None:
         """End the request for a reason of ours; what was delivered is billed."""
-        if self._failure is None and self.stage in ("reserving", "running", "retrying"):
-            self._failure = failure
-            self._abort("shutdown")
+        self._stop("interrupted", "shutdown", failed(failure))
 
     # ------------------------------------------------ from hold to record
 
     async def _run(self) -> None:
-        around = self._deps
+        recorder = self._deps.recorder
         hold = await self._reserve()
-        prepared = self.prepared
-        if self._unwanted():
-            await around.recorder.release(hold, "ended before it began")
-            raise self._failure or Interrupted("The client left.")
+        if self.state.outcome is not None:
+            await recorder.release(hold, "ended before it began")
+            raise self.state.outcome.failure or Interrupted("The client left.")
         try:
-            exchange = self._dispatch(hold)
+            stream = self._send(hold)
         except GatewayError as failure:
             self.delivery.fail(failure)
-            await around.recorder.release(hold, "no replica")
-            return
-        done = await self._listen(exchange)
-        while self._may_retry(exchange, done):
-            again = await self._try_again(hold, exchange, done)
-            if again is None:
-                done = done or await self._listen(exchange)
-                break
-            exchange = again
-            done = await self._listen(exchange)
+            await recorder.release(hold, "no replica")
+            raise
+        stream, done = await self._run_attempts(hold, stream)
         await self._stop_slices()
-        grammar = prepared.generation.grammar
-        if done is not None and done.invalid == "grammar" and grammar is not None:
-            self._failure = InvalidRequest(
-                f"{grammar.path}: {(done.error or '').removeprefix('grammar: ')}.",
-                path=grammar.path,
-                code="invalid_value",
-            )
         self._disarm()
-        self.stage = "recording"
-        shortened = self.affordable_max_tokens is not None
-        ends = finish_reasons(done, self._choices.stops_by_string, shortened=shortened, cut=self._cut)
-        ending = decide_outcome(
-            done, stopped=self._choices.stopped, left=self.delivery.left, failure=self._failure, ends=ends
-        )
-        await self._deliver_rest(ending)
-        if ending.status == "ok" and self.delivery.left:
-            ending = Outcome("cancelled", ending.reason)
-        await self._record(hold, exchange, done, ending, ends)
+        ends = finish_reasons(done, self._choices.ends, shortened=self.prepared.shortened)
+        grammar = self.prepared.generation.grammar
+        invalid = None if done is None or grammar is None else invalid_grammar(done, grammar)
+        self.state.move("answered" if invalid is None else "input_refused", invalid or outcome_of(done, ends))
+        await self._deliver_rest()
+        self.state.move("delivered")
+        outcome = self._outcome()
+        await self._record(hold, stream, done, outcome, ends)
+        self.state.move("recorded")
         log.info(
             "request ended",
             request_id=self._name,
-            model=prepared.model.name,
-            status=ending.status,
-            reason=ending.reason,
-            replica=exchange.replica,
-            prompt_tokens=len(prepared.prompt.tokens),
+            model=self.prepared.model.name,
+            status=outcome.status,
+            reason=outcome.reason,
+            replica=stream.replica,
+            prompt_tokens=len(self.prepared.prompt.tokens),
             output_tokens=self._choices.tokens,
             seconds=round(time.monotonic() - self._started, 3),
         )
 
     async def _reserve(self) -> Hold:
         try:
-            asked = self.prepared
-            self.prepared, hold = await self._deps.admission.reserve(asked, self._reserve_late)
-            if self.prepared is not asked:
-                self.affordable_max_tokens = self.prepared.sampling.max_tokens
+            self.prepared, hold = await self._deps.admission.reserve(self.prepared, self._reserve_late)
             return hold
-        except (Unavailable, asyncio.CancelledError) as error:
-            # the hold may exist although we were not told
-            await self._deps.recorder.once_release(self.request_id, "not admitted")
-            if self._failure is not None and isinstance(error, Unavailable):
+        except Unaffordable:
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            # the hold may exist although no answer came
+            await self._deps.recorder.once_release(self.prepared.request_id, "not admitted")
+            outcome = self.state.outcome
+            if isinstance(error, Unavailable) and outcome is not None and outcome.failure is not None:
                 await self._release_again()
             raise
 
     def _reserve_late(self) -> None:
         """The database has not answered: tell the client. A hold that comes after all is given back when it does."""
-        if self._failure is None:
-            self._failure = database_unavailable()
-            self.delivery.fail(self._failure)
+        self.interrupt(database_unavailable())
+        self._tell_failure()
 
     async def _release_again(self) -> None:
-        """The database was silent until the connection ended. It may still do what it was asked, after it did what we
-        ask it now: so ask again when it answers."""
-        self.stage = "lost"
+        """Release the hold a second time, when the database answers: one that was silent until the connection ended may
+        make the hold after the first release."""
+        self.state.move("hold_unknown")
         await self._deps.admission.until_database_answers()
-        await self._deps.recorder.once_release(self.request_id, "not admitted")
+        await self._deps.recorder.once_release(self.prepared.request_id, "not admitted")
 
-    def _dispatch(self, hold: Hold, link: ReplicaLink | None = None) -> ReplicaStream:
-        """Send the request to this replica, else to the one that fleet chooses. Raises Unavailable."""
+    def _send(self, hold: Hold, link: ReplicaLink | None = None) -> ReplicaStream:
+        """Begin an attempt at this replica, else at the one that fleet chooses. Raises Unavailable."""
         prepared, fleet = self.prepared, self._deps.fleet
-        payer, tokens = prepared.payer, prepared.prompt.tokens
-        segments, scopes = self._deps.domains.segments(payer.tenant_id, payer.project_id, len(tokens))
-        wish = fleet.options.credit_window if self.delivery.streamed else max(1, prepared.sampling.max_tokens)
+        payer = prepared.payer
+        segments, scopes = self._deps.domains.segments(payer.tenant_id, payer.project_id, len(prepared.prompt.tokens))
+        window = fleet.options.credit_window if self.delivery.streamed else max(1, prepared.sampling.max_tokens)
         in_slices = prepared.held_output < prepared.sampling.max_tokens
         paid = prepared.held_output if self._slices is None else self._slices.paid
-        generate = Generate(
-            id=str(hold.request_id),
-            attempt=self._attempt,
-            segments=segments,
-            tokens=tokens,
-            sampling=prepared.sampling,
-            credit=min(wish, paid) if in_slices else wish,
-            flow=str(payer.tenant_id),
-            sub_flow=str(payer.key_id),
-            lane=prepared.generation.lane,
-            deadline=self._deadline,
-            read=prepared.plan.read != "none",
-            store=prepared.plan.store,
-            choices=prepared.generation.choices,
-            grammar=None if prepared.generation.grammar is None else prepared.generation.grammar.text,
-            claim=hold.claim,
-        )
-        self._version = generate.version
-        link = link or fleet.choose(prepared.model.name, generate.version)
-        exchange = self._exchange = fleet.generate(link, scopes, generate)
+        credit = min(window, paid) if in_slices else window
+        message = prepared.message(hold, segments, attempt=self._attempt, credit=credit, deadline=self._deadline)
+        link = link or fleet.choose(prepared.model.name, message.version)
+        stream = self._stream = fleet.generate(link, scopes, message)
         if in_slices:
             self._slices = self._slices or HoldSlices(self._deps.admission, prepared, hold, self._paid)
-            exchange.pay(self._slices.paid, wish=wish)
-        self.stage = "running"
+            stream.pay(self._slices.paid, wish=window)
+        self.state.move("sent")
         self._arm(max(0.0, self._deadline - time.time()) + _DEADLINE_GRACE)
-        return exchange
+        return stream
 
-    def _may_retry(self, exchange: ReplicaStream, done: Done | None) -> bool:
-        """Whether the replica was lost, or stopped, and nothing of the request was delivered: it may be tried again."""
-        if self._attempt >= _MOST_ATTEMPTS or self._aborted or self._unwanted():
+    async def _run_attempts(self, hold: Hold, stream: ReplicaStream) -> tuple[ReplicaStream, Done | None]:
+        """Listen to this attempt, and to the next where it may be retried. Returns the last attempt and how it ended,
+        None if its replica never said."""
+        while True:
+            done = await self._listen(stream)
+            if self.state.phase != "retrying":
+                return stream, done
+            link = await self._replica_for_retry(stream, done)
+            if link is not None:
+                stream = self._retry(hold, stream, done, link)
+            elif done is not None:
+                return stream, done
+
+    def _retry_if_possible(self, stream: ReplicaStream, done: Done | None) -> bool:
+        """Decide to retry if the replica was lost, stopped or refused, and nothing of the request was delivered."""
+        if self._attempt >= _MOST_ATTEMPTS or self.state.phase != "running":
             return False
-        lost = done is None and exchange.link is None
-        ours = bool(self._cut) or any(self._choices.stops_by_string)  # we ended some of its choices
-        stopped = done is not None and done.reason == "abort" and not ours
+        lost = done is None and stream.link is None
+        stopped = done is not None and done.reason == "abort" and not any(self._choices.ends)
         refused = done is not None and done.reason == "rejected" and done.refusal is None and done.invalid is None
-        return (lost or stopped or refused) and self.delivery.start_over()
+        return (lost or stopped or refused) and self.delivery.start_over() and self.state.move("will_retry")
 
-    async def _try_again(self, hold: Hold, before: ReplicaStream, done: Done | None) -> ReplicaStream | None:
-        """Send the request to another replica, or to the same one when it is back: to that one alone, if it probably
-        died of this request. None if there is none in time: then the first attempt is all there is, and the client is
-        told."""
-        around, model = self._deps, self.prepared.model.name
-        self.stage = "retrying"
+    async def _replica_for_retry(self, lost: ReplicaStream, done: Done | None) -> ReplicaLink | None:
+        """Wait for another replica, or for the same one started again; for that one alone if it probably died of this
+        request. None if there is none in time: then the request ends with its first attempt."""
+        deps, timeouts = self._deps, self._deps.admission.timeouts
         self._disarm()
         # A replica that refused is not waited for: whoever asks later may be refused again.
         refused = done is not None and done.reason == "rejected"
-        patience = 0.0 if refused else min(around.admission.lifetimes.retry, self._deadline - time.time())
-        if before.suspect:
-            log.warning("a replica was lost with a request that may be why", request_id=self._name, lost=before.replica)
-        link = await around.fleet.wait_for(model, self._version, patience, after=before, unless=self._unwanted)
-        if link is None or self._unwanted():
-            self.stage = "running"
-            self._failure = self._failure or (None if refused else _replica_lost())
-            if done is None:
-                self._lost()
-            return None
-        log.warning("a request is tried again", request_id=self._name, lost=before.replica, replica=link.replica)
-        around.metrics.tried_again(model)
-        around.attempts.watch(before, hold, done)
+        patience = 0.0 if refused else min(timeouts.retry, self._deadline - time.time())
+        if lost.suspect:
+            log.warning("a replica was lost with a request that may be why", request_id=self._name, lost=lost.replica)
+        model = self.prepared.model.name
+        link = await deps.fleet.wait_for(model, patience, after=lost, unless=lambda: self.state.outcome is not None)
+        if link is not None:
+            return link
+        if not refused:
+            self.state.move("no_replica", failed(_replica_lost()))
+        if done is None:
+            self._await_journal()
+        return None
+
+    def _retry(self, hold: Hold, lost: ReplicaStream, done: Done | None, link: ReplicaLink) -> ReplicaStream:
+        log.warning("a request is tried again", request_id=self._name, lost=lost.replica, replica=link.replica)
+        self._deps.metrics.tried_again(self.prepared.model.name)
+        self._deps.attempts.watch(lost, hold, done)
         self._attempt += 1
-        self._choices, self._began, self._cut = self._new_choices(), None, set()
-        return self._dispatch(hold, link)
+        self._choices, self._began = Choices(self.prepared), None
+        return self._send(hold, link)
 
-    def _new_choices(self) -> Choices:
-        prepared = self.prepared
-        return Choices(prepared.generation, prepared.model, prepared.prompt, prepared.sampling)
-
-    async def _listen(self, exchange: ReplicaStream) -> Done | None:
-        """Hear the replica out. None if it never says how the request ended, or is lost and may be tried again."""
+    async def _listen(self, stream: ReplicaStream) -> Done | None:
+        """Hear an attempt out. None if its replica never says how it ended, or is lost and the request is retried."""
         while True:
-            heard = await exchange.next()
-            if isinstance(heard, Tokens):
-                self._take(heard)
-            elif isinstance(heard, Done):
-                return heard
-            elif isinstance(heard, Began):
-                self._began = heard
-            elif isinstance(heard, PromptLogprobs):
-                self._choices.score_prompt(heard)
-            elif isinstance(heard, LinkLost):
-                if self._may_retry(exchange, None):
+            event = await stream.next()
+            if isinstance(event, Tokens):
+                self._take(event)
+            elif isinstance(event, Began):
+                self._began = event
+            elif isinstance(event, PromptLogprobs):
+                self._choices.score_prompt(event)
+            elif isinstance(event, Done):
+                self._retry_if_possible(stream, event)
+                return event
+            elif isinstance(event, LinkLost):
+                if self._retry_if_possible(stream, None):
                     return None
-                self._lost()
-            elif self._deps.fleet.waits_for_disk(exchange):
-                self._hear_out_later()
-            elif self._aborted:
-                log.error("the replica does not answer", request_id=self._name, replica=exchange.replica)
-                if self._failure is None and not self.delivery.left and not self._choices.stopped:
-                    self._failure = Interrupted("The model's replica does not answer.")
-                return None
+                self._replica_lost()
+            elif self._deps.fleet.waits_for_disk(stream):
+                # The client is told now; the counts come when the replica's disk has room.
+                self._time_out()
+                self._tell_failure()
+                self._arm(self._deps.admission.timeouts.done)
+            elif self.state.phase == "running":
+                self._time_out()
             else:
-                self._failure = TimedOut("The request's time is over.")
-                self._abort("deadline")
+                log.error("the replica does not answer", request_id=self._name, replica=stream.replica)
+                return None
 
     def _take(self, message: Tokens) -> None:
         metrics, name, now = self._deps.metrics, self.prepared.model.name, time.monotonic()
-        if message.choice:
-            pass  # the first choice's times stand for all
-        elif message.start == 0:
-            metrics.first_token(name, now - self._started)
-        else:
-            metrics.between_tokens(name, now - self._last_token, len(message.tokens))
-        self._last_token = now if message.choice == 0 else self._last_token
-        if self._aborted or self._failure is not None or self._choices.stops(message.choice):
+        if message.choice == 0:  # the first choice's times stand for all
+            if message.start == 0:
+                metrics.first_token(name, now - self._started)
+            else:
+                metrics.between_tokens(name, now - self._last_token, len(message.tokens))
+            self._last_token = now
+        if self.state.phase != "running" or self._choices.end_of(message.choice) == "stop":
             return
         if self._slices is not None:
             self._slices.reached(message.start + len(message.tokens))
-        for part in self._choices.take(message):
-            self.delivery.push(part, self._choices.shown)
+        for delta in self._choices.take(message):
+            self.delivery.push(delta, self._choices.shown)
         if self._choices.stopped:
-            self._abort("stop")
-        elif self._choices.stops(message.choice):
-            self._stop_choice(message.choice)
+            self._stop("stop_string", "stop", Outcome("ok", "stop"))
+        elif self._choices.end_of(message.choice) == "stop" and self._stream is not None:
+            self._stream.abort("stop", message.choice)
         elif self.delivery.streamed and self._choices.shown < self._choices.tokens:
             self._delivered(self.delivery.delivered)
-        self._cut_off()
+        self._end_unpaid()
 
-    async def _deliver_rest(self, ending: Outcome) -> None:
+    async def _deliver_rest(self) -> None:
         """Hand out what is left, and wait until it reached the client or nobody reads any more."""
-        if ending.failure is not None:
-            self.delivery.fail(ending.failure)
-        elif ending.status == "ok":
-            for part in self._choices.finish():
-                self.delivery.push(part, self._choices.tokens)
+        self._tell_failure()
+        if self._outcome().status == "ok":
+            for delta in self._choices.finish():
+                self.delivery.push(delta, self._choices.tokens)
         await self.delivery.drained()
 
     async def _record(
-        self, hold: Hold, exchange: ReplicaStream, done: Done | None, ending: Outcome, ends: tuple[FinishReason, ...]
+        self, hold: Hold, stream: ReplicaStream, done: Done | None, outcome: Outcome, ends: tuple[FinishReason, ...]
     ) -> None:
         """Usage, spool, acknowledgement, last chunk: in this order."""
-        around, prepared = self._deps, self.prepared
-        known = done is not None and done.reason != "rejected"
-        counts = (
-            done.counts
-            if known and done
-            else observed_counts(self._began.counts if self._began else None, exchange.received)
-        )
+        deps, prepared = self._deps, self.prepared
+        if done is not None and done.reason != "rejected":
+            counts = done.counts
+        else:
+            counts = observed_counts(self._began.counts if self._began else None, stream.received)
+            if not counts.prompt and not counts.output:
+                await deps.recorder.release(hold, outcome.reason)
+                return
         sequence = done.sequence if done else 0
-        if not known and not counts.prompt and not counts.output:
-            await around.recorder.release(hold, ending.reason)
-            return
-        delivered = self._choices.tokens if ending.status == "ok" else self.delivery.delivered
-        record = FinishedRequest(
-            status=ending.status,
-            reason=ending.reason,
-            fault=whose_fault(ending, delivered),
-            delivered=delivered,
-            delivery="confirmed",
-            source="gateway",
-            replica=exchange.replica,
-            model_digest=exchange.model_digest,
-            sequence=sequence,
-            attempt=self._attempt,
-        )
+        delivered = self._choices.tokens if outcome.status == "ok" else self.delivery.delivered
+        record = finished_request(outcome, stream, delivered=delivered, sequence=sequence)
         try:
             event = event_of(hold, prepared.terms, prepared.price, counts, record)
         except NONSENSE as error:
             if done is None or not sequence:
                 raise
-            await around.refused.keep(done, exchange.replica, error)
-            await around.recorder.release(hold, "what the replica counted makes no sense")
-            around.fleet.acknowledge(exchange, sequence)
+            await deps.refused.keep(done, stream.replica, error)
+            await deps.recorder.release(hold, "what the replica counted makes no sense")
+            deps.fleet.acknowledge(stream, sequence)
             raise Interrupted("What the answer took cannot be told.") from error
         unrecorded = Interrupted("The answer's usage could not be recorded.")
-        await around.recorder.use(hold, event, failing=lambda: self.delivery.fail(unrecorded))
+        await deps.recorder.use(hold, event, failing=lambda: self.delivery.fail(unrecorded))
         if sequence:
-            around.fleet.acknowledge(exchange, sequence)
-        around.metrics.finished(prepared.model.name, ending.status, event.usage)
-        if ending.status == "ok":
+            deps.fleet.acknowledge(stream, sequence)
+        deps.metrics.finished(prepared.model.name, outcome.status, event.usage)
+        if outcome.status == "ok":
             self.delivery.finish(Finished(ends, event.counts, event.usage, event.cost_pico, prepared.price.currency))
 
-    # ------------------------------------------------ what happens on the side
+    # ------------------------------------------------ what changes the request's course
+
+    def _outcome(self) -> Outcome:
+        assert self.state.outcome is not None, "from `delivering` on there is one"
+        return self.state.outcome
+
+    def _stop(self, event: Event, why: str, outcome: Outcome) -> None:
+        """Give the request this outcome, if it counts; ask the replica to stop if it was still to go on."""
+        if self.state.move(event, outcome) and self._stream is not None:
+            self._stream.abort(why)
+            self._arm(self._deps.admission.timeouts.done)
+
+    def _client_left(self, why: str) -> None:
+        self._stop("client_left", why, Outcome("cancelled", ""))
+
+    def _time_out(self) -> None:
+        self._stop("timed_out", "deadline", failed(TimedOut("The request's time is over.")))
+
+    def _replica_lost(self) -> None:
+        """The replica is gone: tell the client now, and wait for its journal's word on what was done."""
+        began = Interrupted("The model's replica was lost while it ran the request.")
+        self.state.move("replica_lost", failed(began if self.delivery.handed_out else _replica_lost()))
+        self._await_journal()
+
+    def _await_journal(self) -> None:
+        timeouts = self._deps.admission.timeouts
+        self._tell_failure()
+        self._arm(timeouts.done if self._choices.stopped else timeouts.replay)
+
+    def _tell_failure(self) -> None:
+        """Tell the client how the request failed, if it did, before its usage is known."""
+        if self.state.outcome is not None and self.state.outcome.failure is not None:
+            self.delivery.fail(self.state.outcome.failure)
+
+    def _fail(self, failure: GatewayError) -> None:
+        self.state.move("failed", failed(failure))
+        self.delivery.fail(failure)
+
+    # ------------------------------------------------ credit, money and time
 
     def _delivered(self, tokens: int) -> None:
-        if self._exchange is not None:
+        if self._stream is not None:
             options = self._deps.fleet.options
             held = self._choices.tokens - self._choices.shown
-            self._exchange.credit(tokens, held=held, window=options.credit_window, step=options.credit_step)
+            self._stream.credit(tokens, held=held, window=options.credit_window, step=options.credit_step)
 
     def _paid(self) -> None:
         """More is paid for, or nothing more is going to be."""
-        if self._exchange is not None and self._slices is not None and self.stage == "running":
-            self._exchange.pay(self._slices.paid, delivered=self.delivery.delivered)
-            self._cut_off()
+        if self._stream is not None and self._slices is not None and self.state.phase == "running":
+            self._stream.pay(self._slices.paid, delivered=self.delivery.delivered)
+            self._end_unpaid()
 
-    def _cut_off(self) -> None:
+    def _end_unpaid(self) -> None:
         """End the choices that have come to the end of the money."""
-        if self._slices is None or not self._slices.final or self._exchange is None or self._aborted:
+        if self._slices is None or not self._slices.final or self._stream is None or self.state.phase != "running":
             return
         several = self.prepared.generation.choices > 1
-        for choice in self._exchange.at(self._slices.paid):
-            if choice not in self._cut and not self._choices.stops(choice):
-                self._cut.add(choice)
-                self._exchange.abort("budget", choice if several else None)
+        for choice in self._stream.choices_at(self._slices.paid):
+            if self._choices.end_of(choice) is None:
+                self._choices.end_unpaid(choice)
+                self._stream.abort("budget", choice if several else None)
 
     async def _stop_slices(self) -> None:
         if self._slices is not None:
             await self._slices.stop()
 
-    def _unwanted(self) -> bool:
-        return self.delivery.left or self._failure is not None
-
-    def _left(self, why: str) -> None:
-        if self.stage in ("reserving", "running"):
-            self._abort(why)
-
-    def _lost(self) -> None:
-        """The replica is gone: tell the client now, and wait for the journal's word on what was done."""
-        self.stage = "lost"
-        self._aborted = True
-        if self._failure is None and not self.delivery.left and not self._choices.stopped:
-            if self.delivery.handed_out:
-                self._failure = Interrupted("The model's replica was lost while it ran the request.")
-            else:
-                self._failure = _replica_lost()
-        if self._failure is not None:
-            self.delivery.fail(self._failure)
-        lifetimes = self._deps.admission.lifetimes
-        self._arm(lifetimes.done if self._choices.stopped else lifetimes.replay)
-
-    def _abort(self, why: str) -> None:
-        if self._exchange is not None and self.stage == "running" and not self._aborted:
-            self._aborted = True
-            self._exchange.abort(why)
-            self._arm(self._deps.admission.lifetimes.done)
-
-    def _hear_out_later(self) -> None:
-        """The time is over while the replica waits for its disk: the client is told, and the counts are waited for."""
-        if self._failure is None and not self.delivery.left:
-            self._failure = TimedOut("The request's time is over.")
-            self.delivery.fail(self._failure)
-        self._abort("deadline")
-        self._arm(self._deps.admission.lifetimes.done)
-
-    def _stop_choice(self, choice: int) -> None:
-        if self._exchange is not None and self.stage == "running" and not self._aborted:
-            self._exchange.abort("stop", choice)
-
     def _arm(self, seconds: float) -> None:
         self._disarm()
-        if self._exchange is not None:
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._exchange.hear, TimeOver())
+        if self._stream is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._stream.hear, TimeOver())
 
     def _disarm(self) -> None:
         if self._timer is not None:

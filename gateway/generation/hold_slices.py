@@ -1,8 +1,8 @@
-"""A hold in slices: the money of a long answer is reserved piece by piece while it is written.
+"""Tops up the hold of a long answer slice by slice while the answer is generated.
 
-The replica is only credited what is held, and waits there: so nothing is written, delivered or journaled that is not
-paid for, however late the money comes. The next slice is asked for when half of the last one is left, so that it
-seldom waits.
+The replica gets credit only for what is held, and waits there: nothing is generated, delivered or journaled that is not
+paid for, however late the money comes. The next slice is asked for when half of the last one is left, so that the
+replica seldom waits.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ log = structlog.get_logger("gateway.generation.hold_slices")
 
 _PAUSE_S = 0.5
 _PATIENCE_S = 10.0
-"""How long a database that is away is asked again, before the answer ends where its money does."""
+"""How long an unavailable database is asked again before the answer ends where its money does."""
 
 
 class HoldSlices:
-    """What of one request is paid for: `paid` output tokens of each choice. `changed` is called when that has grown, or
-    when it is `final`."""
+    """The paid part of one request: `paid` output tokens of each choice. `changed` is called when `paid` has grown or
+    is `final`."""
 
     def __init__(
         self, admission: Admission, prepared: PreparedRequest, hold: Hold, changed: Callable[[], None]
     ) -> None:
         self.paid = prepared.held_output
         self.final = False
-        """No more is to be had, although the answer might be longer."""
-        self._whole = prepared.sampling.max_tokens
+        """Whether no more slices follow."""
+        self._max_tokens = prepared.sampling.max_tokens
         self._admission = admission
         self._prepared = prepared
         self._hold = hold
@@ -45,28 +45,28 @@ class HoldSlices:
         self._task: asyncio.Task[None] | None = None
 
     def reached(self, tokens: int) -> None:
-        """The longest choice may be so long by now."""
+        """Note that a choice has so many tokens; ask for the next slice if it is time to."""
         self._longest = max(self._longest, tokens)
-        if self._wanting and self._task is None:
+        if self._needs_more and self._task is None:
             self._task = asyncio.create_task(self._top_up())
 
     async def stop(self) -> None:
-        """Ask for nothing more."""
+        """Ask for no more slices."""
         self.final = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     @property
-    def _wanting(self) -> bool:
+    def _needs_more(self) -> bool:
         half = self._admission.slice_tokens // 2
-        return not self.final and self.paid < self._whole and self._longest >= self.paid - half
+        return not self.final and self.paid < self._max_tokens and self._longest >= self.paid - half
 
     async def _top_up(self) -> None:
         try:
-            while self._wanting:
-                more = min(self._whole, self.paid + self._admission.slice_tokens)
-                if await self._covered(more):
+            while self._needs_more:
+                more = min(self._max_tokens, self.paid + self._admission.slice_tokens)
+                if await self._pay_for(more):
                     self.paid = more
                 else:
                     self.final = True
@@ -74,7 +74,7 @@ class HoldSlices:
         finally:
             self._task = None
 
-    async def _covered(self, output: int) -> bool:
+    async def _pay_for(self, output: int) -> bool:
         end = time.monotonic() + _PATIENCE_S
         while True:
             try:

@@ -1,67 +1,59 @@
-"""How a request ended: what the client is told, whose fault it was, what is recorded. Decided here, in one place."""
+"""What a replica's last word means: for the client, for whose fault the end is, and for what is recorded."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec.structs import replace
 
-from billing.usage import Status
 from gateway.errors import GatewayError, Interrupted, InvalidRequest, RateLimited, TimedOut, Unavailable
+from gateway.fleet.replica_stream import ReplicaStream
 from gateway.generation.delivery import FinishReason
-from gateway.metering.billable_usage import Fault
+from gateway.generation.request_state import Outcome, failed
+from gateway.generation_request import Grammar
+from gateway.metering.billable_usage import Fault, FinishedRequest
 from protocol.requests import Counts, Done, Refusal
 
-
-class Outcome(Struct, frozen=True):
-    """`failure` is what the client is told, None after a good end or when nobody is there to be told."""
-
-    status: Status
-    reason: str
-    failure: GatewayError | None = None
+ChoiceEnd: TypeAlias = Literal["stop", "budget"] | None
+"""Why the gateway ended a choice: a stop string completed, or no more could be paid for. None: it did not."""
 
 
-def decide_outcome(
-    done: Done | None, *, stopped: bool, left: bool, failure: GatewayError | None, ends: Sequence[FinishReason] = ()
-) -> Outcome:
-    """The ending that `done` (None: the replica never said) means.
+def outcome_of(done: Done | None, ends: Sequence[FinishReason] = ()) -> Outcome:
+    """The outcome that `done` means for a request that nothing else has ended. None: the replica never said how.
 
-    `stopped`: a stop string completed, and the abort was ours. `left`: the client did. `failure`: what we have already
-    found to be wrong: the link lost, the time over, the gateway stopping. `ends`: how each choice ended, if well.
+    `ends`: how each choice ended, if well.
     """
     reason = "lost" if done is None else done.reason
-    if failure is not None:
-        return Outcome("failed", reason, failure=failure)
-    if left:
-        return Outcome("cancelled", "stop" if stopped else reason)
-    if "budget" in ends and reason in ("stop", "length", "budget", "abort"):
-        return Outcome("ok", "budget")
-    if stopped or reason == "stop":
-        return Outcome("ok", "stop")
-    if reason in ("length", "budget"):
-        return Outcome("ok", reason)
-    return Outcome("failed", reason, failure=_failure(reason, done.refusal if done is not None else None))
+    unpaid = "budget" in ends
+    if reason in ("stop", "length", "budget") or (unpaid and reason == "abort"):
+        return Outcome("ok", "budget" if unpaid else reason)
+    return failed(_failure(reason, None if done is None else done.refusal), reason)
+
+
+def invalid_grammar(done: Done, grammar: Grammar) -> Outcome | None:
+    """The outcome if the replica found the client's grammar to be wrong, else None."""
+    if done.invalid != "grammar":
+        return None
+    problem = f"{grammar.path}: {(done.error or '').removeprefix('grammar: ')}."
+    return failed(InvalidRequest(problem, path=grammar.path, code="invalid_value"), done.reason)
 
 
 def finish_reasons(
-    done: Done | None, stopped: Sequence[bool], *, shortened: bool = False, cut: Collection[int] = ()
+    done: Done | None, choice_ends: Sequence[ChoiceEnd], *, shortened: bool = False
 ) -> tuple[FinishReason, ...]:
-    """How each choice ended that came to a good end.
-
-    `stopped`: by a stop string. `shortened`: the length was what could be paid for. `cut`: the choices that we aborted
-    because no more could be paid for.
-    """
+    """How each choice ended that came to a good end. `shortened`: the length was what could be paid for."""
     reasons = (done.reasons or (done.reason,)) if done is not None else ()
 
-    def finish(choice: int, by_string: bool) -> FinishReason:
+    def finish(choice: int, ended: ChoiceEnd) -> FinishReason:
         reason = reasons[choice] if choice < len(reasons) else "stop"
-        if by_string or reason == "stop":
+        if ended == "stop" or reason == "stop":
             return "stop"
-        unpaid = (shortened and reason == "length") or (choice in cut and reason == "abort")
+        unpaid = (shortened and reason == "length") or (ended == "budget" and reason == "abort")
         return "budget" if unpaid or reason == "budget" else "length"
 
-    return tuple(finish(choice, by_string) for choice, by_string in enumerate(stopped))
+    return tuple(finish(choice, ended) for choice, ended in enumerate(choice_ends))
 
 
 def _failure(reason: str, refusal: Refusal | None) -> GatewayError:
@@ -75,41 +67,44 @@ def _failure(reason: str, refusal: Refusal | None) -> GatewayError:
 
 
 def _refused(refusal: Refusal) -> GatewayError:
-    """A full queue: the client's own is its limit, any other our lack of room. An input that does harm: as it is."""
+    """The error for a full queue, the client's own or one of all clients, or for a quarantined input."""
     wait = max(1.0, refusal.wait_s)
     if refusal.whose == "input":
         return InvalidRequest(
             f"This very input made the model's replica fail; it is refused for another {wait / 60:.0f} minutes.",
             code="input_quarantined",
         )
+    retry = f"try again in about {math.ceil(wait)} s, the wait to be expected now"
     if refusal.whose == "flow":
-        return RateLimited(f"Too much of yours is waiting already; {_again(wait)}.", retry_after=wait)
-    return Unavailable(f"The model is at its capacity; {_again(wait)}.", retry_after=wait)
+        return RateLimited(f"Too much of yours is waiting already; {retry}.", retry_after=wait)
+    return Unavailable(f"The model is at its capacity; {retry}.", retry_after=wait)
 
 
-def _again(wait: float) -> str:
-    """When to come again: the replica's estimate of how long the request would have waited."""
-    return f"try again in about {math.ceil(wait)} s, the wait to be expected now"
-
-
-def whose_fault(ending: Outcome, delivered: int) -> Fault:
-    """Whose fault an ending was, given how many output tokens had reached the client."""
-    if ending.status == "ok":
+def whose_fault(outcome: Outcome, delivered: int) -> Fault:
+    """Whose fault an end was, given how many output tokens had reached the client."""
+    if outcome.status == "ok":
         return "none"
-    if ending.status == "cancelled":
+    if outcome.status == "cancelled":
         return "client"
     return "ours_after" if delivered else "ours_before"
 
 
-def observed_counts(began: Counts | None, received: int) -> Counts:
-    """Counts made of what the gateway itself saw, for a replica that never told the final ones."""
-    if began is None:
-        return Counts(output=received)
-    return Counts(
-        prompt=began.prompt,
-        computed=began.computed,
-        read_hbm=began.read_hbm,
-        read_dram=began.read_dram,
-        read_nvme=began.read_nvme,
-        output=received,
+def finished_request(outcome: Outcome, stream: ReplicaStream, *, delivered: int, sequence: int) -> FinishedRequest:
+    """What is recorded of a request that ended in this attempt, with so many output tokens delivered."""
+    return FinishedRequest(
+        status=outcome.status,
+        reason=outcome.reason,
+        fault=whose_fault(outcome, delivered),
+        delivered=delivered,
+        delivery="confirmed",
+        source="gateway",
+        replica=stream.replica,
+        model_digest=stream.model_digest,
+        sequence=sequence,
+        attempt=stream.attempt,
     )
+
+
+def observed_counts(began: Counts | None, received: int) -> Counts:
+    """The counts of a request whose replica never told the final ones: what `Began` said, and the tokens received."""
+    return replace(began or Counts(), output=received, recomputed=0, drafted=0, accepted=0)

@@ -1,4 +1,4 @@
-"""The requests of this worker that are under way: started here, drained here."""
+"""The requests of this worker that run: started here, drained at a stop."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _AFTER_INTERRUPT_S = 10.0
 
 
 class RunningTasks:
-    """Owners by request. While `draining`, nothing new is taken, and who disconnects may not have wanted to."""
+    """The tasks of all requests that run. While `draining`, no request is started."""
 
-    def __init__(self, around: GenerationDependencies) -> None:
+    def __init__(self, deps: GenerationDependencies) -> None:
         self.draining = False
-        self._deps = around
+        self._deps = deps
         self._running: dict[GenerationTask, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
@@ -39,17 +39,17 @@ class RunningTasks:
         """Run a request. Raises Unavailable while draining, or while the disk is full or usage cannot be recorded."""
         self.check()
         self._deps.admission.check()
-        self._deps.fleet.choose(prepared.model.name)  # refused here without a hold
-        owner = GenerationTask(self._deps, prepared, streamed=streamed)
-        task = self._running[owner] = asyncio.create_task(owner.run())
-        task.add_done_callback(lambda _: self._running.pop(owner, None))
-        return owner
+        self._deps.fleet.candidates(prepared.model.name)  # without any, the request is refused before it holds money
+        task = GenerationTask(self._deps, prepared, streamed=streamed)
+        running = self._running[task] = asyncio.create_task(task.run())
+        running.add_done_callback(lambda _: self._running.pop(task, None))
+        return task
 
-    def client_left(self, owner: GenerationTask, why: str = "client") -> None:
-        """The connection is gone. At a stop it may be the server that closed it: then it is not the client's doing."""
+    def client_left(self, task: GenerationTask, why: str = "client") -> None:
+        """The connection is gone. While draining the server may have closed it: then it is not the client's doing."""
         if self.draining:
-            owner.interrupt(_stopping())
-        owner.delivery.leave(why)
+            task.interrupt(_stopping())
+        task.delivery.leave(why)
 
     def begin_drain(self) -> None:
         """Take nothing new from now on."""
@@ -63,18 +63,18 @@ class RunningTasks:
         await self._wait(timeout)
         if self._running:
             log.warning("interrupting requests that did not end in time", requests=len(self._running))
-            for owner in list(self._running):
-                owner.interrupt(_stopping())
+            for task in list(self._running):
+                task.interrupt(_stopping())
             await self._wait(_AFTER_INTERRUPT_S)
-        tasks = list(self._running.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        running = list(self._running.values())
+        for asyncio_task in running:
+            asyncio_task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for all but those that wait for a lost replica's journal: that may take longer than we have."""
+        """Wait for all requests but those that are `lost`: their word may come later than there is time for."""
         end = asyncio.get_running_loop().time() + seconds
-        while waiting := [task for owner, task in self._running.items() if owner.stage != "lost"]:
+        while waiting := [running for task, running in self._running.items() if task.state.phase != "lost"]:
             left = end - asyncio.get_running_loop().time()
             if left <= 0:
                 return

@@ -1,4 +1,4 @@
-"""The output of one request as it grows: tokens in, text out, and how many tokens each stretch of text stands for."""
+"""Turns the tokens of one choice into text as they come, up to a stop string, and counts how many are shown."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from protocol.requests import TokenLogprob
 
 
 class TokenScore(Struct, frozen=True):
-    """What is told of a token: where its text begins in the answer, in characters, and its log probability.
+    """A token, where its text begins in the answer (`offset`, in characters), and its log probability.
 
-    A prompt's first token has none.
+    A prompt's first token has no log probability.
     """
 
     token: int
@@ -23,11 +23,10 @@ class TokenScore(Struct, frozen=True):
 
 
 class Transcript:
-    """Detokenizes, watches for stop strings, and counts.
+    """Detokenizes one choice, looks for stop strings, and counts tokens.
 
-    `tokens` is how many output tokens were taken in: all up to a stop string's last token. `shown` is how many of them
-    are delivered once the text given out so far is: the text of none of them is still held back. Of the first
-    `min_tokens` tokens no text counts as a stop string.
+    `tokens`: output tokens taken in, up to the last token of a stop string. `shown`: those of them whose text has been
+    given out completely. The text of the first `min_tokens` tokens is not searched for stop strings.
     """
 
     def __init__(
@@ -54,11 +53,11 @@ class Transcript:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string completed; nothing after it counts."""
+        """Whether a stop string was found; what follows it does not count."""
         return self._stops.matched is not None
 
     def feed(self, tokens: Sequence[int], scores: Sequence[TokenLogprob] = ()) -> str:
-        """The text that can be shown now."""
+        """Take in tokens; returns the text that can be shown now."""
         shown: list[str] = []
         for index, token in enumerate(tokens):
             if self.stopped:
@@ -75,18 +74,18 @@ class Transcript:
         return self._give("".join(shown))
 
     def scores(self) -> tuple[TokenScore, ...]:
-        """What is to be told of the tokens that became shown since the last call.
+        """The log probabilities of the tokens that became shown since the last call.
 
-        Those of a stop string are paid for and told of too, though their text is not shown.
+        Those of a stop string are billed, and included, although their text is not shown.
         """
-        told = []
+        ready = []
         until = self.tokens if self.stopped else self.shown
         while self._scores and self._scores[0][0] <= until:
-            told.append(self._scores.popleft()[1])
-        return tuple(told)
+            ready.append(self._scores.popleft()[1])
+        return tuple(ready)
 
     def finish(self) -> str:
-        """The rest of the text, when no token follows."""
+        """The text held back, when no token follows."""
         rest = self._stops.feed(self._detokenizer.finish()) + self._stops.finish()
         text = self._give(rest)
         self.shown = self.tokens

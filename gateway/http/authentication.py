@@ -1,4 +1,4 @@
-"""Who is asking: checked before anything of the request is read but its headers."""
+"""Authenticates requests by their headers, before the body is read."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import NotAllowed, NotAuthenticated, Unavailable
-from gateway.request_context import of
+from gateway.request_context import request_context
 from storage.database.database import DatabaseUnavailable
 from tenancy.authenticator import AuthenticationFailed, Authenticator, Operator, Principal
 
 PUBLIC = "public"
-"""The key in a handler's `opt` that exempts it."""
+"""The key in a handler's `opt` for a route without authentication."""
 KEYLESS = "keyless"
-"""The key in a handler's `opt` that lets those in who present no key; a wrong one is still refused."""
+"""The key in a handler's `opt` for a route that needs no API key; a wrong key is still refused."""
 OPERATORS = "operators"
-"""The key in a handler's `opt` that lets in operators alone."""
+"""The key in a handler's `opt` for a route that only operators' keys may use."""
 
 
 class Authentication(ASGIMiddleware):
-    """Puts the principal into the request's scope, or answers 401."""
+    """Sets the principal or operator of the request's context, or ends the request with 401."""
 
     scopes = (ScopeType.HTTP,)
     exclude_opt_key = PUBLIC
@@ -30,7 +30,7 @@ class Authentication(ASGIMiddleware):
         self._authenticator = authenticator
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        """Authenticate, then go on. Raises NotAuthenticated, Unavailable."""
+        """Authenticate the request and pass it on. Raises NotAuthenticated, Unavailable."""
         headers = Headers.from_scope(scope)
         if scope["route_handler"].opt.get(KEYLESS) and not {"authorization", "x-api-key"} & set(headers):
             await next_app(scope, receive, send)
@@ -38,21 +38,23 @@ class Authentication(ASGIMiddleware):
         operators = scope["route_handler"].opt.get(OPERATORS)
         try:
             if operators:
-                of(scope).operator = await self._authenticator.authenticate_operator(presented(headers))
+                request_context(scope).operator = await self._authenticator.authenticate_operator(api_key(headers))
             else:
-                of(scope).principal = await self._authenticator.authenticate(presented(headers))
+                request_context(scope).principal = await self._authenticator.authenticate(api_key(headers))
         except AuthenticationFailed as error:
             how = "Send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
             if operators:
-                how = "This needs an operator's: `turnpike keys create --operator --name WHO`."
+                how = "Use an operator's key: `turnpike keys create --operator --name WHO`."
             raise NotAuthenticated(f"Incorrect API key provided. {how}") from error
         except DatabaseUnavailable as error:
-            raise Unavailable("The database is away, so keys cannot be checked; try again shortly.") from error
+            raise Unavailable(
+                "API keys cannot be checked while the database is unavailable; try again shortly."
+            ) from error
         await next_app(scope, receive, send)
 
 
-def presented(headers: Headers) -> str:
-    """The key that the headers present; empty, which no key is, if there is none or more than one."""
+def api_key(headers: Headers) -> str:
+    """The API key in the headers; the empty string, which is never valid, if there is none or more than one."""
     bearers, keys = headers.getall("authorization", []), headers.getall("x-api-key", [])
     if bearers:
         scheme, _, key = bearers[0].partition(" ")
@@ -61,23 +63,23 @@ def presented(headers: Headers) -> str:
 
 
 def project_principal(scope: Scope) -> Principal:
-    """The principal, which must be a project's. Raises NotAllowed for an admin key."""
-    principal = of(scope).known_principal
+    """The principal of a project's key. Raises NotAllowed for an admin key."""
+    principal = request_context(scope).authenticated_principal
     if principal.admin or principal.project_id is None:
         raise NotAllowed("An admin key cannot be used for inference; use a project's key.")
     return principal
 
 
 def admin_principal(scope: Scope) -> Principal:
-    """The principal, which must be a tenant's administrator. Raises NotAllowed for a project's key."""
-    principal = of(scope).known_principal
+    """The principal of a tenant's admin key. Raises NotAllowed for a project's key."""
+    principal = request_context(scope).authenticated_principal
     if not principal.admin:
         raise NotAllowed("This needs an admin key of the tenant: `turnpike keys create --tenant NAME --admin`.")
     return principal
 
 
-def operator(scope: Scope) -> Operator:
-    """The operator of a request to a route that is for operators."""
-    found = of(scope).operator
-    assert found is not None, "the route is not for operators"
-    return found
+def authenticated_operator(scope: Scope) -> Operator:
+    """The operator, on a route with OPERATORS."""
+    operator = request_context(scope).operator
+    assert operator is not None, "the route is not for operators"
+    return operator

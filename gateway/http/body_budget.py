@@ -1,4 +1,4 @@
-"""How many bytes of request bodies a worker holds at once: in all, and how many of them a tenant may have."""
+"""Limits the bytes of request bodies that a worker holds at once, shared evenly between tenants."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from gateway.errors import RateLimited
 
 MOST_BYTES = 128 * 1024 * 1024
-"""Of one worker, while a single tenant sends; each may have an even part of it when several do."""
+"""The limit of one worker. A tenant may use it divided by the number of tenants whose bodies are being read."""
 
 
 class BodyBudget:
-    """Counts bytes while they come. Called from one event loop."""
+    """Counts bytes as they arrive. Used from one event loop."""
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self._most = most
@@ -21,7 +21,7 @@ class BodyBudget:
 
     @contextmanager
     def share(self, tenant: Hashable) -> Iterator[BodyShare]:
-        """What one body of the tenant takes, until it is parsed."""
+        """The bytes of one body of the tenant, which are given back at the end of the context."""
         share = BodyShare(self, tenant)
         try:
             yield share
@@ -31,19 +31,17 @@ class BodyBudget:
                 del self._held[tenant]
 
     def take(self, tenant: Hashable, size: int) -> None:
-        """Raises RateLimited if the tenant would hold more than an even part."""
+        """Count `size` more bytes. Raises RateLimited if the tenant would hold more than its share."""
         tenants = len(self._held) + (tenant not in self._held)
         if self._held[tenant] + size > self._most // tenants:
             if not self._held[tenant]:
-                del self._held[tenant]  # looking it up made an entry
-            raise RateLimited(
-                "Too many bytes of your requests are being read at once; try again soon.", retry_after=1.0
-            )
+                del self._held[tenant]  # the look-up made an entry
+            raise RateLimited("Too many bytes of your requests are being read at once; send them one after the other.")
         self._held[tenant] += size
 
 
 class BodyShare:
-    """The bytes that one body holds."""
+    """The bytes of one body that were counted."""
 
     def __init__(self, budget: BodyBudget, tenant: Hashable) -> None:
         self._budget = budget
@@ -51,6 +49,6 @@ class BodyShare:
         self.taken = 0
 
     def take(self, size: int) -> None:
-        """Hold so many more. Raises RateLimited."""
+        """Count `size` more bytes. Raises RateLimited."""
         self._budget.take(self._tenant, size)
         self.taken += size

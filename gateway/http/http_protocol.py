@@ -1,12 +1,12 @@
-"""HTTP/1.1 on one connection: uvicorn's protocol, with bounds on everything that costs us something.
+"""HTTP/1.1 on one connection: uvicorn's protocol, with limits on everything that a client can make expensive.
 
-Whoever sends has not said who they are, or only that they have a key; so nothing is parsed before it is needed:
+The client is not authenticated yet, so nothing is parsed before it is needed:
 
-- The head of the next request is parsed once the answer before it is complete.
-- The body is parsed while the application asks for it. An answer that is given before the body has come whole says
-  `connection: close`; nothing of the rest is parsed, and the connection ends soon (`gateway.http.lingering_transport`).
-- A head has limits in bytes, fields and seconds; a chunked body in chunks, and in bytes that are not the body's.
-- A client that does not read its answer is cut off.
+- The head of the next request is parsed after the response before it is complete.
+- The body is parsed while the application reads it. A response that begins before the whole body has arrived says
+  `connection: close`; the rest of the body is not parsed, and the connection ends soon (`lingering_transport`).
+- A head has limits in bytes, fields and seconds; a chunked body has limits in chunks and in bytes of framing.
+- A client that does not read its response is disconnected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import urllib.parse
 from http import HTTPStatus
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import httptools
 import structlog
@@ -31,23 +31,13 @@ from gateway.http.lingering_transport import LingeringTransport
 from gateway.request_context import RequestContext
 
 
-class Connection(Protocol):
-    """What the request came on."""
-
-    def want_body(self) -> None:
-        """The application asks for the body."""
-
-    def begin_answer(self, cycle: RequestCycle) -> None:
-        """The answer begins."""
-
-
 class RequestCycle(RequestResponseCycle):
-    """One request and its answer. Tells the protocol when the body is wanted, and when the answer begins."""
+    """One request and its response. Tells the connection when the application reads the body and when it responds."""
 
-    protocol: Connection
+    protocol: HttpProtocol
 
     async def receive(self) -> ASGIReceiveEvent:
-        """More of the body, or the news that the client has gone."""
+        """More of the body, or that the client has disconnected."""
         if self.waiting_for_100_continue and not self.transport.is_closing():
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.waiting_for_100_continue = False
@@ -61,40 +51,40 @@ class RequestCycle(RequestResponseCycle):
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 
     def send(self, message: ASGISendEvent) -> Any:
-        """Part of the answer."""
+        """Send a part of the response."""
         if not self.response_started:
-            self.protocol.begin_answer(self)
+            self.protocol.begin_response(self)
         return super().send(message)
 
 
 log = structlog.get_logger("gateway.http")
 
 HEAD_BYTES = 64 * 1024
-"""The longest request line and headers together."""
+"""The request line and headers together may have so many bytes."""
 HEAD_FIELDS = 128
 HEAD_S = 30.0
 WRITE_S = 60.0
-"""How long a client may leave an answer unread that does not fit into our buffers."""
+"""Seconds for which a client may leave a response unread that does not fit into the buffers."""
 CHUNKS = 4096
-"""A chunked body may have so many chunks; more, if they have `CHUNK_BYTES` in the mean."""
+"""A chunked body may have more chunks than this only if their mean size is `CHUNK_BYTES` or more."""
 CHUNK_BYTES = 64
 CHUNK_OVERHEAD_BYTES = 64 * 1024
-"""So many bytes, beside what a chunked body says and as many again, may go into sizes, extensions and trailers."""
+"""Sizes, extensions and trailers of a chunked body may have so many bytes more than its content."""
 _PIECE = 16 * 1024
-"""What is parsed at a time: a stranger's bytes may cost much more than they are long."""
+"""Bytes that are parsed at a time: parsing may take long for few bytes, and others must have their turn."""
 _UNPARSED_BYTES = 64 * 1024
-"""When more than this has come that is not to be parsed yet, nothing more is read."""
+"""With more unparsed bytes than this, reading from the client pauses."""
 _REST_BYTES = 4096
-"""A rest of a body that has come already, and is no longer than this, is read so that the connection can stay."""
+"""The rest of an unread body is parsed, so that the connection can stay, if it has arrived and is no longer."""
 _END_OF_HEAD = b"\r\n\r\n"
 
 
 class _Refused(Exception):
-    """Ends the parsing of a request that is answered by the protocol itself."""
+    """Ends the parsing of a request that the protocol refuses by itself."""
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. `app` is what its requests are for, the server's application if absent."""
+    """One connection. `app`: the application for its requests, by default the server's."""
 
     def __init__(
         self,
@@ -109,54 +99,54 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         if app is not None:
             self.app = cast(Any, app)
-        self._admitted = connections
+        self._connections = connections
         self._unparsed = bytearray()
-        self._again: asyncio.Handle | None = None
+        self._scheduled_parse: asyncio.Handle | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._refusal: tuple[int, str] | None = None
         self._in_head = True
         self._head_bytes = 0
         self._head_tail = b""
-        self._deaf = False
-        """Whatever else comes is not parsed: it is no request, or one that came too early."""
+        self._ignores_input = False
+        """Whether further bytes are not parsed: they are no request, or came too early."""
         self._length = 0
         self._begin_body(chunked=False)
 
     # ------------------------------------------------ the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """A connection: its first head must come in time."""
-        self._line = LingeringTransport(transport, self.loop, self._everything_read, self._admitted.lingering)
-        super().connection_made(cast(asyncio.Transport, self._line))
-        if not self._admitted.admit(self, self.client[0] if self.client else ""):
-            self._refuse(503, "Too many connections are open; try again shortly.", "retry-after: 1\r\n")
+        """A client has connected: limit the connections, and the time until its first head."""
+        self._lingering = LingeringTransport(transport, self.loop, self._everything_read, self._connections.lingering)
+        super().connection_made(cast(asyncio.Transport, self._lingering))
+        if not self._connections.admit(self, self.client[0] if self.client else ""):
+            self._refuse(503, "The server has too many open connections; try again shortly.", "retry-after: 1\r\n")
             return
-        self._arm()
+        self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The end."""
-        self._line.lost()
-        self._admitted.remove(self)
-        self._disarm()
+        """The connection has ended."""
+        self._lingering.lost()
+        self._connections.remove(self)
+        self._stop_head_timer()
         self._unparsed.clear()
-        if self._again is not None:
-            self._again.cancel()
+        if self._scheduled_parse is not None:
+            self._scheduled_parse.cancel()
         if self._write_timer is not None:
             self._write_timer.cancel()
         super().connection_lost(exc)
-        self.cycle = cast(Any, None)  # it has us: together they would stay until garbage is searched for
+        self.cycle = cast(Any, None)  # breaks a reference cycle, which would stay until garbage collection
 
     def end_idle(self) -> None:
-        """End the connection, on which no request is under way."""
-        self._disarm()
+        """Close the connection, which has no request."""
+        self._stop_head_timer()
         self.transport.close()
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as we write."""
+        """The client reads slower than the application writes."""
         super().pause_writing()
         if self._write_timer is None:
-            self._write_timer = self.loop.call_later(WRITE_S, self._line.abort)
+            self._write_timer = self.loop.call_later(WRITE_S, self._lingering.abort)
 
     def resume_writing(self) -> None:
         """The client has read most of what was written."""
@@ -165,40 +155,40 @@ class HttpProtocol(HttpToolsProtocol):
             self._write_timer.cancel()
             self._write_timer = None
 
-    # ------------------------------------------------ what comes in
+    # ------------------------------------------------ input
 
     def data_received(self, data: bytes) -> None:
-        """Keep what came, and parse what is due."""
+        """Keep the bytes, and parse what is due."""
         if self.transport.is_closing():
-            self._line.discard(len(data))
+            self._lingering.discard(len(data))
             return
         self._unset_keepalive_if_required()
         self._unparsed += data
         self._parse()
 
     def want_body(self) -> None:
-        """The application asks for the body."""
-        self._wanted = True
+        """The application reads the body: parse it."""
+        self._body_wanted = True
         self._parse()
 
-    def begin_answer(self, cycle: RequestCycle) -> None:
-        """The answer begins. If the body has not come whole by now, it is the last one on this connection."""
+    def begin_response(self, cycle: RequestCycle) -> None:
+        """The response begins. If the body has not arrived by now, this is the last response on the connection."""
         if cycle.more_body and len(self._unparsed) <= _REST_BYTES:
-            self._wanted = True
+            self._body_wanted = True
             self._parse()
         if cycle.more_body:
             cycle.keep_alive = False
 
     def _parse(self) -> None:
-        """Parse what is due; of a chunked body one piece at a time, so that others have their turn."""
-        if self._again is not None:
-            self._again.cancel()
-            self._again = None
+        """Parse what is due. Between pieces of a chunked body the event loop runs, so that others have their turn."""
+        if self._scheduled_parse is not None:
+            self._scheduled_parse.cancel()
+            self._scheduled_parse = None
         while self._unparsed and self._is_due():
             if not self._parse_piece():
                 return
             if self._chunked and not self._in_head and self._unparsed:
-                self._again = self.loop.call_soon(self._parse)
+                self._scheduled_parse = self.loop.call_soon(self._parse)
                 break
         if len(self._unparsed) > _UNPARSED_BYTES:
             self.flow.pause_reading()
@@ -207,14 +197,14 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _is_due(self) -> bool:
         cycle = self.cycle
-        if self._deaf or self.transport.is_closing():
+        if self._ignores_input or self.transport.is_closing():
             return False
         if self._in_head:
             return cycle is None or cycle.response_complete
-        return self._wanted and len(cycle.body) <= HIGH_WATER_LIMIT
+        return self._body_wanted and len(cycle.body) <= HIGH_WATER_LIMIT
 
     def _parse_piece(self) -> bool:
-        """Parse the next piece, which is never of two requests. False if that was refused."""
+        """Parse the next piece, which never spans two requests. False if it was refused."""
         piece = bytes(self._unparsed[:_PIECE])
         in_head = self._in_head
         if in_head:
@@ -224,7 +214,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._head_tail = (self._head_tail + piece)[1 - len(_END_OF_HEAD) :]
             self._head_bytes += len(piece)
             if self._head_timer is None:
-                self._arm()
+                self._start_head_timer()
         else:
             if not self._chunked:
                 piece = piece[: max(1, self._length - self._content_bytes)]
@@ -233,10 +223,10 @@ class HttpProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(piece)
             self._check_sizes()
-        except httptools.HttpParserUpgrade:  # we speak nothing else: this is answered, and then the connection ends
-            self._listen_no_more()
+        except httptools.HttpParserUpgrade:  # no upgrade is supported: answer, then close the connection
+            self._ignore_further_input()
         except (httptools.HttpParserError, _Refused):
-            if self._deaf:
+            if self._ignores_input:
                 return True
             self._refuse(*(self._refusal or (400, "The request is not valid HTTP.")))
             return False
@@ -249,21 +239,21 @@ class HttpProtocol(HttpToolsProtocol):
             if self._head_bytes > HEAD_BYTES:
                 self._refuse_head_bytes()
         elif self._chunked and self._body_bytes > 2 * self._content_bytes + CHUNK_OVERHEAD_BYTES:
-            self._stop_parsing(400, "The body's chunks say less than what is around them.")
+            self._stop_parsing(400, "The framing of the chunked body is larger than its content.")
 
-    # ------------------------------------------------ what the parser finds
+    # ------------------------------------------------ called by the parser
 
     def on_message_begin(self) -> None:
-        """A head begins. One that came with the end of a chunked body cannot wait for the answer before it."""
+        """A head begins. If it arrived with the end of a chunked body, it is ignored: it cannot wait for its turn."""
         if self.cycle is not None and not self.cycle.response_complete:
-            self._listen_no_more()
+            self._ignore_further_input()
             raise _Refused
         super().on_message_begin()
         self._fields = self._hosts = self._length = 0
         self._codings: list[bytes] = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A field of the head. Those after the body are nobody's: whoever looked at the request did not see them."""
+        """A field of the head. Trailers are ignored: whoever checked the request did not see them."""
         if not self._in_head:
             return
         self._fields += 1
@@ -279,7 +269,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._codings.append(value.strip().lower())
 
     def on_headers_complete(self) -> None:
-        """A head has ended: hand the request to the application."""
+        """A head is complete: start the application."""
         if self._head_bytes > HEAD_BYTES:
             self._refuse_head_bytes()
         version = self.parser.get_http_version()
@@ -307,21 +297,23 @@ class HttpProtocol(HttpToolsProtocol):
         cycle.protocol = self
         self._in_head = False
         self._begin_body(chunked=bool(self._codings))
-        self._disarm()
-        self._admitted.begin_request(self)
+        self._stop_head_timer()
+        self._connections.begin_request(self)
         self._start_asgi_task(cycle, self.app)
 
     def on_body(self, body: bytes) -> None:
-        """Part of the body: all of it that one chunk has, where there are chunks."""
+        """A part of the body; in a chunked body, a whole chunk."""
         self._content_bytes += len(body)
         if self._chunked:
             self._chunks += 1
             if self._chunks > CHUNKS and self._content_bytes < self._chunks * CHUNK_BYTES:
-                self._stop_parsing(400, f"The body has too many small chunks: over {CHUNKS}, of under {CHUNK_BYTES} B.")
+                self._stop_parsing(
+                    400, f"The body has over {CHUNKS} chunks of under {CHUNK_BYTES} bytes; send larger chunks."
+                )
         self.cycle.body += body
 
     def on_message_complete(self) -> None:
-        """The request has come whole."""
+        """The whole request has arrived."""
         self._in_head = True
         self._head_bytes = 0
         self._head_tail = b""
@@ -329,40 +321,40 @@ class HttpProtocol(HttpToolsProtocol):
         self.cycle.message_event.set()
 
     def on_response_complete(self) -> None:
-        """The request was answered: the next one may be parsed, if there is one."""
+        """The response is complete: the next request may be parsed."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self._admitted.end_request(self)
+        self._connections.end_request(self)
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
-        if self._unparsed and self._again is None:
-            self._again = self.loop.call_soon(self._parse_next)
+        if self._unparsed and self._scheduled_parse is None:
+            self._scheduled_parse = self.loop.call_soon(self._parse_next)
 
     def _parse_next(self) -> None:
         self._unset_keepalive_if_required()
         self._parse()
 
-    def _listen_no_more(self) -> None:
-        """Parse nothing more; the answer to what was parsed is the last one on this connection."""
-        self._deaf = True
+    def _ignore_further_input(self) -> None:
+        """Parse nothing more: the response to what was parsed is the last one on this connection."""
+        self._ignores_input = True
         self.cycle.keep_alive = False
 
     def _begin_body(self, *, chunked: bool) -> None:
         self._chunked = chunked
-        self._wanted = False
+        self._body_wanted = False
         self._body_bytes = self._content_bytes = self._chunks = 0
 
     def _check_head(self, version: str) -> None:
-        """What the parser lets pass and HTTP/1.1 does not (RFC 9112, sections 3.2 and 6.1)."""
+        """Refuse what the parser accepts and HTTP/1.1 does not (RFC 9112, sections 3.2 and 6.1)."""
         if version not in ("1.0", "1.1"):
-            self._stop_parsing(505, "Only HTTP/1.1 and HTTP/1.0 are spoken here.")
+            self._stop_parsing(505, "Only HTTP/1.1 and HTTP/1.0 are supported.")
         if self._hosts > 1 or (version == "1.1" and not self._hosts):
-            self._stop_parsing(400, "A request of HTTP/1.1 has one Host header.")
+            self._stop_parsing(400, "A request must have exactly one Host header.")
         if self._codings and (version == "1.0" or len(self._codings) > 1):
             self._stop_parsing(400, "The request's Transfer-Encoding is ambiguous.")
         if self._codings and self._codings != [b"chunked"]:
-            self._stop_parsing(501, "Only the transfer coding 'chunked' is understood here.")
+            self._stop_parsing(501, "The only supported Transfer-Encoding is 'chunked'.")
 
     def _target(self) -> Any:
         try:
@@ -370,56 +362,56 @@ class HttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserInvalidURLError:
             target = None
         if target is None or not target.path or not target.path.isascii():
-            self._stop_parsing(400, "The request's target is not a path.")
+            self._stop_parsing(400, "The request target is not a path.")
         return target
 
-    # ------------------------------------------------ answers without an application
+    # ------------------------------------------------ responses without an application
 
     def send_400_response(self, msg: str) -> None:
-        """Broken HTTP."""
+        """Refuse invalid HTTP (called by uvicorn)."""
         self._refuse(400, msg)
 
     def _stop_parsing(self, status: int, message: str) -> None:
-        """End the parsing, from inside the parser too. Always raises."""
+        """Refuse the request and end its parsing, also from a callback of the parser. Always raises."""
         self._refusal = (status, message)
         raise _Refused
 
     def _refuse_head_bytes(self) -> None:
-        self._stop_parsing(431, f"The request's headers are longer than {HEAD_BYTES} bytes.")
+        self._stop_parsing(431, f"The request line and headers have more than {HEAD_BYTES} bytes.")
 
     def _refuse(self, status: int, message: str, header: str = "") -> None:
-        """Answer and close. An application that waits for the body is told that the client has gone."""
-        self._disarm()
+        """Respond with an error and close. An application that reads the body sees the client disconnect."""
+        self._stop_head_timer()
         cycle = self.cycle
-        answered = cycle is not None and not cycle.response_complete and cycle.response_started
+        responding = cycle is not None and not cycle.response_complete and cycle.response_started
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
-        if not answered:
+        if not responding:
             name = RequestContext().name
             body = errors.encode(errors.plain(status, message, name))
             head = (
                 f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n{header}"
                 f"content-length: {len(body)}\r\nx-request-id: {name}\r\nconnection: close\r\n\r\n"
             )
-            log.info("refused before it was a request", request_id=name, status=status, cause=message)
+            log.info("refused before the application", request_id=name, status=status, cause=message)
             self.transport.write(head.encode() + body)
         self.transport.close()
 
     def _everything_read(self) -> bool:
-        """Whether the client has nothing under way to us, as far as we know."""
+        """Whether all that the client sent was read, as far as is known."""
         between = self._in_head and not self._head_bytes
-        return between and not self._unparsed and not self._deaf and self._refusal is None
+        return between and not self._unparsed and not self._ignores_input and self._refusal is None
 
-    def _too_late(self) -> None:
+    def _head_timed_out(self) -> None:
         if not self.transport.is_closing():
-            self._refuse(408, f"The request's headers did not come within {HEAD_S:g} s.")
+            self._refuse(408, f"The request's headers did not arrive within {HEAD_S:g} s.")
 
-    def _arm(self) -> None:
-        self._disarm()
-        self._head_timer = self.loop.call_later(HEAD_S, self._too_late)
+    def _start_head_timer(self) -> None:
+        self._stop_head_timer()
+        self._head_timer = self.loop.call_later(HEAD_S, self._head_timed_out)
 
-    def _disarm(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None

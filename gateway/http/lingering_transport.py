@@ -1,9 +1,9 @@
-"""Closing a connection so that the last answer arrives, and so that no client can keep it from ending.
+"""Closes a connection so that the last response arrives, and so that no client can keep it open.
 
-A socket that is closed while unread bytes lie in it is reset, and the client may never see the answer. So the writing
-side is closed first; what the client still sends is read and thrown away, up to a number of bytes; then the connection
-ends. A client that does not take what was written gets some time, and is cut off after that. Nobody lingers for longer
-than `LINGER_LONGEST_S`, however slowly it takes what was written, and a worker keeps only so many who do.
+Closing a socket with unread input resets the connection, and the client may never see the response (RFC 9112, section
+9.6). So the writing side is closed first, then input is read and discarded up to `LINGER_BYTES`, then the connection
+ends. A client that does not read what was written is cut off after a while, and every connection is after
+`LINGER_LONGEST_S`. A worker has a limit of connections that linger.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from collections.abc import Callable
 from typing import Any
 
 LINGER_S = 2.0
-"""How long a client that still sends may read the answer."""
+"""Seconds for which a client that still sends may read the response."""
 LINGER_BYTES = 1024 * 1024
-"""How much of what it sends is thrown away meanwhile; the rest stays with the client."""
+"""Bytes of its input that are discarded meanwhile; more is not read."""
 STALLED_ROUNDS = 15
-"""After so many times `LINGER_S` in which the client took nothing of what was written, it is cut off."""
+"""A client that reads nothing for so many times `LINGER_S` is cut off."""
 LINGER_LONGEST_S = 120.0
-"""From `close` to the end of the connection, at most."""
+"""The most seconds from `close` to the end of the connection."""
 
 
 class LingeringConnections:
-    """The connections of one worker that linger. Where one more would be too many, the first of them is cut off.
+    """The lingering connections of one worker. At the limit, the one that lingers for longest is cut off.
 
-    `on_cut_off` hears why, for each that was cut off before its client had all that was written.
+    `on_cut_off` is called with the reason for each connection that was cut off before its client had read everything.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._lingering: dict[LingeringTransport, None] = {}
-        """The longest first."""
-        self.on_cut_off: Callable[[str], None] = _nothing
+        """In the order in which they began to linger."""
+        self.on_cut_off: Callable[[str], None] = _ignore
 
     def __len__(self) -> int:
         return len(self._lingering)
@@ -44,20 +44,20 @@ class LingeringConnections:
         self._lingering[transport] = None
 
     def cut_off(self, transport: LingeringTransport, reason: str) -> None:
-        """End a connection now: it was `slow`, or there were too `many`."""
+        """End a connection now. `reason`: "slow" or "many"."""
         self.remove(transport)
         transport.abort()
         self.on_cut_off(reason)
 
     def remove(self, transport: LingeringTransport) -> None:
-        """A connection has ended, or lingers no more."""
+        """Forget a connection."""
         self._lingering.pop(transport, None)
 
 
 class LingeringTransport:
-    """A transport whose `close` lingers where that is needed. What the HTTP protocol uses of a transport, and no more.
+    """Wraps a transport so that `close` lingers where needed. It has only the methods that the HTTP protocol uses.
 
-    `everything_read` says whether the client has nothing under way to us, as far as we know.
+    `everything_read` says whether all that the client sent was read, as far as is known.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class LingeringTransport:
         self._lingering = lingering
         self._closing = False
         self._closed_at = 0.0
-        self._budget = LINGER_BYTES
+        self._discardable = LINGER_BYTES
         self._timer: asyncio.TimerHandle | None = None
         self._unsent = 0
         self._stalled_rounds = 0
 
     def write(self, data: bytes) -> None:
-        """Send; nothing after `close`."""
+        """Send, unless closed."""
         if not self._closing:
             self._transport.write(data)
 
@@ -88,7 +88,7 @@ class LingeringTransport:
         return self._closing or self._transport.is_closing()
 
     def close(self) -> None:
-        """Send what was written, and end the connection soon."""
+        """Send what was written, then end the connection."""
         if self._closing:
             return
         self._closing = True
@@ -107,37 +107,37 @@ class LingeringTransport:
         self._lingering.add(self)
 
     def abort(self) -> None:
-        """End the connection now; what was not sent is lost."""
+        """End the connection now; unsent bytes are lost."""
         self._closing = True
         self._transport.abort()
 
     def discard(self, size: int) -> None:
-        """So many bytes came after `close` and were thrown away."""
-        self._budget -= size
-        if self._budget <= 0 and not self._transport.is_closing():
+        """`size` bytes arrived after `close` and were discarded."""
+        self._discardable -= size
+        if self._discardable <= 0 and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def lost(self) -> None:
         """The connection has ended."""
         self._closing = True
         self._lingering.remove(self)
-        self._everything_read = _yes  # what it belonged to has us
+        self._everything_read = _yes  # breaks a reference cycle with the protocol
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def pause_reading(self) -> None:
-        """As the transport."""
+        """See asyncio.Transport."""
         if not self.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """As the transport."""
+        """See asyncio.Transport."""
         if not self.is_closing():
             self._transport.resume_reading()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """As the transport."""
+        """See asyncio.Transport."""
         return self._transport.get_extra_info(name, default)
 
     def _end_round(self) -> None:
@@ -158,5 +158,5 @@ def _yes() -> bool:
     return True
 
 
-def _nothing(reason: str) -> None:
+def _ignore(reason: str) -> None:
     pass

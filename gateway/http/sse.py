@@ -1,7 +1,7 @@
-"""Server-sent events: an answer that is sent as it comes, and a watch on the client who reads it.
+"""Server-sent events: a response that is sent while it is generated, and a watch on the client that reads it.
 
-The response is a plain ASGI application, not a generator: nothing here runs in a scope that somebody cancels, and
-whatever happens, the owner of the request is told that the reader has gone.
+The response is a plain ASGI application and not a generator, so that no cancelled scope ends it half-way: however it
+ends, the request is told that the client has gone.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ HEADERS = (
 
 
 class EventWriter(Protocol):
-    """A dialect's events as bytes."""
+    """A dialect's events, as bytes."""
 
-    def piece(self, parts: Sequence[ChoiceDelta]) -> bytes:
-        """Events for more of some choices; before the first, whatever opens the stream."""
+    def events(self, deltas: Sequence[ChoiceDelta]) -> bytes:
+        """The events for more text of some choices; before the first, what opens the stream."""
         ...
 
     def finished(self, end: Finished) -> bytes:
-        """Events for a good end."""
+        """The last events of a stream that ended well."""
         ...
 
     def failed(self, end: Failed) -> bytes:
-        """The event for a bad end."""
+        """The last event of a stream that failed."""
         ...
 
 
 class ClientWatch:
-    """Calls `on_gone` once when the client disconnects. The request's body has been read before."""
+    """Calls `on_gone` once when the client disconnects. Start it after the body was read."""
 
     def __init__(self, receive: Receive, on_gone: Callable[[], None]) -> None:
         self._receive = receive
@@ -52,18 +52,18 @@ class ClientWatch:
         self._on_gone()
 
     def stop(self) -> None:
-        """Stop watching; waits for nothing, so it may be called while being cancelled."""
-        # The task has us: if we kept it, the whole request would stay in memory until garbage is searched for.
+        """Stop watching. It never waits, so it may be called during cancellation."""
+        # Dropping the task breaks the reference cycle that would keep the request in memory until garbage collection.
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
 
 
 class EventStream:
-    """The response. `first` was read from the delivery already.
+    """The streamed response. `first` is the delivery's first item, which was read before.
 
-    A `send` that takes `patience` seconds ends it. `gone` is told when nobody reads any more, and does nothing after
-    the end.
+    `keep_alive`: seconds without an event after which a comment is sent. `patience`: seconds that one `send` may take.
+    `on_gone` is called with the reason when nobody reads any more; after the end it must do nothing.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class EventStream:
         writer: EventWriter,
         *,
         watch: ClientWatch,
-        gone: Callable[[str], None],
+        on_gone: Callable[[str], None],
         keep_alive: float,
         patience: float,
         headers: Mapping[str, str] = {},
@@ -82,21 +82,21 @@ class EventStream:
         self._first = first
         self._writer = writer
         self._watch = watch
-        self._gone = gone
+        self._on_gone = on_gone
         self._keep_alive = keep_alive
         self._patience = patience
         self._headers = [*HEADERS, *((name.encode(), value.encode()) for name, value in headers.items())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send everything that comes, until an end."""
+        """Send all items of the delivery."""
         try:
             await self._send_all(send)
         except TimeoutError:
-            self._gone("slow reader")
+            self._on_gone("slow reader")
         except OSError:
-            self._gone("client")
+            self._on_gone("client")
         finally:
-            self._gone("client")
+            self._on_gone("client")
             self._watch.stop()
 
     async def _send_all(self, send: Send) -> None:
@@ -112,8 +112,8 @@ class EventStream:
             if item is None:
                 await self._send(send, KEEP_ALIVE)
             elif isinstance(item, DeliveryChunk):
-                if item.parts:
-                    await self._send(send, self._writer.piece(item.parts))
+                if item.deltas:
+                    await self._send(send, self._writer.events(item.deltas))
                 self._delivery.confirm(item.tokens)
             item = await self._delivery.next(self._keep_alive)
 

@@ -1,1 +1,1 @@
-"""From what an engine counted to usage that is durable."""
+"""Makes usage of the engine's counts, and records it durably."""

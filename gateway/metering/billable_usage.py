@@ -1,24 +1,28 @@
-"""Usage of counts: the one place where what the engine did meets what the client was promised."""
+"""Makes billable usage of the engine's counts: the one place where what was done meets what was promised."""
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+import time
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
-from billing.usage import AUTOMATIC, Counts, Usage
+from billing.holds.records import Hold
+from billing.prices import PriceMissing, PriceVersion, UnknownPriceVersion
+from billing.usage import AUTOMATIC, Counts, DeliveryCertainty, RecordedBy, Status, Usage, UsageEvent
 from gateway.generation_request import Surface
+from protocol.requests import Counts as EngineCounts
 
 Fault = Literal["none", "client", "ours_before", "ours_after"]
-"""Whose fault the end was. `client`: it left. `ours_before`, `ours_after`: we failed, before or after the first token
-reached the client; before it nothing is billed."""
+"""Whose fault the end of a request was. `client`: it left. `ours_before`, `ours_after`: the service failed, before or
+after the first token reached the client; before it nothing is billed."""
 
 
 class MeteringTerms(Struct, frozen=True):
-    """What was promised at admission; kept in the hold, so that a bill can be made of a journal's counts alone.
+    """What was promised at admission, kept in the hold so that a journal's counts suffice to bill the request.
 
-    `read_min`: KV found for fewer tokens is not counted as read. `prompt_tokens`: the whole rendered prompt.
+    `read_min`: KV found for fewer tokens is not counted as read. `prompt_tokens`: length of the whole rendered prompt.
     """
 
     surface: Surface
@@ -26,34 +30,11 @@ class MeteringTerms(Struct, frozen=True):
     prompt_tokens: int
 
 
-class EngineCounts(Protocol):
-    """Counts, the protocol's or billing's: the fields have the same names."""
-
-    @property
-    def prompt(self) -> int: ...
-    @property
-    def computed(self) -> int: ...
-    @property
-    def read_hbm(self) -> int: ...
-    @property
-    def read_dram(self) -> int: ...
-    @property
-    def read_nvme(self) -> int: ...
-    @property
-    def output(self) -> int: ...
-    @property
-    def recomputed(self) -> int: ...
-    @property
-    def drafted(self) -> int: ...
-    @property
-    def accepted(self) -> int: ...
-
-
 def usage_of(counts: EngineCounts, terms: MeteringTerms, delivered: int, fault: Fault) -> Usage:
     """What is billed for `counts` under `terms`, when `delivered` output tokens reached the client.
 
-    The parts of the prompt add up to `counts.prompt`, or to 0 when nothing is billed. On the OpenAI surface KV that was
-    there counts as read, since its rule is automatic; on the Anthropic surface only a lease makes a read.
+    The parts of the prompt add up to `counts.prompt`, or to 0 when nothing is billed. On the OpenAI surface, whose
+    caching is automatic, KV that was found counts as read; on the Anthropic surface only a lease makes a read.
     """
     if fault == "ours_before":
         return Usage()
@@ -81,3 +62,55 @@ def pack(terms: MeteringTerms) -> bytes:
 def unpack(data: bytes) -> MeteringTerms:
     """The inverse of `pack`. Raises msgspec.MsgspecError."""
     return _decoder.decode(data)
+
+
+NONSENSE = (ValueError, msgspec.MsgspecError, PriceMissing, UnknownPriceVersion)
+"""Raised where no event can be made of what a replica says: impossible counts, unreadable terms, an unknown price."""
+
+
+class FinishedRequest(Struct, frozen=True, kw_only=True):
+    """What is known of a finished request beside its hold, terms, price and counts."""
+
+    status: Status
+    reason: str
+    fault: Fault
+    delivered: int
+    delivery: DeliveryCertainty
+    source: RecordedBy
+    replica: str
+    model_digest: str
+    sequence: int
+    attempt: int
+
+
+def event_of(
+    hold: Hold, terms: MeteringTerms, price: PriceVersion, counts: EngineCounts, record: FinishedRequest
+) -> UsageEvent:
+    """The usage event of a request. Raises InvalidUsage if its identities do not hold."""
+    usage = usage_of(counts, terms, record.delivered, record.fault)
+    return UsageEvent(
+        id=hold.request_id,
+        tenant_id=hold.tenant_id,
+        project_id=hold.project_id,
+        key_id=hold.key_id,
+        model=hold.model,
+        model_digest=record.model_digest,
+        lane=hold.lane,
+        price_version=hold.price_version,
+        admitted_at=hold.admitted_at,
+        finished_at=max(hold.admitted_at, time.time_ns() // 1000),
+        period=hold.period,
+        status=record.status,
+        reason=record.reason,
+        delivery=record.delivery,
+        source=record.source,
+        replica=record.replica,
+        sequence=record.sequence,
+        attempt=record.attempt,
+        counts=to_billing_counts(counts),
+        usage=usage,
+        cost_pico=price.cost(usage, hold.lane),
+        context_from=price.context_from(usage.prompt, hold.lane),
+        hold_batch=hold.batch,
+        allowance=hold.allowance,
+    )

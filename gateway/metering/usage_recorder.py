@@ -1,84 +1,36 @@
-"""From a finished request to its durable record: usage, event, spool. Nothing here talks to a client."""
+"""Writes usage events and releases of holds to the spool until they are durable. Nothing here talks to a client.
+
+Entries of replicas' journals of which no event can be made are kept in the database instead, for an operator to look
+at. Once one is kept, the journal may forget it and its request's hold ends.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from uuid import UUID
 
 import msgspec
 import structlog
-from msgspec import Struct
 
 from billing.holds.records import Hold
-from billing.prices import PriceMissing, PriceVersion, UnknownPriceVersion
 from billing.reservation.allowances import Allowances
+from billing.settlement.settlement import JournalEntry, refuse_entry
 from billing.spool.spool import Spool, SpoolUnavailable
-from billing.usage import DeliveryCertainty, RecordedBy, Release, Settlement, Status, UsageEvent
-from gateway.metering.billable_usage import EngineCounts, Fault, MeteringTerms, to_billing_counts, usage_of
+from billing.usage import Release, Settlement, UsageEvent
+from protocol.requests import Done
+from storage.backoff import Backoff
+from storage.database.circuit_breaker import until_available
+from storage.database.database import Database
 
 log = structlog.get_logger("gateway.metering.usage_recorder")
 
-_PAUSE_FIRST, _PAUSE_MOST = 0.1, 5.0
+_PAUSE_FIRST, _PAUSE_MOST, _REFUSAL_PAUSE_S = 0.1, 5.0, 1.0
 _FAILING_S = 10.0
 
 
-NONSENSE = (ValueError, msgspec.MsgspecError, PriceMissing, UnknownPriceVersion)
-"""What is raised where no event can be made of what a journal says: counts that cannot be true, terms that cannot be
-read, a price that there never was."""
-
-
-class FinishedRequest(Struct, frozen=True, kw_only=True):
-    """What is known about a finished request beyond its hold, terms and price."""
-
-    status: Status
-    reason: str
-    fault: Fault
-    delivered: int
-    delivery: DeliveryCertainty
-    source: RecordedBy
-    replica: str
-    model_digest: str
-    sequence: int
-    attempt: int
-
-
-def event_of(
-    hold: Hold, terms: MeteringTerms, price: PriceVersion, counts: EngineCounts, record: FinishedRequest
-) -> UsageEvent:
-    """The usage event of a request. Raises InvalidUsage if its identities do not hold."""
-    usage = usage_of(counts, terms, record.delivered, record.fault)
-    return UsageEvent(
-        id=hold.request_id,
-        tenant_id=hold.tenant_id,
-        project_id=hold.project_id,
-        key_id=hold.key_id,
-        model=hold.model,
-        model_digest=record.model_digest,
-        lane=hold.lane,
-        price_version=hold.price_version,
-        admitted_at=hold.admitted_at,
-        finished_at=max(hold.admitted_at, time.time_ns() // 1000),
-        period=hold.period,
-        status=record.status,
-        reason=record.reason,
-        delivery=record.delivery,
-        source=record.source,
-        replica=record.replica,
-        sequence=record.sequence,
-        attempt=record.attempt,
-        counts=to_billing_counts(counts),
-        usage=usage,
-        cost_pico=price.cost(usage, hold.lane),
-        context_from=price.context_from(usage.prompt, hold.lane),
-        hold_batch=hold.batch,
-        allowance=hold.allowance,
-    )
-
-
 class UsageRecorder:
-    """Appends to the spool, and goes on trying while that fails; what requests held is free for others after that."""
+    """Writes usage and releases to the spool, and retries while that fails; then frees what the requests held."""
 
     def __init__(self, spool: Spool, allowances: Allowances) -> None:
         self._spool = spool
@@ -87,7 +39,7 @@ class UsageRecorder:
 
     @property
     def failing(self) -> bool:
-        """Whether usage could not be recorded within the last seconds, and not since: then nothing new may run."""
+        """Whether the last record failed, less than 10 seconds ago: then no request may be started."""
         return self._failed_at is not None and time.monotonic() - self._failed_at < _FAILING_S
 
     async def once(self, record: Settlement) -> bool:
@@ -106,10 +58,9 @@ class UsageRecorder:
 
     async def until_durable(self, record: Settlement) -> None:
         """Try for ever."""
-        pause = _PAUSE_FIRST
+        backoff = Backoff(_PAUSE_FIRST, _PAUSE_MOST)
         while not await self.once(record):
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _PAUSE_MOST)
+            await backoff.wait()
 
     async def use(self, hold: Hold, event: UsageEvent, *, failing: Callable[[], None]) -> None:
         """Record the usage of a request that held this; `failing` is called if that does not succeed at once."""
@@ -119,15 +70,35 @@ class UsageRecorder:
         self._allowances.ended(hold, event.cost_pico)
 
     async def once_release(self, request_id: UUID, reason: str) -> None:
-        """Release what may not even exist, and expires if it does: tried once."""
+        """Try once to record the release of a hold that may not exist; if it does, it expires at the latest."""
         await self.once(Release(request_id, reason))
 
     async def release(self, hold: Hold, reason: str) -> None:
-        """Record that nothing was done: the hold is to be given back."""
+        """Record that nothing was done, so that the hold is given back."""
         if hold.allowance is None:
-            await self.release_open(hold.request_id, reason, hold.batch)
+            await self.until_durable(Release(hold.request_id, reason, hold.batch))
         self._allowances.ended(hold)
 
-    async def release_open(self, request_id: UUID, reason: str, hold_batch: UUID | None) -> None:
-        """Record that a hold of the database's is to be given back."""
-        await self.until_durable(Release(request_id, reason, hold_batch))
+
+class RefusedEntries:
+    """`count`: how many entries this worker has refused since it was started."""
+
+    def __init__(self, database: Database) -> None:
+        self.count = 0
+        self._database = database
+
+    async def keep(self, done: Done, replica: str, cause: Exception, hold: Hold | None = None) -> None:
+        """Write the entry to the database, however long that is unavailable, and release this hold of its request. Only
+        after that may the entry be acknowledged."""
+        entry = JournalEntry(replica, done.sequence, done.id, msgspec.msgpack.encode(done))
+        why = f"{type(cause).__name__}: {cause}"
+        holds = {} if hold is None else {hold.request_id: hold.batch}
+        await until_available(lambda: refuse_entry(self._database, entry, why, holds), _REFUSAL_PAUSE_S)
+        self.count += 1
+        log.error(
+            "a journal's entry makes no sense and is kept aside; nothing is billed for it",
+            request_id=done.id,
+            replica=replica,
+            sequence=done.sequence,
+            cause=why,
+        )

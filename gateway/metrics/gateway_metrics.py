@@ -1,10 +1,9 @@
-"""Prometheus metrics of a gateway, and of its replicas as their beats tell. Never a tenant in a label.
+"""Prometheus metrics of a gateway worker, and of its replicas as their heartbeats report. No label names a tenant.
 
-Where several workers listen on one socket, any of them may be scraped, and answers for all: their parent names a
-folder in `PROMETHEUS_MULTIPROC_DIR`, where prometheus_client keeps each worker's figures in files mapped into memory
-(1 to 2 µs more for each figure). The files bear the worker's name, not its process id: one that is started again
-counts on where the dead one stopped, so no total ever falls, and what a dead worker had in its spool stays in the sum
-until its next start takes it up.
+Where several workers share a socket, any of them may be scraped and reports for all: their parent sets
+`PROMETHEUS_MULTIPROC_DIR`, a folder where prometheus_client keeps each worker's values in memory-mapped files (1 to 2
+µs more per update). The files are named by worker and not by process id, so a restarted worker continues the counts of
+the dead one: no total ever falls, and a dead worker's spool stays in the sum until its next start.
 """
 
 from __future__ import annotations
@@ -25,19 +24,20 @@ from billing.settlement.settler import Settler
 from billing.spool.spool import Spool
 from billing.usage import Usage
 from gateway.fleet.replica_link import ReplicaLink
-from gateway.metrics.process_metrics import BuildInfo, ProcessFigures
+from gateway.metrics.process_metrics import BuildInfo, ProcessMetrics
 from protocol.metric_help import metric_help_text
 from storage.disk_space import DiskWatch
 
-KINDS = ("counter", "histogram", "gauge_sum", "gauge_max", "gauge_min")
-"""The kinds of figures that we have, by the beginning of their files' names."""
+FILE_KINDS = ("counter", "histogram", "gauge_sum", "gauge_max", "gauge_min")
+"""The kinds of metrics in use, as the files' names begin."""
 _FIRST_BYTES = 128 * 1024
 _LARGEST_VALUE = 8 * 1024
-"""More than one figure takes, with its name and labels."""
+"""More bytes than one value takes, with its name and labels."""
 
 
 class AllocatedDict(MmapedDict):
-    """A file of figures without holes. Raises OSError when there is no room for more figures."""
+    """A file of values whose disk space is allocated beforehand: on a full disk it raises OSError, and a write to the
+    mapping cannot kill the process."""
 
     def _init_value(self, key: str) -> None:
         if self._used + _LARGEST_VALUE > self._capacity:
@@ -45,10 +45,10 @@ class AllocatedDict(MmapedDict):
         super()._init_value(key)  # type: ignore[no-untyped-call]
 
 
-def take_room(folder: Path, worker: str) -> None:
-    """Let this worker keep its figures in such files, which are made now. Raises OSError when there is no room."""
+def allocate_files(folder: Path, worker: str) -> None:
+    """Create this worker's files, and make prometheus_client allocate them. Raises OSError if the disk is full."""
     values.MmapedDict = AllocatedDict  # type: ignore[attr-defined]
-    for kind in KINDS:
+    for kind in FILE_KINDS:
         with folder.joinpath(f"{kind}_{worker}.db").open("ab") as file:
             os.posix_fallocate(file.fileno(), 0, _FIRST_BYTES)
 
@@ -62,8 +62,8 @@ class _HasLinks(Protocol):
     links: list[ReplicaLink]
 
 
-class _ReplicaFigures(Collector):
-    """What the last beat of each replica said."""
+class _ReplicaMetrics(Collector):
+    """The metrics in the last heartbeat of each replica."""
 
     def __init__(self, fleet: _HasLinks) -> None:
         self._fleet = fleet
@@ -95,21 +95,21 @@ class _ReplicaFigures(Collector):
 
 
 class GatewayMetrics:
-    """All metrics of the worker named `worker`; where workers share a folder, one of these per process."""
+    """All metrics of the worker named `worker`. Where workers share a folder, there may be one of these per process."""
 
     def __init__(self, worker: str = "") -> None:
         self.shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
-        """Whether other workers answer for this one, so that `refresh` has to be called now and then."""
+        """Whether other workers report for this one, so that `refresh` must be called regularly."""
         if self.shared:
-            take_room(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]), worker)
+            allocate_files(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]), worker)
             values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
-        self._asked: list[tuple[Gauge, Callable[[], float]]] = []
+        self._polled: list[tuple[Gauge, Callable[[], float]]] = []
         self.registry = CollectorRegistry()
-        self._own = CollectorRegistry()
-        """What is looked up when it is asked for, by whichever worker is."""
-        self._own.register(BuildInfo())
+        self._local = CollectorRegistry()
+        """Metrics that are collected when the scrape comes, by the worker that is scraped."""
+        self._local.register(BuildInfo())
         folder = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]) if self.shared else None
-        self._own.register(ProcessFigures(worker, folder))
+        self._local.register(ProcessMetrics(worker, folder))
         self._database_up = self._up("turnpike_database_up", "1 if the database answered when it was last asked")
         self._bus_up = self._up("turnpike_bus_up", "1 if revocations of keys reach this worker: Redis is connected")
         self._requests = Counter("turnpike_requests", "Requests answered", ["model", "status"], registry=self.registry)
@@ -155,9 +155,9 @@ class GatewayMetrics:
         refused: Callable[[], int] = lambda: 0,
         lingering: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Add figures that are asked for when scraped. `refused`: how many entries of journals made no sense."""
-        self._own.register(_ReplicaFigures(fleet))
-        figures: tuple[tuple[str, str, Literal["sum", "max", "min"], Callable[[], float]], ...] = (
+        """Add metrics that are polled. `refused`: entries of replicas' journals that nothing can be billed from."""
+        self._local.register(_ReplicaMetrics(fleet))
+        gauges: tuple[tuple[str, str, Literal["sum", "max", "min"], Callable[[], float]], ...] = (
             ("turnpike_spool_waiting", "Records durable and not settled", "sum", lambda: settler.lag),
             ("turnpike_spool_lag_seconds", "How long records have been waiting", "max", lambda: settler.lag_s),
             (
@@ -182,54 +182,54 @@ class GatewayMetrics:
             ),
             ("turnpike_disk_full", "1 while requests are refused because that disk is full", "max", lambda: disk.full),
         )
-        for name, text, over_workers, value in figures:
+        for name, text, over_workers, value in gauges:
             gauge = Gauge(name, text, registry=self.registry, multiprocess_mode=over_workers)
-            self._asked.append((gauge, value))
+            self._polled.append((gauge, value))
 
     def reachable(self, *, database: bool, bus: bool) -> None:
-        """Whether the database answers, and the bus is connected."""
+        """Record whether the database answers and the bus is connected."""
         self._database_up.set(database)
         self._bus_up.set(bus)
 
     def answered(self, model: str, status: int) -> None:
-        """An HTTP answer went out; `model` is empty where there is none."""
+        """Count an HTTP response. `model` is empty if the request named none."""
         self._requests.labels(model, str(status)).inc()
 
     def first_token(self, model: str, seconds: float) -> None:
-        """The first token came."""
+        """Record the time to the first token."""
         self._first_token.labels(model).observe(seconds)
 
     def tried_again(self, model: str) -> None:
-        """A request whose replica was lost was sent to another one."""
+        """Count a request that was sent to a second replica, because its first was lost."""
         self._tried_again.labels(model).inc()
 
     def cut_off(self, reason: str) -> None:
-        """A connection that lingered was ended before its client had all that was written."""
+        """Count a connection that was ended before its client had read everything."""
         self._cut_off.labels(reason).inc()
 
     def between_tokens(self, model: str, seconds: float, tokens: int) -> None:
-        """`tokens` tokens came, `seconds` after those before."""
+        """Record `tokens` tokens that arrived `seconds` after those before."""
         histogram = self._between.labels(model)
         for _ in range(tokens):
             histogram.observe(seconds / tokens)
 
     def finished(self, model: str, status: str, usage: Usage) -> None:
-        """A generation ended and its usage is durable."""
+        """Count a generation whose usage is durable, and its tokens."""
         self._ended.labels(model, status).inc()
         for meter, tokens in usage.meters().items():
             if tokens:
                 self._tokens.labels(model, meter).inc(tokens)
 
     def refresh(self) -> None:
-        """Ask for what has to be asked for, so that whichever worker is scraped can tell it."""
-        for gauge, value in self._asked:
+        """Poll the metrics added by `watch`, so that whichever worker is scraped can report them."""
+        for gauge, value in self._polled:
             gauge.set(value())
 
     def exposition(self) -> bytes:
-        """All of it, of all workers, in Prometheus' text format; replicas as this worker sees them."""
+        """The metrics of all workers in Prometheus' text format; those of replicas as this worker sees them."""
         self.refresh()
         registry = self.registry
         if self.shared:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        return generate_latest(registry) + generate_latest(self._own)
+        return generate_latest(registry) + generate_latest(self._local)

@@ -1,4 +1,4 @@
-"""Metrics of the gateway's processes: which version runs, and what each process uses of the machine."""
+"""Prometheus metrics of the gateway's processes: the version, and the resources that each process uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PID_SUFFIX = ".pid"
 
 
 class BuildInfo(Collector):
-    """A constant 1 whose labels say which version runs on which Python."""
+    """A constant 1, with the version and Python's as labels."""
 
     def collect(self) -> Iterable[Metric]:
         """One family."""
@@ -32,14 +32,14 @@ _BUILD_LABELS = ["version", "python"]
 def _version() -> str:
     try:
         return metadata.version("turnpike")
-    except metadata.PackageNotFoundError:  # a checkout that was not installed
+    except metadata.PackageNotFoundError:  # a source tree that is not installed
         return "unknown"
 
 
-class ProcessFigures(Collector):
-    """prometheus_client's `process_*` of every worker, labelled with the worker's name.
+class ProcessMetrics(Collector):
+    """prometheus_client's `process_*` of every worker, with the worker's name as a label.
 
-    Workers that share a folder leave their process ids there: whichever is scraped looks all of them up in /proc.
+    Workers that share a folder write their process ids there; the one that is scraped reads all of them from /proc.
     """
 
     def __init__(self, worker: str, folder: Path | None) -> None:
@@ -49,7 +49,7 @@ class ProcessFigures(Collector):
             folder.joinpath(worker + _PID_SUFFIX).write_text(str(os.getpid()))
 
     def collect(self) -> Iterable[Metric]:
-        """A family for each figure, with a sample for each worker that runs."""
+        """A family for each metric, with a sample for each running worker."""
         families: dict[str, Metric] = {}
         for worker, process in self._processes():
             for metric in ProcessCollector(pid=lambda pid=process: pid, registry=None).collect():  # type: ignore[misc]
@@ -65,5 +65,5 @@ class ProcessFigures(Collector):
             yield self._worker, os.getpid()
             return
         for path in sorted(self._folder.glob("*" + _PID_SUFFIX)):
-            with contextlib.suppress(OSError, ValueError):  # a sibling writes it at this moment
+            with contextlib.suppress(OSError, ValueError):  # another worker is writing it
                 yield path.name.removesuffix(_PID_SUFFIX), int(path.read_text())

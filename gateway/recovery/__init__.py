@@ -1,1 +1,1 @@
-"""What is left of requests whose gateway or replica died: usage from journals, holds, lost attempts."""
+"""Bills and ends requests whose gateway or replica died: usage from journals, orphaned holds, lost attempts."""

@@ -1,13 +1,21 @@
-"""What earlier gateways left behind: a replica's journal repeats each request whose usage nobody acknowledged.
+"""Bills requests from replicas' journals: each request that a gateway did not acknowledge before it or the link died.
 
-Such a request is billed from its hold's terms and the journal's counts, once: if an orphaned spool knew better, the
-event is a repetition and changes nothing. The hold is the database's, or the one that the request carried. A request of
-another gateway is left to that one as long as its epoch lives, however long that is.
+What happens when something dies, and where:
+- A replica dies: the request is retried on another one or waits for the journal, in
+  `gateway.generation.generation_task`. How long it waits is set in `gateway.admission.request_timeouts`: `retry` for a
+  replica to be retried on, `replay` for the journal of the lost one. A retried request's first attempt is recorded by
+  `gateway.recovery.lost_attempts`.
+- A gateway dies: its next start settles what is in its spool (`billing.spool`). What the spool lacks, journals repeat
+  to any gateway, and this module bills it. Holds of requests that never began are released by
+  `gateway.recovery.orphaned_holds`; a hold that nobody ended expires after `RequestTimeouts.hold`.
 
-The journal may forget a request when its event is in the database, not merely in our spool: what no journal knows any
-more may be given back (`gateway.recovery.orphaned_holds`). Where no event can be made of what it says, it may forget
-it when that is kept for a person (`gateway.recovery.refused_entries`): else the request's hold, and its gateway's run,
-would never end.
+A request is billed from its hold's terms and the journal's counts, once: if a spool had its event already, the second
+one is a repetition and changes nothing. The hold is the database's, or the one that the request carried (`claim`). A
+request of another gateway is left to that gateway for as long as its epoch is not over.
+
+The journal is acknowledged when the event is in the database; the spool is not enough, since `orphaned_holds` releases
+what no journal knows. An entry of which no event can be made is acknowledged once it is kept for an operator
+(`RefusedEntries`): else the request's hold, and its gateway's epoch, would never end.
 """
 
 from __future__ import annotations
@@ -28,12 +36,13 @@ from billing.settlement.settlement import has_event, settle
 from billing.usage import MAX_TOKENS, InvalidUsage, UsageEvent
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.replica_link import ReplicaLink
-from gateway.metering.billable_usage import unpack
-from gateway.metering.usage_recorder import NONSENSE, FinishedRequest, UsageRecorder, event_of
+from gateway.metering.billable_usage import NONSENSE, FinishedRequest, event_of, unpack
+from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
 from gateway.recovery.lost_attempts import LostAttempts
 from gateway.recovery.orphaned_holds import OrphanedHolds
-from gateway.recovery.refused_entries import RefusedEntries
 from protocol.requests import Ack, Done
+from storage.background_tasks import BackgroundTasks
+from storage.database.circuit_breaker import until_available
 from storage.database.database import Database, DatabaseUnavailable
 
 log = structlog.get_logger("gateway.recovery.journal_recovery")
@@ -41,8 +50,8 @@ log = structlog.get_logger("gateway.recovery.journal_recovery")
 _PAUSE_S = 1.0
 
 
-class _Told(msgspec.Struct, frozen=True):
-    """Who told of a request, and under which number."""
+class _Source(msgspec.Struct, frozen=True):
+    """The journal that repeated a request, and the entry's number there."""
 
     journal: str
     replica: str
@@ -57,7 +66,7 @@ def _check_numbers(done: Done) -> None:
 
 
 class JournalRecovery:
-    """Adopts what replicas repeat. `epoch` is this worker's own."""
+    """Bills what replicas repeat. `epoch` is this worker's own."""
 
     def __init__(
         self,
@@ -68,7 +77,7 @@ class JournalRecovery:
         prices: PriceCatalog,
         recorder: UsageRecorder,
         fleet: Fleet,
-        leftovers: OrphanedHolds,
+        orphaned_holds: OrphanedHolds,
         attempts: LostAttempts,
         refused: RefusedEntries,
     ) -> None:
@@ -78,46 +87,47 @@ class JournalRecovery:
         self._prices = prices
         self._recorder = recorder
         self._fleet = fleet
-        self._leftovers = leftovers
+        self._orphaned_holds = orphaned_holds
         self._attempts = attempts
         self._refused = refused
-        self._running: dict[_Told, asyncio.Task[None]] = {}
+        self._running: set[_Source] = set()
+        self._tasks = BackgroundTasks()
 
     def stray(self, link: ReplicaLink, done: Done) -> None:
-        """A `Done` came that no running request waits for."""
+        """Recover a `Done` that no running request waits for."""
         # what is at the other end of a link may change while a request waits
-        told = _Told(link.journal, link.replica, link.hello.model.digest if link.hello else "", done.sequence)
-        if told not in self._running:
-            task = self._running[told] = asyncio.create_task(self._recover(link, told, done))
-            task.add_done_callback(lambda _: self._running.pop(told, None))
+        source = _Source(link.journal, link.replica, link.hello.model.digest if link.hello else "", done.sequence)
+        if source not in self._running:
+            self._running.add(source)
+            self._tasks.start(self._recover(link, source, done))
 
     async def stop(self) -> None:
         """Leave what is not finished to the next start."""
-        tasks = list(self._running.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.stop()
 
-    async def _recover(self, link: ReplicaLink, told: _Told, done: Done) -> None:
+    async def _recover(self, link: ReplicaLink, source: _Source, done: Done) -> None:
         hold: Hold | None = None
         try:
             await self._attempts.until_over(done.id, min(max(0, done.attempt), MAX_TOKENS))
-            hold = await self._ours_to_bill(told, done)
+            hold = await self._ours_to_bill(source, done)
             _check_numbers(done)
-            if not await self._attempts.record_stray(told.replica, told.model_digest, done) and hold is not None:
-                await self._adopt(told, done, hold)
+            if not await self._attempts.record_stray(source.replica, source.model_digest, done) and hold is not None:
+                await self._adopt(source, done, hold)
         except NONSENSE as error:
-            await self._refused.keep(done, told.replica, error, hold)
+            await self._refused.keep(done, source.replica, error, hold)
+        finally:
+            self._running.discard(source)
         self._fleet.remember(done.id, done.sequence, done.attempt)
-        if link.journal == told.journal:
+        if link.journal == source.journal:
             link.send(Ack(done.id, done.sequence))
 
-    async def _ours_to_bill(self, told: _Told, done: Done) -> Hold | None:
-        """The hold of the request, as soon as nobody else is going to bill it; None if somebody did, or it has none."""
+    async def _ours_to_bill(self, source: _Source, done: Done) -> Hold | None:
+        """The hold of the request, once it is certain that nobody else is going to bill it; None if somebody did, or if
+        there is none."""
         while True:
             try:
                 hold = await self._find(done)
-                if hold is None or not await self._is_anothers(told, done, hold):
+                if hold is None or not await self._billed_elsewhere(source, done, hold):
                     return hold
             except DatabaseUnavailable:
                 pass
@@ -132,28 +142,24 @@ class JournalRecovery:
         _check_numbers(done)
         # a lost attempt may be all that there ever is: who tried again may have been refused
         events = request, attempt_id(request, done.attempt)
-        there = [event for event in events if await has_event(self._database, event)]
-        return None if there else Hold.claimed(done.claim)
+        recorded = [event for event in events if await has_event(self._database, event)]
+        return None if recorded else Hold.claimed(done.claim)
 
-    async def _is_anothers(self, told: _Told, done: Done, hold: Hold) -> bool:
-        """Whether somebody else is going to bill the request, and holds money for it: the gateway that runs it, or who
-        is told of a later attempt of it, since this one was in vain."""
+    async def _billed_elsewhere(self, source: _Source, done: Done, hold: Hold) -> bool:
+        """Whether another gateway is going to bill the request: the one that runs it, or the one that hears of a later
+        attempt, if nothing of this one was delivered."""
         if hold.state != "open" or hold.gateway == self._epoch:
             return False
         if not await epoch_journals.is_over(self._database, hold.gateway):
             return True
-        later = self._leftovers.later_may_be_known
-        return not done.delivered and await later(hold.gateway, told.journal, told.replica, done.id, done.attempt)
+        later = self._orphaned_holds.later_may_be_known
+        return not done.delivered and await later(hold.gateway, source.journal, source.replica, done.id, done.attempt)
 
     async def _price(self, hold: Hold) -> PriceVersion:
-        """What the request was admitted with: remembered, or the database's as soon as that can be asked."""
-        while True:
-            try:
-                return await self._prices.version(hold.price_version)
-            except DatabaseUnavailable:
-                await asyncio.sleep(_PAUSE_S)
+        """The price that the request was admitted with."""
+        return await until_available(lambda: self._prices.version(hold.price_version), _PAUSE_S)
 
-    async def _adopt(self, told: _Told, done: Done, hold: Hold) -> None:
+    async def _adopt(self, source: _Source, done: Done, hold: Hold) -> None:
         done.counts.check()
         price = await self._price(hold)
         delivered = min(done.delivered, done.counts.output)
@@ -169,25 +175,19 @@ class JournalRecovery:
                 delivered=delivered,
                 delivery="unconfirmed",
                 source="journal",
-                replica=told.replica,
-                model_digest=told.model_digest,
+                replica=source.replica,
+                model_digest=source.model_digest,
                 sequence=done.sequence,
                 attempt=done.attempt,
             ),
         )
         await self._settle(event)
-        log.info("recovered a request from a journal", request_id=done.id, replica=told.replica, reason=done.reason)
+        log.info("recovered a request from a journal", request_id=done.id, replica=source.replica, reason=done.reason)
 
     async def _settle(self, event: UsageEvent) -> None:
-        """Bring the event into the database. One that cannot be settled goes the way of all, by which it is kept."""
-        while True:
-            try:
-                await settle(self._database, self._prices, [event])
-            except DatabaseUnavailable:
-                await asyncio.sleep(_PAUSE_S)
-            except Exception:
-                log.exception("a journal's request cannot be settled at once", request_id=str(event.id))
-                await self._recorder.until_durable(event)
-                return
-            else:
-                return
+        """Write the event to the database. One that cannot be settled goes to the spool, whose settler keeps it."""
+        try:
+            await until_available(lambda: settle(self._database, self._prices, [event]), _PAUSE_S)
+        except Exception:
+            log.exception("a journal's request cannot be settled at once", request_id=str(event.id))
+            await self._recorder.until_durable(event)

@@ -1,4 +1,4 @@
-"""The models that this gateway serves, by name: what ties a model's text side to its replicas and its price."""
+"""The models that this gateway serves, by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from storage.reported_error import ReportedError
 
 
 class ModelWithoutPrice(ReportedError):
-    """A model cannot be served because nothing says what it costs; the message has the command that says it."""
+    """A model cannot be served because it has no price. The message has the command that sets one."""
 
 
 class ModelRegistry:
@@ -21,8 +21,8 @@ class ModelRegistry:
     def __init__(self, models: Iterable[ServedModel]) -> None:
         self._models: dict[str, ServedModel] = {}
         for model in models:
-            if other := self._models.get(model.name):
-                raise ModelFolderError(f"two models are named {model.name!r}: {other.folder} and {model.folder}")
+            if namesake := self._models.get(model.name):
+                raise ModelFolderError(f"two models are named {model.name!r}: {namesake.folder} and {model.folder}")
             self._models[model.name] = model
 
     @classmethod
@@ -41,7 +41,7 @@ class ModelRegistry:
         """The model of this name. Raises ModelNotFound."""
         model = self._models.get(name)
         if model is None:
-            raise ModelNotFound(f"The model {name!r} does not exist here.", path="$.model")
+            raise ModelNotFound(f"The model {name!r} does not exist.", path="$.model")
         return model
 
     async def check_prices(self, prices: PriceCatalog) -> None:

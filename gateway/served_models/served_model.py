@@ -1,4 +1,4 @@
-"""A served model as the gateway knows it: the folder's text side, its limits and its defaults. Never its weights."""
+"""A served model as the gateway knows it: tokenizer, chat template, limits and sampling defaults; not its weights."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ CONTEXTS = {
     "qwen3": 32_768,
     "qwen3_moe": 32_768,
 }
-"""Each `model_type` → the context in tokens where the configuration leaves it out, as the engine takes it."""
+"""`model_type` -> the context in tokens if the configuration does not say it; the engine uses the same."""
 Value = TypeVar("Value", int, str)
 
 
 class ModelFolderError(ReportedError):
-    """A model folder cannot be served; the message names the file."""
+    """A model folder cannot be served. The message names the file."""
 
 
 class SamplingDefaults(Struct, frozen=True):
-    """What the model's `generation_config.json` says for requests that do not."""
+    """The model's `generation_config.json`: sampling values for requests that do not give them."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -54,7 +54,7 @@ class SamplingDefaults(Struct, frozen=True):
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):
-    """Name, limits and text side of one model. `created` is the folder's time, seconds since the Unix epoch."""
+    """One model. `created`: the time of its configuration file, in seconds since the Unix epoch."""
 
     name: str
     folder: Path
@@ -73,26 +73,28 @@ class ServedModel(Struct, frozen=True, kw_only=True):
         return make_prompt(turns, self.template, self.tokenizer, self.context_tokens)
 
     def continued(self, text: str, path: str) -> Prompt:
-        """A text to go on from as tokens: special tokens mean something in it, for no template divides it.
-        Raises PromptTooLong."""
+        """A text to continue, as tokens. Special tokens are recognised in it, since no template is used.
+
+        Raises PromptTooLong.
+        """
         check_length(len(text), self.tokenizer, self.context_tokens)
         tokens = self.tokenizer.opening + self.tokenizer.literal(text)
         return Prompt(tokens, (Span(path, 0, len(tokens)),))
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
-        """A fresh detokenizer for one output; `after`: the tokens that its text goes on from, if it does."""
+        """A detokenizer for one output. `after`: the tokens that its text continues, if any."""
         return detokenizer_for(self.tokenizer, after)
 
 
 def load_served_model(folder: Path) -> ServedModel:
-    """Read a Hugging Face folder, with `turnpike.toml` in it if there is one. Raises ModelFolderError."""
+    """Read a Hugging Face model folder, with its `turnpike.toml` if there is one. Raises ModelFolderError."""
     if not folder.is_dir():
         raise ModelFolderError(f"{folder}: there is no such model folder")
     config = _json(folder / "config.json", needed=True)
-    if isinstance(config.get("text_config"), dict):  # of images and text: it is the language part that is served
+    if isinstance(config.get("text_config"), dict):  # a multimodal model: only its language part is served
         config |= config["text_config"]
     generation = _json(folder / "generation_config.json", needed=False)
-    ours = _toml(folder / "turnpike.toml")
+    settings = _toml(folder / "turnpike.toml")
     try:
         tokenizer = Tokenizer.load(folder / "tokenizer.json")
         template = ChatTemplate.load(folder, tokenizer.special_texts)
@@ -100,20 +102,22 @@ def load_served_model(folder: Path) -> ServedModel:
         raise ModelFolderError(str(error)) from error
     model_type = config.get("model_type")
     context = config.get("max_position_embeddings", CONTEXTS.get(str(model_type)))
-    if context is None and model_type not in CONTEXTS:  # one that says its size in other words, too
+    if context is None and model_type not in CONTEXTS:  # other families may give the context elsewhere
         supported = ", ".join(sorted(CONTEXTS))
         raise ModelFolderError(
             f"{folder / 'config.json'}: model_type {model_type!r} is not supported (supported: {supported})"
         )
     if not isinstance(context, int) or context < 2:
-        raise ModelFolderError(f"{folder / 'config.json'}: max_position_embeddings is {context!r}, not a context")
+        raise ModelFolderError(
+            f"{folder / 'config.json'}: max_position_embeddings is {context!r}, not a number of tokens above 1"
+        )
     return ServedModel(
-        name=_own(ours, folder, "name", folder.resolve().name),
+        name=_turnpike_setting(settings, folder, "name", folder.resolve().name),
         folder=folder,
         family=str(config.get("model_type", "")),
         text_digest=text_digest(folder),
         context_tokens=context,
-        min_cacheable_tokens=_own(ours, folder, "min_cacheable_tokens", DEFAULT_MIN_CACHEABLE),
+        min_cacheable_tokens=_turnpike_setting(settings, folder, "min_cacheable_tokens", DEFAULT_MIN_CACHEABLE),
         stop_tokens=_stop_tokens(generation, config, tokenizer.size),
         defaults=_defaults(generation),
         created=int((folder / "config.json").stat().st_mtime),
@@ -147,20 +151,20 @@ def _toml(path: Path) -> dict[str, Any]:
         raise ModelFolderError(f"{path} is not TOML: {error}") from error
 
 
-def _own(ours: dict[str, Any], folder: Path, name: str, default: Value) -> Value:
-    value = ours.get(name, default)
+def _turnpike_setting(settings: dict[str, Any], folder: Path, name: str, default: Value) -> Value:
+    value = settings.get(name, default)
     if type(value) is not type(default) or not value:
         raise ModelFolderError(f"{folder / 'turnpike.toml'}: {name} is {value!r}")
     return value
 
 
 def _stop_tokens(generation: dict[str, Any], config: dict[str, Any], size: int) -> tuple[int, ...]:
-    """The end tokens: the generation config's, else the model config's. `size`: tokens that the tokenizer knows.
+    """The end tokens of the generation config, else of the model config. `size`: the tokens of the tokenizer.
 
-    Without those that the model has no output for, which a configuration may keep from its class's defaults.
+    Ids outside the vocabulary are dropped: configurations inherit such defaults from their class.
     """
-    named = config.get("vocab_size")
-    vocabulary = named if isinstance(named, int) else size
+    configured = config.get("vocab_size")
+    vocabulary = configured if isinstance(configured, int) else size
     value = generation.get("eos_token_id")
     if value is None:
         value = config.get("eos_token_id")

@@ -1,1 +1,1 @@
-"""Cached KV as an engine keeps it: keyed hashes of blocks, and pools of blocks in groups of layers."""
+"""Cached KV in an engine: block keys, and block pools by layer group. No tensors, no database."""

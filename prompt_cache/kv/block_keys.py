@@ -1,10 +1,11 @@
-"""Scope roots, block keys and prefix keys: who may read a block follows from what its key was made of.
+"""Scope roots, block keys and prefix keys. Only who knows a block's scope root can find it (C1).
 
-A block key is a SHA-256 chain: model context → scope root → parent → token ids. The scope root is a secret derived from
-a server secret and the cache domain, so keys of two domains can neither collide nor be guessed, in any tier. Every hash
-names its purpose and length-prefixes each field, so that two different tuples of fields never hash the same bytes.
+A block key is a chain of SHA-256: model root → scope root → parent key → token ids. The scope root is a secret derived
+from a server secret and the cache domain, so that keys of different domains neither collide nor can be guessed, in any
+tier. Every hash names its purpose and length-prefixes each field, so that different tuples of fields never hash the
+same bytes.
 
-Where a prompt narrows its scope inside a block, the block belongs to the narrower scope: the one of its last token.
+A block in which a prompt narrows its scope belongs to the narrower scope, that of its last token.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ KEY_BYTES = 32
 
 
 class _Lengths(dict[int, bytes]):
-    """Lengths as they are hashed."""
+    """length -> its 8 bytes as hashed"""
 
     def __missing__(self, length: int) -> bytes:
         written = length.to_bytes(8, "big")
-        if length < 1024:  # those of roots, keys and blocks, and not of every text
+        if length < 1024:  # lengths of roots, keys and blocks are kept, those of texts are not
             self[length] = written
         return written
 
@@ -50,31 +51,31 @@ def _token_bytes(tokens: Sequence[int]) -> bytes:
 def scope_root(secret: bytes, domain: Sequence[str]) -> bytes:
     """The root of a cache domain such as `("project", tenant_id, project_id)`: HMAC-SHA256(server secret, domain).
 
-    Only the gateway holds the secret; the engine is given the root.
+    Only the gateway has the secret; engines get roots.
     """
     fields = [len(part.encode()).to_bytes(8, "big") + part.encode() for part in domain]
     return hmac.new(secret, b"turnpike/scope/v1" + b"".join(fields), hashlib.sha256).digest()
 
 
 def model_root(model_digest: str, adapter_digest: str = "", media_digests: Iterable[str] = ()) -> bytes:
-    """Where every chain of a served model begins: the model, the adapter and the media that its KV depends on."""
+    """The first parent of a served model's keys, from the digests of the model, the adapter and media in the prompt."""
     media = b"".join(_digest(b"turnpike/media/v1", digest.encode()) for digest in media_digests)
     return _digest(b"turnpike/model/v1", model_digest.encode(), adapter_digest.encode(), media)
 
 
 def block_key(root: bytes, parent: bytes, tokens: Sequence[int] | bytes) -> bytes:
-    """The key of a whole block of `BLOCK_TOKENS` tokens in the scope with this root, after the block `parent`.
+    """The key of a whole block in the scope with this root, after the block with the key `parent`.
 
-    `tokens` as bytes are token ids of four bytes each, in the machine's order.
+    `tokens`: `BLOCK_TOKENS` token ids, or their bytes, four each in the machine's order.
     """
-    # `_digest` of the purpose and three fields, written out: each running request makes one every 64 tokens.
+    # `_digest` inlined, for speed: each running request makes a key every 64 tokens.
     lengths, block = _LENGTHS, tokens if type(tokens) is bytes else _token_bytes(tokens)
     fields = (_BLOCK, lengths[len(root)], root, lengths[len(parent)], parent, lengths[len(block)], block)
     return hashlib.sha256(b"".join(fields)).digest()
 
 
 def prefix_key(root: bytes, parent: bytes, rest: Sequence[int]) -> bytes:
-    """The key of a prefix that ends inside a block: the chain up to `parent`, continued over the remaining tokens."""
+    """The key of a prefix that ends inside a block: `rest` are its tokens after the block with the key `parent`."""
     return _digest(b"turnpike/prefix/v1", root, parent, _token_bytes(rest))
 
 
@@ -83,8 +84,8 @@ def chain(
 ) -> list[bytes]:
     """The keys of all whole blocks of `tokens`.
 
-    `segments` are (until, scope root) in order, the last reaching `len(tokens)` or beyond; `known` are the keys of
-    the first blocks, computed before, so that a growing sequence hashes only its new blocks.
+    `model`: the model root. `segments`: (until token, scope root) in order, the last reaching `len(tokens)` or beyond.
+    `known`: keys of the first blocks that were computed before.
     """
     keys = list(known)
     parent = keys[-1] if keys else model

@@ -1,13 +1,12 @@
-"""The block pool and its index: allocate, share, publish, free.
+"""The block pool of one layer group and its prefix index: allocate, share, publish, free.
 
-A pool knows block numbers only, never the memory behind them. Each block is in exactly one of three states: *free* (its
-content means nothing), *referenced* (in one or more block tables) or *cached* (in no table, but still found under its
-key). The free list is the cache: a block that was published keeps its key when its last reference goes, and is only
-taken for another use when no free block is left, the least recently used first (C4). Those that somebody who waits
-will look for are taken after all others: that they will be used is known, and of the others it is only likely.
+A pool handles block numbers, not memory. Each block is in exactly one of three states (C4): *free* (its content is
+meaningless), *referenced* (in one or more block tables) or *cached* (in no table, but in the index under its key). A
+published block keeps its key when its last reference is dropped. It is evicted when no free block is left, the least
+recently used first; blocks that a waiting request will read (*awaited*) are evicted after all others.
 
-A block is found only under the very key it was published with, and keys are made of the scope's secret root, so whoever
-does not know the root cannot find it (C1). Every operation is O(1) per block.
+A block is found only under the key with which it was published. Keys are made from the scope's secret root, so that
+only who knows the root can find the block (C1). Every operation is O(1) per block.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 
 class OutOfBlocks(Exception):
-    """More blocks were asked for than are free or cached."""
+    """More blocks were requested than are free or cached."""
 
 
 class BlockPool:
-    """Blocks 0..total-1 of one layer group in device memory.
+    """Blocks 0..total-1 of one layer group.
 
-    `on_free` is called with each block that becomes free (not: cached), so that tests can poison its memory.
+    `on_free`: called with each block that becomes free (not cached), so that tests can poison its memory.
     """
 
     def __init__(self, total: int, on_free: Callable[[int], None] | None = None) -> None:
@@ -31,32 +30,33 @@ class BlockPool:
             raise ValueError(f"a pool of {total} blocks")
         self.total = total
         self.available = total
-        """How many blocks `allocate` can give: free ones, and cached ones that it would evict."""
+        """How many blocks `allocate` can return: free ones, and cached ones that it would evict."""
         self.evictions = 0
         self._on_free = on_free
         self._free = list(range(total - 1, -1, -1))
-        # The oldest first. A plain dictionary steps over every entry that it ever lost before it finds its first.
+        # The least recently used first. In a plain dict, finding the first key walks over all deleted entries.
         self._cached: OrderedDict[int, None] = OrderedDict()
+        """Cached blocks that are not awaited."""
         self._awaited: OrderedDict[int, None] = OrderedDict()
-        """Cached too, under keys that are awaited; the oldest first."""
+        """Cached blocks that are awaited."""
         self._awaited_keys: dict[bytes, int] = {}
-        """How many who wait will look for a key."""
+        """key -> how many waiting requests will look for it"""
         self._references = [0] * total
         self._key: list[bytes | None] = [None] * total
         self._scope = [""] * total
         self._index: dict[bytes, int] = {}
         self._scopes: defaultdict[str, dict[bytes, None]] = defaultdict(dict)
 
-    # ------------------------------------------------------------ figures
+    # ------------------------------------------------------------ counts
 
     @property
     def free_blocks(self) -> int:
-        """Blocks whose content means nothing."""
+        """Blocks whose content is meaningless."""
         return len(self._free)
 
     @property
     def cached_blocks(self) -> int:
-        """Blocks in no table that can still be found under their key."""
+        """Blocks in no table that can be found under their key."""
         return len(self._cached) + len(self._awaited)
 
     @property
@@ -71,9 +71,9 @@ class BlockPool:
     # ------------------------------------------------------------ blocks in and out
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks with one reference each and no key. Raises OutOfBlocks, and then took none."""
+        """Take `count` blocks, each with one reference and no key. Raises OutOfBlocks without taking any."""
         if count > self.available:
-            raise OutOfBlocks(f"{count} blocks asked for, {self.available} of {self.total} available")
+            raise OutOfBlocks(f"{count} blocks requested, {self.available} of {self.total} available")
         self.available -= count
         free = self._free
         blocks = free[: -count - 1 : -1]
@@ -88,9 +88,9 @@ class BlockPool:
         return blocks
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Drop one reference of each block. Published ones stay cached, the last of the sequence to be evicted first.
+        """Drop one reference of each block. Published blocks stay cached; the last of the sequence is evicted first.
 
-        Raises ValueError for a block that nobody references: a table was freed twice.
+        Raises ValueError for a block without references, which means that a table was freed twice.
         """
         for block in reversed(blocks):
             references = self._references[block] - 1
@@ -108,7 +108,7 @@ class BlockPool:
     # ------------------------------------------------------------ the index
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest run of these keys, from the first, that are here. Takes no reference."""
+        """The blocks of the longest prefix of these keys that is in the index. Takes no references."""
         blocks = []
         for key in keys:
             block = self._index.get(key)
@@ -118,31 +118,31 @@ class BlockPool:
         return blocks
 
     def holds(self, key: bytes) -> bool:
-        """Whether a block can be found under this key."""
+        """Whether the key is in the index."""
         return key in self._index
 
     def expect(self, keys: Sequence[bytes]) -> None:
-        """Somebody waits who will look for these keys, a prompt's in order: what is there is evicted after all else."""
-        awaits = self._awaited_keys
+        """A waiting request will look for these keys of its prompt, in order: evict their blocks after all others."""
+        awaited = self._awaited_keys
         for key in reversed(keys):
-            awaits[key] = awaits.get(key, 0) + 1
-            if awaits[key] == 1 and (block := self._index.get(key)) is not None and block in self._cached:
+            awaited[key] = awaited.get(key, 0) + 1
+            if awaited[key] == 1 and (block := self._index.get(key)) is not None and block in self._cached:
                 del self._cached[block]
                 self._awaited[block] = None
 
     def dismiss(self, keys: Sequence[bytes]) -> None:
-        """Whoever was expected to look for these keys does not wait any more."""
-        awaits = self._awaited_keys
+        """A request that was expected to look for these keys no longer waits."""
+        awaited = self._awaited_keys
         for key in reversed(keys):
-            awaits[key] -= 1
-            if not awaits[key]:
-                del awaits[key]
+            awaited[key] -= 1
+            if not awaited[key]:
+                del awaited[key]
                 if (block := self._index.get(key)) is not None and block in self._awaited:
                     del self._awaited[block]
                     self._cached[block] = None
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Take one more reference of each block, all of them found or held by the caller."""
+        """Take one more reference of each block; they must be in the index or referenced by the caller."""
         for block in blocks:
             if self._references[block] == 0:
                 if self._key[block] is None:
@@ -152,10 +152,10 @@ class BlockPool:
             self._references[block] += 1
 
     def publish(self, block: int, key: bytes, scope: str = "") -> int:
-        """Let a referenced, written block be found under `key`; returns the block to use for it from now on.
+        """Put a referenced, written block into the index under `key`; returns the block to use from now on.
 
-        That is another one if an equal block was published before: the caller's reference has then moved to it, and
-        its own block was freed, so that a prefix is stored once.
+        If an equal block was published before, that one is returned: the caller's reference moves to it and its own
+        block is freed, so that a prefix is stored once.
         """
         if not self._references[block]:
             raise ValueError(f"block {block} is published but not referenced")
@@ -175,7 +175,7 @@ class BlockPool:
         return block
 
     def purge(self, keys: Iterable[bytes]) -> int:
-        """Make these keys unfindable; returns how many were here. Referenced blocks live on until they are freed."""
+        """Remove these keys from the index; returns how many were in it. Referenced blocks stay until freed."""
         purged = 0
         for key in keys:
             block = self._index.get(key)
@@ -188,13 +188,13 @@ class BlockPool:
         return purged
 
     def forget(self, scope: str) -> int:
-        """Purge all that was published in this scope; returns how many blocks."""
+        """Purge all blocks that were published in this scope; returns how many (C5)."""
         return self.purge(list(self._scopes.get(scope, ())))
 
     # ------------------------------------------------------------ inside
 
     def _uncache(self, block: int) -> None:
-        """The block is cached, and will not be."""
+        """Take a cached block off the eviction lists."""
         if block in self._cached:
             del self._cached[block]
         else:

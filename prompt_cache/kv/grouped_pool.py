@@ -1,9 +1,9 @@
-"""The block pools of all layer groups of a model behind one: a block is a tuple with its number in each group's pool.
+"""The block pools of all layer groups of a model as one: a block is a tuple of its numbers in the groups' pools.
 
-Layers that attend to everything need every block of a sequence; layers with a sliding window only those that the
-window still reaches. So a group's part of a block may be `ABSENT`: its tokens are not computed yet (`lay`), it fell out
-of the window and was given back (`slide`), or a prefix was found of which only the window's last blocks are needed
-(`find`). All groups use the same keys, each in its own pool of blocks of its own size (C1 and C4 hold for each).
+Layers with full attention need every block of a sequence, layers with a sliding window only those in the window. So a
+group's part of a block may be `ABSENT`: not computed yet (`allocate_window_blocks`), freed when it left the window
+(`slide`), or not needed of a cached prefix (`find`). All groups use the same keys, each in a pool of its own, for which
+C1 and C4 hold.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from prompt_cache.kv.block_pool import BlockPool, OutOfBlocks
 
 ABSENT = -1
 Block: TypeAlias = tuple[int, ...]
-"""The number of a block in each group's pool, or ABSENT."""
+"""The block's number in each group's pool, or ABSENT."""
 
 
 class GroupedPool:
-    """One pool for each (total, window): blocks of the group, and its window in tokens, 0 for no window.
+    """A pool for each group.
 
-    `on_free` is called with (group, block) when a block becomes free, so that tests can poison its memory.
+    `groups`: (number of blocks, window in tokens or 0) of each. `on_free`: called with (group, block) when a block
+    becomes free, so that tests can poison its memory. Raises ValueError without groups.
     """
 
     def __init__(self, groups: Sequence[tuple[int, int]], on_free: Callable[[int, int], None] | None = None) -> None:
@@ -35,34 +36,34 @@ class GroupedPool:
         self.windows = tuple(window for _, window in groups)
         self._slides = [(group, window) for group, window in enumerate(self.windows) if window]
         self.slides = bool(self._slides)
-        """Whether any group has a window, so that `slide` gives something back."""
+        """Whether any group has a window."""
 
     @staticmethod
     def _telling(on_free: Callable[[int, int], None], group: int) -> Callable[[int], None]:
         return lambda block: on_free(group, block)
 
-    # ------------------------------------------------------------ figures
+    # ------------------------------------------------------------ counts
 
     @property
     def available(self) -> int:
-        """How many blocks `allocate` can give."""
+        """How many blocks `allocate` can return."""
         return min([pool.available for pool in self.pools])
 
     def span(self, tokens: int) -> list[int]:
-        """For each group, how many blocks a sequence has at most while up to so many tokens are computed at a time.
+        """For each group, the most blocks that a sequence holds while up to `tokens` tokens are computed at a time.
 
-        0 where there is no window, and so no bound. The block of the token that is sampled after them is among them.
+        0 for a group without a window, which has no bound. Includes the block of the token that is sampled next.
         """
         return [(tokens + window - 1) // BLOCK_TOKENS + 2 if window else 0 for window in self.windows]
 
     @property
     def free_blocks(self) -> int:
-        """Blocks whose content means nothing, of all groups together."""
+        """Blocks whose content is meaningless, of all groups together."""
         return sum(pool.free_blocks for pool in self.pools)
 
     @property
     def cached_blocks(self) -> int:
-        """Blocks in no table that can still be found under their key, of all groups together."""
+        """Blocks in no table that can be found under their key, of all groups together."""
         return sum(pool.cached_blocks for pool in self.pools)
 
     @property
@@ -78,45 +79,48 @@ class GroupedPool:
     # ------------------------------------------------------------ blocks in and out
 
     def allocate(self, count: int) -> list[Block]:
-        """Take `count` blocks in every group. Raises OutOfBlocks, and then took none."""
+        """Take `count` blocks in every group. Raises OutOfBlocks without taking any."""
         for pool in self.pools:
             if count > pool.available:
-                raise OutOfBlocks(f"{count} blocks asked for, {self.available} available")
+                raise OutOfBlocks(f"{count} blocks requested, {self.available} available")
         return list(zip(*[pool.allocate(count) for pool in self.pools], strict=True))
 
     def begin(self, count: int) -> list[Block]:
-        """Take `count` blocks in the groups without a window; the others' parts are ABSENT until they are laid.
+        """Take `count` blocks in the groups without a window; the parts of other groups are ABSENT at first.
 
-        Raises OutOfBlocks, and then took none.
+        Raises OutOfBlocks without taking any.
         """
         whole = [pool for pool, window in zip(self.pools, self.windows, strict=True) if not window]
         if any(count > pool.available for pool in whole):
-            raise OutOfBlocks(f"{count} blocks asked for, {min(pool.available for pool in whole)} available")
+            raise OutOfBlocks(f"{count} blocks requested, {min(pool.available for pool in whole)} available")
         columns = [
             [ABSENT] * count if window else pool.allocate(count)
             for pool, window in zip(self.pools, self.windows, strict=True)
         ]
         return list(zip(*columns, strict=True))
 
-    def lay(self, table: list[Block], first: int, until: int, position: int) -> list[Block]:
-        """Take the parts of the blocks `first`..`until` in the groups with windows, where tokens from `position` on see
-        them. Returns what was taken, as blocks whose other parts are ABSENT. Raises OutOfBlocks.
+    def allocate_window_blocks(self, table: list[Block], first: int, until: int, position: int) -> list[Block]:
+        """Allocate the table's blocks `first`..`until` in the groups with windows, as far as tokens from `position` on
+        see them. Returns what was allocated, as blocks whose other parts are ABSENT. Raises OutOfBlocks.
         """
-        laid: list[Block] = []
+        allocated: list[Block] = []
         for group, window in self._slides:
             start = max(first, first_visible_block(position, window))
             numbers = self.pools[group].allocate(max(0, until - start))
             for index, number in enumerate(numbers, start):
                 table[index] = (*table[index][:group], number, *table[index][group + 1 :])
             before, after = (ABSENT,) * group, (ABSENT,) * (len(self.pools) - group - 1)
-            laid += [(*before, number, *after) for number in numbers]
-        return laid
+            allocated += [(*before, number, *after) for number in numbers]
+        return allocated
 
     def mirror(self, blocks: Sequence[Block]) -> list[Block]:
-        """Take a block for each of these, of another pool, in the groups that have it. OutOfBlocks: took none."""
+        """Take a block for each of these blocks of another pool, in the same groups.
+
+        Raises OutOfBlocks without taking any.
+        """
         counts = [len(numbers) for _, numbers in self._columns(blocks)]
         if any(count > pool.available for pool, count in zip(self.pools, counts, strict=True)):
-            raise OutOfBlocks(f"{max(counts)} blocks asked for, {self.available} available")
+            raise OutOfBlocks(f"{max(counts)} blocks requested, {self.available} available")
         taken = [iter(pool.allocate(count)) for pool, count in zip(self.pools, counts, strict=True)]
         return [
             tuple([ABSENT if number == ABSENT else next(own) for own, number in zip(taken, block, strict=True)])
@@ -134,23 +138,23 @@ class GroupedPool:
             pool.share(numbers)
 
     def slide(self, table: list[Block], position: int) -> None:
-        """Give back what no token from `position` on can see any more; those parts of the table become ABSENT."""
+        """Free the blocks that no token from `position` on sees; their parts of the table become ABSENT."""
         for group, window in self._slides:
-            gone = []
+            unseen = []
             index = min(first_visible_block(position, window), len(table)) - 1
-            # What lies before an absent part is absent too.
+            # All parts before an absent one are absent.
             while index >= 0 and table[index][group] != ABSENT:
-                gone.append(table[index][group])
+                unseen.append(table[index][group])
                 table[index] = (*table[index][:group], ABSENT, *table[index][group + 1 :])
                 index -= 1
-            self.pools[group].free(gone[::-1])
+            self.pools[group].free(unseen[::-1])
 
     # ------------------------------------------------------------ the index
 
     def find(self, keys: Iterable[bytes]) -> list[Block]:
-        """The blocks of the longest prefix of these keys that every group can go on from. Takes no reference.
+        """The blocks of the longest prefix of these keys after which every group can continue. Takes no references.
 
-        A group with a window only needs those blocks that the token after the prefix, or a later one, can see.
+        A group with a window needs only those blocks that tokens after the prefix see.
         """
         keys = list(keys)
         columns: dict[int, list[int]] = {}
@@ -166,7 +170,7 @@ class GroupedPool:
         return list(zip(*(columns[group][:length] for group in range(len(self.pools))), strict=True))
 
     def _reach(self, keys: Sequence[bytes], length: int) -> int:
-        """The longest prefix up to `length` whose last window is there in all groups with windows."""
+        """The longest prefix of at most `length` blocks whose last window is cached in all groups with windows."""
         while length:
             gaps = [
                 index
@@ -176,13 +180,13 @@ class GroupedPool:
             ]
             if not gaps:
                 break
-            # Every prefix that is longer than the gap needs the missing block as well.
+            # Every prefix that reaches beyond the gap needs the missing block.
             length = min(gaps)
         return length
 
     def publish(self, table: list[Block], index: int, key: bytes, scope: str = "") -> None:
-        """Let a table's written block be found under `key` in each group that has it. Where an equal block was there
-        before, the table has that one from now on."""
+        """Publish a table's written block in each group that has it. An equal block that was published before replaces
+        it in the table."""
         for group, number in enumerate(table[index]):
             if number != ABSENT:
                 known = self.pools[group].publish(number, key, scope)
@@ -190,22 +194,22 @@ class GroupedPool:
                     table[index] = (*table[index][:group], known, *table[index][group + 1 :])
 
     def expect(self, keys: Sequence[bytes]) -> None:
-        """Somebody waits who will look for these keys: what is there under them is evicted after all else."""
+        """A waiting request will look for these keys: evict their blocks after all others."""
         for pool in self.pools:
             pool.expect(keys)
 
     def dismiss(self, keys: Sequence[bytes]) -> None:
-        """Whoever was expected to look for these keys does not wait any more."""
+        """A request that was expected to look for these keys no longer waits."""
         for pool in self.pools:
             pool.dismiss(keys)
 
     def purge(self, keys: Iterable[bytes]) -> int:
-        """Make these keys unfindable in every group; returns how many blocks were."""
+        """Remove these keys from the index of every group; returns how many blocks were in it."""
         keys = list(keys)
         return sum(pool.purge(keys) for pool in self.pools)
 
     def forget(self, scope: str) -> int:
-        """Purge all that was published in this scope; returns how many blocks."""
+        """Purge all blocks that were published in this scope; returns how many."""
         return sum(pool.forget(scope) for pool in self.pools)
 
     def check(self) -> None:
@@ -221,5 +225,5 @@ class GroupedPool:
 
 
 def first_visible_block(position: int, window: int) -> int:
-    """The first block that the token at `position` sees; a token sees itself and the `window` − 1 before it."""
+    """The first block that the token at `position` sees: a token sees itself and the `window` − 1 before it."""
     return max(0, position - window + 1) // BLOCK_TOKENS

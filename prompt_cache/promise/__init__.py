@@ -1,1 +1,1 @@
-"""What a request is promised of the prompt cache: directives, and who may read what."""
+"""What a request is promised by the prompt cache (directives), and who may read what (cache domains)."""

@@ -1,4 +1,4 @@
-"""Cache domains: who may read the KV of a prompt. By default the project alone."""
+"""Cache domains: which requests may read the KV of a prompt. By default those of the same project alone (C1)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REMEMBERED = 10_000
 
 
 class CacheDomains:
-    """Makes scopes from the server's secrets; replicas are given what they need of them, and names that say nothing."""
+    """Makes scopes from the server's secrets. A replica gets a scope's root, its data key and an opaque name."""
 
     def __init__(self, scope_secret: bytes, master_key: bytes) -> None:
         self._scope_secret = scope_secret
@@ -26,7 +26,7 @@ class CacheDomains:
         return self._scope(("project", str(tenant_id), str(project_id)))
 
     def segments(self, tenant_id: UUID, project_id: UUID, tokens: int) -> tuple[tuple[Segment, ...], tuple[Scope, ...]]:
-        """Which scope each part of a prompt of `tokens` tokens belongs to, and these scopes."""
+        """The segments of a prompt of `tokens` tokens by scope, and these scopes."""
         scope = self.project(tenant_id, project_id)
         return (Segment(tokens, scope.scope),), (scope,)
 

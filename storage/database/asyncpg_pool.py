@@ -1,8 +1,7 @@
-"""PostgreSQL by its driver alone: transactions for the few statements that every request waits for.
+"""A pool of asyncpg connections for the few statements on PostgreSQL that every request waits for.
 
-As `Database.transaction` does, they commit at the end, roll back on any exception and raise DatabaseUnavailable.
-What they spare: a round trip to ask whether the connection lives, and the making of statements. A sum of money
-(`numeric`) is an int in both directions.
+Compared with `Database.transaction` they save a round trip that checks the connection, and the building of statements.
+A sum of money (`numeric`) is an int in both directions.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ _BY_KEY = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
 }
-"""Every statement finds its rows by their keys, few of many. A plan is made once and kept, and if that was when a table
-had no rows yet, the planner would have chosen to read it whole."""
+"""Every statement finds few rows by their keys. Plans are made once and kept, and a plan made while a table was empty
+would be a sequential scan."""
 
 
 async def _set_up(connection: Connection) -> None:
@@ -33,7 +32,7 @@ async def _set_up(connection: Connection) -> None:
 
 
 async def _leave_as_it_is(_connection: Connection) -> None:
-    """Nothing that we do outlives its transaction, so that nothing has to be reset."""
+    """No state outlives a transaction, so a released connection needs no reset."""
 
 
 class AsyncpgPool:
@@ -63,7 +62,7 @@ class AsyncpgPool:
             await pool.release(connection)
 
     async def close(self) -> None:
-        """Close every connection; one that is still in use gets a moment."""
+        """Close every connection; those in use get `_CLOSE_S` seconds."""
         pool, self._pool = self._pool, None
         if pool is not None:
             try:
@@ -82,5 +81,5 @@ class AsyncpgPool:
 
 
 def is_unavailable(error: Exception) -> bool:
-    """Whether the driver could not reach the server, beyond what its SQLSTATE says."""
+    """Whether the driver could not reach the server, for errors without an SQLSTATE."""
     return isinstance(error, (asyncpg.InterfaceError, asyncpg.InternalClientError))

@@ -1,6 +1,6 @@
-"""The declarative base that every room's tables hang on, and the column types that mean the same on both databases.
+"""The declarative base of all tables, and column types that mean the same on PostgreSQL and SQLite.
 
-Tables are `STRICT` on SQLite, so that an integer that no longer fits is an error there too and never turns into a
+Tables are `STRICT` on SQLite, so that an integer that does not fit is an error there too instead of becoming a
 floating-point number.
 """
 
@@ -20,7 +20,7 @@ from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 STRICT: dict[str, Any] = {"sqlite_strict": True}
-"""The table option that all tables carry."""
+"""The option of all tables."""
 
 _Id: Callable[[bytes], UUID] = pgproto.UUID
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -28,7 +28,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class Base(DeclarativeBase):
-    """What all tables inherit from; its names for constraints are the same on both databases."""
+    """The base class of all tables. Constraints have the same names on both databases."""
 
     metadata = MetaData(
         naming_convention={
@@ -47,9 +47,14 @@ def new_id() -> UUID:
 
 
 def id_of(raw: bytes) -> UUID:
-    """The id of these 16 bytes. It is of the driver's class, which hashes, compares and shows itself many times faster
-    than its base class in the standard library does."""
+    """The id of these 16 bytes, of the driver's UUID class, which hashes and compares many times faster than the
+    standard library's."""
     return _Id(raw)
+
+
+def least_id(instant: int) -> UUID:
+    """The least UUIDv7 of this instant (microseconds since the Unix epoch): none made then or later is below it."""
+    return UUID(int=instant // 1000 << 80)
 
 
 def to_instant(moment: datetime) -> int:

@@ -1,8 +1,8 @@
-"""How long requests wait for a database that does not answer.
+"""A circuit breaker for a database that does not answer.
 
-A database that is down says so at once; one that is stopped, or behind a network that swallows everything, says nothing
-for as long as its connections last. Whoever waits is told after a few seconds. What they waited for is never
-interrupted: only so does a connection stay whole, and does somebody hear what came of it.
+A database that is down fails at once; one that is stopped, or behind a network that drops packets, is silent for as
+long as its connections last. Callers then get an error after a few seconds. Their work is never interrupted, so that
+connections stay in a known state and the outcome is not lost.
 """
 
 from __future__ import annotations
@@ -18,23 +18,32 @@ from storage.database.database import DatabaseUnavailable
 Result = TypeVar("Result")
 
 
-class Patience:
-    """Waits at most `seconds` for each of several things of one kind.
+async def until_available(ask: Callable[[], Coroutine[Any, Any, Result]], pause: float) -> Result:
+    """What `ask` returns; it is asked again after `pause` seconds for as long as it raises DatabaseUnavailable."""
+    while True:
+        try:
+            return await ask()
+        except DatabaseUnavailable:
+            await asyncio.sleep(pause)
 
-    When the oldest has been waiting for longer, and nothing was answered since it was begun, nothing new is begun but
-    one every `seconds`: what would only wait does not pile up. What `witness` was answered counts too: where it asks
-    the same database all the time, one slow question keeps no other from being asked.
+
+class CircuitBreaker:
+    """Waits at most `seconds` for each piece of work of one kind.
+
+    The circuit opens when the oldest unfinished work has waited for longer, and nothing was answered since it began.
+    While it is open, one piece of work is let through every `seconds` as a probe, and all else is refused. Answers to
+    `witness` count too: it asks the same database all the time, so a single slow query does not open the circuit.
     """
 
-    def __init__(self, seconds: float, witness: Patience | None = None) -> None:
+    def __init__(self, seconds: float, witness: CircuitBreaker | None = None) -> None:
         self.seconds = seconds
         self._witness = witness
         self._waiting: dict[object, float] = {}
-        """When each was begun, the oldest first."""
+        """unfinished work -> when it began, the oldest first"""
         self._answered = self._tried = -seconds
 
     def check(self) -> None:
-        """Raise DatabaseUnavailable if nothing new shall be begun now."""
+        """Raise DatabaseUnavailable if new work is refused now."""
         now = time.monotonic()
         oldest = next(iter(self._waiting.values()), now)
         answered = self._answered if self._witness is None else max(self._answered, self._witness._answered)
@@ -44,7 +53,7 @@ class Patience:
         self._tried = now
 
     async def wait(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """What `work` returns or raises. Raises DatabaseUnavailable after so many seconds; the work goes on."""
+        """What `work` returns or raises. Raises DatabaseUnavailable if it is refused, or late; late work goes on."""
         try:
             self.check()
         except DatabaseUnavailable:
@@ -53,11 +62,11 @@ class Patience:
         return await self.wait_for(self.begin(work))
 
     def begin(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Begin the work, for one or several who `wait_for` it."""
+        """Begin the work; one or several callers may `wait_for` it."""
         return asyncio.create_task(self._heard(work))
 
     async def wait_for(self, task: asyncio.Task[Result]) -> Result:
-        """What a task that has begun returns or raises. Raises DatabaseUnavailable as `wait` does."""
+        """What a task of `begin` returns or raises. Raises DatabaseUnavailable if it is late."""
         try:
             done, _ = await asyncio.wait([task], timeout=self.seconds)
         except asyncio.CancelledError:
@@ -70,7 +79,7 @@ class Patience:
 
     @contextmanager
     def waiting(self, overdue: Callable[[], None]) -> Iterator[None]:
-        """While this lasts, something is waited for that has begun; `overdue` is called after so many seconds."""
+        """Count the body as work; `overdue` is called if it takes more than `seconds`."""
         mark = object()
         self._waiting[mark] = time.monotonic()
         timer = asyncio.get_running_loop().call_later(self.seconds, overdue)
@@ -96,7 +105,7 @@ def _nothing() -> None:
 
 
 def _forget(task: asyncio.Task[Any]) -> None:
-    """Look at what came too late, so that nobody is told that no one has."""
+    """Retrieve a late task's exception, so that asyncio does not log it as never retrieved."""
     if not task.cancelled():
         task.exception()
 

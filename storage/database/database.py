@@ -1,8 +1,8 @@
-"""One database, PostgreSQL or SQLite, behind the same few verbs: transaction, reading, now, ping, close.
+"""A PostgreSQL or SQLite database behind one interface: transaction, reading, now, ping, close.
 
-On SQLite all writing goes through one connection (`BEGIN IMMEDIATE`, so a transaction never has to be upgraded) and
-waits its turn there; reading goes through others and never blocks it (WAL). On PostgreSQL both share a pool; `reading`
-sees one snapshot on both. Do not open a transaction inside another: on SQLite it would wait for itself.
+On SQLite all writes go through one connection (`BEGIN IMMEDIATE`, so a transaction is never upgraded); reads go through
+others and do not block writes (WAL). On PostgreSQL both share a pool. `reading` sees one snapshot on both. Do not open
+a transaction inside another: on SQLite it would wait for itself.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _CLOCK: dict[Dialect, ColumnElement[int]] = {
 _SQLITE_PRAGMAS = ("busy_timeout = 10000", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON")
 _SQLITE_UNAVAILABLE = ("locked", "busy", "unable to open", "disk I/O error", "full", "interrupted")
 _POSTGRESQL_UNAVAILABLE = ("08", "28", "3D", "53", "57P", "58", "40")
-"""Classes of SQLSTATE: no connection, not let in, no such database, no resources, shutting down, a failing disk,
-and transactions that may be tried again."""
+"""Classes of SQLSTATE: no connection, not authorized, no such database, no resources, shutting down, I/O error, and
+transactions that may be retried."""
 
 
 class InvalidDatabaseUrl(ReportedError, ValueError):
@@ -48,7 +48,7 @@ class InvalidDatabaseUrl(ReportedError, ValueError):
 
 
 class DatabaseUnavailable(ReportedError):
-    """The database cannot be reached, or cannot take this transaction now. Trying again later may help."""
+    """The database cannot be reached, or cannot run this transaction now. A later retry may succeed."""
 
     temporary = True
 
@@ -60,7 +60,7 @@ def _parse(text: str) -> URL:
         raise InvalidDatabaseUrl("not a URL") from error
     if url.drivername not in ("sqlite", "postgresql"):
         raise InvalidDatabaseUrl(
-            "the driver is chosen by us" if "+" in url.drivername else f"unknown database {url.drivername!r}"
+            "do not name a driver" if "+" in url.drivername else f"unknown database {url.drivername!r}"
         )
     if not url.database or url.database == ":memory:":
         raise InvalidDatabaseUrl("no path" if url.drivername == "sqlite" else "no database name")
@@ -122,13 +122,13 @@ def _is_unavailable(error: Exception) -> bool:
 
 
 def _cause(error: Exception) -> str:
-    """The kind of the driver's own error: its text may hold what nobody should read in a log."""
+    """The class of the driver's own error. Its text may hold data that must not be logged."""
     cause = error.orig if isinstance(error, sqlalchemy.exc.DBAPIError) and error.orig is not None else error
     return type(cause.__cause__ or cause).__name__
 
 
 class Database:
-    """A database that was opened by its URL. `engine` is the one that writes; migrations use it."""
+    """A database opened by its URL. `engine`: SQLAlchemy's engine for writing, which migrations use too."""
 
     def __init__(
         self, dialect: Dialect, engine: AsyncEngine, reader: AsyncEngine, direct: AsyncpgPool | None = None
@@ -143,7 +143,7 @@ class Database:
 
     @classmethod
     async def open(cls, url: str, pool_size: int = 5) -> Database:
-        """Open lazily: nothing is connected yet. Raises InvalidDatabaseUrl."""
+        """Open without connecting yet. Raises InvalidDatabaseUrl."""
         parsed = _parse(url)
         if parsed.drivername == "sqlite":
             return cls("sqlite", _sqlite_engine(parsed, reading=False), _sqlite_engine(parsed, reading=True))
@@ -153,7 +153,7 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self, *, write: bool = True) -> AsyncIterator[AsyncSession]:
-        """A session that commits at the end; without `write` (a dry run), and on any exception, it rolls back.
+        """A session that commits at the end, or rolls back if `write` is false (a dry run); any exception rolls back.
 
         Raises DatabaseUnavailable.
         """
@@ -164,7 +164,7 @@ class Database:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncSession]:
-        """A session that sees one snapshot and may not write. Raises DatabaseUnavailable."""
+        """A read-only session that sees one snapshot. Raises DatabaseUnavailable."""
         async with self._session(self._reader) as session:
             yield session
 
@@ -175,15 +175,14 @@ class Database:
                 yield session
         except Exception as error:
             if _is_unavailable(error):
-                raise DatabaseUnavailable(f"{SETTING}: the database does not serve us: {_cause(error)}") from error
+                raise DatabaseUnavailable(f"{SETTING}: the database is not available: {_cause(error)}") from error
             raise
 
     @asynccontextmanager
     async def direct(self, *, transaction: bool = True) -> AsyncIterator[Connection]:
-        """Like `transaction`, a connection of PostgreSQL's driver (`storage.database.asyncpg_pool`). Raises
-        DatabaseUnavailable.
+        """Like `transaction`, with a connection of PostgreSQL's driver (`storage.database.asyncpg_pool`).
 
-        Without a transaction, each statement is one.
+        Without `transaction`, each statement is a transaction. Raises DatabaseUnavailable.
         """
         if self._direct is None:
             raise RuntimeError("SQLite has no direct connections")
@@ -207,7 +206,7 @@ class Database:
         return [Path(path).absolute().parent] if self.dialect == "sqlite" and path else []
 
     async def ping(self) -> None:
-        """Raise DatabaseUnavailable unless the database answers; one that is silent may take a minute."""
+        """Raise DatabaseUnavailable unless the database answers. With a silent one this may take a minute."""
         await self.now()
 
     async def close(self) -> None:
@@ -234,8 +233,7 @@ class Database:
         return postgresql.insert(table) if self.dialect == "postgresql" else sqlite.insert(table)
 
     def locked(self, query: Select[Any], of: Table | None = None, *, skip: bool = False) -> Select[Any]:
-        """The query, locking its rows (those of one of its tables: `of`) in its order; `skip` leaves out what others
-        have locked.
+        """The query with its rows locked in its order. `of`: lock this table's rows only. `skip`: skip locked rows.
 
         On SQLite the transaction holds the only write lock already.
         """

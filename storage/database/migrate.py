@@ -1,4 +1,4 @@
-"""Alembic, called by the program itself: bring a database to the newest schema, or say which one it has."""
+"""Runs Alembic migrations from within the program, and checks a database's schema."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOCK = 7_233_104_871  # PostgreSQL's advisory lock: two processes that start to
 
 
 class SchemaMismatch(ReportedError):
-    """The database's schema is not the one that this program was written for."""
+    """The database's schema is not the one that this program needs."""
 
     def __init__(self, found: str | None, wanted: str) -> None:
         what = f"the database's schema is {found or 'empty'}, this program needs {wanted}"
@@ -40,7 +40,7 @@ def configuration() -> Config:
 
 
 def known(revision: str) -> bool:
-    """Whether this program knows the revision; it does not know those of programs that are newer."""
+    """Whether this program knows the revision. It does not know those of newer programs."""
     return revision in {script.revision for script in ScriptDirectory.from_config(configuration()).walk_revisions()}
 
 
@@ -70,7 +70,8 @@ def _current(connection: Connection) -> str | None:
 async def upgrade(url: str) -> None:
     """Bring the database to the newest schema, in one transaction.
 
-    Raises SchemaMismatch if it is newer than this program, InvalidDatabaseUrl, DatabaseUnavailable."""
+    Raises SchemaMismatch if it is newer than this program, InvalidDatabaseUrl, DatabaseUnavailable.
+    """
     database = await Database.open(url)
     try:
         async with database.transaction() as session:

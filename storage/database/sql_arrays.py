@@ -1,5 +1,8 @@
-"""PostgreSQL's arrays as text, for statements over many rows: the driver asks of each element whether it is an array
-itself, which costs more than all the rest; the database reads the text faster than that."""
+"""Arrays in statements over many rows.
+
+PostgreSQL arrays are sent as text: for a list the driver checks of each element whether it is an array itself, which
+costs more than all the rest.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from storage.database.database import Database
 def one_of(
     database: Database, column: ColumnElement[Any] | Column[Any], values: Collection[Any]
 ) -> ColumnElement[bool]:
-    """Whether the column is one of the values."""
+    """The condition that the column is one of the values, as one parameter on PostgreSQL."""
     if database.dialect == "postgresql":
         return column == any_(literal(list(values), postgresql.ARRAY(column.type)))
     return column.in_(list(values))
@@ -30,13 +33,13 @@ def _uuids(values: Sequence[Any]) -> list[str]:
 
 
 def _texts(values: Sequence[str]) -> list[str]:
-    known = {value: _quoted(value) for value in set(values)}
-    return [known[value] for value in values]
+    quoted = {value: _quoted(value) for value in set(values)}
+    return [quoted[value] for value in values]
 
 
 def _bytes(values: Sequence[bytes]) -> list[str]:
-    known = {value: f'"\\\\x{value.hex()}"' for value in set(values)}
-    return [known[value] for value in values]
+    quoted = {value: f'"\\\\x{value.hex()}"' for value in set(values)}
+    return [quoted[value] for value in values]
 
 
 _ELEMENTS: dict[str, Callable[[Sequence[Any]], list[str]]] = {
@@ -47,7 +50,7 @@ _ELEMENTS: dict[str, Callable[[Sequence[Any]], list[str]]] = {
 
 
 def array_literal(kind: str, values: Sequence[Any]) -> str:
-    """The values as an array of this kind: uuid, text, bytea, or one of whole numbers."""
+    """The text of a PostgreSQL array of these values. `kind`: uuid, text, bytea, or any type of integers."""
     if kind in _ELEMENTS:
         return "{" + ",".join(_ELEMENTS[kind](values)) + "}"
     return "{" + ",".join(map(str, values)) + "}"

@@ -1,4 +1,4 @@
-"""The strangers' benchmark: a real gateway, real sockets, and a report of every kind that was asked for."""
+"""The benchmark of hostile clients: a real gateway, real sockets, and a report of every kind that was asked for."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
     status = main(["--seconds", "1", "--only", "after 401", "--json", str(out)])
     report = json.loads(out.read_text())
-    assert set(report["strangers"]) == {"body after 401", "one-byte chunks after 401"}
-    for found in report["strangers"].values():
+    assert set(report["clients"]) == {"body after 401", "one-byte chunks after 401"}
+    for found in report["clients"].values():
         assert found["requests"] > 0
         assert 0 < found["p50_s"] <= found["p99_s"] <= found["max_s"]
         assert found["opened"] >= 8

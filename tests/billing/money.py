@@ -9,7 +9,7 @@ import msgspec
 from billing.accounts.balances import Balances
 from billing.holds.records import Hold, HoldRequest
 from billing.money import parse_price
-from billing.prices import PriceCatalog, PriceVersion, everywhere
+from billing.prices import PriceCatalog, PriceVersion, in_every_lane
 from billing.prices.approval import PriceSheets
 from billing.prices.price_books import PriceBooks
 from billing.prices.sheets import PriceProposal
@@ -31,7 +31,7 @@ PRICES = {
 async def priced_in(database: Database, currency: str, model: str) -> PriceVersion:
     """The version of a model's prices in a base book of another currency."""
     made = await PriceBooks(database).create(f"in {currency}", currency)
-    rows = everywhere({meter: parse_price(text) for meter, text in PRICES.items()})
+    rows = in_every_lane({meter: parse_price(text) for meter, text in PRICES.items()})
     await PriceSheets(database).put(PriceProposal(model=model, rows=rows, book=made.name), by="ann")
     return await PriceCatalog(database).in_book(made, model)
 

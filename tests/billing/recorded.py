@@ -8,9 +8,8 @@ from uuid import UUID
 import msgspec
 
 from billing.calendar import period_of
-from billing.events import columns as dimensions
 from billing.events import partitions
-from billing.events.columns import EventColumns
+from billing.events.columns import EventColumns, dimension_ids
 from billing.events.rollups import roll_up
 from billing.events.rows import EventRows
 from billing.prices import PriceCatalog
@@ -30,9 +29,9 @@ async def store(database: Database, *events: UsageEvent) -> None:
     """Write events and their rollups, without holds or balances."""
     columns = EventColumns(events)
     await partitions.ensure_partitions(database, columns.ids)
-    numbers = await dimensions.numbers(database, columns.kinds)
+    ids = await dimension_ids(database, columns.kinds)
     async with money_transaction(database) as books:
-        await books.roll_up(await books.write_events(EventRows(columns, numbers), lambda: roll_up(columns)))
+        await books.roll_up(await books.write_events(EventRows(columns, ids), lambda: roll_up(columns)))
 
 
 class Past(msgspec.Struct):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from billing.prices import PriceVersion, everywhere
+from billing.prices import PriceVersion, in_every_lane
 from billing.spool.spool import Spool
 from billing.usage import Usage
 from storage.database.base import new_id
 from tests.billing.money import event, loose_request
 
-VERSION = PriceVersion(1, "m", "USD", everywhere({"uncached": 1, "output": 1}))
+VERSION = PriceVersion(1, "m", "USD", in_every_lane({"uncached": 1, "output": 1}))
 
 
 async def _append_for_ever(spool: Spool) -> None:

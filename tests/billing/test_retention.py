@@ -16,11 +16,12 @@ from billing.reservation.hold_service import HoldService
 from billing.retention import forget_charges, forget_holds, forget_windows
 from billing.settlement.settlement import settle
 from billing.tables.budgets import budget_charge, budget_window
-from billing.tables.money import balance, ended_hold, outbox
+from billing.tables.money import balance, ended_hold
 from billing.usage import Release, Usage
 from billing.verification.audit import audit_money
 from storage.database.base import Count, new_id
 from storage.database.database import Database
+from storage.database.outbox import outbox
 from tests.billing.money import Tenant
 from webhooks import dispatch
 from webhooks.addresses import AddressPolicy
@@ -148,7 +149,7 @@ async def test_windows_are_forgotten_once_nothing_can_move_them(
 async def test_told_messages_are_forgotten_with_their_deliveries_and_untold_ones_are_not(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "FORGOTTEN", 2)
+    monkeypatch.setattr(dispatch, "REMOVAL_BATCH", 2)
     now, tenant, endpoint = await database.now(), new_id(), new_id()
     empty = {"tenant_id": tenant, "topic": "a.b", "created_at": now}
     deliveries = [

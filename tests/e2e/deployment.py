@@ -201,7 +201,7 @@ def wait_for_figure(base: str, name: str, replica: str, least: float = 0.0, most
 
 
 def wait_for_text(streams: Streams, at_least: int = 1) -> None:
-    """Wait until every stream has said something, so that the murder is in the middle."""
+    """Wait until every stream has said something, so that the kill is in the middle."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if all(len(answer.text) >= at_least for answer in streams.answers):

@@ -89,7 +89,7 @@ def test_serve_outlives_a_full_disk_and_loses_nothing(tmp_path: Path) -> None:
     running: list[Process] = []
 
     def writers() -> list[int]:
-        return [pid for one in running for pid in (one.popen.pid, *(child.pid for child in one.children()))]
+        return [pid for server in running for pid in (server.popen.pid, *(child.pid for child in server.children()))]
 
     with small_disk(tmp_path / "disk", writers) as disk:
         data = disk.folder / "data"

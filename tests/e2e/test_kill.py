@@ -1,7 +1,7 @@
 """kill -9 of the replica and the database in the middle of streams: nothing is lost, nothing is doubled. What happens
 when gateways die, and several things at once, is `test_kill_bar.py`'s.
 
-After each murder the same is asked: every hold has ended, each request that began has exactly one event, the books add
+After each kill the same is asked: every hold has ended, each request that began has exactly one event, the books add
 up, and the events' counts are what the replica's journal counted.
 """
 
@@ -60,7 +60,7 @@ def test_the_replica_dies(deployment: Deployment) -> None:
     deployment.processes["engine"].kill()
     answers = streams.join()
     cut = [answer for answer in answers if not answer.done]
-    assert cut, "the murder came too late"
+    assert cut, "the kill came too late"
     assert all(answer.status == 200 and answer.error for answer in cut), cut
     refused = deployment.stream("hello")
     assert refused.status == 503, refused
@@ -76,7 +76,7 @@ def test_the_database_dies(deployment: Deployment, postgres_to_stop: PostgresSer
     streams = Streams(deployment, STREAMS, pause=0.02, max_tokens=150)
     wait_for_text(streams)
     postgres_to_stop.stop(signal.SIGQUIT)
-    assert not any(answer.done for answer in streams.answers), "the murder came too late"
+    assert not any(answer.done for answer in streams.answers), "the kill came too late"
     answers = streams.join()
     assert all(answer.done and answer.usage for answer in answers), answers
     assert deployment.stream("hello").status == 503
@@ -134,9 +134,9 @@ def test_what_a_tenant_got_from_a_dead_replica_counts_on_the_living_one(deployme
     deployment.command("tenants", "credit", "modest", "100")
     modest = deployment.command("keys", "create", "--tenant", "modest", "--project", "default").strip()
     greedy = deployment.key
-    with ThreadPoolExecutor(3) as asked:
+    with ThreadPoolExecutor(3) as clients:
         for number in range(3):
-            asked.submit(complete, deployment.base, greedy, f"{number} and everything. " * 450, 8)
+            clients.submit(complete, deployment.base, greedy, f"{number} and everything. " * 450, 8)
     wait_for_figure(both, "turnpike_engine_requests_finished_total", "engine-0", 3)
     given = wait_for_figure(both, "turnpike_engine_service_seconds_total", "engine-0")
     # A beat says whole microseconds.
@@ -159,12 +159,12 @@ def test_what_a_tenant_got_from_a_dead_replica_counts_on_the_living_one(deployme
                     return True
         return False
 
-    with ThreadPoolExecutor(7) as asked:
-        slot = asked.submit(take_the_slot)
+    with ThreadPoolExecutor(7) as clients:
+        slot = clients.submit(take_the_slot)
         assert taken.wait(60)
         answers = []
         for key in (modest, greedy):
-            answers += [asked.submit(complete, both, key, f"{number} and so on", 1) for number in range(3)]
+            answers += [clients.submit(complete, both, key, f"{number} and so on", 1) for number in range(3)]
             wait_for_figure(both, "turnpike_replica_waiting", "engine-1", len(answers))
         queued.set()
         assert slot.result()

@@ -1,4 +1,4 @@
-"""A minute of random murder under load: what clients were told is in the books, once, and the books are right."""
+"""A minute of random kills under load: what clients were told is in the books, once, and the books are right."""
 
 from __future__ import annotations
 

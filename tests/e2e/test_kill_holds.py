@@ -77,7 +77,7 @@ def test_no_hold_is_given_back_that_a_journal_knows(pair: Pair) -> None:
     wait_for_text(streams, at_least=300)
     for name in ("gateway", "engine-0", "engine-1"):
         pair.processes[name].kill()
-    assert not any(answer.done for answer in streams.join()), "the murder came too late"
+    assert not any(answer.done for answer in streams.join()), "the kill came too late"
     assert pair.query("SELECT sum(open) FROM hold_batch")[0][0] == STREAMS
 
     pair.start_engines()

@@ -152,7 +152,7 @@ def test_a_token_cut_by_a_stop_string_has_a_log_probability(serve: Running) -> N
         streamed, count = [], 0
         for chunk in client.chat.completions.create(**chat, **usage):
             count = chunk.usage.completion_tokens if chunk.usage else count
-            streamed += [entry for each in chunk.choices if each.logprobs for entry in each.logprobs.content]
+            streamed += [entry for choice in chunk.choices if choice.logprobs for entry in choice.logprobs.content]
         assert (streamed, count) == (answer.choices[0].logprobs.content, answer.usage.completion_tokens)
         completion = client.completions.create(**plain)
         told = completion.choices[0].logprobs
@@ -160,7 +160,7 @@ def test_a_token_cut_by_a_stop_string_has_a_log_probability(serve: Running) -> N
         assert len(told.tokens) == len(told.token_logprobs) == completion.usage.completion_tokens
         tokens: list[str] = []
         for chunk in client.completions.create(**plain, **usage):
-            tokens += [token for each in chunk.choices if each.logprobs for token in each.logprobs.tokens]
+            tokens += [token for choice in chunk.choices if choice.logprobs for token in choice.logprobs.tokens]
         assert tokens == told.tokens
 
 
@@ -188,13 +188,13 @@ def test_text_completions(serve: Running) -> None:
         if only.choices[0].logprobs.tokens == told.tokens:
             assert only.choices[0].logprobs.token_logprobs == told.token_logprobs
         several = create(model=MODEL, prompt=["The module", "A function"], n=2, max_tokens=6, seed=3)
-        assert [each.index for each in several.choices] == [0, 1, 2, 3]
+        assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
         stream = create(model=MODEL, prompt=["The module", "A function"], n=2, max_tokens=6, seed=3, stream=True)
         texts = [""] * 4
         for chunk in stream:
             for each in chunk.choices:
                 texts[each.index] += each.text
-        assert texts == [each.text for each in several.choices]
+        assert texts == [choice.text for choice in several.choices]
         with pytest.raises(openai.BadRequestError) as caught:
             create(model=MODEL, prompt="x", suffix="y")
         assert caught.value.param == "$.suffix"

@@ -2,5 +2,5 @@
 
 import os
 
-# As engine.device does, and for the same reason; tests may load torch before it.
+# As `engine` does, and for the same reason: tests may load torch before it.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

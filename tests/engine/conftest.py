@@ -29,8 +29,8 @@ from protocol.requests import Began, Counts, Done, Generate, PromptLogprobs, Sam
 from tests.engine.families import kept_families
 from tests.engine.tiny_tokenizer import write_tokenizer
 
-# Threads of torch meet after each operation and wait with all their might: with as many workers as cores, they mostly
-# wait for each other. Who wants more asks `make_bench`.
+# Threads of torch spin while they wait for each other after each operation. With as many test workers as cores they
+# would mostly wait. A test that needs more threads asks `make_bench` for them.
 torch.set_num_threads(1)
 
 VOCABULARY = 131

@@ -11,8 +11,8 @@ from msgspec import Struct, structs
 
 from engine.scheduling.fairness.fair_share import FairShare
 from protocol.frames import OLDEST_VERSION, VERSION, ToGateway, encode, link_proof, read_from_gateway
-from protocol.replicas import Beat, Capacity, Dial, Elsewhere, Fence, Fenced, Hello, Layout, Scope, ServedModel
-from protocol.requests import ATTEMPTS, Abort, Ack, Began, Counts, Credit, Done, Generate, Tokens
+from protocol.replicas import Capacity, Dial, Fence, Fenced, Heartbeat, Hello, Layout, RemoteService, Scope, ServedModel
+from protocol.requests import ATTEMPT_VERSION, Abort, Ack, Began, Counts, Credit, Done, Generate, Tokens
 
 LINK_KEY = b"k" * 32
 
@@ -91,7 +91,7 @@ class FakeReplica:
         self.dials: list[Dial] = []
         self.share = FairShare()
         """Whose service the beats tell, and that hears of the others'."""
-        self.elsewhere: list[Elsewhere] = []
+        self.elsewhere: list[RemoteService] = []
         self.beating = True
         self.busy = 0
         """Claim so many running requests at least."""
@@ -203,7 +203,7 @@ class FakeReplica:
                         self.scopes.append(message)
                     case Generate():
                         if before := self.runs.get(message.id):  # an attempt whose connection was lost
-                            if self.version < ATTEMPTS and before.task is not None and not before.task.done():
+                            if self.version < ATTEMPT_VERSION and before.task is not None and not before.task.done():
                                 writer.write(encode(Done(message.id, message.attempt, "rejected", Counts(), 0)))
                                 continue
                             if not before.aborted.is_set() or before.task is None or before.task.done():
@@ -225,9 +225,9 @@ class FakeReplica:
                         if self.answering:
                             known = tuple((done.id, done.attempt) for done in self.journal.values())
                             writer.write(encode(Fenced(message.epoch, known)))
-                    case Elsewhere():
+                    case RemoteService():
                         self.elsewhere.append(message)
-                        self.share.elsewhere(message.replica, message.epoch, message.service)
+                        self.share.record_remote_service(message.replica, message.epoch, message.service)
                     case Ack():
                         self.acked.append(message)
                         for name, done in list(self.journal.items()):
@@ -265,11 +265,9 @@ class FakeReplica:
                 self.beat_steps += not self.stuck
                 running = self.busy + sum(1 for run in self.runs.values() if run.task and not run.task.done())
                 metrics = {"turnpike_engine_kv_blocks_free": 7.0}
-                writer.write(
-                    encode(
-                        Beat(self.beat_steps, running, {"standard": 0}, (), self.share.service_given(), metrics=metrics)
-                    )
-                )
+                service = self.share.service_given()
+                beat = Heartbeat(self.beat_steps, running, {"standard": 0}, (), service, metrics=metrics)
+                writer.write(encode(beat))
             await asyncio.sleep(self.beat_interval)
 
     def _script(self, generate: Generate) -> Script:

@@ -36,6 +36,7 @@ from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
 from tenancy.repositories import Tenancy
 from tests.gateway.fake_replica import LINK_KEY, FakeReplica, Script
+from turnpike.admin_services import WEBHOOK_TOPICS
 from webhooks.addresses import AddressPolicy
 from webhooks.endpoints import WebhookEndpoints
 from webhooks.signing import SecretCipher
@@ -177,7 +178,7 @@ async def stock(database: Database, grant: int = GRANT) -> None:
         await Balances(database).grant(tenant.id, grant, "USD")
 
 
-def quick_lifetimes(**changes: float) -> RequestTimeouts:
+def quick_timeouts(**changes: float) -> RequestTimeouts:
     return RequestTimeouts(**{"request": 20.0, "retry": 1.0, "done": 1.0, "replay": 0.7, **changes})
 
 
@@ -238,9 +239,9 @@ async def running_stack(
         models=stack.models,
         fleet=fleet,
         exports=ExportJobs(stack.database, prices, folder / "exports"),
-        webhooks=WebhookEndpoints(stack.database, SecretCipher(b"m" * 32), AddressPolicy()),
+        webhooks=WebhookEndpoints(stack.database, SecretCipher(b"m" * 32), AddressPolicy(), WEBHOOK_TOPICS),
         domains=CacheDomains(b"s" * 32, b"m" * 32),
-        options=options or GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=20.0),
+        options=options or GatewayOptions(timeouts=quick_timeouts(), drain_timeout=20.0),
     )
     app = create_app(services)
     stack.gateway = gateway_of(app)

@@ -16,8 +16,9 @@ from billing.events.rows import EventRows
 from billing.exports.files import DATASETS, MANIFEST_VERSION
 from billing.exports.formats.writers import FORMATS
 from billing.integrity import hash_chain
-from billing.integrity.row_seals import FORMS, digest_of, key_of, seal_of
-from billing.usage import METERS, TRAITS, Counts, SignedUsage, Usage, UsageEvent
+from billing.integrity.leaf_forms import FORMS
+from billing.integrity.row_seals import CURRENT, digest_of, key_of, seal_of
+from billing.usage import DIMENSIONS, METERS, Counts, SignedUsage, Usage, UsageEvent
 from storage.database.base import Id
 from storage.database.database import Database
 from tests.billing.golden import month
@@ -144,13 +145,13 @@ def _row(event: UsageEvent) -> dict[str, Any]:
 def test_leaves_and_heads() -> None:
     """The chain from events that are written, and again from rows that are read."""
     kinds = event_dimensions(EVENTS)
-    made = hash_chain.batches(
+    made = hash_chain.chain_batches(
         EventRows(EventColumns(EVENTS), {kind: n for n, kind in enumerate(dict.fromkeys(kinds), 7)})
     )
-    leaves = {str(id): leaf.hex() for batch in made for id, leaf in hash_chain.entries_of(batch.entries)}
-    assert leaves == {str(event.id): hash_chain.leaf_of(_row(event)).hex() for event in EVENTS}  # type: ignore[arg-type]
+    leaves = {str(id): leaf.hex() for batch in made for id, leaf in hash_chain.split_entries(batch.entries)}
+    assert leaves == {str(event.id): FORMS[1].leaf(_row(event)).hex() for event in EVENTS}
     heads = {
-        batch.tenant_id: hash_chain.following(hash_chain.start(batch.tenant_id, batch.period), batch.root)
+        batch.tenant_id: hash_chain.next_head(hash_chain.first_head(batch.tenant_id, batch.period), batch.root)
         for batch in made
     }
     golden.check(
@@ -161,11 +162,11 @@ def test_leaves_and_heads() -> None:
                 [str(batch.tenant_id), batch.period, batch.events, batch.entries.hex(), batch.root.hex()]
                 for batch in made
             ],
-            "start": hash_chain.start(_id(101), "2026-11").hex(),
+            "start": hash_chain.first_head(_id(101), "2026-11").hex(),
             "heads": {str(tenant): head.hex() for tenant, head in heads.items()},
-            "root": hash_chain.root_of(heads).hex(),
-            "columns": list(hash_chain.COLUMNS),
-            "traits": list(TRAITS),
+            "root": hash_chain.period_root(heads).hex(),
+            "columns": [*FORMS[1].names, *FORMS[1].texts],
+            "traits": list(DIMENSIONS),
             "meters": list(METERS),
         },
     )
@@ -184,7 +185,7 @@ def _value(column: Any, number: int) -> Any:
 def test_seals() -> None:
     """What the seal of a row of each table is made of, and what it is: from numbers as either database gives them."""
     frozen = {}
-    for name, form in sorted(FORMS.items()):
+    for name, form in sorted(CURRENT.items()):
         row = {column.name: _value(column, n) for n, column in enumerate(form.table.columns, 1)}
         first = form.columns[-1]
         part = form.part

@@ -42,7 +42,7 @@ from turnpike import logs
 from turnpike.cli import build_parser, main
 from turnpike.command_line import CommandError
 from turnpike.processes.children import ChildFailed
-from turnpike.settings import settings
+from turnpike.settings import loading
 from turnpike.settings.data_folder import DataFolderError, DataFolderFull, NoData
 from turnpike.settings.secrets import SecretsError
 from turnpike.settings.settings import SettingError, Settings
@@ -147,10 +147,10 @@ def test_settings() -> None:
     hints = get_type_hints(Settings, include_extras=True)
     frozen = {}
     for field in msgspec.structs.fields(Settings):
-        meta = settings.describe(field.name)
+        meta = loading.describe(field.name)
         frozen[field.name] = {
-            "flag": settings.flag_name(field.name),
-            "environment": settings.environment_name(field.name),
+            "flag": loading.flag_name(field.name),
+            "environment": loading.environment_name(field.name),
             "default": field.default,
             "type": _type_name(get_args(hints[field.name])[0]),
             "at least": meta.ge,
@@ -168,7 +168,7 @@ def _exit_code(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int | s
     def fail() -> str:
         raise error
 
-    monkeypatch.setattr(settings, "reference", fail)
+    monkeypatch.setattr(loading, "reference", fail)
     try:
         return main(["settings", "--markdown"])
     except SystemExit as left:

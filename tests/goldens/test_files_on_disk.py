@@ -9,7 +9,8 @@ from uuid import UUID
 
 import msgspec
 
-from billing.holds.records import Hold, HoldRequest, grants_in, join, split
+from billing.holds.records import Hold, HoldRequest
+from billing.holds.sources import HoldSources
 from billing.spool.gateway_epochs import SUFFIX as EPOCH_SUFFIX
 from billing.spool.segments import HEADER
 from billing.spool.spool import SUFFIX as SPOOL_SUFFIX
@@ -208,19 +209,19 @@ def test_what_a_hold_keeps() -> None:
         terms=pack(terms),
         tag="tag",
     )
-    hold = Hold.of(asked, 1_795_000_000_000_000, budgets=(IDS[4],), grants={IDS[5]: 7}, batch=IDS[6])
+    hold = Hold.of(asked, 1_795_000_000_000_000, sources=HoldSources((IDS[4],), {IDS[5]: 7}), batch=IDS[6])
     hold = msgspec.structs.replace(hold, allowance=IDS[7])
-    sources = join([IDS[8], IDS[9]], {IDS[10]: 11, IDS[11]: 12})
+    sources = HoldSources((IDS[8], IDS[9]), {IDS[10]: 11, IDS[11]: 12})
     assert unpack(pack(terms)) == terms
     assert Hold.claimed(hold.claim) == hold
-    assert (split(sources), grants_in(sources)) == ((IDS[8], IDS[9]), {IDS[10]: 11, IDS[11]: 12})
+    assert HoldSources.decode(sources.encode()) == sources
     golden.check(
         "hold_bytes",
         {
             "terms": pack(terms).hex(),
             "claim": hold.claim.hex(),
             "request": msgspec.msgpack.encode(asked).hex(),
-            "sources": sources,
+            "sources": sources.encode(),
             "request's fields": fields(HoldRequest),
             "hold's fields": fields(Hold),
         },

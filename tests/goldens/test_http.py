@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app import create_app, create_internal_app
 from gateway.dialects.anthropic import errors as anthropic_errors
-from gateway.dialects.openai import errors
+from gateway.dialects.openai import errors as openai_errors
 from gateway.errors import (
     BodyTooLarge,
     BodyTooSlow,
@@ -34,6 +34,7 @@ from gateway.errors import (
     Unavailable,
     UnsupportedEncoding,
 )
+from gateway.http.responses import error_headers
 from protocol.metric_help import HELP
 from scripts.count_code import product_modules
 from tests.billing.money import Tenant
@@ -183,12 +184,12 @@ def test_failures() -> None:
     for name, failure in FAILURES.items():
         openai, anthropic = (
             json.loads(json.dumps(_builtins(surface.envelope(failure, "req_1"))))
-            for surface in (errors, anthropic_errors)
+            for surface in (openai_errors, anthropic_errors)
         )
         del openai["error"]["message"], anthropic["error"]["message"]
         frozen[name] = {
-            "status": errors.status_of(failure),
-            "headers": errors.headers(failure),
+            "status": failure.status,
+            "headers": error_headers(failure),
             "openai": openai,
             "anthropic": anthropic,
         }
@@ -198,7 +199,7 @@ def test_failures() -> None:
 def test_other_errors() -> None:
     frozen = {}
     for status in (400, 401, 403, 404, 405, 406, 413, 415, 422, 431, 500, 501, 503):
-        found = [_builtins(surface.plain(status, "m", "req_1")) for surface in (errors, anthropic_errors)]
+        found = [_builtins(surface.plain(status, "m", "req_1")) for surface in (openai_errors, anthropic_errors)]
         for envelope in found:
             del envelope["error"]["message"]
         frozen[str(status)] = found
@@ -206,7 +207,7 @@ def test_other_errors() -> None:
 
 
 def _builtins(envelope: Any) -> Any:
-    return json.loads(errors.encode(envelope))
+    return json.loads(openai_errors.encode(envelope))
 
 
 def test_codes_in_the_source() -> None:

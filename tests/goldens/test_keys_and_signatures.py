@@ -9,10 +9,10 @@ from uuid import UUID
 from prompt_cache.kv.block_keys import block_key, model_root, prefix_key, scope_root
 from prompt_cache.model_digest import model_digest, text_digest
 from prompt_cache.promise.cache_domains import CacheDomains
-from tenancy.keys import Peppers, parse
+from tenancy.keys import Peppers, parse_key
 from tests.goldens import golden
+from turnpike.admin_services import WEBHOOK_TOPICS
 from webhooks import signing
-from webhooks.endpoints import TOPICS
 
 KEPT_KEY = "tp_live_z4aguXQy0iVU_KOy253poVVLtPwbpIi58rLNJSA9alzGtFJqhdEj8JA2_4LxcNS"
 """A key as a customer has it."""
@@ -31,8 +31,8 @@ def test_api_keys() -> None:
 
 def test_kept_api_keys_are_read() -> None:
     """Keys that customers have: each part stands where it stood."""
-    assert parse(KEPT_KEY[:-1]) is None
-    presented = parse(KEPT_KEY)
+    assert parse_key(KEPT_KEY[:-1]) is None
+    presented = parse_key(KEPT_KEY)
     assert presented is not None
     golden.check("api_key_parts", [presented.public_id, presented.secret])
 
@@ -41,14 +41,14 @@ def test_webhooks() -> None:
     golden.check(
         "webhooks",
         {
-            "topics": sorted(TOPICS),
-            "secret": signing.shown(b"s" * 32),
+            "topics": sorted(WEBHOOK_TOPICS),
+            "secret": signing.encode_secret(b"s" * 32),
             "headers": signing.headers("msg_1", 1_795_000_000, b'{"a":1}', [b"s" * 32, b"t" * 32]),
         },
     )
-    sealed = signing.SecretCipher(b"m" * 32).seal(b"s" * 32, ENDPOINT)
-    assert signing.SecretCipher(b"m" * 32).open(sealed, ENDPOINT) == b"s" * 32
-    assert signing.SecretCipher(b"m" * 32).open(bytes.fromhex(KEPT_SECRET), ENDPOINT) == b"s" * 32
+    encrypted = signing.SecretCipher(b"m" * 32).encrypt(b"s" * 32, ENDPOINT)
+    assert signing.SecretCipher(b"m" * 32).decrypt(encrypted, ENDPOINT) == b"s" * 32
+    assert signing.SecretCipher(b"m" * 32).decrypt(bytes.fromhex(KEPT_SECRET), ENDPOINT) == b"s" * 32
 
 
 def test_cache_keys(tmp_path: Path) -> None:

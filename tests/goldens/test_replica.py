@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from protocol.metric_help import HELP
-from tests.engine.client import Client, ReplicaProcess
 from tests.engine.conftest import write_model
+from tests.engine.fake_gateway import Client, ReplicaProcess
 from tests.engine.tiny_tokenizer import write_tokenizer
 from tests.goldens import golden
 

@@ -12,17 +12,17 @@ from msgspec import inspect
 from protocol import frames
 from protocol.frames import MAX_FRAME_BYTES, ToGateway, ToReplica, encode, read_from_gateway, read_from_replica
 from protocol.replicas import (
-    Beat,
     Capacity,
     Dial,
-    Elsewhere,
     Fence,
     Fenced,
     Forget,
+    Heartbeat,
     Hello,
     LayerGroup,
     Layout,
     Purge,
+    RemoteService,
     Scope,
     ServedModel,
     TierLimit,
@@ -35,7 +35,6 @@ from protocol.requests import (
     Counts,
     Credit,
     Done,
-    Extend,
     Generate,
     Miss,
     PromptLogprobs,
@@ -96,10 +95,9 @@ TO_REPLICA: list[Any] = [
     ),
     Generate(id="r2", attempt=1, segments=(), tokens=[], sampling=Sampling(max_tokens=1), credit=0),
     Credit(id="r1", delivered=3, limit=4),
-    Extend(id="r1", max_tokens=5, deadline=6.5, lane="interactive"),
     Abort(id="r1", why="stop", choice=1),
     Ack(id="r1", sequence=17),
-    Elsewhere(replica="r-0", epoch=4, service={"standard/f": 6}),
+    RemoteService(replica="r-0", epoch=4, service={"standard/f": 6}),
     Fence(epoch="g-0"),
 ]
 TO_GATEWAY: list[Any] = [
@@ -122,7 +120,7 @@ TO_GATEWAY: list[Any] = [
         journal="j",
         since=3,
     ),
-    Began(id="r1", attempt=2, counts=COUNTS, misses=(Miss(start=1, end=2, cause="evicted"),), queued_s=0.5),
+    Began(id="r1", attempt=2, counts=COUNTS, misses=(Miss(start=1, end=2, cause="evicted"),)),
     PromptLogprobs(id="r1", attempt=2, start=1, logprobs=(TokenLogprob(logprob=-0.5, top=((3, -0.25),)),)),
     Tokens(id="r1", attempt=2, start=6, tokens=[8], choice=1, logprobs=(TokenLogprob(logprob=-1.5),)),
     Done(
@@ -140,7 +138,7 @@ TO_GATEWAY: list[Any] = [
         claim=b"claim",
     ),
     Done(id="r2", attempt=1, reason="length", counts=Counts(), sequence=18),
-    Beat(
+    Heartbeat(
         steps=1,
         running=2,
         waiting={"batch": 3},

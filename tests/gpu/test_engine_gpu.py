@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from engine.core.engine import Engine
-from engine.options import Device, Dtype, ReplicaOptions
+from engine.options import Device, Dtype
 from engine.startup.assembly import assemble
+from engine.startup.options import ReplicaOptions
 from gateway.generation_request import Text, Turn
 from gateway.served_models.served_model import load_served_model
 from protocol.replicas import Scope
@@ -119,7 +120,7 @@ def assert_swapped(tmp_path: Path, device: Device) -> None:
     assert on.scheduler.preemptions > 0
     assert on.scheduler.swap.kept > 0
     assert on.scheduler.swap.pool is not None
-    on.scheduler.swap.settle()
+    on.scheduler.swap.release_copied()
     assert on.scheduler.swap.pool.referenced_blocks == 0
 
 

@@ -1,4 +1,4 @@
-"""Another process, such as the command line: revokes a key in the database, with no bus that reaches anybody."""
+"""A process such as the command line: revokes a key in the database, with a bus that reaches nobody."""
 
 from __future__ import annotations
 

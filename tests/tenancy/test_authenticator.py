@@ -1,4 +1,4 @@
-"""Who is asking: the right key is known, every wrong one fails alike, and a revoked one is forgotten at once."""
+"""Authentication: the right key is accepted, all wrong ones fail alike, a revoked one is dropped at once."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_a_wrong_secret_fails_though_the_key_is_remembered(
     tenant = await tenancy.create_tenant("acme")
     issued = await tenancy.create_key(tenant.id, None)
     await authenticator.authenticate(issued.key)
-    forged, _ = keys.generate()
+    forged, _ = keys.generate_key()
     body = forged.key.replace(forged.public_id, issued.public_id).rsplit("_", 1)[0]
     with pytest.raises(AuthenticationFailed):
         await authenticator.authenticate(f"{body}_{keys._checksum(body)}")
@@ -140,7 +140,7 @@ async def test_known_and_unknown_ids_do_the_same_work(
 
     monkeypatch.setattr(authenticator, "_read", counted_read)
     monkeypatch.setattr(Peppers, "mac", counted_mac)
-    forged, _ = keys.generate()
+    forged, _ = keys.generate_key()
     body = forged.key.replace(forged.public_id, issued.public_id).rsplit("_", 1)[0]
     for key in (f"{body}_{keys._checksum(body)}", forged.key):
         for expected in (["read", "mac"], ["mac"]):  # not remembered, then remembered
@@ -151,13 +151,13 @@ async def test_known_and_unknown_ids_do_the_same_work(
 
 
 async def test_nothing_shows_a_secret(tenancy: Tenancy, caplog: pytest.LogCaptureFixture) -> None:
-    from tenancy.keys import parse
+    from tenancy.keys import parse_key
 
     tenant = await tenancy.create_tenant("acme")
     issued = await tenancy.create_key(tenant.id, None)
     secret = issued.key.split("_")[3]
     (row,) = await tenancy.list_keys(tenant.id)
-    for thing in (issued, parse(issued.key), row, PEPPERS):
+    for thing in (issued, parse_key(issued.key), row, PEPPERS):
         assert secret not in repr(thing)
         assert "ppp" not in repr(thing)
     assert secret.encode() not in row.mac

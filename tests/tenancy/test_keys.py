@@ -1,4 +1,4 @@
-"""Keys: their form, their checksum, and every way of being almost one."""
+"""API keys: their form, their checksum, and texts that are almost keys."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenancy.keys import Peppers, generate, parse
+from tenancy.keys import Peppers, generate_key, parse_key
 
 
 def test_a_key_looks_as_documented_and_no_two_are_alike() -> None:
-    issued = [generate()[0] for _ in range(200)]
+    issued = [generate_key()[0] for _ in range(200)]
     for key in issued:
         assert re.fullmatch(r"tp_live_[0-9A-Za-z]{12}_[0-9A-Za-z]{43}_[0-9A-Za-z]{6}", key.key)
-        presented = parse(key.key)
+        presented = parse_key(key.key)
         assert presented is not None
         assert presented.public_id == key.public_id
         assert presented.secret in key.key
@@ -24,15 +24,15 @@ def test_a_key_looks_as_documented_and_no_two_are_alike() -> None:
 
 @given(st.integers(0, 71), st.sampled_from("0aZ_- é"))
 def test_every_typo_is_refused_without_a_database(place: int, letter: str) -> None:
-    key = generate()[0].key
+    key = generate_key()[0].key
     place %= len(key)
     wrong = key[:place] + letter + key[place + 1 :]
-    assert (parse(wrong) is None) == (wrong != key)
+    assert (parse_key(wrong) is None) == (wrong != key)
 
 
 @given(st.text())
 def test_anything_else_is_no_key(text: str) -> None:
-    assert parse(text) is None
+    assert parse_key(text) is None
 
 
 def test_peppers_matter_and_do_not_show() -> None:

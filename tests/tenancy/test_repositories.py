@@ -1,4 +1,4 @@
-"""Tenants, projects and keys: named once, and never another tenant's."""
+"""Tenants, projects and keys: names are unique, and no tenant sees another's rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where webhooks may not go, in every guise; and that the address which was checked is the one that is called."""
+"""Webhooks are not sent to addresses that are not public, however written; the checked address is the one called."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.billing.hooks import Names, receiver, status
+from tests.webhooks.receiver import Names, receiver, status
 from webhooks.addresses import AddressPolicy, UrlRefused, is_public, parse_networks, system_resolve
 from webhooks.sending import MAX_ANSWER, WebhookSender
 

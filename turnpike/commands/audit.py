@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from billing.usage import COUNTS
 from storage.free_text import counted
 from turnpike.command_context import admin_command, print_progress, print_table
 from turnpike.command_line import CommandParser
@@ -44,6 +43,7 @@ async def audit_money(admin: AdminServices, arguments: argparse.Namespace) -> in
 @admin_command
 async def audit_counts(admin: AdminServices, _arguments: argparse.Namespace) -> int:
     """`turnpike audit counts`: what each replica's journal counted against its usage events; 1 if they differ."""
+    from billing.usage import COUNTS
     from billing.verification.audit import ReplicaCounts, counts_by_replica
     from turnpike.processes.replica_probe import probe_replicas
 

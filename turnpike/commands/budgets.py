@@ -99,8 +99,8 @@ async def remove_budget(admin: AdminServices, arguments: argparse.Namespace) -> 
             f"{arguments.budget!r} is no budget's id: see `turnpike budgets list {tenant.name}`"
         ) from error
     if arguments.dry_run:
-        found = [window for window in await admin.budgets.list(tenant.id) if window.budget_id == identity]
-        print(f"would remove {counted(len(found), 'budget')}")
+        number = sum(window.budget_id == identity for window in await admin.budgets.list(tenant.id))
+        print(f"would remove {counted(number, 'budget')}")
     else:
         await admin.budgets.remove(tenant.id, identity)
         print(f"removed {identity}")

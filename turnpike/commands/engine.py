@@ -30,7 +30,8 @@ def engine(settings: Settings, arguments: argparse.Namespace) -> int:
 def run_engine(settings: Settings, parent: int | None = None) -> int:
     """Run one replica until a signal; `parent` is the process that started it as a child, if one did."""
     from engine.scheduling.fairness.queue_limits import QueueBounds, bounds  # only a replica needs it
-    from engine.server.replica import ReplicaOptions, main  # imports torch
+    from engine.server.replica import main  # imports torch
+    from engine.startup.options import ReplicaOptions
 
     prepare_data_folder(settings)
     if parent is None:  # who starts one as a child has done so

@@ -15,7 +15,8 @@ from turnpike.processes import listener
 from turnpike.processes.children import AFTER_DRAIN_S, EXIT_TEMPORARY, Child
 from turnpike.processes.event_loop import run_role, stop_event
 from turnpike.settings.data_folder import gateway_folder, prepare_data_folder, protect_data_folder, read_secrets
-from turnpike.settings.settings import GATEWAY, Settings, to_environment
+from turnpike.settings.loading import to_environment
+from turnpike.settings.settings import GATEWAY, Settings
 
 _SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 """The environment variable of prometheus_client that names the folder where processes on one socket keep their metrics

@@ -34,16 +34,16 @@ async def list_periods(admin: AdminServices, arguments: argparse.Namespace) -> N
     """`turnpike periods list`."""
     from billing.periods.periods import Periods
 
-    periods = Periods(admin.database)
-    found = await periods.known()
-    waiting = {p.period: (await periods.waiting(p.period)).reasons() for p in found if p.state == "closing"}
+    store = Periods(admin.database)
+    periods = await store.list()
+    waiting = {p.period: (await store.waiting(p.period)).reasons() for p in periods if p.state == "closing"}
     if arguments.format == "json":
-        rows = [msgspec.to_builtins(p) | {"root": _hex(p.root), "waits_for": waiting.get(p.period)} for p in found]
+        rows = [msgspec.to_builtins(p) | {"root": _hex(p.root), "waits_for": waiting.get(p.period)} for p in periods]
         print(msgspec.json.encode(rows).decode())
         return
     print_table(
         ("period", "state", "ends at", "closed at", "root"),
-        [(p.period, p.state, _when(p.ends_at), _when(p.closed_at), (_hex(p.root) or "")[:16]) for p in found],
+        [(p.period, p.state, _when(p.ends_at), _when(p.closed_at), (_hex(p.root) or "")[:16]) for p in periods],
     )
     for period, reasons in waiting.items():
         for reason in reasons:

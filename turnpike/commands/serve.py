@@ -27,7 +27,8 @@ from turnpike.processes import listener
 from turnpike.processes.children import AFTER_DRAIN_S, Child
 from turnpike.processes.event_loop import run_role
 from turnpike.settings.data_folder import DataFolderError, gateway_folder, prepare_data_folder, protect_data_folder
-from turnpike.settings.settings import SERVE, SettingError, Settings, to_environment
+from turnpike.settings.loading import to_environment
+from turnpike.settings.settings import SERVE, SettingError, Settings
 
 if TYPE_CHECKING:
     from gateway.server import GatewayServer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from turnpike.command_line import CommandParser
-from turnpike.settings import settings as all_settings
+from turnpike.settings import loading
 from turnpike.settings.settings import Settings
 
 
@@ -18,7 +18,7 @@ def add_arguments(parser: CommandParser) -> None:
 def print_settings(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike settings`."""
     if arguments.markdown:
-        print(all_settings.reference(), end="")
+        print(loading.reference(), end="")
     else:
         for name in Settings.__struct_fields__:
             print(f"{name} = {getattr(settings, name)!r}")

@@ -9,7 +9,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from billing.money import format_pico
-from billing.usage import METERS
 from turnpike.command_context import admin_command, print_table, tenant_id_of, this_month
 from turnpike.command_line import CommandParser
 
@@ -29,6 +28,7 @@ def add_arguments(parser: CommandParser) -> None:
 async def print_usage(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike usage`."""
     from billing.reports.usage_report import usage_by_project_and_model
+    from billing.usage import METERS
 
     month = arguments.period or this_month()
     names = await admin.display_names()
@@ -49,6 +49,8 @@ async def print_usage(admin: AdminServices, arguments: argparse.Namespace) -> No
 
 
 def _print_rows(month: str, rows: list[dict[str, object]], form: str) -> None:
+    from billing.usage import METERS
+
     fixed = ["tenant", "project", "model", "requests", *METERS, "currency", "cost"]
     if form == "json":
         print(json.dumps({"month": month, "rows": rows}, indent=2))

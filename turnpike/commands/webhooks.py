@@ -80,7 +80,7 @@ async def list_endpoints(endpoints: WebhookEndpoints, tenant_id: UUID, arguments
     rows = [
         {"id": str(e.id), "url": e.url, "topics": ",".join(e.topics), "state": e.state, "reason": e.reason,
          "description": e.description}
-        for e in await endpoints.known(tenant_id)
+        for e in await endpoints.list_all(tenant_id)
     ]  # fmt: skip
     _print_rows(rows, arguments.format)
 
@@ -106,7 +106,7 @@ async def enable_endpoint(endpoints: WebhookEndpoints, tenant_id: UUID, argument
 
 async def send_test(endpoints: WebhookEndpoints, tenant_id: UUID, arguments: argparse.Namespace) -> None:
     """`turnpike webhooks test`."""
-    delivery = await endpoints.test(tenant_id, _id(arguments.endpoint))
+    delivery = await endpoints.send_test(tenant_id, _id(arguments.endpoint))
     print(
         f"delivery {delivery} is queued; a worker sends it. "
         f"See: `turnpike webhooks deliveries --tenant {arguments.tenant}`"

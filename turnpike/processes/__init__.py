@@ -1,1 +1,1 @@
-"""The processes of a deployment, and how `serve` keeps them running."""
+"""What the processes of a deployment are built from, and how child processes are kept running."""

@@ -1,4 +1,4 @@
-"""Child processes that are kept running: restarted with back-off when they die, stopped when we stop or die."""
+"""Child processes: restarted with back-off when they die, stopped when their parent stops or dies."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
+from storage.backoff import Backoff
 from storage.reported_error import ReportedError
 
 EXIT_UNUSABLE = 2
-"""A child that exits with this status would fail the same way again: it is not restarted."""
+"""Exit status of a child that would fail the same way again: it is not restarted."""
 EXIT_TEMPORARY = 75
-"""`EX_TEMPFAIL` of sysexits.h: what it needs is away and may come back."""
+"""`EX_TEMPFAIL` of sysexits.h: something that is needed is away and may come back."""
 AFTER_DRAIN_S = 35.0
-"""Beyond the time that running requests have: to end the rest, record it, and hand it over."""
+"""Seconds after the drain timeout in which a child ends the remaining requests and records their usage."""
 _PR_SET_PDEATHSIG = 1
 _BACKOFF_FIRST = 0.25
 _BACKOFF_LAST = 2.0
 _EARLY_S = 10.0
-"""A child that dies sooner after its start than this died early."""
+"""A child that dies within so many seconds of its start died early."""
 
 logger = structlog.get_logger(__name__)
 
@@ -43,24 +44,26 @@ def stop_with_parent(parent: int) -> None:
 
 
 class RestartDelays:
-    """How long to wait before each restart: not at all, unless a child dies early several times in a row."""
+    """The delays before restarts: none, unless a child dies early several times in a row."""
 
     def __init__(self) -> None:
-        self._early_deaths = 0
+        self._died_early = False
+        self._backoff = Backoff(_BACKOFF_FIRST, _BACKOFF_LAST)
 
     def after(self, lived_s: float) -> float:
         """The delay after a child that lived so many seconds."""
-        self._early_deaths = self._early_deaths + 1 if lived_s < _EARLY_S else 0
-        if self._early_deaths < 2:
-            return 0.0
-        return min(_BACKOFF_FIRST * 2.0 ** min(self._early_deaths - 2, 16), _BACKOFF_LAST)
+        died_early_before, self._died_early = self._died_early, lived_s < _EARLY_S
+        if self._died_early and died_early_before:
+            return self._backoff.next_delay()
+        self._backoff.reset()
+        return 0.0
 
 
 class Child:
-    """One command of this program, run as a child in its own session, so that a terminal's Ctrl-C reaches only us.
+    """One command of this program, run as a child process in a session of its own: Ctrl-C reaches the parent alone.
 
-    `proven` is set when one of its starts has worked. Before that, a status that says that no start ever will ends
-    `run`; after it, the child is restarted whatever its status: what was right once may be right again.
+    `proven` is set from outside when a start has worked. Until then EXIT_UNUSABLE ends `run`; afterwards the child is
+    restarted whatever its status, since its settings were right once.
     """
 
     def __init__(
@@ -94,10 +97,10 @@ class Child:
                     pass_fds=self._pass_fds,
                     env=self._environment,
                 )
-            except OSError as error:  # no process, memory or file to be had at the moment
+            except OSError as error:  # no process, memory or file descriptor is free
                 logger.error("child cannot be started", child=self.name, cause=error.strerror)
             else:
-                if self._stopping.is_set():  # it was told to stop before there was a process to tell
+                if self._stopping.is_set():  # `stop` was called before there was a process
                     self._terminate()
                 status = await self._process.wait()
             if self._stopping.is_set():
@@ -111,22 +114,22 @@ class Child:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), delay)
 
-    async def stop(self, patience: float) -> None:
-        """SIGTERM, then after `patience` seconds SIGKILL."""
+    async def stop(self, timeout_s: float) -> None:
+        """Send SIGTERM, and after `timeout_s` seconds SIGKILL."""
         self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
             return
         self._terminate()
         try:
-            await asyncio.wait_for(process.wait(), patience)
+            await asyncio.wait_for(process.wait(), timeout_s)
         except TimeoutError:
-            logger.error("child does not stop, killing it", child=self.name, patience_s=patience)
+            logger.error("child does not stop, killing it", child=self.name, timeout_s=timeout_s)
             self.kill()
             await process.wait()
 
     def kill(self) -> None:
-        """End the process at once; `run` starts it again."""
+        """Send SIGKILL; `run` starts the child again."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()

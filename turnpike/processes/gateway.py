@@ -24,7 +24,7 @@ from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
 from turnpike.admin_services import AdminServices, webhook_endpoints
 from turnpike.processes.listener import is_loopback
-from turnpike.settings.data_folder import identity
+from turnpike.settings.data_folder import folder_identity
 from turnpike.settings.secrets import Secrets
 from turnpike.settings.settings import Settings
 
@@ -49,7 +49,7 @@ async def open_gateway_services(
     epoch = f"{name}-{time.time_ns():x}"
     await registry.check_prices(admin.prices)
     spool = Spool(settings.data / "spool", epoch)
-    keeper = EpochKeeper(admin.database, spool, name, folder=identity(settings.data))
+    keeper = EpochKeeper(admin.database, spool, name, folder=folder_identity(settings.data))
     try:
         await keeper.start()
         yield GatewayServices(
@@ -83,7 +83,7 @@ async def open_gateway_services(
                 connections_per_address=settings.max_connections_per_address,
                 public_metrics=not settings.metrics_listen and is_loopback(settings.host),
                 database_patience=settings.database_timeout,
-                lifetimes=RequestTimeouts(request=settings.request_timeout),
+                timeouts=RequestTimeouts(request=settings.request_timeout),
             ),
         )
     finally:

@@ -1,4 +1,4 @@
-"""The socket on which a gateway listens: taken before anything is started, so that a port in use is found first."""
+"""The sockets on which a gateway listens, opened before anything is started so that a port in use is found first."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def listen(settings: Settings) -> socket.socket:
 
 def listen_for_metrics(settings: Settings) -> socket.socket | None:
     """The socket of `--metrics-listen`, None without it. Raises SettingError."""
-    given = settings.metrics_listen
-    if not given:
+    address = settings.metrics_listen
+    if not address:
         return None
-    host, _, port = given.rpartition(":")
+    host, _, port = address.rpartition(":")
     if not port.isdecimal() or int(port) > _LAST_PORT:
-        raise SettingError(f"metrics_listen: {given!r} is not HOST:PORT")
+        raise SettingError(f"metrics_listen: {address!r} is not HOST:PORT")
     return _listen(host.strip("[]"), int(port), host_setting="metrics_listen", port_setting="metrics_listen")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens on this host."""
+    """Whether only this machine can connect to this host name or address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -64,7 +64,7 @@ def inherited(descriptor: int) -> socket.socket:
 
 
 def url(listener: socket.socket) -> str:
-    """Where a client on this machine reaches the socket."""
+    """The URL at which a client on this machine reaches the socket."""
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):  # noqa: S104  # compared, not bound
         host = "127.0.0.1"

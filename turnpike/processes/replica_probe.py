@@ -9,7 +9,7 @@ import msgspec
 
 from protocol import frames
 from protocol.addresses import parse_address
-from protocol.replicas import Beat, Dial, Hello
+from protocol.replicas import Dial, Heartbeat, Hello
 from turnpike.settings.data_folder import read_secrets
 from turnpike.settings.settings import Settings
 
@@ -24,7 +24,7 @@ class Probe(msgspec.Struct, frozen=True):
     """
 
     hello: Hello
-    heartbeat: Beat | None
+    heartbeat: Heartbeat | None
     advancing: bool
 
 
@@ -44,7 +44,7 @@ async def probe(address: str, link_key: bytes, timeout_s: float = TIMEOUT_S) -> 
     except (OSError, TimeoutError) as error:
         raise Unreachable(f"no replica answers at {address}: {error or 'timed out'}") from error
     hello: Hello | None = None
-    heartbeat: Beat | None = None
+    heartbeat: Heartbeat | None = None
     advancing = False
     try:
         async with asyncio.timeout(timeout_s):
@@ -57,7 +57,7 @@ async def probe(address: str, link_key: bytes, timeout_s: float = TIMEOUT_S) -> 
             writer.write(frames.encode(Dial(version, _NAMELESS, proof)))
             while not advancing and message is not None:
                 message = await frames.read_from_replica(reader)
-                if isinstance(message, Beat):
+                if isinstance(message, Heartbeat):
                     idle = not message.running and not any(message.waiting.values())
                     advancing = idle or (heartbeat is not None and message.steps != heartbeat.steps)
                     heartbeat = message

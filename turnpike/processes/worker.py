@@ -18,7 +18,7 @@ from storage.backoff import Backoff
 from storage.database.database import DatabaseUnavailable
 from turnpike.admin_services import AdminServices, webhook_dispatcher
 from turnpike.settings.data_folder import read_secrets
-from webhooks.dispatch import FORGOTTEN
+from webhooks.dispatch import REMOVAL_BATCH
 
 _DAY_S = 86_400
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
@@ -124,7 +124,7 @@ def jobs(admin: AdminServices) -> list[Job]:
         windows = await forget_windows(admin.database, settings.budget_keep_days * _DAY_S)
         if removed or holds or charges or windows:
             logger.info("old rows are forgotten", webhooks=removed, holds=holds, charges=charges, windows=windows)
-        return removed >= FORGOTTEN or max(holds, charges, windows) >= BATCH
+        return removed >= REMOVAL_BATCH or max(holds, charges, windows) >= BATCH
 
     return [
         Job("sweep", 30.0, sweep),

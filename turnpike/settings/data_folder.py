@@ -1,4 +1,4 @@
-"""The data folder, and the secrets in it: what every role needs, and nothing that is slow to import."""
+"""The data folder: made, protected, locked for one gateway, and the secrets in it."""
 
 from __future__ import annotations
 
@@ -23,25 +23,35 @@ from turnpike.settings.secrets import Secrets
 from turnpike.settings.settings import Settings
 
 OWNER_ONLY = 0o077
-"""The umask of every process of ours: what it makes is for its owner alone (files 0600, folders 0700)."""
-_OURS = ("*.db", "*.db-wal", "*.db-shm", "secrets.json", "api-key", "serve.lock", "run", "metrics/*", "metrics/*/*")
-_OURS_WITHIN = ("spool", "journal", "exports")
+"""The umask of all our processes: files are made with mode 0600 and folders with 0700."""
+_OUR_PATTERNS = (
+    "*.db",
+    "*.db-wal",
+    "*.db-shm",
+    "secrets.json",
+    "api-key",
+    "serve.lock",
+    "run",
+    "metrics/*",
+    "metrics/*/*",
+)
+_OUR_FOLDERS = ("spool", "journal", "exports")
 
 logger = structlog.get_logger(__name__)
 
 
 class DataFolderError(ReportedError):
-    """The data folder cannot be made, written or had for us alone; the message names it."""
+    """The data folder cannot be made, written, or used by this process alone. The message names it."""
 
 
 class DataFolderFull(DataFolderError):
-    """The data folder's disk has no room. The same start works when there is some."""
+    """The data folder's disk is full."""
 
     temporary = True
 
 
 class NoData(ReportedError):
-    """A command was given a folder in which there is nothing to work with."""
+    """There is no database in the data folder of a command."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(
@@ -54,7 +64,7 @@ def prepare_data_folder(settings: Settings) -> None:
     """Make the data folder (mode 0700). Raises DataFolderError."""
     try:
         settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with TemporaryFile(dir=settings.data):  # has no name, for another process to trip over
+        with TemporaryFile(dir=settings.data):  # without a name that another process could meet
             pass
     except OSError as error:
         failure = DataFolderFull if is_disk_full(error) else DataFolderError
@@ -62,23 +72,23 @@ def prepare_data_folder(settings: Settings) -> None:
 
 
 def check_data(settings: Settings) -> None:
-    """Raise NoData where an embedded database should be and is not; nothing is made."""
+    """Raise NoData if the embedded database does not exist. Nothing is made."""
     if settings.embedded_database is not None and not settings.embedded_database.exists():
         raise NoData(settings)
 
 
 def protect_data_folder(settings: Settings) -> None:
-    """Take our files from everybody but their owner, and warn of a folder that is open to others.
+    """Close our files to everybody but their owner, and log a warning if the folder is open to others.
 
-    The folder itself is left as it is: it may hold more than what is ours.
+    The folder's own mode is not changed: it may hold files that are not ours.
     """
     for path in _our_files(settings):
         try:
-            found = path.lstat()
-            if found.st_uid == os.geteuid() and found.st_mode & OWNER_ONLY and not path.is_symlink():
-                path.chmod(found.st_mode & 0o700)
+            status = path.lstat()
+            if status.st_uid == os.geteuid() and status.st_mode & OWNER_ONLY and not path.is_symlink():
+                path.chmod(status.st_mode & 0o700)
         except OSError as error:
-            if error.errno != errno.ENOENT:  # another process of ours has just removed it
+            if error.errno != errno.ENOENT:  # another of our processes has removed it
                 logger.warning("a file of the data folder stays open to others", path=str(path), cause=error.strerror)
     mode = settings.data.stat().st_mode & 0o777
     if mode & OWNER_ONLY:
@@ -91,9 +101,9 @@ def protect_data_folder(settings: Settings) -> None:
 
 
 def _our_files(settings: Settings) -> Iterator[Path]:
-    for pattern in _OURS:
+    for pattern in _OUR_PATTERNS:
         yield from settings.data.glob(pattern)
-    for name in _OURS_WITHIN:
+    for name in _OUR_FOLDERS:
         folder = settings.data / name
         if folder.is_dir():
             yield from folder.rglob("*")
@@ -103,7 +113,7 @@ def _our_files(settings: Settings) -> Iterator[Path]:
 
 
 def read_secrets(settings: Settings) -> Secrets:
-    """The secrets; made at the first use when they belong to an embedded database, else they must be there."""
+    """The secrets. For an embedded database they are made if they do not exist. Raises SecretsError."""
     if settings.secrets_file or settings.database_url.startswith("postgresql"):
         return secrets.load(settings.secrets)
     return secrets.load_or_make(settings.secrets)
@@ -111,7 +121,7 @@ def read_secrets(settings: Settings) -> Secrets:
 
 @contextlib.contextmanager
 def gateway_folder(settings: Settings) -> Iterator[Settings]:
-    """Have the data folder for one gateway alone; the settings with its folder and its name. Raises DataFolderError."""
+    """Lock a data folder for one gateway; yields the settings with its folder and its name. Raises DataFolderError."""
     if settings.shared_data_dir:
         settings, lock = _first_free(settings)
     elif (locked := _locked(settings)) is not None:
@@ -123,7 +133,7 @@ def gateway_folder(settings: Settings) -> Iterator[Settings]:
         )
     try:
         if not settings.gateway_name:
-            name = f"{socket.gethostname()}-{identity(settings.data)[:8]}"
+            name = f"{socket.gethostname()}-{folder_identity(settings.data)[:8]}"
             settings = msgspec.structs.replace(settings, gateway_name=name)
         yield settings
     finally:
@@ -131,7 +141,7 @@ def gateway_folder(settings: Settings) -> Iterator[Settings]:
 
 
 def _first_free(shared: Settings) -> tuple[Settings, int]:
-    """The settings with the first folder of the shared one that no gateway uses, and its lock."""
+    """The settings with the first folder in the shared one that no gateway uses, and the descriptor of its lock."""
     for slot in count():
         own = str(shared.data / f"gateway-{slot}")
         settings = msgspec.structs.replace(shared, data_dir=own, shared_data_dir=False)
@@ -141,7 +151,7 @@ def _first_free(shared: Settings) -> tuple[Settings, int]:
 
 
 def _locked(settings: Settings) -> int | None:
-    """The lock of the folder, which a gateway holds as long as it lives; None if another one has it."""
+    """The descriptor of the folder's lock, which a gateway holds while it lives; None if another gateway has it."""
     prepare_data_folder(settings)
     lock = os.open(settings.data / "gateway.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -152,17 +162,16 @@ def _locked(settings: Settings) -> int | None:
     return lock
 
 
-def identity(folder: Path) -> str:
-    """The identity of a data folder: made with it, and another one wherever another folder is. Raises
-    DataFolderError."""
+def folder_identity(folder: Path) -> str:
+    """The random identity of a data folder, made at the first call. Raises DataFolderError."""
     path = folder / "identity"
     try:
         if not path.exists():
-            mine = folder / f"identity.{uuid.uuid4().hex}"
-            mine.write_text(f"{uuid.uuid4().hex}\n")
-            with contextlib.suppress(FileExistsError):  # somebody was faster
-                os.link(mine, path)
-            mine.unlink()
+            new = folder / f"identity.{uuid.uuid4().hex}"
+            new.write_text(f"{uuid.uuid4().hex}\n")
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                os.link(new, path)
+            new.unlink()
         return path.read_text().strip()
     except OSError as error:
         raise DataFolderError(f"data_dir: cannot write to {folder}: {error.strerror}") from error

@@ -1,7 +1,7 @@
 """The server's secrets: one versioned JSON file, mode 0600, made at the first start or given.
 
-Key peppers are versioned: a new one is added as the current, the old ones stay until no key uses them. Everything else
-is one value. Rotation and backup are described in `docs/operations.md`.
+Key peppers are versioned: a new one becomes the current one, the old ones stay until no key uses them. The others are
+one value each. `docs/operations.md` describes rotation and backup.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class SecretsError(ReportedError):
 class Secrets(msgspec.Struct, frozen=True):
     """The content of the secrets file; byte values are base64 there.
 
-    `peppers` keys the MACs of API keys, `scope_secret` the roots of cache domains, `master_key` wraps the data keys of
-    projects, `receipt_key` signs receipts, `link_key` proves a gateway to a replica.
+    `peppers`: keys of the MACs of API keys, by version. `scope_secret`: key of the roots of cache domains. The data
+    keys of cache domains and the key of webhook secrets are derived from `master_key`. `receipt_key` signs receipts.
+    `link_key` proves a gateway to a replica.
     """
 
     version: int
@@ -84,7 +85,7 @@ def load(path: Path) -> Secrets:
 
 
 def load_or_make(path: Path) -> Secrets:
-    """The secrets of the file, which is made when it does not exist."""
+    """The secrets of the file, which is made if it does not exist. Raises SecretsError."""
     if not path.exists():
         save(generate(), path)
     return load(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -11,9 +11,10 @@ from sqlalchemy import select
 
 from billing.exports.datasets import ExportQuery, ExportSnapshot
 from billing.exports.invoices import documents
+from billing.invoices.store import ISSUED
 from billing.tables.invoices import invoice, invoice_line
 
-CHARGE_CATEGORIES = {
+_CATEGORIES = {
     "usage": "Usage",
     "storage": "Usage",
     "minimum": "Purchase",
@@ -43,25 +44,30 @@ class Bill(msgspec.Struct, frozen=True):
                 return line
         return None
 
+    def category_of(self, line: Any) -> str:
+        """The ChargeCategory of a line."""
+        return "Credit" if self.document.kind == "credit_note" else _CATEGORIES.get(line.kind, "Adjustment")
 
-async def bills(snapshot: ExportSnapshot, wanted: ExportQuery, tenant_id: UUID) -> list[Bill]:
-    """The tenant's documents of the period."""
-    found = []
-    line = invoice_line.c
-    query = documents(wanted).where(invoice.c.tenant_id == tenant_id)
-    for document in (await snapshot.session.execute(query)).all():
-        lines = select(invoice_line).where(line.tenant_id == tenant_id, line.invoice_id == document.id)
-        found.append(Bill(document, (await snapshot.session.execute(lines.order_by(line.n))).all()))
-    return found
+    def detail_id(self, n: int | str) -> str:
+        """The InvoiceDetailId of a line, or of another part of the document."""
+        return f"{self.document.number}/{n}"
+
+
+async def bills(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[Bill]:
+    """The issued documents of the period, ordered by tenant and id."""
+    async for portion in snapshot.portions(documents(wanted)):
+        for document in portion:
+            yield await _bill(snapshot, document)
 
 
 async def invoice_of(snapshot: ExportSnapshot, wanted: ExportQuery, tenant_id: UUID) -> Bill | None:
     """The invoice that bills the tenant's usage of the period; None if there is none."""
-    for bill in await bills(snapshot, wanted, tenant_id):
-        if bill.document.kind == "invoice" and bill.document.state != "void":
-            return bill
-    return None
+    query = documents(wanted).where(ISSUED, invoice.c.tenant_id == tenant_id)
+    document = (await snapshot.session.execute(query)).one_or_none()
+    return None if document is None else await _bill(snapshot, document)
 
 
-def detail_id(document: Any, n: int | str) -> str:
-    return f"{document.number}/{n}"
+async def _bill(snapshot: ExportSnapshot, document: Any) -> Bill:
+    line = invoice_line.c
+    lines = select(invoice_line).where(line.tenant_id == document.tenant_id, line.invoice_id == document.id)
+    return Bill(document, (await snapshot.session.execute(lines.order_by(line.n))).all())

@@ -9,7 +9,7 @@ Invoice issuer and provider are one: FOCUS wants no BilledCost from a provider w
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 from uuid import UUID
 
@@ -19,9 +19,8 @@ from billing.calendar import period_bounds
 from billing.events.rollups import HOUR
 from billing.exports.costs import rated_groups, taken_back
 from billing.exports.datasets import Column, Dataset, ExportQuery, ExportSnapshot, Row
-from billing.exports.focus.bills import CHARGE_CATEGORIES, Bill, bills, detail_id, invoice_of
+from billing.exports.focus.bills import Bill, bills, invoice_of
 from billing.exports.focus.prepaid_credit import RETURNED, Cover, CreditMoved, cover_of, covered, credit_moved, returned
-from billing.exports.invoices import documents
 from billing.invoices.accounting.funding import uninvoiced_funding
 from billing.money import minor_to_pico
 
@@ -72,25 +71,29 @@ _COST_AND_USAGE = (
     Column("x_ContextFrom", "integer"),
     Column("x_PriceVersion", "integer"),
 )
-_NAMES = [column.name for column in _COST_AND_USAGE]
+
+
+def _row(cells: Mapping[str, Any]) -> list[Any]:
+    """A row from its cells by column name; cells that are not given are empty."""
+    return [cells.get(column.name) for column in _COST_AND_USAGE]
 
 
 async def _cost_and_usage(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[Sequence[Row]]:
     first, _ = period_bounds(wanted.period)
-    tenant_id, bill, cover = None, cast("Bill | None", None), Cover({})
+    tenant_id, invoice, cover = None, cast("Bill | None", None), Cover({})
     async for rated in rated_groups(snapshot, wanted, HOUR):
         rows = []
         for row, currency, line in rated:
             if row.tenant_id != tenant_id:
                 tenant_id = row.tenant_id
-                bill = await invoice_of(snapshot, wanted, tenant_id)
-                if bill:
-                    cover = Cover.of_invoice(bill.document, bill.lines)
+                invoice = await invoice_of(snapshot, wanted, tenant_id)
+                if invoice:
+                    cover = Cover.of_invoice(invoice.document, invoice.lines)
                 else:
-                    cost, given, paid = await uninvoiced_funding(snapshot.session, tenant_id, wanted.period)
+                    cost, promo, paid = await uninvoiced_funding(snapshot.session, tenant_id, wanted.period)
                     cover = Cover.of_uninvoiced(cost, paid, await taken_back(snapshot, wanted, tenant_id))
-                    rows += [_given(wanted, tenant_id, currency, given)] if given else []
-            billed_by = bill.line_of(row.project_id, row.start, line) if bill else None
+                    rows += [_promo_row(wanted, tenant_id, currency, promo)] if promo else []
+            billed_by = invoice.line_of(row.project_id, row.start, line) if invoice else None
             lane = "" if line.lane == "standard" else f"/{line.lane}"
             cells = _common(wanted, row.tenant_id, currency, row.start, row.start + HOUR) | {
                 **_costs(line.exact_pico),
@@ -103,8 +106,8 @@ async def _cost_and_usage(snapshot: ExportSnapshot, wanted: ExportQuery) -> Asyn
                 "ConsumedUnit": _UNIT,
                 "ContractedUnitPrice": line.price_micro,
                 "ListUnitPrice": line.price_micro,
-                "InvoiceId": bill.document.number if bill and billed_by else None,
-                "InvoiceDetailId": detail_id(bill.document, billed_by.n) if bill and billed_by else None,
+                "InvoiceId": invoice.document.number if invoice and billed_by else None,
+                "InvoiceDetailId": invoice.detail_id(billed_by.n) if invoice and billed_by else None,
                 "PricingCategory": "Standard",
                 "PricingQuantity": line.units,
                 "PricingUnit": _PRICING_UNIT,
@@ -122,21 +125,15 @@ async def _cost_and_usage(snapshot: ExportSnapshot, wanted: ExportQuery) -> Asyn
                 "x_ContextFrom": line.context_from,
                 "x_PriceVersion": line.price_version,
             }
-            rows.append([cells.get(name) for name in _NAMES])
+            rows.append(_row(cells))
         yield rows
-    async for portion in snapshot.portions(documents(wanted)):
-        for document in portion:
-            yield [
-                [cells.get(name) for name in _NAMES]
-                for bill in await bills(snapshot, wanted, document.tenant_id)
-                if bill.document.id == document.id
-                for cells in await _beyond_usage(snapshot, wanted, bill)
-            ]
+    async for bill in bills(snapshot, wanted):
+        yield [_row(cells) for cells in await _beyond_usage(snapshot, wanted, bill)]
     async for moves in credit_moved(snapshot, wanted):
-        yield [[cells.get(name) for name in _NAMES] for cells in (_moved(wanted, moved) for moved in moves)]
+        yield [_row(_moved(wanted, moved)) for moved in moves]
 
 
-def _given(wanted: ExportQuery, tenant_id: UUID, currency: str, pico: int) -> list[Any]:
+def _promo_row(wanted: ExportQuery, tenant_id: UUID, currency: str, pico: int) -> list[Any]:
     """Promotional credit used for usage that no invoice has billed yet. On the invoice it will be a line."""
     cells = _common(wanted, tenant_id, currency, *period_bounds(wanted.period)) | {
         **_costs(-pico),
@@ -144,7 +141,7 @@ def _given(wanted: ExportQuery, tenant_id: UUID, currency: str, pico: int) -> li
         "ChargeDescription": "Promotional credit",
         "ChargeFrequency": "One-Time",
     }
-    return [cells.get(name) for name in _NAMES]
+    return _row(cells)
 
 
 async def _beyond_usage(snapshot: ExportSnapshot, wanted: ExportQuery, bill: Bill) -> list[dict[str, Any]]:
@@ -167,7 +164,7 @@ async def _beyond_usage(snapshot: ExportSnapshot, wanted: ExportQuery, bill: Bil
                 "ChargeDescription": text,
                 "ChargeFrequency": "One-Time",
                 "InvoiceId": document.number,
-                "InvoiceDetailId": detail_id(document, n),
+                "InvoiceDetailId": bill.detail_id(n),
             }
         )
 
@@ -176,9 +173,15 @@ async def _beyond_usage(snapshot: ExportSnapshot, wanted: ExportQuery, bill: Bil
         net = minor_to_pico(line.net, document.currency)
         in_advance = minor_to_pico(paid.get(line.n, 0), document.currency)
         if line.kind != "usage" or note:
-            category = "Credit" if note else CHARGE_CATEGORIES.get(line.kind, "Adjustment")
             late = line if line.corrects and not note else None  # storage that was recorded after its period had closed
-            add(line.n, category, line.text, net, late, **({"BilledCost": net - in_advance} if in_advance else {}))
+            add(
+                line.n,
+                bill.category_of(line),
+                line.text,
+                net,
+                late,
+                **({"BilledCost": net - in_advance} if in_advance else {}),
+            )
         elif net != line.exact_pico:
             rounding = net - line.exact_pico
             of_rounding = in_advance - cover_of(line, paid.get(line.n, 0), document.currency)

@@ -9,9 +9,9 @@ from sqlalchemy import select
 from billing.calendar import period_bounds
 from billing.events.rollups import HOUR
 from billing.exports.datasets import Column, Dataset, ExportQuery, ExportSnapshot, Row
-from billing.exports.focus.bills import CHARGE_CATEGORIES, bills, detail_id
+from billing.exports.focus.bills import bills
 from billing.exports.focus.prepaid_credit import RETURNED, covered, returned
-from billing.exports.invoices import documents, midnight
+from billing.exports.invoices import midnight
 from billing.money import minor_to_pico
 from billing.tables.periods import billing_period
 from storage.free_text import counted
@@ -41,47 +41,40 @@ _INVOICE_DETAIL = (
 
 async def _invoice_detail(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[Sequence[Row]]:
     first, after = period_bounds(wanted.period)
-    async for portion in snapshot.portions(documents(wanted)):
-        for head in portion:
-            of_tenant = await bills(snapshot, wanted, head.tenant_id)
-            (bill,) = (bill for bill in of_tenant if bill.document.id == head.id)
-            document, note = bill.document, bill.document.kind == "credit_note"
-            issued, due = midnight(document.issued), midnight(document.due)
-            days = 0 if issued is None or due is None else (due - issued) // (24 * HOUR)
-            lines = [
-                (line.n, "Credit" if note else CHARGE_CATEGORIES.get(line.kind, "Adjustment"), line.text, line.net,
-                 line.exact_pico)
-                for line in bill.lines
-            ]  # fmt: skip
-            if document.tax:
-                lines.append(("tax", "Tax", "Tax", document.tax, minor_to_pico(document.tax, document.currency)))
-            if note and (back := await returned(snapshot, document)):
-                lines.append(("balance", "Purchase", RETURNED, -back, -minor_to_pico(back, document.currency)))
-            sign, paid = -1 if note else 0 if document.state == "void" else 1, covered(document, bill.lines)
-            yield [
-                (
-                    sign * minor_to_pico(net - paid.get(n, 0), document.currency),
-                    document.tenant_id,
-                    document.currency,
-                    after,
-                    first,
-                    category,
-                    document.finalized_at,
-                    text,
-                    None,
-                    detail_id(document, n),
-                    document.finalized_at,
-                    document.number,
-                    issued,
-                    "Voided" if document.state == "void" else "Issued",
-                    wanted.provider,
-                    due,
-                    f"Net {counted(days, 'day')}" if days else "Due on receipt",
-                    document.corrected or document.number,
-                    sign * exact,
-                )
-                for n, category, text, net, exact in lines
-            ]
+    async for bill in bills(snapshot, wanted):
+        document, note = bill.document, bill.document.kind == "credit_note"
+        issued, due = midnight(document.issued), midnight(document.due)
+        days = 0 if issued is None or due is None else (due - issued) // (24 * HOUR)
+        lines = [(line.n, bill.category_of(line), line.text, line.net, line.exact_pico) for line in bill.lines]
+        if document.tax:
+            lines.append(("tax", "Tax", "Tax", document.tax, minor_to_pico(document.tax, document.currency)))
+        if note and (back := await returned(snapshot, document)):
+            lines.append(("balance", "Purchase", RETURNED, -back, -minor_to_pico(back, document.currency)))
+        sign, paid = -1 if note else 0 if document.state == "void" else 1, covered(document, bill.lines)
+        yield [
+            (
+                sign * minor_to_pico(net - paid.get(n, 0), document.currency),
+                document.tenant_id,
+                document.currency,
+                after,
+                first,
+                category,
+                document.finalized_at,
+                text,
+                None,
+                bill.detail_id(n),
+                document.finalized_at,
+                document.number,
+                issued,
+                "Voided" if document.state == "void" else "Issued",
+                wanted.provider,
+                due,
+                f"Net {counted(days, 'day')}" if days else "Due on receipt",
+                document.corrected or document.number,
+                sign * exact,
+            )
+            for n, category, text, net, exact in lines
+        ]
 
 
 _BILLING_PERIOD = (

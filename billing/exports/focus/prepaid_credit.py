@@ -142,9 +142,9 @@ async def returned(snapshot: ExportSnapshot, note: Any) -> int:
         invoice.c.corrects == note.corrects,
         or_(invoice.c.year < note.year, and_(invoice.c.year == note.year, invoice.c.n < note.n)),
     )
-    of = invoice_payment.c
-    paid = select(func.coalesce(func.sum(of.amount), 0)).where(
-        of.tenant_id == note.tenant_id, of.invoice_id == note.corrects, of.at <= note.finalized_at
+    payment = invoice_payment.c
+    paid = select(func.coalesce(func.sum(payment.amount), 0)).where(
+        payment.tenant_id == note.tenant_id, payment.invoice_id == note.corrects, payment.at <= note.finalized_at
     )
     payable, credited, received = [
         int(await snapshot.session.scalar(query) or 0) for query in (corrected, earlier, paid)

@@ -12,12 +12,13 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, case, func, or_, select
+from sqlalchemy import case, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.events.rollups import LIMB
 from billing.invoices.accounting.balance_returns import BalanceReturn, PeriodFunding, plan_return, return_to_wallet
 from billing.invoices.composing import Funding
+from billing.invoices.store import ISSUED
 from billing.ledger.entries import OF_EVENTS, Balance
 from billing.ledger.wallet import OpenGrant, Wallet
 from billing.money import minor_unit
@@ -138,7 +139,7 @@ async def uninvoiced_funding(session: AsyncSession, tenant_id: UUID, period: str
     if row is None:
         return 0, 0, 0
     rollup, moved = rollup_hour.c, await _movements(session, tenant_id)
-    billed = select(invoice.c.period).where(*_issued_invoices(tenant_id))
+    billed = select(invoice.c.period).where(invoice.c.tenant_id == tenant_id, ISSUED)
     used = select(rollup.period, func.sum(rollup.cost_high), func.sum(rollup.cost_low)).group_by(rollup.period)
     used = used.where(rollup.tenant_id == tenant_id, rollup.period <= period, rollup.period.not_in(billed))
     to_pay = {
@@ -157,11 +158,6 @@ def _paid(row: Any, moved: _Movements, settled: int) -> int:
     return int(row.debit) - moved.all_returned - moved.all_promo - int(row.receivable) - settled
 
 
-def _issued_invoices(tenant_id: UUID) -> tuple[ColumnElement[bool], ...]:
-    row = invoice.c
-    return row.tenant_id == tenant_id, row.kind == "invoice", row.state.not_in(("draft", "void"))
-
-
 async def _invoiced(session: AsyncSession, tenant_id: UUID) -> _Invoiced:
     row = invoice.c
     unreturned = -row.charges_pico - row.returned_pico
@@ -175,7 +171,9 @@ async def _invoiced(session: AsyncSession, tenant_id: UUID) -> _Invoiced:
         row.settled_pico,
         case((unreturned > 0, unreturned), else_=0),
     ]
-    query = select(*(func.coalesce(func.sum(column), 0) for column in columns)).where(*_issued_invoices(tenant_id))
+    query = select(*(func.coalesce(func.sum(column), 0) for column in columns)).where(
+        invoice.c.tenant_id == tenant_id, ISSUED
+    )
     return _Invoiced(*(int(value) for value in (await session.execute(query)).one()))
 
 

@@ -1,4 +1,8 @@
-"""Countries by their ISO 3166-1 codes: what an address on an English document calls them."""
+"""Countries by ISO 3166-1 code, with the short English names that documents print.
+
+The table is our own: the packages that have one (babel, pycountry) are 8 to 10 MB, and name some countries otherwise
+than the documents that are issued.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +44,11 @@ ZW Zimbabwe
 """
 
 NAMES: dict[str, str] = {
-    code: name for code, _, name in (each.strip().partition(" ") for each in _NAMES.replace("\n", " ").split(";"))
+    code: name for code, _, name in (entry.strip().partition(" ") for entry in _NAMES.replace("\n", " ").split(";"))
 }
-"""The short English name by code. XK is no code of ISO's: the European Union uses it for Kosovo."""
+"""Code → short English name. XK is not in ISO 3166: the European Union uses it for Kosovo."""
 
 
 def name_of(code: str) -> str:
-    """What a country is called; the code itself if it is none of ours, since documents outlive lists."""
+    """A country's name; the code itself if it is unknown, since documents outlive this table."""
     return NAMES.get(code, code)

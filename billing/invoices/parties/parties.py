@@ -1,7 +1,7 @@
-"""The two parties of an invoice: the seller, a legal entity of ours, and the buyer, the billing profile of a tenant.
+"""The parties of an invoice: the seller, one of our legal entities, and the buyer, a tenant's billing profile.
 
-Both are checked when they are made, and copied whole into every document that is finalized: a later move or another
-name changes no document that is out.
+Both are validated when they are made. Every document contains a copy of them, so that a later change of a name or
+address changes no issued document.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _PLAIN = re.compile(r"[A-Za-z0-9/._-]*", re.ASCII)
 _RATE = re.compile(r"(\d{1,2})(?:\.(\d{1,2}))?", re.ASCII)
 
 MOST_LINES = 6
-"""Lines of an address before its town, at most."""
+"""Most address lines above postal code and city."""
 MOST_PAYMENT_LINES = 12
-"""Lines that say how to pay, at most."""
+"""Most lines that say how to pay."""
 
 
 class InvalidParty(InvalidText):
-    """A seller or buyer that cannot be; `field` says which of its fields is wrong."""
+    """An invalid seller or buyer; `field` is the field that is wrong."""
 
 
 class Party(msgspec.Struct, frozen=True, kw_only=True):
-    """What both parties have. `address` is the lines above the town. Raises InvalidParty."""
+    """What both parties have. `address` is the lines above postal code and city. Raises InvalidParty."""
 
     name: str
     address: list[str]
@@ -71,11 +71,12 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seller(Party, frozen=True, kw_only=True):
-    """A legal entity that sells. `payment` says how to pay, in lines; `rates` are standard VAT rates by country, in
-    hundredths of a percent, of those countries where it charges VAT. Raises InvalidParty.
+    """A legal entity that sells. Raises InvalidParty.
 
-    Invoices are numbered in `series`, credit notes in `credit_series`, both by `number_format` with the fields
-    `{series}`, `{year}` and `{n}` or `{n:06}`; with a year, each year begins at 1.
+    - `payment`: lines that say how to pay.
+    - `rates`: country → standard VAT rate in hundredths of a percent, for the countries where it charges VAT.
+    - `series`, `credit_series`: the number series of invoices and of credit notes.
+    - `number_format`: has the fields `{series}`, `{year}` and `{n}` or `{n:06}`. With a year, each year begins at 1.
     """
 
     id: str
@@ -114,10 +115,12 @@ class Seller(Party, frozen=True, kw_only=True):
 
 
 class Buyer(Party, frozen=True, kw_only=True):
-    """Who a tenant's invoices are for, and which of our legal entities sells to it. Raises InvalidParty.
+    """A tenant's billing profile. Raises InvalidParty.
 
-    `treatment` is `auto` where the tax follows from the countries and VAT ids; any other needs a reason in
-    `exemption`, but for those whose reason follows from the law. With detail `project` each project has its own lines.
+    - `seller`: the id of the legal entity that sells to it.
+    - `treatment`: `auto` if the tax follows from countries and VAT ids. `exempt`, `zero` and `outside` need a reason in
+      `exemption`; the law gives the reason of the others.
+    - `detail`: lines by model, or by project and model.
     """
 
     seller: str
@@ -138,25 +141,27 @@ class Buyer(Party, frozen=True, kw_only=True):
         if self.detail not in get_args(Detail):
             raise InvalidParty("detail", f"{self.detail!r} is not one of {', '.join(get_args(Detail))}")
         if self.treatment in ("exempt", "zero", "outside") and not self.exemption:
-            raise InvalidParty("exemption", f"{self.treatment} needs the reason that the invoice shall state")
+            raise InvalidParty("exemption", f"treatment {self.treatment} needs a reason, which the invoice states")
 
 
 def check_countries(party: Seller | Buyer) -> None:
-    """Refuse countries that there are not, such as UK for GB: the tax would follow from them. What is on documents
-    already is not checked again. Raises InvalidParty."""
+    """Refuse unknown country codes, such as UK for GB, since the tax follows from them. Raises InvalidParty.
+
+    Not part of the structs' own validation: parties on issued documents are not checked again.
+    """
     countries = {"country": [party.country], "rates": list(party.rates) if isinstance(party, Seller) else []}
     for field, codes in countries.items():
         for code in codes:
             if code not in NAMES:
-                near = {"UK": "GB", "EL": "GR"}.get(code)
-                raise InvalidParty(field, f"{code} is no country of ISO 3166{f'; it is {near} there' if near else ''}")
+                correct = {"UK": "GB", "EL": "GR"}.get(code)
+                raise InvalidParty(field, f"{code} is no country of ISO 3166{f'; use {correct}' if correct else ''}")
 
 
 def check_vat_id(party: Party, before: Party | None = None) -> None:
-    """Refuse a VAT id that cannot be one: the tax would follow from it. Raises InvalidParty.
+    """Refuse an invalid VAT id, since the tax follows from it. Raises InvalidParty.
 
-    A profile that is older than this check keeps its invalid id while its other fields change: the tax rules take such
-    an id as absent, and `vat_warnings` names it. What is on documents already is not checked again.
+    A profile from before this check (`before`) may keep its invalid id while other fields change: the tax rules treat
+    such an id as absent, and `vat_warnings` names it. Parties on issued documents are not checked again.
     """
     problem = problem_of(party.vat_id, party.country) if party.vat_id else ""
     kept = before is not None and before.vat_id == party.vat_id and problem_of(before.vat_id, before.country)
@@ -165,13 +170,13 @@ def check_vat_id(party: Party, before: Party | None = None) -> None:
 
 
 def vat_warnings(seller: Seller, buyer: Buyer) -> list[str]:
-    """What is to be known about the parties' VAT ids before an invoice is finalized, a sentence each."""
+    """Warnings about the parties' VAT ids to show before an invoice is finalized, a sentence each."""
     found = (vat_warning("seller", seller), vat_warning("buyer", buyer))
     return [warning for warning in found if warning]
 
 
 def vat_warning(role: Role, party: Party) -> str:
-    """What is to be known about one party's VAT id, in a sentence; "" if it is valid or there is none."""
+    """A warning about one party's VAT id, in a sentence; "" if it is valid or there is none."""
     problem = problem_of(party.vat_id, party.country) if party.vat_id else ""
     if not problem:
         return ""
@@ -202,4 +207,4 @@ def _check_format(form: str) -> None:
     if _PLAIN.fullmatch(_FIELD.sub("", form)) is None or not any(field.startswith("{n") for field in fields):
         raise InvalidParty("number_format", f"{form!r} is not a format such as {{series}}-{{year}}-{{n:06}}")
     if "{series}" not in form:
-        raise InvalidParty("number_format", "without {series} an invoice and a credit note could have one number")
+        raise InvalidParty("number_format", "without {series}, an invoice and a credit note could have the same number")

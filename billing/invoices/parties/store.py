@@ -1,4 +1,4 @@
-"""Sellers and billing profiles in the database. Each change replaces what was there: documents have copies."""
+"""Stored sellers and billing profiles. A change replaces the old value; issued documents have copies."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from storage.database.database import Database
 
 
 class Parties:
-    """Who sells and who buys."""
+    """Reads and writes sellers and billing profiles. Methods raise DatabaseUnavailable."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def set_seller(self, seller: Seller) -> None:
-        """Make or replace a legal entity. Raises InvalidParty for a country or a new VAT id that there is not."""
+        """Create or replace a seller. Raises InvalidParty for an unknown country or a new VAT id that is invalid."""
         check_countries(seller)
         row = {"id": seller.id, "profile": canonical(seller), "updated_at": self._database.clock}
         new = {name: row[name] for name in ("profile", "updated_at")}
@@ -35,8 +35,11 @@ class Parties:
             )
 
     async def set_buyer(self, tenant_id: UUID, buyer: Buyer) -> None:
-        """Make or replace a tenant's billing profile. Raises NoProfile if its seller does not exist, InvalidParty for a
-        country or a new VAT id that there is not."""
+        """Create or replace a tenant's billing profile.
+
+        Raises NoProfile if its seller does not exist, InvalidParty for an unknown country or a new VAT id that is
+        invalid.
+        """
         check_countries(buyer)
         row = {
             "tenant_id": tenant_id,
@@ -57,19 +60,19 @@ class Parties:
             )
 
     async def sellers(self) -> list[Seller]:
-        """All legal entities, by id."""
+        """All sellers, ordered by id."""
         async with self._database.reading() as session:
             profiles = await session.scalars(select(legal_entity.c.profile).order_by(legal_entity.c.id))
             return [msgspec.json.decode(profile, type=Seller) for profile in profiles]
 
     async def seller(self, seller_id: str) -> Seller:
-        """One legal entity. Raises NoProfile."""
+        """One seller. Raises NoProfile."""
         async with self._database.reading() as session:
             return await read_seller(session, seller_id)
 
     async def buyers(self) -> dict[UUID, Buyer]:
         """The billing profile of each tenant that has one."""
-        # all tenants: an invoice run is of everybody
+        # all tenants: an invoice run bills every tenant
         async with self._database.reading() as session:
             rows = await session.execute(select(billing_profile.c.tenant_id, billing_profile.c.profile))
             return {tenant_id: msgspec.json.decode(profile, type=Buyer) for tenant_id, profile in rows}
@@ -81,10 +84,10 @@ class Parties:
 
 
 async def read_seller(session: AsyncSession, seller_id: str) -> Seller:
-    """A legal entity, in this transaction. Raises NoProfile."""
+    """A seller, in this transaction. Raises NoProfile."""
     profile = await session.scalar(select(legal_entity.c.profile).where(legal_entity.c.id == seller_id))
     if profile is None:
-        raise NoProfile(f"there is no seller {seller_id}: `turnpike invoices seller set {seller_id} …`")
+        raise NoProfile(f"there is no seller {seller_id}; `turnpike invoices seller set {seller_id} …` creates it")
     return msgspec.json.decode(profile, type=Seller)
 
 
@@ -93,12 +96,12 @@ async def read_buyer(session: AsyncSession, tenant_id: UUID) -> Buyer:
     query = select(billing_profile.c.profile).where(billing_profile.c.tenant_id == tenant_id)
     profile = await session.scalar(query)
     if profile is None:
-        raise NoProfile("there is no billing profile: `turnpike invoices buyer set TENANT …`")
+        raise NoProfile("there is no billing profile; `turnpike invoices buyer set TENANT …` creates it")
     return msgspec.json.decode(profile, type=Buyer)
 
 
 async def lock_documents(database: Database, session: AsyncSession, tenant_id: UUID) -> Buyer:
-    """The tenant's billing profile, locked: until the transaction ends nobody else makes or changes its documents.
+    """Lock the tenant's documents until the transaction ends; return its billing profile, whose row is the lock.
 
     Raises NoProfile.
     """

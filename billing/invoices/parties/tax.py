@@ -1,5 +1,7 @@
-"""Which tax an invoice bears: categories of EN 16931 (UNCL 5305), found from the parties by rules of the VAT directive
-2006/112/EC for electronically supplied services; the amount is made once per category and rate, never per line.
+"""The tax category and rate of an invoice, and its tax totals.
+
+Categories are those of EN 16931 (UNCL 5305). They follow from the parties by the rules of the VAT directive 2006/112/EC
+for electronically supplied services:
 
 | seller | buyer | category |
 |---|---|---|
@@ -9,8 +11,10 @@
 | EU | another EU country, without a valid VAT id | S at the buyer's rate (articles 58 and 369a, one-stop shop) |
 | any | elsewhere | S where the seller charges VAT there, else O (articles 44, 58 and 59) |
 
-A buyer's profile can say otherwise: zero rated (Z), exempt (E), export (G), intra-community supply (K). What depends on
-a VAT id needs a valid one whatever the profile says; else the rules above decide.
+A buyer's profile can override them: zero rated (Z), exempt (E), export (G), intra-community supply (K). Reverse charge
+and intra-community supply need a valid VAT id all the same; without one the rules above decide.
+
+Tax is computed on the sum of all lines of a category and rate, never by line.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ _WHOLE = 10_000
 
 
 class Tax(msgspec.Struct, frozen=True):
-    """A category with its rate in hundredths of a percent; `reason` says why there is none."""
+    """A tax category with its rate in hundredths of a percent; `reason` says why no tax is charged."""
 
     category: Category
     rate: int = 0
@@ -61,7 +65,7 @@ class TaxTotal(msgspec.Struct, frozen=True):
 
 
 def tax_for(seller: Seller, buyer: Buyer) -> Tax:
-    """The tax on what the seller sells to the buyer. Raises InvalidParty naming the field that is missing."""
+    """The tax on what the seller sells to the buyer. Raises InvalidParty naming the missing field."""
     treatment = buyer.treatment
     if treatment == "auto":
         return _by_rule(seller, buyer)
@@ -75,7 +79,7 @@ def tax_for(seller: Seller, buyer: Buyer) -> Tax:
 
 
 def tax_totals(lines: Iterable[tuple[Tax, int]]) -> list[TaxTotal]:
-    """The totals of lines (their tax, their net in minor units) by category and rate, in the order of both."""
+    """Totals by category and rate of lines (tax, net in minor units), ordered by category and rate."""
     nets: dict[tuple[str, int, str], tuple[Tax, int]] = {}
     for tax, net in lines:
         key = (tax.category, tax.rate, tax.reason)
@@ -116,4 +120,4 @@ def _rate(seller: Seller, country: str) -> int:
 def _need_vat_ids(seller: Seller, buyer: Buyer) -> None:
     for who, party in (("seller", seller), ("buyer", buyer)):
         if not party.vat_id:
-            raise InvalidParty("vat_id", f"the {who} needs one: the invoice must state both")
+            raise InvalidParty("vat_id", f"the {who} needs a VAT id, since the invoice must state both")

@@ -1,6 +1,6 @@
-"""VAT identification numbers: their form and check digits, by country.
+"""VAT identification numbers: format and check digits by country, with python-stdnum.
 
-The rules of each country are python-stdnum's. A number that passes them can still belong to nobody: only VIES knows.
+A valid number can still belong to nobody: only the VIES service of the European Union knows which are registered.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ EU = frozenset(_MEMBERS.split())
 """The member states of the European Union by ISO 3166."""
 NORTHERN_IRELAND = "XI"
 _COUNTRIES = {"EL": "GR", NORTHERN_IRELAND: "GB"}
-"""The countries of prefixes that are no code of ISO 3166: Greece, and Northern Ireland."""
+"""Prefixes that are not codes of ISO 3166, with their countries: Greece and Northern Ireland."""
 
 
 def country_of(vat_id: str) -> str:
-    """The country, by ISO 3166, that a VAT id names by its prefix; "" if it names none."""
+    """The ISO 3166 country of a VAT id's prefix; "" if there is none."""
     prefix = vat_id[:2]
     if prefix == "GR":
         return ""  # Greece writes EL
@@ -29,29 +29,29 @@ def country_of(vat_id: str) -> str:
 
 
 def compact(vat_id: str) -> str:
-    """A VAT id without the separators that people write into it: "de 136 695-976" → "DE136695976"."""
+    """A VAT id without separators, in capitals: "de 136 695-976" → "DE136695976"."""
     return clean(vat_id, " -./,").upper().strip()
 
 
 def problem_of(vat_id: str, country: str) -> str:
-    """What is wrong with the VAT id of a party in this country, in words; "" if nothing is.
+    """Why a VAT id is not valid for a party in this country, in words; "" if it is valid.
 
-    The id must name a country that it can be of, have that country's form and its check digits. Between member states
-    of the European Union, and for Northern Ireland, that country must be the party's own.
+    The prefix must be a country's, and the rest have that country's format and check digits. For member states of the
+    European Union and Northern Ireland, the country must be the party's own.
     """
     prefix, named = vat_id[:2], country_of(vat_id)
     if not named:
         hint = " (Greece writes EL)" if prefix == "GR" else ""
-        return f"{vat_id!r} does not begin with a country of VAT ids, such as DE{hint}"
+        return f"{vat_id!r} does not begin with a country prefix such as DE{hint}"
     if named != country and (named in EU or prefix == NORTHERN_IRELAND) and country in EU | {"GB"}:
-        return f"{vat_id} is of {named}, and the country is {country}"
+        return f"{vat_id} is a VAT id of {named}, but the country is {country}"
     if not _has_form(vat_id, prefix):
-        return f"{vat_id} has not the form or not the check digits of a VAT id of {named}"
+        return f"{vat_id} does not have the format or the check digits of a VAT id of {named}"
     return ""
 
 
 def member_state(vat_id: str, country: str) -> str:
-    """The member state whose valid VAT id a party in this country has, with XI for Northern Ireland; "" if none."""
+    """The member state of a party's valid VAT id, or XI for Northern Ireland; "" if it has none."""
     if not vat_id or problem_of(vat_id, country):
         return ""
     if vat_id.startswith(NORTHERN_IRELAND):

@@ -1,4 +1,4 @@
-"""A document as PDF/A-3b, by typst with the fonts that it embeds: the same bytes for the same document and state."""
+"""Documents as PDF/A-3b, made by typst with its embedded fonts; same document and state, same bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from storage.reported_error import ReportedError
 
 
 class NotPrintable(ReportedError, ValueError):
-    """The document cannot be laid out; the message says why."""
+    """typst cannot lay out the document; the message says why."""
 
 
 @cache
@@ -34,16 +34,17 @@ def to_pdf(
     *,
     fonts: Path | None = None,
 ) -> bytes:
-    """The document in a state, as PDF/A-3b, with what was paid and credited of it by then.
+    """The document as PDF/A-3b, in a state of its invoice and with the payments and credit notes until then.
 
-    `fonts` is a folder of further fonts, for scripts that the embedded ones lack. Raises NotPrintable.
+    `digest` is the document's SHA-256, empty for a draft. `fonts` is a folder with further fonts, for scripts that the
+    embedded ones lack. Raises NotPrintable.
     """
     shows = shown(document, state, digest, settled)
     return _compiled(document, shows, fonts, {"format": "pdf", "pdf_standards": "a-3b"})[0]
 
 
 def to_png(document: Document, state: str, digest: str = "", *, fonts: Path | None = None, dpi: int) -> list[bytes]:
-    """The document's pages as pictures. Raises NotPrintable."""
+    """The document's pages as PNG images. Raises NotPrintable."""
     return _compiled(document, shown(document, state, digest), fonts, {"format": "png", "ppi": dpi})
 
 

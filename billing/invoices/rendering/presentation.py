@@ -1,4 +1,4 @@
-"""A document as text to lay out: what the template shows, word by word, so that the template decides on form alone."""
+"""The words and figures of a document, ready for the template `invoice.typ`, which decides on layout alone."""
 
 from __future__ import annotations
 
@@ -43,14 +43,16 @@ _LANGUAGES = {
     "PL": "pl",
     "PT": "pt",
 }
-"""How long words of a name and an address are divided."""
+"""Country → language by which long words of a name and an address are hyphenated."""
 _BANNERS = {"draft": "Draft", "void": "Void", "paid": "Paid"}
 _BESIDE = "Beside usage"
 
 
 def shown(document: Document, state: str, digest: str, settled: Settlements = NOTHING_SETTLED) -> dict[str, Any]:
-    """The words and figures of a document in a state, with what was paid and credited of it; `digest` is its SHA-256,
-    empty for a draft."""
+    """The template's data for a document in a state of its invoice, with the payments and credit notes until then.
+
+    `digest` is the document's SHA-256, empty for a draft.
+    """
     left = _left(document, settled)
     rows = _settled(document, settled, left)
     due = _day(document.due) if document.kind == "invoice" and document.payable else ""
@@ -124,12 +126,12 @@ def _span(first: str, last: str) -> str:
 
 
 def _banner(state: str, *, credited: bool) -> str:
-    """The stamp: what a credit note settled was not paid."""
+    """The stamp. An invoice that a credit note settled is "Settled", not "Paid"."""
     return "Settled" if state == "paid" and credited else _BANNERS.get(state, "")
 
 
 def _headline(document: Document, state: str, left: int, *, credited: bool) -> list[str]:
-    """What a reader is to do: one figure, which a stamp beside it never contradicts."""
+    """The one figure on top, which says what to pay and never contradicts the stamp."""
     if document.kind == "credit_note":
         name, minor = "Credited", document.payable
     elif state == "void":
@@ -142,7 +144,7 @@ def _headline(document: Document, state: str, left: int, *, credited: bool) -> l
 
 
 def _left(document: Document, settled: Settlements) -> int:
-    """What is still to be paid of an invoice, in minor units."""
+    """What is left to pay of an invoice, in minor units."""
     if document.kind == "credit_note":
         return 0
     paid = sum(payment.amount for payment in settled.payments)
@@ -150,12 +152,12 @@ def _left(document: Document, settled: Settlements) -> int:
 
 
 def _settled(document: Document, settled: Settlements, left: int) -> list[list[str]]:
-    """Payments and credit notes with their days, and what is left then: rows of name, amount and weight."""
+    """Rows (name, amount, weight) of payments and credit notes, and of what is left to pay."""
     rows = [
-        (f"Payment of {_day(from_instant(one.at).date().isoformat())}, {one.reference}", -one.amount)
-        for one in settled.payments
+        (f"Payment of {_day(from_instant(payment.at).date().isoformat())}, {payment.reference}", -payment.amount)
+        for payment in settled.payments
     ]
-    rows += [(f"Credit note {one.number} of {_day(one.issued or '')}", -one.gross) for one in settled.credit_notes]
+    rows += [(f"Credit note {note.number} of {_day(note.issued or '')}", -note.gross) for note in settled.credit_notes]
     if not rows:
         return []
     if to_balance := left - document.payable - sum(minor for _, minor in rows):
@@ -165,14 +167,14 @@ def _settled(document: Document, settled: Settlements, left: int) -> list[list[s
 
 
 def _grouped(lines: list[InvoiceLine]) -> list[tuple[str, list[tuple[int, InvoiceLine]]]]:
-    """Neighbouring lines of one project and model, and of one month, each with its number on the document.
+    """Groups of neighbouring lines with one project, model and corrected month: heading, and numbered lines.
 
-    What belongs to no model has a heading where it would else stand under another's; rounding alone explains itself.
+    Lines without a model get a heading of their own after another group, unless they are rounding alone.
     """
     numbered = enumerate(lines, 1)
-    groups = groupby(numbered, key=lambda each: (each[1].project, each[1].model, _correction(each[1])))
-    found = [(" · ".join(part for part in key if part), list(group)) for key, group in groups]
-    return [(heading or (_BESIDE if found[0][0] and _beside(of) else ""), of) for heading, of in found]
+    by_group = groupby(numbered, key=lambda item: (item[1].project, item[1].model, _correction(item[1])))
+    groups = [(" · ".join(part for part in key if part), list(group)) for key, group in by_group]
+    return [(heading or (_BESIDE if groups[0][0] and _beside(group) else ""), group) for heading, group in groups]
 
 
 def _beside(lines: list[tuple[int, InvoiceLine]]) -> bool:
@@ -214,7 +216,7 @@ def _signed(number: int) -> str:
 
 
 def _price(micro: int) -> str:
-    """A price per million: at least two places, and as many as it has."""
+    """A price per million, with two decimal places or as many as it needs."""
     whole, rest = divmod(micro, _MICRO)
     return f"{whole:,}.{f'{rest:06d}'.rstrip('0').ljust(2, '0')}"
 
@@ -244,7 +246,7 @@ def _tax(document: Document, tax: TaxTotal) -> list[str]:
 
 
 def carried_on(document: Document) -> list[tuple[str, str]]:
-    """What goes on to the next invoice, and what went back to the balance, each in words with its exact amount."""
+    """Pairs (words, exact amount) of what goes to the next invoice and of what went back to the balance."""
     rows = []
     if document.returned is not msgspec.UNSET:
         for name, pico in (("credit", document.returned.credit), ("promotional credit", document.returned.promo)):
@@ -256,12 +258,12 @@ def carried_on(document: Document) -> list[tuple[str, str]]:
 
 
 def _carried(document: Document) -> int:
-    """What the next invoice asks for more than its own lines come to, in pico-units; less than 0: it is deducted."""
+    """What the next invoice adds to the sum of its lines, in pico-units; a negative amount is deducted."""
     return int(document.carry_out) - int(document.prepaid_carry_out)
 
 
 def _notes(document: Document, state: str) -> list[str]:
-    """What is to be looked at before a draft is finalized, and what goes back to the balance."""
+    """Warnings on a draft, and what goes back to the balance."""
     warnings = vat_warnings(document.seller, document.buyer) if state == "draft" else []
     return [*warnings, *_returned(document, state)]
 
@@ -282,7 +284,7 @@ def _returned(document: Document, state: str) -> list[str]:
 
 
 def _rounding(document: Document) -> str:
-    """What is carried on, said where there is any."""
+    """A sentence about what is carried to the next invoice; "" if nothing is."""
     carry = _carried(document)
     if document.kind == "credit_note" or not carry:
         return ""
@@ -294,14 +296,14 @@ def _rounding(document: Document) -> str:
 
 
 def _exact(pico: int, currency: str) -> str:
-    """Pico-units in units of the currency, with two places more than its minor unit at least and no needless zeros."""
+    """Pico-units as a decimal, with at least two places more than the minor unit and no trailing zeros beyond them."""
     whole, rest = divmod(abs(pico), 10**12)
     least = len(format_minor(0, currency).partition(".")[2]) + 2
     return f"{'−' if pico < 0 else ''}{whole:,}.{f'{rest:012d}'.rstrip('0').ljust(least, '0')}"
 
 
 def _savings(document: Document, savings: Savings) -> dict[str, Any]:
-    """Figures of the cache savings statement: totals, a row for each model, one for each class, and advice."""
+    """The cache savings statement: totals, a row for each model, a row for each class, and advice."""
     total = ModelSavings(
         model="Total",
         **{
@@ -315,10 +317,10 @@ def _savings(document: Document, savings: Savings) -> dict[str, Any]:
         "total": _saved(document, total),
         "rows": rows,
         "used": bool(read or written),
-        "classes": [_class(document, one) for one in savings.classes],
-        "unread": f"{sum(int(one.unread) for one in savings.classes):,}" if savings.classes else "",
+        "classes": [_class(document, use) for use in savings.classes],
+        "unread": f"{sum(int(use.unread) for use in savings.classes):,}" if savings.classes else "",
         "unread_cost": format_grouped(
-            round_half_up(sum(int(one.unread_cost) for one in savings.classes), minor_unit(document.currency)),
+            round_half_up(sum(int(use.unread_cost) for use in savings.classes), minor_unit(document.currency)),
             document.currency,
         ),
         "advice": savings.advice,
@@ -333,7 +335,7 @@ def _savings(document: Document, savings: Savings) -> dict[str, Any]:
 def _saved(document: Document, model: ModelSavings) -> dict[str, str]:
     unit = minor_unit(document.currency)
     cost, saved = round_half_up(int(model.cost), unit), round_half_up(saved_pico([model]), unit)
-    uncached = cost + saved  # of what is shown, so that a reader who subtracts finds the same
+    uncached = cost + saved  # of the rounded figures, so that the printed ones add up
     prompt, read = int(model.prompt), int(model.read)
     return {
         "model": model.model,
@@ -350,21 +352,21 @@ def _saved(document: Document, model: ModelSavings) -> dict[str, str]:
     }
 
 
-def _class(document: Document, one: ClassSavings) -> dict[str, str]:
+def _class(document: Document, use: ClassSavings) -> dict[str, str]:
     def money(pico: str) -> str:
         return format_grouped(round_half_up(int(pico), minor_unit(document.currency)), document.currency)
 
-    read, written = int(one.read), int(one.written)
+    read, written = int(use.read), int(use.written)
     return {
-        "project": one.project,
-        "model": one.model,
-        "name": class_in_words(one.name),
+        "project": use.project,
+        "model": use.model,
+        "name": class_in_words(use.name),
         "written": f"{written:,}",
         "read": f"{read:,}",
         "ratio": _ratio(read, written) if written > 0 else "–",
-        "unread": f"{int(one.unread):,}",
-        "unread_cost": money(one.unread_cost),
-        "net": money(str(int(one.read_saved) - int(one.write_extra))),
+        "unread": f"{int(use.unread):,}",
+        "unread_cost": money(use.unread_cost),
+        "net": money(str(int(use.read_saved) - int(use.write_extra))),
     }
 
 

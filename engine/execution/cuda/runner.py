@@ -365,4 +365,4 @@ def _outcomes(tokens: Sequence[int]) -> list[WorkOutcome]:
 def _takes_likeliest(request: Request) -> bool:
     """Whether the likeliest token is drawn, and nothing else told of it."""
     sampling, row = request.sampling, request.row
-    return sampling.temperature == 0 and sampling.logprobs is None and (row is None or not row.shaped)
+    return sampling.temperature == 0 and sampling.logprobs is None and (row is None or not row.changes_logits)

@@ -1,7 +1,7 @@
-"""How much of the time to come is spoken for by deadlines: what waits, by when it is due.
+"""How much of the coming engine time waiting requests need to meet their deadlines.
 
-Deadlines are kept in slots, so that looking at all of them costs no more than there are slots, however many wait; and
-since the answer changes with time only slowly, it is made again once a second.
+Deadlines are grouped into slots of `SLOT_S`, so that the cost does not depend on how many requests wait. The answer
+changes slowly, so it is computed once a second.
 """
 
 from __future__ import annotations
@@ -9,37 +9,40 @@ from __future__ import annotations
 import math
 
 SLOT_S = 10
-"""Deadlines of so many seconds count as one, the first of them."""
+"""Seconds of deadlines that count as the first of them."""
 _FRESH_S = 1.0
 
 
 class DeadlineDemand:
-    """Work in µs of engine time by deadline, in seconds since the Unix epoch; None is no deadline."""
+    """Waiting work in µs of engine time by deadline, in seconds since the Unix epoch; None is no deadline."""
 
     def __init__(self) -> None:
         self._slots: dict[int, tuple[int, float]] = {}
-        """How many wait that are due then, and their work."""
+        """slot -> (waiting requests, their µs)"""
         self._share = 0.0
-        self._looked = -math.inf
+        self._computed_at = -math.inf
 
     def __len__(self) -> int:
         return sum(waiting for waiting, _ in self._slots.values())
 
     def add(self, deadline: float | None, cost: float) -> None:
-        """So much more work is due then."""
+        """A request with this deadline and estimated cost waits."""
         self._change(deadline, 1, cost)
 
     def remove(self, deadline: float | None, cost: float) -> None:
-        """Work that was added is not waiting any more."""
+        """A request that was added no longer waits."""
         self._change(deadline, -1, -cost)
 
     def share(self, now: float) -> float:
-        """The largest part of the time until a deadline that all work takes which is due by then; 0 if none is due."""
+        """The part of all engine time that is needed to meet all deadlines, from 0 to 1; 0 without deadlines.
+
+        It is the largest, over deadlines, of the work due by then divided by the time until then.
+        """
         if not self._slots:
-            self._looked = -math.inf
+            self._computed_at = -math.inf
             return 0.0
-        if not 0 <= now - self._looked < _FRESH_S:
-            self._looked, self._share = now, self._largest(now)
+        if not 0 <= now - self._computed_at < _FRESH_S:
+            self._computed_at, self._share = now, self._largest(now)
         return self._share
 
     def _largest(self, now: float) -> float:

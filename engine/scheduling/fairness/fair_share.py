@@ -1,34 +1,34 @@
-"""The policy: lanes by deficit round robin, flows in a lane by virtual counters, charged in engine time.
+"""The fair-share policy: lanes by deficit round robin, flows (tenants) of a lane by virtual counters, in engine time.
 
-A request is charged when it is admitted: what of its prompt must be computed and read, and a block of output. Each
-further block is charged when it gets it; when it ends, what it did not use is given back. So what a flow was charged is
-never less than what it got, and more by a block for each running request at most. Output that is only expected is not
-charged: who writes much would wait until the others had got as much as it has yet to get. The guarantees follow (µs; E
-the most that one request costs, with that block; C = running requests × E; both per weight; Q the quantum; L what all
-lanes together may keep, or borrow):
+Charging. A request is charged at admission for its prompt (tokens to compute and to read) and for one block of output.
+Each further block of output is charged when it is allocated; what was not used is refunded at the end. So a flow's
+charge is never less than its service, and exceeds it by at most a block for each running request. Expected output is
+not charged: a flow with long outputs would wait until others had caught up with service that it has not had.
 
-G1  Whoever waits is admitted by the first step that has room: no share is held back for nobody. Where others hold the
-    room, G6 says when they give it back.
-G2  Two flows that wait in one lane throughout any interval get service within 2 (C + Q) of each other, per weight; on R
-    replicas that hear of each other's service every T µs, within 2 (R C + Q + (R - 1) T): each has its part of Q.
-G3  A request that is its flow's next is admitted after its lane has charged, to each other flow of weight w, at most
-    w (2 C + Q + 2 E) µs; and a lane with work before its share of what all have been charged comes to 2 L + C µs.
+Guarantees, in µs. E: the most that one request costs, with that block. C = running requests × E. Both per weight.
+Q: the locality quantum. L: the sum over lanes of what a lane may reserve, or borrow.
+
+G1  Work conservation: a waiting request is admitted by the first step that has room. No share is held back for an
+    absent flow. Where others hold the room, G6 says when they give it back.
+G2  Two flows that are backlogged in one lane throughout an interval get service within 2 (C + Q) of each other, per
+    weight. On R replicas that hear of each other's service every T µs: within 2 (R C + Q + (R - 1) T).
+G3  A flow's next request is admitted before its lane has charged more than w (2 C + Q + 2 E) µs to each other flow of
+    weight w. A backlogged lane is served before its share of all charges comes to 2 L + C µs.
 G4  Backlogged lanes get engine time by weight, each within 2 L + C µs of its share over any interval. An interactive
-    lane that asks for less than its share does not wait for others, however much they ask for.
-G5  A flow that was silent is served as if it had just come: what it did not use is gone.
-G6  A flow that waits in the lane whose turn it is, within Q of the least served there, and holds less than its part of
-    slots and memory, gets another slot `CLAIM_AFTER_S` + `LOOK_EVERY_S` and a few steps later: from flows that hold
-    more, whether their requests end or not, and whether their clients read or not. Where the parts of n flows are less
-    than one of s slots, it is `ROTATION_S` x (1 + n / s) later. A flow has its part when it is within a request and an
-    eighth of its own holding of what any other one in its lane holds, by weight. Claims cost at most `LOSS` of all
-    engine time, and `BURST`; when they have cost more, the next one waits until it is within that again.
+    lane that asks for less than its share does not wait, however much the others ask for.
+G5  Idle flows earn nothing: a flow that comes back is served as if it were new.
+G6  Slots and memory: a flow that waits in the lane whose turn it is, within Q of the least served flow, and holds less
+    than its share of slots and memory, gets another slot within `CLAIM_AFTER_S` + `LOOK_EVERY_S` and a few steps, from
+    flows that hold more, whether or not their requests end or their clients read. Where n flows share s < n slots, it
+    is `ROTATION_S` x (1 + n / s) later. A flow has its share when every other flow of its lane holds, by weight, at
+    most one request and an eighth of the flow's own holding more. Claims cost at most `LOSS` of all engine time, and
+    `BURST`; beyond that the next claim waits. `slot_shares` has the rules.
 
-Shares are charged at admission. Among the prompts of those who are admitted the higher lane's are computed first, as
-far as its balance allows; and a step in which an interactive prompt ends is not made longer by prompts of lower lanes,
-but every other time. In a lane those that were placed first are, with two exceptions: the prompt of a flow that got
-less overtakes (`pace`: with what it is thought to have got elsewhere by now), and what costs at most Q to compute
-passes what costs more, unless that would put its flow more than Q ahead of the other's. Long prompts lose little by it,
-and short ones do not stand behind them for seconds.
+Order of prefill among admitted requests. The higher lane's prompts come first, as far as its balance allows. A step in
+which an interactive prompt ends is not lengthened by prompts of lower lanes, but every other time. Within a lane the
+order is that of placement, with two exceptions: the prompt of a flow with less service overtakes (remote service is
+extrapolated, `service_totals`), and a prompt that costs at most Q passes one that costs more, unless its flow would get
+more than Q ahead of the other's.
 """
 
 from __future__ import annotations
@@ -36,34 +36,39 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from engine.scheduling.fairness.flows import MAX_WAKE_UP_DEBT_US, OUTPUT_GUESS, PATIENCE, FlowShares, Matched
+from engine.scheduling.fairness.flow import OUTPUT_GUESS, PATIENCE
+from engine.scheduling.fairness.flows import MAX_WAKE_UP_DEBT_US, FlowShares
 from engine.scheduling.fairness.lanes import QUANTUM, RANK, WEIGHTS, LaneShares, RecentUse
 from engine.scheduling.fairness.service_totals import RemoteServiceEstimate, ServiceTotals
 from engine.scheduling.fairness.slot_shares import SlotShares
-from engine.scheduling.policy import Capacity, Claim
+from engine.scheduling.policy import Capacity, Claim, Matched
 from engine.scheduling.request import Request
 from engine.scheduling.step_costs import FixedCosts, StepCosts
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from protocol.requests import LANES, Lane
 
 LOCALITY_QUANTUM_US = 250_000.0
-"""Q: µs of engine time per weight that a flow may go ahead of another for the sake of a cached prefix."""
+"""Q: µs of engine time per weight by which a flow may get ahead of another for the sake of a cached prefix."""
 HASTE = 1.25
-"""So many times the share that deadlines need batch is given: estimates err, and lanes may go ahead of their shares."""
+"""Batch gets this multiple of the share that its deadlines need: estimates err, and other lanes may borrow."""
 FIRST_TOKEN_S: Mapping[Lane, float] = {"interactive": 0.1, "standard": 0.1, "batch": math.inf}
-"""How long a flow that got less than others may wait for its next service until its lane may borrow for it."""
-TO_FINISH: Mapping[Lane, bool] = {"interactive": True, "standard": False, "batch": False}
-"""In which lanes flows that a single request separates are level."""
+"""How long a flow may wait for its next service until its lane may borrow for it."""
+BY_FINISH_TAG: Mapping[Lane, bool] = {"interactive": True, "standard": False, "batch": False}
+"""Lanes in which flows count as level up to the finish tag of the least served flow's next request."""
 HEARD_S = 60.0
-"""A replica that was not heard for so long has no part of Q."""
+"""A replica that was silent for longer gets no part of Q."""
 FORGOTTEN_S = 3600.0
-"""A replica that was not heard for so long will not come back under its name: what it said is dropped."""
+"""The service totals of a replica that was silent for longer are dropped."""
 _FORGET_EVERY = 1024
 _NONE: frozenset[Lane] = frozenset()
 
 
 class FairShare:
-    """Lanes by weight, flows by counter. `quantum` is Q; `lane_quantum` what a lane's weight of 1 is paid a round."""
+    """The policy of a replica (`Policy`).
+
+    `quantum`: Q. `weights`: of lanes. `lane_quantum`: µs that a lane with weight 1 is paid a round. `first_token`:
+    seconds after which a lane may borrow.
+    """
 
     protects_awaited_blocks = True
 
@@ -78,39 +83,39 @@ class FairShare:
         self.costs: StepCosts = costs or FixedCosts()
         self.weights = dict(weights)
         self.lanes = LaneShares(weights, lane_quantum)
-        self.flows = {lane: FlowShares(quantum, lane == "batch", TO_FINISH[lane]) for lane in LANES}
+        self.flows = {lane: FlowShares(quantum, lane == "batch", BY_FINISH_TAG[lane]) for lane in LANES}
         self.service = ServiceTotals()
         self._use = RecentUse(self.lanes.given)
         self._remote_estimate = RemoteServiceEstimate()
         self._slots = SlotShares()
         self._backlogged: frozenset[Lane] = frozenset()
-        """Lanes in which somebody waits."""
+        """Lanes with waiting requests."""
         self._working: frozenset[Lane] = frozenset()
-        """Those, and the ones that had prompts to compute in the last step."""
+        """Backlogged lanes, and lanes with prompts to compute in the last step."""
         self._prompting: frozenset[Lane] = frozenset()
-        """Lanes that had prompts to compute in the last step."""
+        """Lanes with prompts to compute in the last step."""
         self._prompting_now: frozenset[Lane] = frozenset()
         self._first_ends = False
         """Whether a prompt of the highest lane ends in this step."""
         self._was_short = False
-        """Whether the last step was ended for that."""
+        """Whether the last step left out lower lanes because such a prompt ended in it."""
         self._is_short = False
         self._quantum = quantum
         self._heard: dict[str, float] = {}
-        """When each other replica was heard last."""
+        """replica -> when it was heard last."""
         self._first_token = dict(first_token)
         self._now = 0.0
         self._clock = 0.0
-        """Seconds in which the system's clock went forward since the first step."""
-        self._taken = 0
+        """Seconds since the first step on a clock that never goes back."""
+        self._admissions = 0
         self._waiting = 0
         self._lane: Lane | None = None
-        """Whose turn it was when that was last looked at."""
+        """The lane whose turn it was when last looked at."""
 
     # ------------------------------------------------------------ the queue
 
-    def at(self, now: float) -> bool:
-        self.lanes.weigh("batch", self._batch_weight(now))
+    def begin_step(self, now: float) -> bool:
+        self.lanes.set_weight("batch", self._batch_weight(now))
         self._prompting, self._prompting_now = self._prompting_now, _NONE
         self._working = self._backlogged | self._prompting if self._prompting else self._backlogged
         self._was_short, self._is_short = self._is_short, False
@@ -118,7 +123,7 @@ class FairShare:
         if 0.0 < self._now < now:
             self._clock += now - self._now
         self._now = now
-        self._use.look(now)
+        self._use.sample(now)
         before, self._lane = self._lane, self._turn()
         return self._lane != before
 
@@ -140,29 +145,29 @@ class FairShare:
         return None if self._lane is None else self.flows[self._lane].choose(matched, last)
 
     def _turn(self) -> Lane | None:
-        return self.lanes.choose(self._backlogged, self._late)
+        return self.lanes.choose(self._backlogged, self._borrow_share)
 
-    def _late(self, lane: Lane) -> float:
-        return self.flows[lane].late(self._now - self._first_token[lane])
+    def _borrow_share(self, lane: Lane) -> float:
+        return self.flows[lane].borrow_share(self._now - self._first_token[lane])
 
-    def take(self, request: Request) -> None:
+    def admitted(self, request: Request) -> None:
         if not request.began:
-            request.rates = self.costs.rates  # what things cost now: it may have waited for long
+            request.rates = self.costs.rates  # the current rates: it may have waited for long
         self._leave(request, self._now)
-        self.flows[request.lane].flow(request.flow).turn(request.sub_flow)
-        self._taken += 1
-        if self._taken % _FORGET_EVERY == 0:
-            for other in self.flows.values():
-                other.forget_idle()
+        self.flows[request.lane].flow(request.flow).rotate(request.sub_flow)
+        self._admissions += 1
+        if self._admissions % _FORGET_EVERY == 0:
+            for flows in self.flows.values():
+                flows.forget_idle()
 
     def remove(self, request: Request) -> None:
         self._leave(request, None)
         self._slots.ended(request)
 
-    def _leave(self, request: Request, served: float | None) -> None:
-        """A request waits no more: it is served now, or gone."""
+    def _leave(self, request: Request, served_at: float | None) -> None:
+        """Take a request out of the queue. `served_at`: when it was admitted; None if it was removed."""
         flows = self.flows[request.lane]
-        flows.take(request, served)
+        flows.remove(request, served_at)
         self._waiting -= 1
         if not len(flows):
             self._backlogged -= {request.lane}
@@ -184,19 +189,19 @@ class FairShare:
         left = len(request.tokens) - request.kv
         for other in flow.running.values():
             if self._passes(request, left, other):
-                other.passed += 1
+                other.times_overtaken += 1
         self.flows[request.lane].placed(request)
         self._charge(request, request.spent + self._ahead(request, BLOCK_TOKENS) - request.charged)
 
     def grown(self, requests: Iterable[Request]) -> None:
         costs: dict[Lane, float] = {}
         for request in requests:
-            cost = request.ahead(BLOCK_TOKENS)
+            cost = request.cost_ahead(BLOCK_TOKENS)
             lane = request.lane
             flows = self.flows[lane]
             flow = flows.flows[request.flow]
             flow.blocks += 1
-            flows.settled_for -= 1
+            flows.blocks_until_claim -= 1
             if cost > 0.0:
                 request.charged += cost
                 flows.charge(flow, cost)
@@ -204,21 +209,22 @@ class FairShare:
         for lane, cost in costs.items():
             self.lanes.charge(lane, cost, self._working)
 
-    def worked(self, request: Request, cost: float) -> None:
-        request.extra += cost
+    def charge_extra(self, request: Request, cost: float) -> None:
+        request.extra_cost += cost
         self._charge(request, cost)
 
     def released(self, request: Request) -> None:
-        self.flows[request.lane].released(request).learn(request.output)
-        self.service.add(request.lane, request.flow, request.spent - request.served)
-        request.served = request.spent
+        self.flows[request.lane].released(request).observe_output(request.output)
+        self.service.add(request.lane, request.flow, request.spent - request.reported_service)
+        request.reported_service = request.spent
         self._charge(request, request.spent - request.charged)
 
-    def elsewhere(self, replica: str, epoch: int, service: Mapping[str, int]) -> None:
-        """Another replica says what flows got from it so far: add what is new to their counters.
+    def record_remote_service(self, replica: str, epoch: int, service: Mapping[str, int]) -> None:
+        """Charge flows for new service on another replica.
 
-        Of what is heard at once, a flow owes no more than `MAX_WAKE_UP_DEBT_US`: a replica that has just come hears of
-        whole days. Each replica may let a flow go ahead by its part of Q, so that all together let it go ahead by Q.
+        `service`: "lane/flow" -> total µs in that replica's `epoch`. One call adds at most `MAX_WAKE_UP_DEBT_US` per
+        weight to a flow, as a replica that has just started hears of whole days at once. Q is divided by the number of
+        replicas, so that together they let a flow get ahead by Q.
         """
         self._heard[replica] = self._now
         for name in [name for name, at in self._heard.items() if at < self._now - FORGOTTEN_S]:
@@ -233,47 +239,46 @@ class FairShare:
             flow = flows.flow(name)
             flows.charge(flow, min(cost, MAX_WAKE_UP_DEBT_US * flow.weight))
             heard = True
-            if not flows.to_finish:  # where waiting counts most, prompts keep their order
+            if not flows.by_finish_tag:  # in the lane for low latency prompts keep their order
                 got.append((flow, cost))
-        if heard:  # else another gateway told it before
+        if heard:  # nothing is new if another gateway has sent it before
             self._remote_estimate.heard(replica, got, self._now)
 
     def service_given(self) -> dict[str, int]:
-        """What flows got from this replica so far, as `elsewhere` of the others takes it."""
+        """ "lane/flow" -> total µs of service on this replica, for `record_remote_service` of the others."""
         for lane, flows in self.flows.items():
             for flow in flows.flows.values():
                 for request in flow.running.values():
-                    self.service.add(lane, flow.name, request.spent - request.served)
-                    request.served = request.spent
+                    self.service.add(lane, flow.name, request.spent - request.reported_service)
+                    request.reported_service = request.spent
         return self.service.given()
 
     def estimate(self, request: Request) -> float:
-        """µs of engine time that a request that has not been queued yet is thought to need."""
+        """Estimated µs of engine time that a request still needs."""
         flow = self.flows[request.lane].flows.get(request.flow)
         return self._ahead(request, OUTPUT_GUESS if flow is None else flow.output)
 
     def least_share(self, lane: Lane) -> float:
-        """Which part of engine time a lane gets among those that wait, it being one of them."""
+        """The lane's share of engine time by weight, among backlogged lanes and itself."""
         return self.weights[lane] / sum(
             weight for other, weight in self.weights.items() if other == lane or len(self.flows[other])
         )
 
     def share(self, lane: Lane) -> float:
-        """Which part it gets if the others go on asking as they did lately, for their share or for less."""
+        """The lane's expected share: what other lanes left lately, but at least its share by weight."""
         return max(self.least_share(lane), self._left(lane))
 
     def lead(self, lane: Lane) -> float:
-        """µs that higher lanes go first for, if they go on as lately: what they kept, where they ask for more than
-        their shares."""
+        """Expected µs for which higher lanes go first: their reserves, if they ask for more than their shares."""
         if self._left(lane) > self.least_share(lane):
             return 0.0
         higher = [other for other in LANES[: RANK[lane]] if len(self.flows[other])]
         shared = sum(self.weights[other] for other in LANES if other == lane or len(self.flows[other]))
-        # They pay with it for what they get beyond their own shares.
-        return sum(max(0.0, self.lanes.kept[other]) / (1 - self.weights[other] / shared) for other in higher)
+        # A reserve pays for what a lane gets beyond its own share.
+        return sum(max(0.0, self.lanes.reserve[other]) / (1 - self.weights[other] / shared) for other in higher)
 
     def _left(self, lane: Lane) -> float:
-        """Which part of engine time other lanes left lately."""
+        """The part of engine time that other lanes did not use lately."""
         return 1.0 - self._use.of_others(lane, self._now)
 
     def _charge(self, request: Request, cost: float) -> None:
@@ -284,14 +289,14 @@ class FairShare:
         self.lanes.charge(lane, cost, self._working)
 
     def _ahead(self, request: Request, usual: float) -> float:
-        """µs that the request is thought to need still, if `usual` tokens come out; what is redone is not its cost."""
+        """Estimated µs that the request still needs if its output has `usual` tokens. Recomputation is not counted."""
         output = min(request.max_output - request.output, max(usual - request.output, BLOCK_TOKENS))
-        prompt = max(0, request.prompt - max(request.kv, request.seen))
+        prompt = max(0, request.prompt - max(request.kv, request.max_kv))
         return request.rates.cost(prompt, 0, output)
 
     # ------------------------------------------------------------ the step
 
-    def prefill(self, pending: Sequence[Request]) -> Request | None:
+    def next_prefill(self, pending: Sequence[Request]) -> Request | None:
         lanes = frozenset(request.lane for request in pending)
         self._prompting_now |= lanes
         if self._first_ends and LANES[0] not in lanes and not self._was_short:
@@ -303,17 +308,18 @@ class FairShare:
         prompts = [request for request in pending if request.lane == lane]
         flows, ranks = self.flows[prompts[0].lane], self._ranks(prompts)
         limit = flows.quantum + min(
-            ranks[request.flow] + (request.charged / request.weight if flows.to_finish else 0.0) for request in prompts
+            ranks[request.flow] + (request.charged / request.weight if flows.by_finish_tag else 0.0)
+            for request in prompts
         )
         first = next(request for request in prompts if ranks[request.flow] <= limit)
         return next((r for r in prompts if self._passes(r, len(r.tokens) - r.kv, first)), first)
 
-    def before(self, request: Request, left: int, pending: Sequence[Request]) -> Iterable[Request]:
+    def prefills_before(self, request: Request, left: int, pending: Sequence[Request]) -> Iterable[Request]:
         prompts = [other for other in pending if other.lane == request.lane]
         flows, ranks = self.flows[request.lane], self._ranks(prompts)
         cost = request.rates.cost(left, 0, BLOCK_TOKENS) / request.weight
-        limit = ranks.get(request.flow, flows.flow(request.flow).expected()) + flows.quantum
-        if flows.to_finish:
+        limit = ranks.get(request.flow, flows.flow(request.flow).expected_counter()) + flows.quantum
+        if flows.by_finish_tag:
             limit += cost
         higher = [other for other in pending if RANK[other.lane] < RANK[request.lane]]
         return higher + [
@@ -321,41 +327,46 @@ class FairShare:
         ]
 
     def _passes(self, request: Request, left: int, other: Request, cost: float = 0.0) -> bool:
-        """Whether `left` tokens, at most Q of work, are computed before the rest of another prompt of their lane, which
-        is more. `cost`: µs per weight that the request's flow has yet to be charged for it."""
+        """Whether a prompt with `left` tokens to compute, at most Q of work, passes one of its lane with more work.
+
+        `cost`: µs per weight that the request's flow is still to be charged for it.
+        """
         flows = self.flows[request.lane]
         quantum, rest = flows.quantum * request.weight, len(other.tokens) - other.kv
         if not request.rates.cost(left, 0, 0) <= quantum < request.rates.cost(rest, 0, 0):
             return False
         if request.flow == other.flow:
-            return other.passed < PATIENCE
-        return flows.flow(request.flow).expected() + cost <= flows.flow(other.flow).expected() + flows.quantum
+            return other.times_overtaken < PATIENCE
+        return (
+            flows.flow(request.flow).expected_counter() + cost
+            <= flows.flow(other.flow).expected_counter() + flows.quantum
+        )
 
     def _ranks(self, prompts: Sequence[Request]) -> dict[str, float]:
-        """The counters of the flows of a lane's prompts, without what these were charged: a long one is no worse."""
+        """flow -> its expected counter without the charges of these prompts: a long prompt ranks no lower."""
         self._remote_estimate.lapse(self._now)
         ranks: dict[str, float] = {}
         for request in prompts:
             flow = self.flows[request.lane].flow(request.flow)
-            ranks[flow.name] = ranks.get(flow.name, flow.expected()) - request.charged / flow.weight
+            ranks[flow.name] = ranks.get(flow.name, flow.expected_counter()) - request.charged / flow.weight
         return ranks
 
     def prefilled(self, request: Request, tokens: int) -> None:
         self._first_ends |= request.lane == LANES[0] and request.kv + tokens == len(request.tokens)
 
     def victim(self, candidates: Iterable[Request]) -> Request | None:
-        """Who is out of credit; else the lowest lane, there the one with the least work to lose."""
+        """A request without credit first; then the lowest lane's, with the least KV to lose."""
         return max(candidates, key=lambda r: (r.paused, RANK[r.lane], -r.kv, r.arrival), default=None)
 
     def outranks(self, request: Request, other: Request) -> bool:
-        """A higher lane whose turn it is takes what a lower one holds."""
+        """A higher lane whose turn it is takes slots and blocks of a lower one."""
         return RANK[request.lane] < RANK[other.lane]
 
     @property
     def claims_due(self) -> bool:
         if self._clock < self._slots.look_at:
             return False
-        return self._lane is None or self.flows[self._lane].settled_for <= 0
+        return self._lane is None or self.flows[self._lane].blocks_until_claim <= 0
 
     def claims(self, capacity: Capacity) -> Iterable[Claim]:
         lane = self._turn()
@@ -369,9 +380,9 @@ class FairShare:
     # ------------------------------------------------------------ batch's deadlines
 
     def _batch_weight(self, now: float) -> float:
-        """From its own weight up to the highest lane's: what it needs against all others, so that its deadlines hold.
+        """Batch's weight now: raised as far as its deadlines need it, at most to the highest lane's.
 
-        Deadlines that its own weight keeps change nothing, however near they are.
+        Deadlines that its own weight keeps change nothing.
         """
         least = self.weights["batch"]
         share = HASTE * self.flows["batch"].deadline_demand.share(now)
@@ -383,5 +394,5 @@ class FairShare:
 
 
 def _admitted(lane: Lane) -> float:
-    """Whoever of the highest lane was admitted on what it borrowed is computed on it."""
+    """The highest lane may borrow in full for prompts that it has already admitted."""
     return 1.0 if lane == LANES[0] else 0.0

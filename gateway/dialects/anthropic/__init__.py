@@ -1,1 +1,1 @@
-"""Anthropic's reports and errors."""
+"""Anthropic's wire formats: reports and errors; the Messages API is not there yet."""

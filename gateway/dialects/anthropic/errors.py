@@ -1,13 +1,15 @@
-"""Failures as Anthropic's error envelope. Statuses and headers are the same on every surface."""
+"""Anthropic's error envelope.
+
+Source: https://docs.anthropic.com/en/api/errors.
+"""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from gateway.dialects.openai import errors
 from gateway.errors import GatewayError
 
-_KINDS = {
+_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     402: "billing_error",
@@ -17,6 +19,7 @@ _KINDS = {
     429: "rate_limit_error",
     504: "timeout_error",
 }
+"""HTTP status -> `type`; any other is `invalid_request_error`, or `api_error` from 500 on."""
 _FIRST_SERVER_ERROR = 500
 
 
@@ -28,7 +31,7 @@ class ErrorBody(Struct, frozen=True):
 
 
 class Envelope(Struct, frozen=True, tag_field="type", tag="error"):
-    """What every error answer holds."""
+    """The body of every error response."""
 
     error: ErrorBody
     request_id: str
@@ -36,10 +39,10 @@ class Envelope(Struct, frozen=True, tag_field="type", tag="error"):
 
 def envelope(failure: GatewayError, request_id: str) -> Envelope:
     """The envelope of a failure."""
-    return plain(errors.status_of(failure), failure.message, request_id)
+    return plain(failure.status, failure.message, request_id)
 
 
 def plain(status: int, message: str, request_id: str) -> Envelope:
-    """The envelope of an answer that is no failure of a request."""
-    other = "api_error" if status >= _FIRST_SERVER_ERROR else "invalid_request_error"
-    return Envelope(ErrorBody(_KINDS.get(status, other), message), request_id)
+    """The envelope of an HTTP error that is not a GatewayError, such as an unknown route."""
+    default = "api_error" if status >= _FIRST_SERVER_ERROR else "invalid_request_error"
+    return Envelope(ErrorBody(_TYPES.get(status, default), message), request_id)

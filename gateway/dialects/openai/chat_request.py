@@ -1,6 +1,7 @@
-"""POST /v1/chat/completions as it comes in: OpenAI's JSON to a Generation.
+"""POST /v1/chat/completions: OpenAI's JSON to a `GenerationRequest`.
 
-Unknown fields are ignored; what is known, changes the answer and is not supported is refused by name.
+Source: https://platform.openai.com/docs/api-reference/chat/create. Unknown fields are ignored. Fields that are known,
+would change the answer and are not supported are refused (`unsupported_fields`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from msgspec import Meta, Raw, Struct
 
 from gateway.dialects.json_paths import decode
 from gateway.dialects.large_bodies import check_large_body
-from gateway.dialects.openai.common_fields import CompletionFields, Tops, Whole, sampling_of, streaming_of
-from gateway.errors import InvalidRequest
+from gateway.dialects.openai.common_request import (
+    CompletionFields,
+    Integer64,
+    TopLogprobs,
+    parse_common,
+    parse_streaming,
+)
+from gateway.errors import InvalidField
 from gateway.generation_request import GenerationRequest, Text, Turn
-
-# ---------------------------------------------------------------- the wire
 
 
 class TextPart(Struct, frozen=True, tag="text", tag_field="type"):
@@ -39,9 +44,9 @@ class FilePart(Struct, frozen=True, tag="file", tag_field="type"):
     pass
 
 
-Part: TypeAlias = TextPart | RefusalPart | ImagePart | AudioPart | FilePart
-Content: TypeAlias = str | list[Part]
-_OTHER_PARTS = {ImagePart: "images", AudioPart: "audio", FilePart: "files"}
+ContentPart: TypeAlias = TextPart | RefusalPart | ImagePart | AudioPart | FilePart
+Content: TypeAlias = str | list[ContentPart]
+_UNSUPPORTED_PARTS = {ImagePart: "images", AudioPart: "audio", FilePart: "files"}
 
 
 class SystemMessage(Struct, frozen=True, tag="system", tag_field="role"):
@@ -75,16 +80,16 @@ Message: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantM
 
 
 class ChatRequest(CompletionFields, frozen=True, kw_only=True):
-    """The fields that we read, and those that we must not overlook."""
+    """The fields that are read or refused."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
-    max_completion_tokens: Whole | None = None
+    max_completion_tokens: Integer64 | None = None
     logprobs: bool | None = None
-    top_logprobs: Tops | None = None
+    top_logprobs: TopLogprobs | None = None
 
 
 class ChatCall(Struct, frozen=True):
-    """A parsed request: what to generate, and how to answer."""
+    """A parsed request: what to generate, and how to respond."""
 
     generation: GenerationRequest
     stream: bool
@@ -95,31 +100,29 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 
 
 def parse(body: bytes) -> ChatCall:
-    """The request in our own terms. Raises InvalidRequest with the JSON path of what is wrong."""
+    """Parse a body. Raises InvalidRequest with the JSON path of what is wrong."""
     check_large_body(body)
     request = decode(_decoder, body)
-    stream, include_usage = streaming_of(request)
+    stream, include_usage = parse_streaming(request)
     if request.top_logprobs and not request.logprobs:
-        raise InvalidRequest(
-            "$.top_logprobs is only for answers with logprobs.", path="$.top_logprobs", code="invalid_value"
-        )
-    completion = request.max_completion_tokens is not None
+        raise InvalidField("$.top_logprobs", "it needs $.logprobs to be true")
+    limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     generation = GenerationRequest(
         surface="openai",
         model=request.model,
         turns=tuple(_turn(message, f"$.messages[{index}]") for index, message in enumerate(request.messages)),
         turns_path="$.messages",
-        max_tokens=request.max_completion_tokens if completion else request.max_tokens,
-        max_tokens_path="$.max_completion_tokens" if completion else "$.max_tokens",
-        **sampling_of(request),
+        max_tokens=getattr(request, limit),
+        max_tokens_path=f"$.{limit}",
+        **parse_common(request),
         choices=request.n or 1,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
     return ChatCall(generation, stream, include_usage)
 
 
-def _unsupported(path: str, what: str) -> InvalidRequest:
-    return InvalidRequest(f"{path}: {what} not supported here.", path=path, code="unsupported_parameter")
+def _unsupported(path: str, feature: str) -> InvalidField:
+    return InvalidField(path, f"{feature} are not supported", code="unsupported_parameter")
 
 
 def _turn(message: Message, path: str) -> Turn:
@@ -132,26 +135,26 @@ def _turn(message: Message, path: str) -> Turn:
             return Turn("user", _texts(message.content, f"{path}.content"))
         case AssistantMessage():
             return Turn("assistant", _assistant(message, path))
-    raise _unsupported(f"{path}.role", "tool messages are")
+    raise _unsupported(f"{path}.role", "tool messages")
 
 
 def _assistant(message: AssistantMessage, path: str) -> tuple[Text, ...]:
     if message.tool_calls:
-        raise _unsupported(f"{path}.tool_calls", "tool calls are")
+        raise _unsupported(f"{path}.tool_calls", "tool calls")
     if message.function_call is not None and bytes(message.function_call) != b"null":
-        raise _unsupported(f"{path}.function_call", "function calls are")
+        raise _unsupported(f"{path}.function_call", "function calls")
     if message.content is not None:
         return _texts(message.content, f"{path}.content")
     if message.refusal is not None:
         return (Text(message.refusal, f"{path}.refusal"),)
-    raise InvalidRequest(f"{path}.content is missing.", path=f"{path}.content", code="missing_required_parameter")
+    raise InvalidField(f"{path}.content", "it is missing", code="missing_required_parameter")
 
 
 def _texts(content: Content, path: str) -> tuple[Text, ...]:
     if isinstance(content, str):
         return (Text(content, path),)
     if not content:
-        raise InvalidRequest(f"{path}: an empty list of parts.", path=path, code="invalid_value")
+        raise InvalidField(path, "the list of parts is empty")
     texts = []
     for index, part in enumerate(content):
         if isinstance(part, TextPart):
@@ -159,5 +162,5 @@ def _texts(content: Content, path: str) -> tuple[Text, ...]:
         elif isinstance(part, RefusalPart):
             texts.append(Text(part.refusal, f"{path}[{index}].refusal"))
         else:
-            raise _unsupported(f"{path}[{index}]", f"{_OTHER_PARTS[type(part)]} are")
+            raise _unsupported(f"{path}[{index}]", _UNSUPPORTED_PARTS[type(part)])
     return tuple(texts)

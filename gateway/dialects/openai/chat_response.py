@@ -1,89 +1,29 @@
-"""What came of a chat completion, as OpenAI's JSON: the whole answer, or chunks as they come."""
+"""POST /v1/chat/completions: the response as OpenAI's JSON, whole or in chunks.
+
+Source: https://platform.openai.com/docs/api-reference/chat/object. `cost` and `limited_by` are ours.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
-from uuid import UUID
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from billing.money import format_pico
-from billing.usage import Usage
 from gateway.conversation.tokenizer import Tokenizer
-from gateway.dialects.openai.common_fields import TIER_OF
-from gateway.dialects.openai.errors import envelope
+from gateway.dialects.openai.common_response import (
+    DONE,
+    CompletionWriter,
+    ResponseIdentity,
+    encoder,
+    event,
+    finishes_of,
+)
 from gateway.dialects.openai.logprobs import ChatLogprobs, chat_logprobs
-from gateway.generation.delivery import ChoiceDelta, Failed, Finished, FinishReason
-from gateway.served_models.served_model import ServedModel
-from protocol.requests import Lane
-
-# ---------------------------------------------------------------- usage
+from gateway.dialects.openai.usage import CompletionUsage, completion_usage
+from gateway.generation.delivery import ChoiceDelta, Finished
 
 
-class PromptDetails(Struct, frozen=True):
-    cached_tokens: int
-    cache_write_tokens: int = 0
-    audio_tokens: int = 0
-
-
-class CompletionDetails(Struct, frozen=True):
-    reasoning_tokens: int = 0
-    audio_tokens: int = 0
-    accepted_prediction_tokens: int = 0
-    rejected_prediction_tokens: int = 0
-
-
-class Cost(Struct, frozen=True):
-    """Not OpenAI's: what the request cost, exactly."""
-
-    currency: str
-    amount: str
-
-
-class ChatUsage(Struct, frozen=True):
-    """OpenAI's view of usage: the details are parts of the totals, not beside them."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptDetails
-    completion_tokens_details: CompletionDetails
-    cost: Cost
-
-
-def chat_usage(usage: Usage, cost_pico: int, currency: str) -> ChatUsage:
-    """Usage as the client sees it."""
-    return ChatUsage(
-        prompt_tokens=usage.prompt,
-        completion_tokens=usage.output,
-        total_tokens=usage.prompt + usage.output,
-        prompt_tokens_details=PromptDetails(sum(usage.read.values()), sum(usage.write.values())),
-        completion_tokens_details=CompletionDetails(),
-        cost=Cost(currency, format_pico(cost_pico)),
-    )
-
-
-# ---------------------------------------------------------------- why it ended
-
-
-class Finish(Struct, frozen=True):
-    """OpenAI's finish reason, and ours beside it where it says more: `limited_by` is not OpenAI's."""
-
-    reason: Literal["stop", "length"]
-    limited_by: Literal["budget"] | UnsetType = UNSET
-
-
-def finish_of(reason: FinishReason) -> Finish:
-    """A choice's end as OpenAI's clients understand it."""
-    return Finish("length", "budget") if reason == "budget" else Finish(reason)
-
-
-# ---------------------------------------------------------------- the whole
-
-
-class AnswerMessage(Struct, frozen=True):
+class ResponseMessage(Struct, frozen=True):
     content: str
     role: str = "assistant"
     refusal: None = None
@@ -91,7 +31,7 @@ class AnswerMessage(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    message: AnswerMessage
+    message: ResponseMessage
     finish_reason: str
     index: int = 0
     logprobs: ChatLogprobs | None = None
@@ -99,17 +39,16 @@ class Choice(Struct, frozen=True):
 
 
 class ChatCompletion(Struct, frozen=True):
+    """The whole response."""
+
     id: str
     created: int
     model: str
     choices: tuple[Choice, ...]
-    usage: ChatUsage
+    usage: CompletionUsage
     service_tier: str
     object: str = "chat.completion"
     system_fingerprint: str | None = None
-
-
-# ---------------------------------------------------------------- chunks
 
 
 class Delta(Struct, frozen=True, omit_defaults=True):
@@ -127,98 +66,66 @@ class ChunkChoice(Struct, frozen=True):
 
 
 class ChatChunk(Struct, frozen=True):
+    """One event of a streamed response."""
+
     id: str
     created: int
     model: str
     choices: tuple[ChunkChoice, ...]
     service_tier: str
-    usage: ChatUsage | UnsetType | None = UNSET
+    usage: CompletionUsage | UnsetType | None = UNSET
     object: str = "chat.completion.chunk"
     system_fingerprint: str | None = None
 
 
-class Header(Struct, frozen=True):
-    """What all objects of one answer have in common."""
+class ChatWriter(CompletionWriter):
+    """Writes one response, whole or as events."""
 
-    id: str
-    created: int
-    model: str
-    request_id: str
-    service_tier: str
-    system_fingerprint: str | None = None
-
-    @classmethod
-    def of(cls, kind: str, id: UUID, model: ServedModel, request_id: str, created: int, *, lane: Lane) -> Header:
-        """The header of an answer of this model in this lane; `kind` begins its id."""
-        tier, fingerprint = TIER_OF[lane], f"fp_{model.text_digest[:12]}"
-        return cls(f"{kind}-{id.hex}", created, model.name, request_id, tier, fingerprint)
-
-
-_encoder = msgspec.json.Encoder()
-_LINE_ENDS = (("\x85", b"\\u0085"), ("\u2028", b"\\u2028"), ("\u2029", b"\\u2029"))
-DONE = b"data: [DONE]\n\n"
-
-
-def frame(body: object) -> bytes:
-    """One event. JSON escapes line feeds, so text cannot forge one; of what Unicode calls line ends we escape the
-    rest too, for readers that split at them."""
-    data = _encoder.encode(body)
-    for character, escaped in _LINE_ENDS:
-        data = data.replace(character.encode(), escaped)
-    return b"data: " + data + b"\n\n"
-
-
-class ChatAnswer:
-    """One answer as bytes, whole or in events."""
-
-    def __init__(self, header: Header, tokenizer: Tokenizer, *, logprobs: bool, include_usage: bool) -> None:
-        self._header = header
-        self._tokenizer = tokenizer
+    def __init__(
+        self, identity: ResponseIdentity, tokenizer: Tokenizer, *, logprobs: bool, include_usage: bool
+    ) -> None:
+        super().__init__(identity, tokenizer, include_usage=include_usage)
         self._logprobs = logprobs
-        self._include_usage = include_usage
         self._opened: set[int] = set()
+        """The choices whose role was sent."""
 
-    def whole(self, parts: Sequence[ChoiceDelta], end: Finished) -> bytes:
-        """The whole answer as JSON, of one part for each choice."""
-        return _encoder.encode(
+    def whole(self, deltas: Sequence[ChoiceDelta], end: Finished) -> bytes:
+        """The whole response, of one delta for each choice."""
+        return encoder.encode(
             ChatCompletion(
-                id=self._header.id,
-                created=self._header.created,
-                model=self._header.model,
+                id=self._identity.id,
+                created=self._identity.created,
+                model=self._identity.model,
                 choices=tuple(
-                    Choice(AnswerMessage(part.text), end.reason, part.choice, self._scored(part), end.limited_by)
-                    for part, end in zip(parts, map(finish_of, end.reasons), strict=True)
+                    Choice(ResponseMessage(d.text), end.reason, d.choice, self._logprobs_of(d), end.limited_by)
+                    for d, end in zip(deltas, finishes_of(end.reasons), strict=True)
                 ),
-                usage=chat_usage(end.usage, end.cost_pico, end.currency),
-                service_tier=self._header.service_tier,
-                system_fingerprint=self._header.system_fingerprint,
+                usage=completion_usage(end.usage, end.cost_pico, end.currency),
+                service_tier=self._identity.service_tier,
+                system_fingerprint=self._identity.system_fingerprint,
             )
         )
 
-    def piece(self, parts: Sequence[ChoiceDelta]) -> bytes:
-        """Chunks with text; before a choice's first, the one with the role."""
-        frames = b""
-        for part in parts:
-            chunk = ChunkChoice(Delta(content=part.text), index=part.choice, logprobs=self._scored(part))
-            frames += self._open(part.choice) + self._chunk(chunk)
-        return frames
+    def events(self, deltas: Sequence[ChoiceDelta]) -> bytes:
+        """A chunk for each delta; before the first of a choice, a chunk with its role."""
+        events = b""
+        for delta in deltas:
+            chunk = ChunkChoice(Delta(content=delta.text), index=delta.choice, logprobs=self._logprobs_of(delta))
+            events += self._open(delta.choice) + self._chunk(chunk)
+        return events
 
     def finished(self, end: Finished) -> bytes:
-        """The finish reasons, the usage if it was asked for, and the end mark."""
-        frames = b""
-        for choice, finish in enumerate(map(finish_of, end.reasons)):
+        """A chunk with the finish reason of each choice, the usage if the client asked for it, and `DONE`."""
+        events = b""
+        for choice, finish in enumerate(finishes_of(end.reasons)):
             chunk = ChunkChoice(Delta(), finish_reason=finish.reason, index=choice, limited_by=finish.limited_by)
-            frames += self._open(choice) + self._chunk(chunk)
+            events += self._open(choice) + self._chunk(chunk)
         if self._include_usage:
-            frames += self._chunk(None, chat_usage(end.usage, end.cost_pico, end.currency))
-        return frames + DONE
+            events += self._chunk(None, completion_usage(end.usage, end.cost_pico, end.currency))
+        return events + DONE
 
-    def failed(self, end: Failed) -> bytes:
-        """An error event, which the official client raises as an exception. No end mark follows."""
-        return frame(envelope(end.failure, self._header.request_id))
-
-    def _scored(self, part: ChoiceDelta) -> ChatLogprobs | None:
-        return chat_logprobs(part.scores, self._tokenizer) if self._logprobs else None
+    def _logprobs_of(self, delta: ChoiceDelta) -> ChatLogprobs | None:
+        return chat_logprobs(delta.scores, self._tokenizer) if self._logprobs else None
 
     def _open(self, choice: int) -> bytes:
         if choice in self._opened:
@@ -226,16 +133,16 @@ class ChatAnswer:
         self._opened.add(choice)
         return self._chunk(ChunkChoice(Delta(role="assistant", content="", refusal=None), index=choice))
 
-    def _chunk(self, choice: ChunkChoice | None, usage: ChatUsage | None = None) -> bytes:
-        header = self._header
-        return frame(
+    def _chunk(self, choice: ChunkChoice | None, usage: CompletionUsage | None = None) -> bytes:
+        identity = self._identity
+        return event(
             ChatChunk(
-                id=header.id,
-                created=header.created,
-                model=header.model,
+                id=identity.id,
+                created=identity.created,
+                model=identity.model,
                 choices=() if choice is None else (choice,),
                 usage=usage if self._include_usage else UNSET,
-                service_tier=header.service_tier,
-                system_fingerprint=header.system_fingerprint,
+                service_tier=identity.service_tier,
+                system_fingerprint=identity.system_fingerprint,
             )
         )

@@ -1,4 +1,7 @@
-"""POST /v1/completions as it comes in: text or token ids to go on from, one or several, to Generations."""
+"""POST /v1/completions: OpenAI's JSON to `GenerationRequest`s, one for each prompt (texts or token ids).
+
+Source: https://platform.openai.com/docs/api-reference/completions/create.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,15 @@ from msgspec import Meta, Raw, Struct
 
 from gateway.dialects.json_paths import decode
 from gateway.dialects.large_bodies import check_large_body
-from gateway.dialects.openai.common_fields import Choices, CompletionFields, TokenId, Tops, sampling_of, streaming_of
-from gateway.errors import InvalidRequest
+from gateway.dialects.openai.common_request import (
+    ChoiceCount,
+    CompletionFields,
+    TokenId,
+    TopLogprobs,
+    parse_common,
+    parse_streaming,
+)
+from gateway.errors import InvalidField
 from gateway.generation_request import GenerationRequest
 from protocol.requests import MOST_CHOICES
 from storage.free_text import counted
@@ -21,17 +31,17 @@ Prompt: TypeAlias = str | tuple[int, ...]
 
 
 class CompletionRequest(CompletionFields, frozen=True, kw_only=True):
-    """The fields that we read, and those that we must not overlook."""
+    """The fields that are read or refused."""
 
     prompt: Raw
-    best_of: Choices | None = None
-    logprobs: Tops | None = None
+    best_of: ChoiceCount | None = None
+    logprobs: TopLogprobs | None = None
     echo: bool | None = None
     suffix: str | None = None
 
 
 class CompletionCall(Struct, frozen=True):
-    """A parsed request: what to generate for each prompt, and how to answer."""
+    """A parsed request: what to generate for each prompt, and how to respond."""
 
     generations: tuple[GenerationRequest, ...]
     stream: bool
@@ -39,35 +49,28 @@ class CompletionCall(Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
-_text = msgspec.json.Decoder(str)
-_texts = msgspec.json.Decoder(Annotated[list[str], Meta(min_length=1)])
-_tokens = msgspec.json.Decoder(Annotated[list[TokenId], Meta(min_length=1)])
-_many = msgspec.json.Decoder(Annotated[list[Annotated[list[TokenId], Meta(min_length=1)]], Meta(min_length=1)])
+_text_decoder = msgspec.json.Decoder(str)
+_texts_decoder = msgspec.json.Decoder(Annotated[list[str], Meta(min_length=1)])
+_tokens_decoder = msgspec.json.Decoder(Annotated[list[TokenId], Meta(min_length=1)])
+_token_lists_decoder = msgspec.json.Decoder(
+    Annotated[list[Annotated[list[TokenId], Meta(min_length=1)]], Meta(min_length=1)]
+)
 
 
 def parse(body: bytes) -> CompletionCall:
-    """The request in our own terms. Raises InvalidRequest with the JSON path of what is wrong."""
+    """Parse a body. Raises InvalidRequest with the JSON path of what is wrong."""
     check_large_body(body)
     request = decode(_decoder, body)
-    (stream, include_usage), choices = streaming_of(request), request.n or 1
+    (stream, include_usage), choices = parse_streaming(request), request.n or 1
     if request.best_of is not None and request.best_of != choices:
-        raise InvalidRequest(
-            f"$.best_of is {request.best_of} where n is {choices}: answers are not ranked here.",
-            path="$.best_of",
-            code="unsupported_value",
-        )
+        problem = f"it must be equal to $.n, which is {choices}, because answers are not ranked"
+        raise InvalidField("$.best_of", problem, code="unsupported_value")
     if request.suffix:
-        raise InvalidRequest(
-            "$.suffix: text is not filled in between here.", path="$.suffix", code="unsupported_parameter"
-        )
+        raise InvalidField("$.suffix", "it is not supported", code="unsupported_parameter")
     prompts = _prompts(bytes(request.prompt))
     if len(prompts) * choices > MOST_CHOICES:
-        raise InvalidRequest(
-            f"$.prompt: {counted(len(prompts), 'prompt')} with {counted(choices, 'answer')} each "
-            f"make more than {MOST_CHOICES}.",
-            path="$.prompt",
-            code="invalid_value",
-        )
+        total = f"{counted(len(prompts), 'prompt')} with {counted(choices, 'choice')} each"
+        raise InvalidField("$.prompt", f"{total} exceed the limit of {MOST_CHOICES} choices")
     several = len(prompts) > 1
     generations = tuple(
         GenerationRequest(
@@ -77,7 +80,7 @@ def parse(body: bytes) -> CompletionCall:
             turns_path=f"$.prompt[{index}]" if several else "$.prompt",
             prompt=prompt,
             max_tokens=_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
-            **sampling_of(request),
+            **parse_common(request),
             choices=choices,
             logprobs=request.logprobs,
             echo=bool(request.echo),
@@ -88,13 +91,13 @@ def parse(body: bytes) -> CompletionCall:
 
 
 def _prompts(raw: bytes) -> list[Prompt]:
-    """A text, token ids, a list of texts, or a list of lists of token ids: by what comes first."""
-    inner = raw.lstrip(b" \t\r\n")
-    if not inner.startswith(b"["):
-        return [decode(_text, raw, at="$.prompt")]
-    first = inner[1:].lstrip(b" \t\r\n")[:1]
+    """A text, token ids, a list of texts, or a list of lists of token ids, told apart by the first characters."""
+    prompt = raw.lstrip(b" \t\r\n")
+    if not prompt.startswith(b"["):
+        return [decode(_text_decoder, raw, at="$.prompt")]
+    first = prompt[1:].lstrip(b" \t\r\n")[:1]
     if first == b'"':
-        return [*decode(_texts, raw, at="$.prompt")]
+        return [*decode(_texts_decoder, raw, at="$.prompt")]
     if first == b"[":
-        return [tuple(tokens) for tokens in decode(_many, raw, at="$.prompt")]
-    return [tuple(decode(_tokens, raw, at="$.prompt"))]
+        return [tuple(tokens) for tokens in decode(_token_lists_decoder, raw, at="$.prompt")]
+    return [tuple(decode(_tokens_decoder, raw, at="$.prompt"))]

@@ -1,4 +1,4 @@
-"""Log probabilities as OpenAI's JSON: the chat's `content` entries, and the four parallel lists of text completions."""
+"""Log probabilities as OpenAI's JSON: `content` entries of chats, four parallel lists of text completions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 from gateway.conversation.tokenizer import Tokenizer
 from gateway.generation.transcript import TokenScore
 
-_UNKNOWN = "\ufffd"
+_REPLACEMENT = "\ufffd"
 
 
 class TopLogprob(Struct, frozen=True):
@@ -31,7 +31,7 @@ class ChatLogprobs(Struct, frozen=True):
 
 
 class TextLogprobs(Struct, frozen=True):
-    """`top_logprobs` also holds the token itself, as OpenAI's does; a prompt's first token has neither."""
+    """`top_logprobs` includes the token itself. The first token of an echoed prompt has neither value."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -40,21 +40,21 @@ class TextLogprobs(Struct, frozen=True):
 
 
 def chat_logprobs(scores: Sequence[TokenScore], tokenizer: Tokenizer) -> ChatLogprobs:
-    """The entries of these tokens."""
+    """The entries of generated tokens."""
     entries = []
     for score in scores:
         assert score.score is not None
         text, raw = tokenizer.spelled(score.token)
         tops = []
         for token, logprob in score.score.top:
-            other, other_raw = tokenizer.spelled(token)
-            tops.append(TopLogprob(other, logprob, list(other_raw)))
+            top_text, top_raw = tokenizer.spelled(token)
+            tops.append(TopLogprob(top_text, logprob, list(top_raw)))
         entries.append(ContentLogprob(text, score.score.logprob, list(raw), tuple(tops)))
     return ChatLogprobs(tuple(entries))
 
 
 def text_logprobs(scores: Sequence[TokenScore], tokenizer: Tokenizer, wanted: int) -> TextLogprobs:
-    """The lists of these tokens; `wanted` is how many likeliest ones the client asked for."""
+    """The lists of these tokens. `wanted`: how many likeliest tokens the client asked for."""
     names = [_name(score.token, tokenizer) for score in scores]
     values = [None if score.score is None else score.score.logprob for score in scores]
     tops = [
@@ -67,6 +67,6 @@ def text_logprobs(scores: Sequence[TokenScore], tokenizer: Tokenizer, wanted: in
 
 
 def _name(token: int, tokenizer: Tokenizer) -> str:
-    """The token's text; where that is no whole character, its bytes in OpenAI's spelling, so that names differ."""
+    """A unique name: the token's text or, if its bytes are no whole characters, the bytes as OpenAI spells them."""
     text, raw = tokenizer.spelled(token)
-    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw) if _UNKNOWN in text else text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw) if _REPLACEMENT in text else text

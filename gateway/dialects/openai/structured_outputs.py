@@ -1,4 +1,4 @@
-"""What the output must fulfil: OpenAI's `response_format`, and the fields that vLLM's users send."""
+"""Structured outputs: OpenAI's `response_format` and vLLM's `structured_outputs` and `guided_…` to one `Grammar`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from gateway.dialects.json_paths import ABSENT
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidField
 from gateway.generation_request import Grammar
 from protocol.grammar_limits import MAX_GRAMMAR_CHARS, MAX_SCHEMA_BYTES, GrammarTooLarge, check_depth, check_grammar
 
 GrammarText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
 ChoiceTexts: TypeAlias = Annotated[list[Annotated[str, Meta(min_length=1, max_length=4096)]], Meta(min_length=1)]
-_NOTHING = (b"", b"null")
+_ABSENT_OR_NULL = (b"", b"null")
 
 
 class NamedSchema(Struct, frozen=True):
-    """`strict` changes nothing: what is generated always fulfils the schema."""
+    """`strict` has no effect: the output always fulfils the schema."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     schema: Raw = ABSENT
@@ -51,7 +51,7 @@ class StructuredOutputs(Struct, frozen=True):
 
 
 class GrammarFields(Protocol):
-    """Where a request may say it."""
+    """The fields of a request that may hold a grammar."""
 
     @property
     def response_format(self) -> ResponseFormat | None: ...
@@ -67,68 +67,71 @@ class GrammarFields(Protocol):
     def structured_outputs(self) -> StructuredOutputs | None: ...
 
 
-def grammar_of(request: GrammarFields) -> Grammar | None:
-    """The one grammar that a request names. Raises InvalidRequest if there are two, or a schema is no object."""
-    wishes = _wishes(request)
-    if len(wishes) > 1:
-        first, second = wishes[0].path, wishes[1].path
-        raise InvalidRequest(f"{second} cannot be combined with {first}.", path=second, code="invalid_value")
-    return wishes[0] if wishes else None
+def parse_grammar(request: GrammarFields) -> Grammar | None:
+    """The grammar of a request, if it has one. Raises InvalidRequest if it has two, or an invalid one."""
+    grammars = _grammars(request)
+    if len(grammars) > 1:
+        raise InvalidField(grammars[1].path, f"it cannot be combined with {grammars[0].path}; give one of them")
+    return grammars[0] if grammars else None
 
 
-def _wishes(request: GrammarFields) -> list[Grammar]:
-    wishes = []
+def _grammars(request: GrammarFields) -> list[Grammar]:
+    grammars = []
     match request.response_format:
         case ObjectFormat():
-            wishes.append(_wish("json_schema", {"type": "object"}, "$.response_format"))
+            grammars.append(_grammar("json_schema", {"type": "object"}, "$.response_format"))
         case SchemaFormat(named):
             path = "$.response_format.json_schema.schema"
-            wishes.append(
-                _wish("json_schema", _schema(named.schema, path) if bytes(named.schema) not in _NOTHING else {}, path)
+            grammars.append(
+                _grammar(
+                    "json_schema",
+                    _schema(named.schema, path) if bytes(named.schema) not in _ABSENT_OR_NULL else {},
+                    path,
+                )
             )
-    also = request.structured_outputs or StructuredOutputs()
-    if also.json_object:
-        wishes.append(_wish("json_schema", {"type": "object"}, "$.structured_outputs.json_object"))
-    for kind, path, said in (
+    outputs = request.structured_outputs or StructuredOutputs()
+    if outputs.json_object:
+        grammars.append(_grammar("json_schema", {"type": "object"}, "$.structured_outputs.json_object"))
+    for kind, path, value in (
         ("json_schema", "$.guided_json", request.guided_json),
-        ("json_schema", "$.structured_outputs.json", also.json),
+        ("json_schema", "$.structured_outputs.json", outputs.json),
         ("regex", "$.guided_regex", request.guided_regex),
-        ("regex", "$.structured_outputs.regex", also.regex),
+        ("regex", "$.structured_outputs.regex", outputs.regex),
         ("choice", "$.guided_choice", request.guided_choice),
-        ("choice", "$.structured_outputs.choice", also.choice),
+        ("choice", "$.structured_outputs.choice", outputs.choice),
         ("grammar", "$.guided_grammar", request.guided_grammar),
-        ("grammar", "$.structured_outputs.grammar", also.grammar),
+        ("grammar", "$.structured_outputs.grammar", outputs.grammar),
     ):
-        if isinstance(said, Raw):
-            if bytes(said) in _NOTHING:
+        if isinstance(value, Raw):
+            if bytes(value) in _ABSENT_OR_NULL:
                 continue
-            wishes.append(_wish(kind, _schema(said, path), path))
-        elif said is not None:
-            wishes.append(_wish(kind, said, path))
-    return wishes
+            grammars.append(_grammar(kind, _schema(value, path), path))
+        elif value is not None:
+            grammars.append(_grammar(kind, value, path))
+    return grammars
 
 
 def _schema(raw: Raw, path: str) -> dict[str, Any]:
-    """A schema, which users of open servers may also send as a text of JSON."""
+    """A JSON schema. vLLM's clients may also send it as a string of JSON."""
     if len(raw) > MAX_SCHEMA_BYTES:
-        raise InvalidRequest(f"{path}: more than {MAX_SCHEMA_BYTES} bytes.", path=path, code="invalid_value")
+        raise InvalidField(path, f"it has more than {MAX_SCHEMA_BYTES} bytes")
     try:
         schema = msgspec.json.decode(raw)
         if isinstance(schema, str):
             schema = msgspec.json.decode(schema)
         check_depth(schema)
     except GrammarTooLarge as error:
-        raise InvalidRequest(f"{path}: {error}.", path=path, code="invalid_value") from error
+        raise InvalidField(path, str(error)) from error
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{path} is not JSON: {error}.", path=path, code="invalid_value") from error
+        raise InvalidField(path, f"it is not JSON: {error}") from error
     if not isinstance(schema, dict):
-        raise InvalidRequest(f"{path}: Expected `object`.", path=path, code="invalid_type")
+        raise InvalidField(path, "Expected `object`", code="invalid_type")
     return schema
 
 
-def _wish(kind: str, body: object, path: str) -> Grammar:
+def _grammar(kind: str, body: object, path: str) -> Grammar:
     try:
         check_grammar(kind, body)
     except GrammarTooLarge as error:
-        raise InvalidRequest(f"{path}: {error}.", path=path, code="invalid_value") from error
+        raise InvalidField(path, str(error)) from error
     return Grammar(json.dumps({kind: body}, ensure_ascii=False), path)

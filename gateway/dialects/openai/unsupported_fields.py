@@ -1,7 +1,7 @@
-"""Fields of OpenAI's and vLLM's that would change the answer and that we do not have: refused, never overlooked.
+"""Fields of OpenAI and vLLM that would change the answer and are not supported: refused, never ignored.
 
-What only hints (`reasoning_effort`, `prediction`, `prompt_cache_key`, `user`, `store` …), and what nobody has heard of,
-is passed over, as clients expect of a server that is older than they are.
+Hints (`reasoning_effort`, `prediction`, `prompt_cache_key`, `user`, `store` and so on) and unknown fields are ignored,
+as clients expect of a server older than themselves.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import msgspec
 from msgspec import Raw, Struct
 
 from gateway.dialects.json_paths import ABSENT
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidField
 
 
 class UnsupportedFields(Struct, frozen=True, kw_only=True):
-    """The lower part is vLLM's."""
+    """The refused fields; those of the lower part are vLLM's."""
 
     tools: Raw = ABSENT
     tool_choice: Raw = ABSENT
@@ -37,8 +37,8 @@ class UnsupportedFields(Struct, frozen=True, kw_only=True):
     use_beam_search: Raw = ABSENT
 
 
-_NOTHING = (b"null", b"false", b"[]")
-_CHANGES_NOTHING: dict[str, tuple[bytes, ...]] = {
+_NO_EFFECT = (b"null", b"false", b"[]")
+_DEFAULTS: dict[str, tuple[bytes, ...]] = {
     "tool_choice": (b"null", b'"none"', b'"auto"'),
     "function_call": (b"null", b'"none"', b'"auto"'),
     "modalities": (b"null", b'["text"]'),
@@ -46,18 +46,17 @@ _CHANGES_NOTHING: dict[str, tuple[bytes, ...]] = {
     "chat_template_kwargs": (b"null", b"{}"),
     "skip_special_tokens": (b"null", b"true"),
 }
-"""Where it is not `_NOTHING` that asks for what we do anyway."""
+"""Field -> its values that ask for what is done anyway, where these are not `_NO_EFFECT`."""
 _LONGEST = 256
-"""Bytes of what asks for nothing, however much white space is in it; more is not looked at."""
+"""A longer value is refused without looking at it."""
 
 
-def refuse_unsupported(request: UnsupportedFields) -> None:
-    """Raise InvalidRequest naming a field that we would have to overlook."""
+def reject_unsupported(request: UnsupportedFields) -> None:
+    """Raise InvalidRequest, which names the field, for a value that is not supported."""
     for name in UnsupportedFields.__struct_fields__:
-        given: Raw = getattr(request, name)
-        if given is ABSENT:
+        raw: Raw = getattr(request, name)
+        if raw is ABSENT:
             continue
-        said = given if len(given) > _LONGEST else msgspec.json.encode(msgspec.json.decode(given))
-        if said not in _CHANGES_NOTHING.get(name, _NOTHING):
-            path = f"$.{name}"
-            raise InvalidRequest(f"{path} is not supported here.", path=path, code="unsupported_parameter")
+        value = raw if len(raw) > _LONGEST else msgspec.json.encode(msgspec.json.decode(raw))
+        if value not in _DEFAULTS.get(name, _NO_EFFECT):
+            raise InvalidField(f"$.{name}", "it is not supported", code="unsupported_parameter")

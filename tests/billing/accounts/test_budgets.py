@@ -19,12 +19,12 @@ from billing.reservation.decisions import InsufficientFunds
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
 from billing.tables.budgets import budget_window
-from billing.tables.money import outbox
 from billing.transaction.budget_charges import THRESHOLD
 from billing.usage import Release, Usage
 from billing.verification.audit import audit_money
 from storage.database.base import Count, new_id
 from storage.database.database import Database
+from storage.database.outbox import outbox
 from tests.billing.money import Tenant
 
 TOKEN = 400_000

@@ -44,7 +44,7 @@ from billing.tables.money import ledger_entry
 from billing.usage import METERS, Usage, UsageEvent
 from storage.database.base import to_instant
 from storage.database.database import Database
-from tests.billing.invoices.books import set_clock
+from tests.billing.invoices.customers import set_clock
 from tests.billing.money import Tenant
 from tests.billing.recorded import DAY, NOVEMBER, Past, record
 from tests.fast import only_fast

@@ -23,7 +23,7 @@ from billing.prices import PriceCatalog
 from billing.reservation.hold_service import HoldService
 from billing.usage import Usage
 from storage.database.database import Database
-from tests.billing.invoices.books import Customer, set_clock
+from tests.billing.invoices.customers import Customer, set_clock
 from tests.billing.invoices.documents import BUYER
 from tests.billing.money import Tenant
 from tests.billing.recorded import record

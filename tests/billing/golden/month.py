@@ -50,7 +50,7 @@ from billing.tables.invoices import invoice
 from billing.usage import Usage, UsageEvent
 from storage.database import migrate
 from storage.database.database import Database
-from tests.billing.invoices.books import set_clock
+from tests.billing.invoices.customers import set_clock
 from tests.billing.invoices.documents import BUYER, SELLER
 from tests.billing.money import Tenant, event
 

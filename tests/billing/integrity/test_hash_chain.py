@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator
 from uuid import UUID
 
 import msgspec
 import pytest
-from sqlalchemy import Text, literal, select, text
+from sqlalchemy import Column, Integer, MetaData, Table, Text, literal, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.calendar import period_bounds
-from billing.events import columns as traits
-from billing.events.columns import EventColumns
+from billing.events.columns import EventColumns, dimension_ids
 from billing.events.rows import NAMES, EventRows
-from billing.integrity import hash_chain
+from billing.integrity import hash_chain, leaf_forms
+from billing.integrity.leaf_forms import CURRENT, FORMS, LeafForm
 from billing.periods.periods import Periods
 from billing.prices import PriceCatalog
 from billing.reservation.hold_service import HoldService
+from billing.settlement import settlement
 from billing.settlement.settlement import settle
 from billing.tables.chain import usage_batch, usage_chain
 from billing.tables.money import usage_event, usage_fact
-from billing.usage import TRAITS, Usage, UsageEvent
+from billing.usage import DIMENSIONS, Usage, UsageEvent
+from billing.verification import chain
 from billing.verification.audit import audit_money
 from storage.database.base import Count, Id, new_id
 from storage.database.database import Database
@@ -81,8 +84,18 @@ async def _findings(database: Database) -> dict[str, set[UUID]]:
 
 
 def test_a_leaf_says_all_that_an_event_says() -> None:
-    assert (*(name for name in NAMES if name != "traits"), *TRAITS) == hash_chain.COLUMNS, "a second form is needed"
-    assert set(hash_chain.COLUMNS) == {column.name for column in usage_event.columns}
+    """A column that is added to events needs a further form."""
+    form = FORMS[CURRENT]
+    assert {*form.names} == {*NAMES} - {"traits"}
+    assert {*form.texts} == {*DIMENSIONS}
+    assert {*form.names, *form.texts} == {column.name for column in usage_event.columns}
+
+
+def test_forms_are_numbered_and_begin_differently() -> None:
+    assert [form.number for form in FORMS.values()] == list(range(1, len(FORMS) + 1))
+    texts = dict.fromkeys(DIMENSIONS, "")
+    marks = {LeafForm(number, FORMS[1].columns, FORMS[1].texts).start(texts) for number in range(1, 40)}
+    assert len(marks) == 39
 
 
 @pytest.mark.slow
@@ -98,13 +111,17 @@ async def test_leaves_of_a_large_batch_in_any_order(database: Database) -> None:
     again = [replace(event, sequence=9999) for event in events[::300]]
     await store(database, *events, *again)
     columns = EventColumns([*events, *again])
-    (batch,) = hash_chain.batches(EventRows(columns, await traits.numbers(database, columns.kinds)))
+    (batch,) = hash_chain.chain_batches(EventRows(columns, await dimension_ids(database, columns.kinds)))
     async with database.reading() as session:
         rows = (await session.execute(select(usage_event))).mappings().all()
     assert {row["id"]: row["sequence"] for row in rows} == {event.id: event.sequence for event in events}
     assert sum(row["corrects"] is not None for row in rows) == 12
-    assert dict(hash_chain.entries_of(batch.entries)) == {row["id"]: hash_chain.leaf_of(row) for row in rows}
-    assert [id for id, _ in hash_chain.entries_of(batch.entries)] == sorted(event.id for event in events)
+    assert dict(hash_chain.split_entries(batch.entries)) == {row["id"]: FORMS[CURRENT].leaf(row) for row in rows}
+    assert [id for id, _ in hash_chain.split_entries(batch.entries)] == sorted(event.id for event in events)
+    narrow = LeafForm(9, FORMS[1].columns[20:2:-3], ("replica", "model"))
+    (other,) = hash_chain.chain_batches(EventRows(columns, dict.fromkeys(columns.kinds, 7)), narrow)
+    assert other.form == 9
+    assert dict(hash_chain.split_entries(other.entries)) == {row["id"]: narrow.leaf(row) for row in rows}
 
 
 async def test_links_follow_each_other(database: Database) -> None:
@@ -115,9 +132,57 @@ async def test_links_follow_each_other(database: Database) -> None:
         links = (await session.execute(select(usage_batch).order_by("link"))).all()
     assert [link.link for link in links] == [1, 2, 3]
     assert (end.links, end.events, end.head) == (3, 12, links[-1].head)
-    entries = [entry for link in links for entry in hash_chain.entries_of(link.entries)]
-    assert entries == [(event.id, hash_chain.leaf_of(rows[event.id])) for event in events]
+    assert {link.form for link in links} == {CURRENT}
+    entries = [entry for link in links for entry in hash_chain.split_entries(link.entries)]
+    assert entries == [(event.id, FORMS[CURRENT].leaf(rows[event.id])) for event in events]
     assert await audit_money(database) == []
+
+
+@pytest.fixture
+async def with_energy(database: Database) -> AsyncIterator[Table]:
+    """The view of usage events after they got a column."""
+    view = usage_event.to_metadata(MetaData(), name="usage_event_with_energy")
+    view.append_column(Column("energy", Integer))
+    joined = "SELECT usage_event.*, energy FROM usage_event JOIN usage_fact USING (id)"
+    async with database.transaction() as session:
+        await session.execute(text("ALTER TABLE usage_fact ADD COLUMN energy INTEGER NOT NULL DEFAULT 3"))
+        await session.execute(text(f"CREATE VIEW usage_event_with_energy AS {joined}"))
+    yield view
+    async with database.transaction() as session:
+        await session.execute(text("DROP VIEW usage_event_with_energy"))
+        await session.execute(text("ALTER TABLE usage_fact DROP COLUMN energy"))
+
+
+async def test_a_chain_whose_later_batches_are_of_another_form(
+    database: Database, with_energy: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events get a column, and a made-up form 2 that says it: what was settled before verifies as it was settled."""
+    tenant, earlier = await _settled(database, batches=2)
+    form_2 = LeafForm(2, (*FORMS[1].columns, ("energy", "int4")), FORMS[1].texts)
+    monkeypatch.setitem(leaf_forms.FORMS, 2, form_2)
+    monkeypatch.setattr(chain, "usage_event", with_energy)
+
+    def batches_of_form_2(rows: EventRows) -> list[hash_chain.ChainBatch]:
+        (batch,) = hash_chain.chain_batches(rows)
+        said = {row["id"]: {**row, **dict(zip(DIMENSIONS, rows.columns.kinds[0], strict=True)), "energy": 3}
+                for row in rows.mappings()}  # fmt: skip
+        leaves = [(id, form_2.leaf(said[id])) for id, _ in hash_chain.split_entries(batch.entries)]
+        return [msgspec.structs.replace(batch, form=2, entries=b"".join(id.bytes + leaf for id, leaf in leaves))]
+
+    monkeypatch.setattr(settlement, "chain_batches", batches_of_form_2)
+    later = [tenant.event(await HoldService(database).reserve(tenant.request(10**8))) for _ in range(2)]
+    await settlement.settle(database, PriceCatalog(database), later)
+    async with database.reading() as session:
+        forms = list(await session.scalars(select(usage_batch.c.form).order_by(usage_batch.c.link)))
+    assert forms == [1, 1, 2]
+    assert await _findings(database) == {}
+    for event in (earlier[0], later[0]):
+        await _tamper(database, "UPDATE usage_fact SET energy = 4 WHERE id = :victim", victim=event.id)
+    assert await _findings(database) == {"an event was altered": {later[0].id}}
+    await _tamper(database, "UPDATE usage_batch SET form = 2 WHERE link = 1")
+    assert (await _findings(database))["an event was altered"] == {*(e.id for e in earlier[:4]), later[0].id}
+    await _tamper(database, "UPDATE usage_batch SET form = 3 WHERE link = 1")
+    assert (await _findings(database))["the chain of events is broken"] == {tenant.id}
 
 
 def _other(column: str) -> object:
@@ -131,10 +196,10 @@ def _other(column: str) -> object:
 
 def _change(column: str) -> list[str]:
     """Statements that give one event another value, and no other."""
-    if column not in TRAITS:
+    if column not in DIMENSIONS:
         return [f"UPDATE usage_fact SET {column} = :value WHERE id = :victim"]
-    traits = ", ".join(TRAITS)
-    values = ", ".join(":value" if name == column else name for name in TRAITS)
+    traits = ", ".join(DIMENSIONS)
+    values = ", ".join(":value" if name == column else name for name in DIMENSIONS)
     same = "id = (SELECT traits FROM usage_fact WHERE id = :victim)"
     return [
         f"INSERT INTO usage_traits ({traits}) SELECT {values} FROM usage_traits WHERE {same}",
@@ -145,8 +210,9 @@ def _change(column: str) -> list[str]:
 async def test_a_value_that_was_altered(database: Database) -> None:
     """Each column, of an event of its own; and no other event is named."""
     _, events = await _settled(database, batches=5, size=10)
-    victims = dict(zip(hash_chain.COLUMNS, (event.id for event in events), strict=False))
-    others = {column: _other(column) for column in hash_chain.COLUMNS}
+    said = (*FORMS[CURRENT].names, *FORMS[CURRENT].texts)
+    victims = dict(zip(said, (event.id for event in events), strict=False))
+    others = {column: _other(column) for column in said}
     for column, victim in victims.items():
         await _tamper(database, *_change(column), value=others[column], victim=victim)
     moved = {victims["tenant_id"], victims["period"]}  # there they are new

@@ -21,15 +21,15 @@ from billing.periods.periods import Periods
 from billing.prices import PriceCatalog
 from billing.prices.approval import PriceSheets
 from billing.prices.sheets import PriceProposal
+from billing.rating.contract_store import Contracts
 from billing.rating.storage_hours import Stored, record_storage, storage_lines
-from billing.rating.term_store import Contracts
 from billing.rating.terms import parse_terms
 from billing.usage import Usage
 from billing.verification.audit import audit_money
 from billing.verification.reconciliation import reconcile
 from storage.database.base import new_id
 from storage.database.database import Database
-from tests.billing.invoices.books import Customer, set_clock
+from tests.billing.invoices.customers import Customer, set_clock
 from tests.billing.invoices.documents import BUYER
 
 DOLLAR, CENT = 10**12, 10**10
@@ -192,7 +192,7 @@ async def test_a_month_of_storage_alone_is_invoiced_before_the_next(database: Da
     await Periods(database).close("2026-09")
     await customer.close("2026-10")
     await customer.use("2026-11-05", OUTPUT)
-    with pytest.raises(PeriodNotClosed, match="2026-10 was used too"):
+    with pytest.raises(PeriodNotClosed, match="2026-10 has usage that is not invoiced yet"):
         await customer.invoice("2026-11")
     assert (await customer.invoice("2026-10")).net == 36
     assert (await customer.invoice("2026-11")).net == 1600

@@ -29,7 +29,7 @@ from billing.verification.audit import audit_money
 from storage.database.base import new_id, to_instant
 from storage.database.database import Database
 from storage.free_text import InvalidText
-from tests.billing.invoices.books import USD, Customer, set_clock
+from tests.billing.invoices.customers import USD, Customer, set_clock
 from tests.billing.invoices.documents import BUYER
 from tests.billing.money import Tenant
 

@@ -30,7 +30,7 @@ from billing.tables.money import ledger_entry
 from billing.usage import Usage
 from billing.verification.audit import audit_money
 from storage.database.database import Database
-from tests.billing.invoices.books import USD, Customer, set_clock
+from tests.billing.invoices.customers import USD, Customer, set_clock
 from tests.billing.invoices.documents import BUYER
 
 USAGE = Usage(uncached=1_000_000, read={"5m": 3_000_001}, write={"1h": 500_000}, output=7_000_003)

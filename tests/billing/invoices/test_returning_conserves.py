@@ -18,13 +18,13 @@ from billing.accounts.balances import Balances, RefundRefused
 from billing.invoices.collection import pay, void
 from billing.invoices.store import InvoiceRecord
 from billing.prices import PriceCatalog
-from billing.rating.term_store import Contracts
+from billing.rating.contract_store import Contracts
 from billing.rating.terms import parse_terms
 from billing.usage import Usage
 from billing.verification.audit import audit_money
 from storage.database.base import new_id, to_instant
 from storage.database.database import Database
-from tests.billing.invoices.books import Customer, set_clock
+from tests.billing.invoices.customers import Customer, set_clock
 from tests.billing.invoices.documents import BUYER
 from tests.fast import examples
 

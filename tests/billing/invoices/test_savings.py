@@ -13,7 +13,7 @@ from billing.integrity.canonical_json import canonical
 from billing.invoices.document import ClassSavings, ModelSavings, Savings
 from billing.invoices.rendering.presentation import shown
 from billing.invoices.savings import CacheHour, cache_advice, savings_statement, savings_summary
-from billing.prices import PriceVersion, everywhere
+from billing.prices import PriceVersion, in_every_lane
 from billing.usage import CLASSES
 from tests.billing.invoices.documents import document
 
@@ -26,7 +26,7 @@ PRICES = {"uncached": 400_000, "read_automatic": 40_000, "output": 1_600_000} | 
     for name, writing in {"5m": 500_000, "30m": 600_000, "1h": 800_000, "12h": 900_000, "24h": 1_000_000}.items()
     for kind, price in (("read", 40_000), ("write", writing))
 }
-VERSION = PriceVersion(1, "sage", "EUR", everywhere(PRICES))
+VERSION = PriceVersion(1, "sage", "EUR", in_every_lane(PRICES))
 
 write = st.tuples(st.integers(0, HOURS * 60 - 1), st.integers(1, 1000), st.integers(0, 60))
 """When in minutes, how many tokens, and for how long the request runs."""

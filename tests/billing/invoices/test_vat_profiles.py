@@ -13,7 +13,7 @@ from billing.invoices.parties.tax import tax_for
 from billing.tables.invoices import billing_profile, legal_entity
 from billing.usage import Usage
 from storage.database.database import Database
-from tests.billing.invoices.books import USD, Customer
+from tests.billing.invoices.customers import USD, Customer
 from tests.billing.invoices.documents import BUYER
 
 

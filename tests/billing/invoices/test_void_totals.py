@@ -14,7 +14,7 @@ from billing.invoices.collection import void
 from billing.prices import PriceCatalog
 from billing.usage import Usage
 from storage.database.database import Database
-from tests.billing.invoices.books import Customer
+from tests.billing.invoices.customers import Customer
 from tests.billing.invoices.documents import BUYER
 
 GERMAN = msgspec.structs.replace(BUYER, country="DE", vat_id="")

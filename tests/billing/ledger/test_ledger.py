@@ -13,11 +13,12 @@ from billing.accounts.balances import Balances
 from billing.prices import PriceCatalog
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import OVERDRAWN, settle
-from billing.tables.money import ledger_entry, ledger_txn, outbox, rollup_hour
+from billing.tables.money import ledger_entry, ledger_txn, rollup_hour
 from billing.usage import Release, Settlement
 from billing.verification.audit import audit_money
 from storage.database.base import new_id
 from storage.database.database import Database
+from storage.database.outbox import outbox
 from tests.billing.money import Tenant
 
 COST = 100 * 400_000 + 10 * 1_600_000  # what Tenant.event costs

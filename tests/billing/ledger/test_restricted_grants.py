@@ -15,11 +15,12 @@ from sqlalchemy import select, update
 from billing.accounts.adjustments import adjust
 from billing.accounts.balances import Balances
 from billing.accounts.budgets import BudgetSettings
-from billing.holds.records import Hold, TopUp, join
+from billing.holds.records import Hold, TopUp
+from billing.holds.sources import HoldSources
 from billing.holds.store import EndedHolds, release_holds
 from billing.ledger.entries import Balance
 from billing.ledger.wallet import ModelCost, OpenGrant, Wallet
-from billing.prices import PriceCatalog, PriceVersion, everywhere
+from billing.prices import PriceCatalog, PriceVersion, in_every_lane
 from billing.reservation.decisions import HoldDecider, InsufficientFunds
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
@@ -160,7 +161,7 @@ async def test_the_audit_finds_a_grant_that_is_promised_or_used_elsewhere(databa
 # ---------------------------------------------------------------- any scopes, overlapping ones too
 
 ME, HERE, THERE = UUID(int=1), UUID(int=2), UUID(int=3)
-_EVENT = event(loose_request(ME), PriceVersion(1, "m", "USD", everywhere({"output": 0, "uncached": 0})), Usage())
+_EVENT = event(loose_request(ME), PriceVersion(1, "m", "USD", in_every_lane({"output": 0, "uncached": 0})), Usage())
 purposes = st.tuples(st.sampled_from([HERE, THERE]), st.sampled_from("mn"))
 scopes = st.tuples(st.sampled_from([None, HERE, THERE]), st.sampled_from([None, "m", "n"]))
 steps = st.lists(
@@ -214,7 +215,7 @@ def test_no_hold_can_end_up_without_its_money(made: list[tuple[str, object, int]
                 events[used_up.id] = used_up
                 used[used_up.period][used_up.project_id, used_up.model] += used_up.cost_pico
                 costs[used_up.project_id, used_up.model] += used_up.cost_pico
-                sources = join((), hold.grants)
+                sources = HoldSources(grants=hold.grants)
                 ended.append(EndedHolds(ME, 1, hold.amount_pico, sources, [hold.request_id]))
             paid = release_holds(wallet, ended, events, used)
             for period, of_period in used.items():

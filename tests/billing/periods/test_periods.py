@@ -91,7 +91,7 @@ async def test_a_period_closes_after_its_end_when_nothing_is_open(database: Data
     hold = await _admit(database, tenant, DECEMBER - 1)
     assert hold.period == "2026-11"
     await periods.prepare()
-    assert [(p.period, p.state) for p in await periods.known()] == [("2026-11", "open"), ("2026-12", "open")]
+    assert [(p.period, p.state) for p in await periods.list()] == [("2026-11", "open"), ("2026-12", "open")]
     with pytest.raises(PeriodOpen, match="2026-12-01T00:00:00"):
         await periods.close("2026-11")
 
@@ -121,7 +121,7 @@ async def test_periods_close_in_their_order_and_none_is_forgotten(database: Data
         await periods.close("2026-11")
     with pytest.raises(PeriodOpen, match="2026-11 is not closed yet"):
         await periods.close("2027-02", dry_run=True)
-    assert await periods.known() == []
+    assert await periods.list() == []
     await periods.prepare()
     with pytest.raises(PeriodOpen, match="2026-11 is not closed yet"):
         await periods.close("2027-02")
@@ -322,6 +322,6 @@ async def test_the_first_period_is_that_of_the_first_request(database: Database)
     periods = Periods(database)
     at(database, LATER)
     await periods.prepare()
-    assert [p.period for p in await periods.known()] == ["2026-12", "2027-01"]
+    assert [p.period for p in await periods.list()] == ["2026-12", "2027-01"]
     async with database.reading() as session:
         assert (await session.execute(text("SELECT count(*) FROM billing_period"))).scalar_one() == 2

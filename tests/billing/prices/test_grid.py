@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from billing.calendar import InvalidInstant, format_instant, parse_instant
 from billing.money import InvalidPrice
-from billing.prices import LANES, everywhere
+from billing.prices import LANES, in_every_lane
 from billing.prices.errors import PriceRefused
 from billing.prices.grid import amount, check_rows, derived, difference, parse_factor, parse_rows, unusual
 from billing.prices.spreadsheet import read_csv, write_csv
 from billing.usage import METERS
 
-PLAIN = everywhere({"uncached": 400_000, "read_automatic": 40_000, "output": 1_600_000})
+PLAIN = in_every_lane({"uncached": 400_000, "read_automatic": 40_000, "output": 1_600_000})
 
 
 def factors(**given: str) -> dict[str, Fraction]:
@@ -40,11 +40,11 @@ def test_multiples_become_absolute_prices() -> None:
 @pytest.mark.parametrize(
     ("rows", "given_factors"),
     [
-        (everywhere({"uncached": 1, "read_automatic": 1, "output": 1}), {"batch": Fraction(1, 2)}),
+        (in_every_lane({"uncached": 1, "read_automatic": 1, "output": 1}), {"batch": Fraction(1, 2)}),
         (PLAIN, {"write_5m": Fraction(1, 3)}),
         (PLAIN, {"express": Fraction(1, 2)}),
         (PLAIN, {"batch:write_5m": Fraction(1, 2)}),
-        (everywhere({"output": 1}), {"write_5m": Fraction(2)}),
+        (in_every_lane({"output": 1}), {"write_5m": Fraction(2)}),
     ],
 )
 def test_multiples_that_cannot_be_are_refused(
@@ -104,7 +104,7 @@ HEADER = "model,meter,lane,context_from,price_per_million,currency\n"
         ("model,meter\n", "no column 'lane'"),
         (HEADER + "m,output,*,x,1,USD\n", "line 2: context_from"),
         (HEADER + "m,output,*,,1,USD\n", "line 2: context_from"),
-        (HEADER + "m,output,*,0,1,USD\nm,output,,0,2,USD\n", "line 3: the price of output was said before"),
+        (HEADER + "m,output,*,0,1,USD\nm,output,,0,2,USD\n", "line 3: an earlier line has the price of output"),
         (HEADER + "m,output,*,0,1,USD\nm,uncached,*,0,2,EUR\n", "line 3: m has prices in USD and EUR"),
         (HEADER + "m,output,*,0,1e3,USD\n", "price of output"),
         (HEADER + "m,output\n", "context_from"),

@@ -82,7 +82,7 @@ def test_lanes_by_their_names_there() -> None:
         ({"cache_read_input_token_cost": 5e-04}, "dearer"),
         ({"input_cost_per_token_priority": 1.25e-03}, "in general"),
         ({"input_cost_per_token_flex": 5e-06, "input_cost_per_token_batches": 6e-06}, "differ"),
-        ({"input_cost_per_token": None}, "price of uncached: missing"),
+        ({"input_cost_per_token": None}, "price of uncached: it is missing"),
         ({"output_cost_per_token": True}, "not a number"),
     ],
 )

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from billing.money import InvalidMoney, InvalidPrice
 from billing.platform_settings import PlatformSettings
-from billing.prices import PriceCatalog, PriceMissing, everywhere
+from billing.prices import PriceCatalog, PriceMissing, in_every_lane
 from billing.prices.approval import BY_KEY, PriceSheets
 from billing.prices.errors import (
     NotADraft,
@@ -39,7 +39,7 @@ PLAIN = {"uncached": 400_000, "read_automatic": 40_000, "output": 1_600_000}
 
 
 def rows(**changes: int) -> dict[Cell, int]:
-    return everywhere(PLAIN | changes)
+    return in_every_lane(PLAIN | changes)
 
 
 def base(model: str = "m", **fields: object) -> PriceProposal:
@@ -97,7 +97,7 @@ async def test_four_eyes(database: Database) -> None:
     with pytest.raises(PriceMissing):
         await book.current("m")
     for same in ("ann", " Ann "):
-        with pytest.raises(SamePerson, match="somebody else"):
+        with pytest.raises(SamePerson, match="another person"):
             await sheets.approve(draft.id, by=same)
     active = await sheets.approve(draft.id, by="bob", reason="looked at it")
     assert active.state == "active"
@@ -217,7 +217,7 @@ async def test_the_database_refuses_overlaps_and_changes_too(database: Database)
         ({"rows": rows() | {("output", "*", -1): 1}}, InvalidPrice),
         ({"rows": rows() | {("output", "*", 1000): 2_000_000}}, InvalidPrice),
         ({"rows": rows() | {("output", "batch", 0): 800_000}}, InvalidPrice),
-        ({"rows": everywhere({"uncached": 400_000, "output": 400_000})}, InvalidPrice),
+        ({"rows": in_every_lane({"uncached": 400_000, "output": 400_000})}, InvalidPrice),
         ({"rows": rows(output=99)}, UnusualPrice),
         ({"rows": rows(output=10_000_000_001)}, UnusualPrice),
         ({"rows": rows(read_automatic=400_001)}, UnusualPrice),
@@ -247,7 +247,7 @@ async def test_unusual_prices_can_be_meant(database: Database) -> None:
     with pytest.raises(PriceRefused, match="reason"):
         await sheets.put(odd, by="ann", force=" ")
     assert (await sheets.put(odd, by="ann", force="a contract")).forced == "a contract"
-    free = await sheets.put(base("free", rows=everywhere(dict.fromkeys(PLAIN, 0))), by="ann")
+    free = await sheets.put(base("free", rows=in_every_lane(dict.fromkeys(PLAIN, 0))), by="ann")
     assert free.state == "active"
 
 

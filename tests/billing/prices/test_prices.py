@@ -22,7 +22,15 @@ from billing.money import (
     parse_amount,
     parse_price,
 )
-from billing.prices import EVERY_LANE, LANES, PriceCatalog, PriceMissing, PriceVersion, UnknownPriceVersion, everywhere
+from billing.prices import (
+    EVERY_LANE,
+    LANES,
+    PriceCatalog,
+    PriceMissing,
+    PriceVersion,
+    UnknownPriceVersion,
+    in_every_lane,
+)
 from billing.settlement.settlement import Settled, settle
 from billing.tables.prices import (
     price,
@@ -96,7 +104,7 @@ books = st.fixed_dictionaries({meter: st.integers(0, 10**10) for meter in METERS
 
 @given(usages, books)
 def test_a_cost_is_what_fractions_say(usage: Usage, prices: dict[str, int]) -> None:
-    version = PriceVersion(1, "m", "USD", everywhere(prices))
+    version = PriceVersion(1, "m", "USD", in_every_lane(prices))
     exact = sum(
         Fraction(units, 10**6) * Fraction(prices[meter], 10**6) * PICO for meter, units in usage.meters().items()
     )
@@ -139,7 +147,7 @@ def test_a_request_is_priced_whole_in_its_lane_and_tier(
 
 
 def test_a_bound_takes_the_dearest_meter_asked_for() -> None:
-    version = PriceVersion(1, "m", "USD", everywhere({m: parse_price(p) for m, p in PRICES.items()}))
+    version = PriceVersion(1, "m", "USD", in_every_lane({m: parse_price(p) for m, p in PRICES.items()}))
     assert version.bound(100, 10, lane="standard") == 100 * 400_000 + 10 * 1_600_000
     assert version.bound(100, 10, ["5m", "1h"], lane="standard") == 100 * 800_000 + 10 * 1_600_000
     with pytest.raises(PriceMissing, match="write_24h"):

@@ -18,10 +18,10 @@ from billing.prices import PriceCatalog, PriceVersion
 from billing.prices.approval import PriceSheets
 from billing.prices.sheets import PriceProposal
 from billing.rating.applying import apply_terms, drawn, share, tiered_cost, total
+from billing.rating.contract_store import Contracts
 from billing.rating.lines import RatedLine
 from billing.rating.rated_lines import rated_lines
 from billing.rating.storage_hours import Stored, record_storage, storage_lines
-from billing.rating.term_store import Contracts
 from billing.rating.terms import Commitment, ContractTerms, Discount, InvalidTerms, Minimum, Step, Tiers, parse_terms
 from billing.settlement.settlement import settle
 from billing.tables.rating import contract_terms, storage_event
@@ -212,9 +212,9 @@ async def test_a_contract_over_three_months(database: Database) -> None:
     book = PriceCatalog(database)
     contracts = Contracts(database, book)
     assert await contracts.put(tenant.id, parse_terms(WRITTEN), "2026-11", by="ann", reason="contract 7") == 1
-    assert await contracts.of(tenant.id, "2026-10") == ContractTerms()
-    assert await contracts.of(new_id(), "2026-11") == ContractTerms()
-    assert await contracts.of(tenant.id, "2027-01") == parse_terms(WRITTEN)
+    assert await contracts.terms_of(tenant.id, "2026-10") == ContractTerms()
+    assert await contracts.terms_of(new_id(), "2026-11") == ContractTerms()
+    assert await contracts.terms_of(tenant.id, "2027-01") == parse_terms(WRITTEN)
 
     async def month(period: str, output: int) -> dict[str, list[int]]:
         starts = period_bounds(period)[0]
@@ -266,7 +266,7 @@ async def test_terms_are_kept_as_they_were(database: Database) -> None:
     assert await contracts.list() == []
     await contracts.put(tenant.id, parse_terms(WRITTEN), now, by="ann")
     await contracts.put(tenant.id, ContractTerms(), now, by="bob", reason="back to list prices")
-    assert await contracts.of(tenant.id, now) == ContractTerms()
+    assert await contracts.terms_of(tenant.id, now) == ContractTerms()
     assert [each.author for each in await contracts.list(tenant.id)] == ["ann", "bob"]
     for statement in (update(contract_terms).values(body="{}"), delete(contract_terms)):
         async with database.transaction() as session:

@@ -58,7 +58,7 @@ async def tenant(database: Database) -> Tenant:
     database.clock = literal(period_bounds("2026-12")[0] - 1, Count())
     tenant = await Tenant.rich(database, 10**13)
     await _begin(database, "g-1")
-    await epoch_journals.meet(database, "g-1", "the old one", "r1", OLD)
+    await epoch_journals.register_journal(database, "g-1", "the old one", "r1", OLD)
     await _use(database, tenant, OLD, [1, 2, 4])
     return tenant
 
@@ -74,7 +74,7 @@ async def test_what_waits_in_a_journal_is_not_lost(database: Database, tenant: T
 
 @pytest.mark.both_databases
 async def test_a_lost_journal_is_declared_so_and_the_books_are_closed(database: Database, tenant: Tenant) -> None:
-    await epoch_journals.meet(database, "g-1", "the new one", "r1", NEW)
+    await epoch_journals.register_journal(database, "g-1", "the new one", "r1", NEW)
     await _use(database, tenant, NEW, [1, 2])
     answers = [JournalReport("r1", 2, 0, "the new one", NEW)]
     gone = await reconcile(database, NOVEMBER, answers)
@@ -117,28 +117,28 @@ async def test_holds_wait_for_a_journal_until_it_is_declared_lost(database: Data
     held = await holds.reserve(msgspec.structs.replace(tenant.request(10**8, lifetime_s=1), gateway="g-1"))
     assert await holds.sweep(2**62) == 0, "its gateway lives"
     await _end(database, "g-1")
-    assert [found.epoch for found in await epoch_journals.over(database)] == ["g-1"]
+    assert [found.epoch for found in await epoch_journals.ended_epochs(database)] == ["g-1"]
     assert await epoch_journals.waited_for(database, "g-1") == ["the old one"]
     assert await holds.sweep(2**62) == 0, "a journal may know it"
     (waiting,) = await known_journals(database)
     assert (waiting.epochs, waiting.holds, waiting.held_pico) == (1, 1, held.amount_pico)
     with pytest.raises(epoch_journals.EpochOver):
-        await epoch_journals.meet(database, "g-1", "a third", "r2", 1)
+        await epoch_journals.register_journal(database, "g-1", "a third", "r2", 1)
     loss = await declare_lost(database, "r1", author="me", reason="the disk burned")
     assert (loss.holds, loss.held_pico) == (1, held.amount_pico)
     assert await epoch_journals.waited_for(database, "g-1") == []
     assert await holds.give_back("g-1") == 1
-    await epoch_journals.finish(database, "g-1")
-    assert await epoch_journals.over(database) == []
+    await epoch_journals.mark_holds_ended(database, "g-1")
+    assert await epoch_journals.ended_epochs(database) == []
     assert await audit_money(database) == []
 
 
 async def test_a_journal_that_knows_nothing_is_not_waited_for_again(database: Database, tenant: Tenant) -> None:
     await _end(database, "g-1")
-    await epoch_journals.clear(database, "g-1", "the old one")
+    await epoch_journals.mark_cleared(database, "g-1", "the old one")
     assert await epoch_journals.waited_for(database, "g-1") == []
-    await epoch_journals.finish(database, "g-1")
-    assert await epoch_journals.over(database) == []
+    await epoch_journals.mark_holds_ended(database, "g-1")
+    assert await epoch_journals.ended_epochs(database) == []
 
 
 @pytest.mark.both_databases
@@ -146,12 +146,12 @@ async def test_a_lost_journal_that_turns_up_is_waited_for_again(database: Databa
     """Its machine is back: what it gets from now on, it alone may know. A run from before sends it nothing."""
     await declare_lost(database, "r1", author="me", reason="the machine burns")
     with pytest.raises(epoch_journals.JournalLost):
-        await epoch_journals.meet(database, "g-1", "the old one", "r1", OLD)
+        await epoch_journals.register_journal(database, "g-1", "the old one", "r1", OLD)
     async with database.transaction() as session:
         later = (await session.execute(select(database.clock))).scalar_one() + 1
         row = {"epoch": "g-2", "gateway": "g", "started_at": later, "seen_at": later, "watermark": later}
         await session.execute(insert(gateway_epoch).values(row | {"state": "live", "reason": ""}))
-    await epoch_journals.meet(database, "g-2", "the old one", "r1", OLD)
+    await epoch_journals.register_journal(database, "g-2", "the old one", "r1", OLD)
     for epoch in ("g-1", "g-2"):
         await _end(database, epoch)
     assert await epoch_journals.waited_for(database, "g-1") == []
@@ -161,6 +161,6 @@ async def test_a_lost_journal_that_turns_up_is_waited_for_again(database: Databa
 async def test_the_journal_of_a_replica_that_was_too_old_to_name_it_can_be_declared_lost(
     database: Database, tenant: Tenant
 ) -> None:
-    await epoch_journals.meet(database, "g-1", "replica r2", "r2", 0)
+    await epoch_journals.register_journal(database, "g-1", "replica r2", "r2", 0)
     loss = await declare_lost(database, "r2", author="me", reason="the disk burned")
     assert (loss.journal, loss.events, loss.missing) == ("replica r2", 0, 0)

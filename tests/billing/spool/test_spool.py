@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from billing.prices import PriceVersion, everywhere
+from billing.prices import PriceVersion, in_every_lane
 from billing.spool import segments
 from billing.spool.segments import HEADER, SpoolSegment, frame, scan
 from billing.spool.spool import Spool, SpoolUnavailable
@@ -27,7 +27,7 @@ from storage.database.base import new_id
 from tests.billing.money import event, loose_request
 from tests.fast import examples
 
-VERSION = PriceVersion(1, "m", "USD", everywhere({"uncached": 1, "output": 1}))
+VERSION = PriceVersion(1, "m", "USD", in_every_lane({"uncached": 1, "output": 1}))
 
 
 def some_event() -> UsageEvent:

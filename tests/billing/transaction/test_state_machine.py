@@ -135,7 +135,7 @@ class MoneyMachine(RuleBasedStateMachine):
         """Where others have been before: what they closed, perhaps later than this, stays closed."""
         self.now = STARTS[start]
         self.tick(0)
-        self.closed = {p.period for p in self.run(self.periods.known()) if p.state == "closed"}
+        self.closed = {p.period for p in self.run(self.periods.list()) if p.state == "closed"}
         self.put_in(20 * TOKEN, "paid", None)
 
     @rule(data=st.data())
@@ -452,7 +452,7 @@ class MoneyMachine(RuleBasedStateMachine):
             async with money_transaction(database) as books:
                 yield Fragile(books, left)
 
-        with patch.object(module, "opened", fragile), suppress(Crash):
+        with patch.object(module, "money_transaction", fragile), suppress(Crash):
             self.run(work())
 
     # ------------------------------------------------------------ periods
@@ -474,7 +474,7 @@ class MoneyMachine(RuleBasedStateMachine):
             assert period.ends_at <= self.now
             assert period.period not in running | self.closed
             self.closed.add(period.period)
-        waiting = [p for p in self.run(self.periods.known()) if p.state == "closing" and p.ends_at <= self.now]
+        waiting = [p for p in self.run(self.periods.list()) if p.state == "closing" and p.ends_at <= self.now]
         assert not waiting or waiting[0].period in running
 
     @action(1, days=st.integers(1, 40))

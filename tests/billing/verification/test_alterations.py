@@ -23,8 +23,8 @@ from billing.prices import PriceCatalog
 from billing.prices.approval import PriceSheets
 from billing.prices.sheets import PriceProposal
 from billing.prices.version import STORAGE
+from billing.rating.contract_store import Contracts
 from billing.rating.storage_hours import Stored, record_storage
-from billing.rating.term_store import Contracts
 from billing.rating.terms import ContractTerms
 from billing.replica_journals.lost_journals import declare_lost
 from billing.reservation.hold_service import HoldService
@@ -40,7 +40,7 @@ from billing.usage import Usage
 from billing.verification.audit import audit_money
 from storage.database.base import Base, Id, new_id
 from storage.database.database import Database
-from tests.billing.invoices.books import Customer, set_clock
+from tests.billing.invoices.customers import Customer, set_clock
 
 UNSAID = {
     "balance": {"credit_line"},  # a setting
@@ -50,8 +50,8 @@ UNSAID = {
 }
 """Columns of which nothing else says what they should be."""
 TABLES = (
-    *(form.table for form in row_seals.FORMS.values()),
-    *(form.part.table for form in row_seals.FORMS.values() if form.part is not None),
+    *(form.table for form in row_seals.CURRENT.values()),
+    *(form.part.table for form in row_seals.CURRENT.values() if form.part is not None),
     balance, budget_charge, budget_window, ended_hold, grant_balance, hold_batch, invoice_line, number_series,
     rollup_hour, seal, usage_batch, usage_chain,
 )  # fmt: skip
@@ -174,7 +174,7 @@ def test_seals_say_all_that_rows_say() -> None:
     """A column that is added to a sealed table needs a second form."""
     changing = {"invoice": {"state", "paid", "credited", "settled_pico"}, "billing_period": {"state"}}
     said_by_content = {"invoice": {"returned_pico"}}  # which is sealed, and which the audit compares with the row
-    for form in row_seals.FORMS.values():
+    for form in row_seals.CURRENT.values():
         said = {*form.columns, *([form.instant] if form.instant else [])}
         more = changing.get(form.name, set()) | said_by_content.get(form.name, set())
         assert said | more == set(form.table.columns.keys()), form.name
@@ -184,7 +184,7 @@ def test_seals_say_all_that_rows_say() -> None:
 
 
 def test_a_seal_is_of_every_column() -> None:
-    for form in row_seals.FORMS.values():
+    for form in row_seals.CURRENT.values():
         row = {column.name: new_id() if isinstance(column.type, Id) else 5 for column in form.table.columns}
         parts = {row[form.key[0]]: [{column.name: 5 for column in form.part.table.columns}] * 2 if form.part else []}
         before = row_seals.sealed(form, row, parts)

@@ -1,6 +1,8 @@
-"""E1 and C2 over everything together: however a request draws its tokens, whoever runs beside it, in whatever chunks,
-cold or warm, preempted by copying out or by computing again, with neighbours that are aborted: the same tokens, and
-logits and log probabilities to the bit (fp32, CPU)."""
+"""E1 and C2 over everything together: requests that share batches with any others get the same tokens, to the bit.
+
+They draw their tokens in every mode, in any chunks, cold or warm, preempted by copying out or by computing again,
+beside neighbours that are aborted. Logits and log probabilities are compared to the bit, too (fp32, CPU).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ LENGTHS = [1, 63, 64, 65, 129, 200]
 
 @cache
 def alone(folder: Path, tokenizer: Path, length: int, mode: str, kv_dtype: KvDtype) -> Run:
-    """The reference: by itself, cold, in one chunk."""
+    """The reference: alone, cold, in one chunk."""
     run = bench_of(folder, tokenizer, budget=512, kv_dtype=kv_dtype).one(request("alone", length, mode))
     assert run.done is not None
     assert run.done.reason in {"length", "stop"}
@@ -36,7 +38,7 @@ def alone(folder: Path, tokenizer: Path, length: int, mode: str, kv_dtype: KvDty
 
 
 def assert_a_beginning(run: Run, expected: Run) -> None:
-    """What was aborted is a beginning; choices that had ended by then are whole."""
+    """An aborted choice is a beginning of the reference; choices that had ended before the abort are whole."""
     assert run.done is not None
     reasons = run.done.reasons or (run.done.reason,)
     assert "abort" in reasons
@@ -48,7 +50,7 @@ def assert_a_beginning(run: Run, expected: Run) -> None:
 
 @pytest.mark.slow
 def test_modes_are_told_apart(tiny_model: Path, tokenizer: Path):
-    """Else the test below would not see one taken for another; and the grammars are fulfilled."""
+    """Otherwise the tests below could not see one mode taken for another. Grammars are fulfilled."""
     runs = {mode: alone(tiny_model, tokenizer, 65, mode, "auto") for mode in MODES}
     assert len({tuple(run.tokens) for run in runs.values()}) == len(MODES)
     for mode in ("grammar", "greedy grammar"):

@@ -148,8 +148,7 @@ def test_deadline(benches: Benches):
     bench = benches(budget=128, running=2)
     bench.add(generate("waits", LONG, 8, deadline=3.0, credit=0))
     bench.add(generate("runs", LONG, 8, deadline=5.0))
-    bench.add(generate("extended", LONG[:10], 500, deadline=5.0))
-    bench.engine.extend("extended", 0, 7.0)
+    bench.add(generate("later", LONG[:10], 500, deadline=7.0))
     for _ in range(4):
         bench.step()
     assert bench.engine.next_deadline == 3.0
@@ -160,35 +159,22 @@ def test_deadline(benches: Benches):
     assert {id: end.reason if end else None for id, end in done.items()} == {
         "waits": "deadline",
         "runs": "deadline",
-        "extended": "deadline",
+        "later": "deadline",
     }
     assert bench.counts("waits") == Counts()
     assert bench.counts("runs").prompt == 300
-    assert bench.counts("extended").output > bench.counts("runs").output
+    assert bench.counts("later").output > bench.counts("runs").output
     assert bench.engine.pool.referenced_blocks == 0
 
 
 def test_who_has_ended_leaves_no_deadline(bench: Bench):
     bench.add(generate("early", LONG, 3, deadline=100.0))
     bench.add(generate("later", LONG, 3, deadline=200.0))
-    bench.engine.extend("early", 3, 300.0)
+    assert bench.engine.next_deadline == 100.0
+    bench.engine.abort("early")
     assert bench.engine.next_deadline == 200.0
-    bench.engine.abort("later")
-    assert bench.engine.next_deadline == 300.0
     bench.finish()
     assert bench.engine.next_deadline is None
-
-
-def test_extend_raises_the_limit_as_far_as_there_is_room(bench: Bench):
-    bench.add(generate("a", LONG, 3))
-    bench.step()
-    bench.engine.extend("a", 6)
-    bench.engine.extend("a", 2)
-    bench.finish()
-    assert bench.counts("a").output == 6
-    bench.add(generate("b", LONG, 3))
-    bench.engine.extend("b", 10**9)
-    assert bench.engine._requests["b"].first.max_output == 2048 - 300
 
 
 class Broken(Exception):
@@ -452,9 +438,9 @@ def test_random_use_leaks_nothing_and_counts_exactly(benches: Benches, seed: int
     pool = bench.engine.pool
     assert pool.referenced_blocks == 0
     totals = [bench.counts(id) for id in prompts]
-    assert sum(counts.computed for counts in totals) == bench.engine.totals["computed"]
-    assert sum(counts.output for counts in totals) == bench.engine.totals["output"]
-    assert sum(counts.recomputed for counts in totals) == bench.engine.totals["recomputed"]
+    assert sum(counts.computed for counts in totals) == bench.engine.outputs.totals["computed"]
+    assert sum(counts.output for counts in totals) == bench.engine.outputs.totals["output"]
+    assert sum(counts.recomputed for counts in totals) == bench.engine.outputs.totals["recomputed"]
     for id, length in prompts.items():
         done = bench.runs[id].done
         assert done is not None

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.hostile_inputs import hostile_grammar
 from protocol.requests import Done
-from tests.engine.client import Client, ReplicaProcess
 from tests.engine.conftest import SCOPES, generate, write_model
+from tests.engine.fake_gateway import Client, ReplicaProcess
 from tests.engine.grammar.test_trials import chained_references, chained_rules
 from tests.engine.tiny_tokenizer import text_of, write_tokenizer
 

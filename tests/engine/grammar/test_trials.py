@@ -20,7 +20,7 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.guide import InvalidGrammar
 from engine.grammar.llguidance_grammar import LlguidanceGrammars
 from engine.grammar.refused_grammars import RefusedGrammars
-from engine.grammar.trial import CPU_S, Verdict, ended_by
+from engine.grammar.trial import CPU_S, TrialVerdict, ended_by
 from engine.grammar.trial_client import TrialClient, TrialLost
 from engine.server.grammar_queue import GrammarQueue
 
@@ -44,8 +44,8 @@ def chained_references(count: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/a0", "$defs": {**defs, f"a{count}": {"type": "string"}}}
 
 
-async def verdict(trials: TrialClient, **grammar: Any) -> Verdict:
-    return await trials.judge(json.dumps(grammar))
+async def verdict(trials: TrialClient, **grammar: Any) -> TrialVerdict:
+    return await trials.try_grammar(json.dumps(grammar))
 
 
 async def test_what_exhausts_the_stack_ends_only_its_own_trial(trials: TrialClient) -> None:
@@ -74,7 +74,7 @@ async def test_what_exhausts_the_stack_ends_only_its_own_trial(trials: TrialClie
     ],
 )
 async def test_what_is_too_much_is_named(trials: TrialClient, grammar: dict[str, Any], message: str) -> None:
-    told = await trials.judge(json.dumps(grammar))
+    told = await trials.try_grammar(json.dumps(grammar))
     assert message in told.problem
     assert told.final
 
@@ -176,10 +176,10 @@ class Fine:
         self._compiler = compiler
         self.asked: list[str] = []
 
-    async def judge(self, text: str) -> Verdict:
+    async def try_grammar(self, text: str) -> TrialVerdict:
         self.asked.append(text)
         await asyncio.sleep(0)
-        return Verdict("", self._compiler.prepared(text), None, 1000)
+        return TrialVerdict("", self._compiler.prepared(text), None, 1000)
 
 
 def make_grammars() -> LlguidanceGrammars:
@@ -232,7 +232,7 @@ def test_refusals_end_and_survive_a_torn_file(tmp_path: Path) -> None:
     refusals = RefusedGrammars(tmp_path / "grammars", lambda: now[0])
     refusals.refuse(b"a", "why")
     refusals.attempt(b"b")
-    refusals.passed(b"b")
+    refusals.survived(b"b")
     refusals.attempt(b"c")
     refusals.close()
     refusals = RefusedGrammars(tmp_path / "grammars", lambda: now[0])
@@ -268,7 +268,7 @@ def test_refusals_of_a_disk_that_was_full_for_a_while(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:7]))
     monkeypatch.setattr(Path, "write_bytes", none)
-    refusals.passed(b"innocent")
+    refusals.survived(b"innocent")
     monkeypatch.setattr(os, "write", none)
     refusals.refuse(b"other", "why")
     monkeypatch.setattr(os, "write", write)
@@ -289,13 +289,13 @@ def test_a_grammar_counts_what_it_grew_to_and_a_worn_one_is_let_go(monkeypatch: 
     monkeypatch.setattr(llguidance_grammar, "_REMEMBERED_BYTES", 64 << 20)
     known = LlguidanceGrammars(DEMO, VOCABULARY, [END])
     texts = [json.dumps({"regex": f"[a-z]{{{count}}}"}) for count in range(1, 4)]
-    grown, worn, fresh = texts
-    first, second = known.compiled(grown), known.compiled(worn)
-    first._shared.spent, second._shared.worn = 3.0, True
+    grown, exhausted, fresh = texts
+    first, second = known.compiled(grown), known.compiled(exhausted)
+    first._shared.spent, second._shared.exhausted = 3.0, True
     assert known.known(grown) is not None, "nothing makes room before something is remembered"
     known.compiled(fresh)
     assert known.known(grown) is None
-    assert worn not in known._known
+    assert exhausted not in known._known
     assert known.known(fresh) is not None
 
 
@@ -305,7 +305,7 @@ def test_a_grammar_that_was_slow_once_is_tried_again_after_a_while(monkeypatch: 
     grammar = known.compiled(text)
     guide = grammar.guide()
     monkeypatch.setattr(llguidance_guide, "_MASK_S", -1.0)
-    guide.take(0)
+    guide.accept_token(0)
     assert grammar.failure is not None
     assert isinstance(known.known(text), InvalidGrammar)
     monkeypatch.setattr(llguidance_grammar, "_FAILED_S", 0.0)

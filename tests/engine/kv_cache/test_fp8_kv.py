@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from engine.kv_cache.memory import FP8, KvLayout, KvMemory
-from engine.options import KvDtype, ReplicaOptions
+from engine.options import KvDtype
 from engine.startup.assembly import AssembledEngine, assemble
+from engine.startup.options import ReplicaOptions
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from tests.engine.conftest import Families, generate, make_bench
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from engine.errors import ModelError
 from engine.models.registry import read_config
-from protocol.requests import Sampling
 from engine.sampling.request_state import SamplingState
 from engine.sampling.sampler import sample
+from protocol.requests import Sampling
 from tests.engine.conftest import Families, generate, make_bench
 from tests.engine.families import (
     FAMILIES,

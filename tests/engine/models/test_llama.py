@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.startup.assembly import assemble
 from engine.errors import ModelError
 from engine.layers.linear import Tiling
 from engine.models.registry import load_model, read_config
-from engine.options import ReplicaOptions
+from engine.startup.assembly import assemble
+from engine.startup.options import ReplicaOptions
 from tests.engine.conftest import VOCABULARY, Bench, generate, make_bench, write_model
 
 PROMPT = [(7 * i * i + 3 * i) % VOCABULARY for i in range(150)]

@@ -16,11 +16,12 @@ from engine.layers import linear
 from engine.layers.linear import PackedLinear, Tiling
 from engine.model_config.fields import Fields
 from engine.models.registry import load_model, read_config
-from engine.options import Quantize, ReplicaOptions
+from engine.options import Quantize
 from engine.quantization import fp8, int4, mxfp4
 from engine.quantization.on_load import quantized
 from engine.quantization.packed import PackedWeight, decoded
 from engine.startup.assembly import assemble
+from engine.startup.options import ReplicaOptions
 from engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import generate, make_bench, write_model
 from tests.engine.families import by_transformers, write_family

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.sampling.counter_random import philox, uniform
-from engine.sampling.logit_shaping import shape
+from engine.sampling.logit_shaping import shape_logits
 from engine.sampling.request_state import SamplingState
 from engine.sampling.sampler import sample
 from protocol.requests import Sampling
@@ -175,9 +175,9 @@ def test_penalties_grow_with_the_output_as_a_plain_reference_says(
     )
     state = SamplingState(how, prompt, before)
     for token in after:
-        state.take(token)
+        state.accept_token(token)
     neighbour = row(0, [1, 2, 3], [4], presence_penalty=1.0)
-    ours = shape(torch.stack([LOGITS.double()] * 2), [neighbour, state])[1]
+    ours = shape_logits(torch.stack([LOGITS.double()] * 2), [neighbour, state])[1]
     theirs = torch.tensor(plain_logits(LOGITS.double().tolist(), prompt, before + after, how), dtype=torch.float64)
     assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
     assert state.position == len(prompt) + len(before) + len(after)

@@ -53,7 +53,7 @@ class Replica:
     ends: dict[str, int] = field(default_factory=dict)
     """After how many output tokens a request ends, where that is before its limit."""
     finished: list[Request] = field(default_factory=list)
-    seen: Callable[[Step], None] | None = None
+    max_kv: Callable[[Step], None] | None = None
     windows: Sequence[tuple[int, int]] = ()
     targets: Mapping[Lane, float] = field(default_factory=lambda: TOKEN_TARGETS)
     steps: int = 0
@@ -72,8 +72,8 @@ class Replica:
         step = self.scheduler.schedule(self.now / 1e6)
         decodes = sum(work.count == 1 for work in step.work)
         self.now += self.rates.step_time(sum(work.count for work in step.work) - decodes, decodes)
-        if self.seen is not None:
-            self.seen(step)
+        if self.max_kv is not None:
+            self.max_kv(step)
         self.scheduler.commit(step.work, [1 if work.samples else None for work in step.work])
         for work in step.work:
             if work.samples:

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.device import block_counts
 from engine.errors import StartError
-from engine.options import ReplicaOptions
 from engine.scheduling.block_needs import BlockNeeds
 from engine.scheduling.fairness.fair_share import FairShare
 from engine.scheduling.policy import FirstComeFirstServed
 from engine.scheduling.request import Request
+from engine.startup.kv_size import block_counts
+from engine.startup.options import ReplicaOptions
 from prompt_cache.kv.grouped_pool import ABSENT, GroupedPool
 from protocol.replicas import LayerGroup
 from protocol.requests import LANES

@@ -152,7 +152,7 @@ def test_the_prefill_of_a_flow_that_got_less_overtakes_a_long_prompt_of_its_lane
     for _ in range(3):
         replica.step()
     assert not small.began, "what a flow is charged for the prompt itself does not count"  # type: ignore[attr-defined]
-    policy.elsewhere("another", 1, {"standard/wide": 1_000_000})
+    policy.record_remote_service("another", 1, {"standard/wide": 1_000_000})
     for _ in range(3):
         replica.step()
     assert (small in replica.finished) == (quantum == 0.0)

@@ -47,7 +47,7 @@ def test_each_request_has_the_tokens_that_it_drew(data: st.DataObject):
                 tokens.append(drawn)
                 expected[work.request.arrival].append(drawn)
             for attended in batch.advance(works, tokens):
-                length = attended.tokens.take()
+                length = attended.tokens.flush()
                 assert length == len(expected[attended.arrival])
                 batch.plan(attended, length)
         for each in data.draw(st.lists(st.sampled_from(inside + outside), unique=True), "read"):
@@ -68,7 +68,7 @@ def test_what_nobody_took_in_time_is_an_error_and_not_another_token():
     for token in range(BLOCK_TOKENS + 1):
         latest.write([token])
     with pytest.raises(ValueError, match="65 tokens asked for, 64 are kept"):
-        tokens.take()
+        tokens.flush()
 
 
 def test_before_the_prompts_end_another_thread_may_read():

@@ -1,4 +1,4 @@
-"""The engine's thread does its chores while there is no work, and nobody waits for them."""
+"""The engine's thread does its chores while there is no work; requests do not wait for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from engine.core.engine import Event
+from engine.core.output_processor import Event
 from engine.server.engine_loop import EngineLoop
 from engine.server.journal import Journal
 from protocol.requests import Done

@@ -1,4 +1,4 @@
-"""A gateway's run that is over: fenced off at the replica, which says what its journal still knows of it."""
+"""Fences: a gateway run that has ended is refused by the replica, which answers what its journal holds of it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from engine.server.journal_records import Begun, Ended, Opened, frame
 from engine.server.replica import Replica
 from protocol.replicas import FENCE_VERSION, Fence, Fenced
 from protocol.requests import Ack, Counts, Done
-from tests.engine.client import Client, ReplicaProcess
 from tests.engine.conftest import SCOPES, generate
+from tests.engine.fake_gateway import Client, ReplicaProcess
 
 ALL = tuple(SCOPES.values())
 OLD, NEW = "gateway-0-a", "gateway-0-b"
@@ -55,7 +55,7 @@ def test_a_journal_knows_whose_a_request_is_until_it_is_acknowledged(tmp_path: P
 
 
 def test_what_an_older_version_journaled_may_be_anybody_s(tmp_path: Path) -> None:
-    """Its records do not say whose a request is."""
+    """Its records do not say which gateway sent a request."""
     records = [Opened(7), Begun(1, "ran", 1), Ended(0, Done("ended", 1, "stop", Counts(), 7 << 32 | 1))]
     (tmp_path / "journal").write_bytes(b"".join(map(frame, records)))
     journal = Journal(tmp_path)
@@ -154,7 +154,7 @@ def test_a_journal_that_is_removed_while_its_disk_is_full_is_written_when_there_
 
 @pytest.mark.parametrize("full", [True, False])
 async def test_a_fence_on_a_full_disk_is_not_answered_and_ends_nothing(full: bool) -> None:
-    """The gateway asks again each second; any other error of the disk ends the replica."""
+    """The gateway asks again each second. Any other error of the disk ends the replica."""
     journal, link = Mock(full=full), Mock()
     journal.sync.side_effect = OSError(errno.ENOSPC if full else errno.EIO, "no")
     replica = Mock(journal=journal)
@@ -193,8 +193,8 @@ async def _fence(client: Client, epoch: str) -> Fenced:
 @pytest.mark.e2e
 @pytest.mark.slow
 async def test_a_replica_fences_a_run_off_and_says_what_it_knows(replica: ReplicaProcess, tiny_model: Path) -> None:
-    """What runs is stopped; what is known is said until it is acknowledged; nothing more is taken, after a restart
-    too."""
+    """Running requests are stopped; known ones are named until they are acknowledged; new ones are refused, after a
+    restart too."""
     old, new = await _dial(replica, OLD), await _dial(replica, NEW)
     old.generate(generate("a", [1, 2, 3], max_tokens=40, credit=1), ALL)
     await old.until(lambda: "a" in old.began)
@@ -222,7 +222,7 @@ async def test_a_replica_fences_a_run_off_and_says_what_it_knows(replica: Replic
 @pytest.mark.e2e
 @pytest.mark.slow
 async def test_a_gateway_of_the_version_before_is_served(replica: ReplicaProcess) -> None:
-    """It says no epoch, and does not know `Fence`; what it sends is no other gateway's."""
+    """It sends no epoch and does not know `Fence`; its requests belong to no other gateway."""
     client = await Client.dial(replica.path, version=FENCE_VERSION - 1)
     client.acknowledges = False
     client.generate(generate("a", [1, 2, 3], max_tokens=4), ALL)

@@ -1,4 +1,4 @@
-"""Grammars compile fairly between flows, and whoever leaves holds nobody up."""
+"""Grammars compile fairly between flows, and clients that leave hold nobody up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.refused_grammars import RefusedGrammars
-from engine.grammar.trial import Verdict
+from engine.grammar.trial import TrialVerdict
 from engine.server.grammar_queue import PLACES, CompileSlots, GrammarQueue, TooManyWaiting
 from tests.engine.grammar.test_trials import Fine, make_grammars
 
@@ -86,7 +86,7 @@ class Gated(Fine):
         self.gate = asyncio.Event()
         self.running = self.most = 0
 
-    async def judge(self, text: str) -> Verdict:
+    async def try_grammar(self, text: str) -> TrialVerdict:
         if "slow" in text:
             self.running += 1
             self.most = max(self.most, self.running)
@@ -94,7 +94,7 @@ class Gated(Fine):
                 await self.gate.wait()
             finally:
                 self.running -= 1
-        return await super().judge(text)
+        return await super().try_grammar(text)
 
 
 def slow(number: int) -> str:

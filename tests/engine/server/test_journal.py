@@ -1,4 +1,4 @@
-"""The journal: nothing that was written is lost, whatever happens to the end or the middle of its file."""
+"""The replica's journal: nothing that was written is lost, whatever happens to the end or the middle of its file."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_where_there_is_no_room_to_compact_the_old_file_serves(
 
 
 class Held:
-    """One call of a function of `os` that takes until it is released, in whatever thread; the others are as ever."""
+    """One call of a function of `os` that blocks until it is released, in any thread; other calls pass."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
         self.entered, self._released = threading.Event(), threading.Event()
@@ -251,7 +251,7 @@ def test_nothing_but_sync_waits_for_a_disk_that_is_slow_to_compact(
 
 
 def test_who_says_what_happened_does_not_wait_for_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The replica's event loop does, when a gateway acknowledges: all gateways would hear nothing meanwhile."""
+    """The replica's event loop notes acknowledgements: if it waited, no gateway would hear anything meanwhile."""
     journal = opened(tmp_path)
     ended = journal.end(done("ended", 1))
 
@@ -408,7 +408,7 @@ def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_disk_that_is_full_for_a_while_costs_no_record(tmp_path: Path) -> None:
-    """Part of a record reaches the disk and the rest does not; what is asked again finds all of it, whole and once."""
+    """Part of a record reaches the disk and the rest does not. The next write brings all of it, whole and once."""
     script = """
 import resource, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A start multiplies little, whatever the model: how long that takes is the machine's affair."""
+"""A start computes little, whatever the model is; how long that takes depends on the machine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from engine.layers.linear import Linear
-from engine.options import ReplicaOptions
 from engine.startup.assembly import assemble
+from engine.startup.options import ReplicaOptions
 from tests.engine.conftest import Bench, generate, write_model
 
 LAYERS = 6

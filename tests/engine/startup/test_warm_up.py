@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from engine.layers.linear import Linear
-from engine.options import ReplicaOptions
 from engine.startup.assembly import assemble
+from engine.startup.options import ReplicaOptions
 from tests.engine.conftest import VOCABULARY, Bench, Families, generate
 
 

@@ -1,4 +1,4 @@
-"""/admin/v1/prices: an operator proposes, another one activates, and nobody else may look."""
+"""/admin/v1/prices: an operator proposes, another one activates, and nobody else has access."""
 
 from __future__ import annotations
 

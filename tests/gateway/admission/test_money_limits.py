@@ -10,7 +10,7 @@ import pytest
 
 from billing.accounts.balances import Balances
 from billing.accounts.budgets import BudgetSettings
-from gateway.endpoints.generation_response import SHORTENED
+from gateway.endpoints.generation_response import AFFORDABLE_TOKENS_HEADER
 from tests.fast import only_fast
 from tests.gateway.stack import running_stack
 
@@ -90,12 +90,12 @@ async def test_an_open_ended_answer_is_as_long_as_can_be_paid(
         fits = refused.json()["error"]["insufficient_funds"]["affordable_max_tokens"]
         answer = await stack.post({**OK, "stream": stream})
         assert answer.status_code == 200
-        assert answer.headers[SHORTENED] == str(fits)
+        assert answer.headers[AFFORDABLE_TOKENS_HEADER] == str(fits)
         assert next(iter(stack.replica.runs.values())).generate.sampling.max_tokens == fits
         await stack.settled(1)
         assert (await stack.events())[0].reason == "stop"  # it ended before its money did
         short = await stack.post({**OK, "max_tokens": 1, "stream": stream})
-        assert (short.status_code, SHORTENED in short.headers) == (200, False)
+        assert (short.status_code, AFFORDABLE_TOKENS_HEADER in short.headers) == (200, False)
 
 
 @pytest.mark.parametrize("stream", only_fast(True, of=[False, True]))
@@ -109,6 +109,10 @@ async def test_an_answer_that_money_ends_says_so(
         assert '"finish_reason":"length"' in answer.text
         assert '"limited_by":"budget"' in answer.text
         (event,) = await stack.settled(1)
-        assert (event.status, event.reason, event.output) == ("ok", "budget", int(answer.headers[SHORTENED]))
+        assert (event.status, event.reason, event.output) == (
+            "ok",
+            "budget",
+            int(answer.headers[AFFORDABLE_TOKENS_HEADER]),
+        )
         asked = await stack.post({**OK, "max_tokens": 1})
         assert asked.status_code == 402

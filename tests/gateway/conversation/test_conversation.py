@@ -357,7 +357,7 @@ def test_end_tokens_are_found_wherever_they_stand(tmp_path: Path, model: ServedM
         ("config.json", '{"model_type": "llama", "max_position_embeddings": 1}', "max_position_embeddings"),
         ("tokenizer.json", None, "tokenizer.json"),
         ("chat_template.jinja", None, "chat template"),
-        ("chat_template.jinja", "{% endif %}", "broken"),
+        ("chat_template.jinja", "{% endif %}", "syntax error"),
         ("turnpike.toml", "name = 3", "turnpike.toml"),
         ("turnpike.toml", "name =", "turnpike.toml"),
         ("turnpike.toml", "min_cacheable_tokens = true", "turnpike.toml"),

@@ -1,4 +1,4 @@
-"""What is wrong is said: status, envelope, the field by its JSON path, and the official client's exception class."""
+"""Invalid requests: status, envelope, the field's JSON path, and the official client's exception class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.dialects.openai import chat_request
 from gateway.served_models.registry import ModelRegistry, ModelWithoutPrice
 from gateway.services import GatewayOptions
 from storage.database.database import Database, DatabaseUnavailable
-from tests.gateway.stack import Stack, quick_lifetimes, running_stack
+from tests.gateway.stack import Stack, quick_timeouts, running_stack
 from tests.gateway.tiny_model import make_model_folder
 
 USER = {"role": "user", "content": "hi"}
@@ -376,7 +376,7 @@ async def test_an_unknown_model_and_unknown_routes(stack: Stack) -> None:
 
 
 async def test_a_body_over_the_limit(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
-    options = GatewayOptions(body_limit=2000, lifetimes=quick_lifetimes())
+    options = GatewayOptions(body_limit=2000, timeouts=quick_timeouts())
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
         answer = await stack.post(user("x" * 2000))
         assert answer.status_code == 413
@@ -439,7 +439,7 @@ async def test_without_a_database(stack: Stack, monkeypatch: pytest.MonkeyPatch)
     assert answer.headers["x-request-id"] in answer.json()["error"]["message"]
     ready = await stack.http.get("/readyz")
     assert ready.status_code == 503
-    assert ready.json()["problems"] == ["the database is away"]
+    assert ready.json()["problems"] == ["the database is unavailable"]
     monkeypatch.undo()
     await stack.settled(1)
 

@@ -1,4 +1,4 @@
-"""What is large is bounded before it is decoded, and worked on away from the event loop, in fair turns."""
+"""Large bodies are limited before they are decoded, and decoded outside the event loop in fair turns."""
 
 from __future__ import annotations
 

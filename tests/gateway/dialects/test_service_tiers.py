@@ -1,4 +1,4 @@
-"""`service_tier` end to end: asked with the official client, run and held and billed in its lane, said and reported."""
+"""`service_tier` end to end, with the official client: run, held, billed and reported in its lane."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from billing.prices import everywhere
+from billing.prices import in_every_lane
 from billing.prices.approval import PriceSheets
 from billing.prices.grid import derived, parse_factor
 from billing.prices.sheets import PriceProposal
@@ -28,7 +28,7 @@ TIERS = {
 
 @pytest.mark.slow
 async def test_a_tier_is_run_held_billed_said_and_reported(stack: Stack) -> None:
-    rows = derived(everywhere(MICRO), {lane: parse_factor(factor, lane) for lane, factor in FACTORS.items()})
+    rows = derived(in_every_lane(MICRO), {lane: parse_factor(factor, lane) for lane, factor in FACTORS.items()})
     await PriceSheets(stack.database).put(PriceProposal(model="tiny", rows=rows), by="ann")
     stack.gateway.services.prices.forget()
     stack.say("one two", burst=100)

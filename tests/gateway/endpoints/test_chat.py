@@ -1,4 +1,4 @@
-"""The whole way of a request, with the official client against a real server."""
+"""A whole chat request, with the official client against a real server."""
 
 from __future__ import annotations
 

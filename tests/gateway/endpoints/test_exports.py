@@ -1,4 +1,4 @@
-"""/v1/exports: asked for, made, fetched; only by the tenant's own administrator."""
+"""/v1/exports: ordered, made, downloaded; only by the tenant's own administrator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be seen of a gateway: usage in OpenAI's shape, metrics, health."""
+"""Usage in OpenAI's format, metrics and health of a gateway."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gateway import services
 from gateway.services import GatewayOptions
 from protocol.metric_help import HELP
 from storage.database.database import DatabaseUnavailable
-from tests.gateway.stack import Stack, quick_lifetimes, running_stack
+from tests.gateway.stack import Stack, quick_timeouts, running_stack
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 
@@ -149,7 +149,7 @@ async def test_metrics_have_an_address_of_their_own(
 ) -> None:
     internal = socket.create_server(("127.0.0.1", 0))
     base = f"http://127.0.0.1:{internal.getsockname()[1]}"
-    options = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=2.0, public_metrics=False, connections=1)
+    options = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=2.0, public_metrics=False, connections=1)
     async with (
         running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options, internal=internal) as stack,
         httpx.AsyncClient(base_url=base, timeout=20) as inside,

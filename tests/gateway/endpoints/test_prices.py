@@ -1,17 +1,17 @@
-"""GET /v1/prices: what applies to who asks, exactly, at any instant."""
+"""GET /v1/prices: the exact prices of the asking tenant at any instant."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from billing.prices import everywhere
+from billing.prices import in_every_lane
 from billing.prices.approval import PriceSheets
 from billing.prices.grid import derived, parse_factor
 from billing.prices.price_books import PriceBooks
 from billing.prices.sheets import PriceProposal
 from gateway.services import GatewayOptions
-from tests.gateway.stack import Stack, quick_lifetimes, running_stack
+from tests.gateway.stack import Stack, quick_timeouts, running_stack
 
 HOUR = 3_600_000_000
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
@@ -40,7 +40,7 @@ async def test_the_prices_that_apply_to_who_asks(stack: Stack) -> None:
     # a scheduled change, and a tenant's own book
     sheets, now = PriceSheets(stack.database), await stack.database.now()
     rows = derived(
-        everywhere({"uncached": 500_000, "read_automatic": 50_000, "output": 2_000_000}),
+        in_every_lane({"uncached": 500_000, "read_automatic": 50_000, "output": 2_000_000}),
         {"batch": parse_factor("0.5x", "batch"), "1000": parse_factor("2x", "1000")},
     )
     await sheets.put(PriceProposal(model="tiny", rows=rows, effective_at=now + HOUR), by="ann")
@@ -80,7 +80,7 @@ async def test_prices_need_a_key(stack: Stack) -> None:
 
 
 async def test_prices_can_be_public(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
-    options = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=1.0, public_prices=True)
+    options = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=1.0, public_prices=True)
     async with running_stack(
         stocked_sqlite_url, tmp_path, model_folder, options=options, start_replica=False
     ) as public:

@@ -1,4 +1,4 @@
-"""Usage and cost reports in both vendors' shapes, asked by their own clients: each adds up to the month's usage."""
+"""Usage and cost reports with both vendors' clients: each adds up to the month's usage."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from standardwebhooks.webhooks import Webhook
 
-from tests.billing.hooks import Names, receiver
 from tests.gateway.stack import Stack
+from tests.webhooks.receiver import Names, receiver
 from webhooks.addresses import AddressPolicy, parse_networks
 from webhooks.dispatch import Dispatcher
 from webhooks.sending import WebhookSender

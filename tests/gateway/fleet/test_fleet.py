@@ -19,7 +19,7 @@ from gateway.fleet.replica_stream import LinkLost
 from gateway.served_models.registry import ModelRegistry
 from gateway.served_models.served_model import ServedModel, load_served_model
 from protocol.addresses import AddressError, parse_address
-from protocol.replicas import MAX_SCOPES, Beat, Scope
+from protocol.replicas import MAX_SCOPES, Heartbeat, Scope
 from protocol.requests import Generate, Sampling, Segment
 from tests.gateway.fake_replica import LINK_KEY, FakeReplica, Script
 from tests.gateway.tiny_model import make_model_folder
@@ -121,9 +121,9 @@ async def test_a_silent_link_is_closed(model: ServedModel, tmp_path: Path) -> No
     async with fleet_of(model, replica) as fleet:
         await until(lambda: fleet.healthy("tiny"))
         replica.beating = False
-        exchange = fleet.generate(fleet.links[0], (), request("a"))
+        stream = fleet.generate(fleet.links[0], (), request("a"))
         replica.script = Script(tokens=[], silent=True)
-        while not isinstance(await exchange.next(), LinkLost):
+        while not isinstance(await stream.next(), LinkLost):
             pass
         replica.beating = True
         await until(lambda: fleet.healthy("tiny"))
@@ -150,7 +150,7 @@ async def test_health_is_steps_advancing_while_work_exists(model: ServedModel, t
         replica.beating = False
 
         def beat(steps: int, running: int) -> None:
-            link._take(Beat(steps, running, {"standard": 0}, ()))
+            link._take(Heartbeat(steps, running, {"standard": 0}, ()))
 
         beat(100, 0)
         await asyncio.sleep(0.2)

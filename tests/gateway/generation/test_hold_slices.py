@@ -16,10 +16,10 @@ from protocol.requests import Generate
 from storage.database.database import DatabaseUnavailable
 from tests.fast import only_fast
 from tests.gateway.fake_replica import Script
-from tests.gateway.stack import PRICES, Stack, quick_lifetimes, running_stack
+from tests.gateway.stack import PRICES, Stack, quick_timeouts, running_stack
 
 SLICE = 8
-OPTIONS = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=2.0, hold_slice=SLICE)
+OPTIONS = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=2.0, hold_slice=SLICE)
 LONG: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 200}
 OUTPUT, PROMPT = 1_600_000, 400_000
 """Pico-units for a token, by `PRICES`."""

@@ -22,7 +22,7 @@ from gateway.fleet.replica_link import FleetOptions
 from gateway.services import GatewayOptions
 from tests.fast import only_fast
 from tests.gateway.fake_replica import Script
-from tests.gateway.stack import Stack, quick_lifetimes, running_stack
+from tests.gateway.stack import Stack, quick_timeouts, running_stack
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 STREAM: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "stream": True}
@@ -101,7 +101,7 @@ async def test_a_client_that_leaves_while_queued_in_a_stream(stack: Stack) -> No
 
 @pytest.mark.slow
 async def test_a_keep_alive_comment_while_queued(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
-    options = GatewayOptions(keep_alive=0.05, lifetimes=quick_lifetimes())
+    options = GatewayOptions(keep_alive=0.05, timeouts=quick_timeouts())
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
         stack.say("ok", queued=0.3)
         answer = await stack.post(STREAM)
@@ -114,7 +114,7 @@ async def test_a_keep_alive_comment_while_queued(stocked_sqlite_url: str, tmp_pa
 async def test_a_reader_that_stalls_stops_its_own_stream(
     stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
 ) -> None:
-    options = GatewayOptions(patience=0.5, lifetimes=quick_lifetimes(), body_limit=100_000)
+    options = GatewayOptions(patience=0.5, timeouts=quick_timeouts(), body_limit=100_000)
     fleet = FleetOptions(credit_window=64, credit_step=8)
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options, fleet_options=fleet) as stack:
         long_token = max(range(500), key=lambda token: len(next(iter(stack.models)).tokenizer.token_bytes(token)))
@@ -394,7 +394,7 @@ async def test_a_lost_connection_is_not_a_lost_request(stack: Stack) -> None:
 async def test_a_replica_that_never_answers(
     stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, body: dict[str, Any]
 ) -> None:
-    options = GatewayOptions(lifetimes=quick_lifetimes(request=-1.6, done=0.2), keep_alive=0.2)
+    options = GatewayOptions(timeouts=quick_timeouts(request=-1.6, done=0.2), keep_alive=0.2)
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
         stack.say(TEXT, silent=True)
         answer = await stack.post(body)
@@ -489,7 +489,7 @@ async def test_a_stop_lets_streams_finish(stack: Stack) -> None:
 async def test_a_stop_ends_what_takes_too_long(
     stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, body: dict[str, Any]
 ) -> None:
-    options = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=0.2)
+    options = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=0.2)
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
         stack.say(TEXT, pause=0.1)
         request = asyncio.create_task(stack.post(body))

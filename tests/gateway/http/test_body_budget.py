@@ -1,4 +1,4 @@
-"""Bytes of bodies are counted while they come: a tenant that sends many at once is told, and others go on."""
+"""Bytes of bodies are counted as they arrive: a tenant that sends too many at once is refused, others are not."""
 
 from __future__ import annotations
 

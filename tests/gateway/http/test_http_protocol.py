@@ -1,4 +1,4 @@
-"""What is sent before there is a request, or instead of one: answered in the envelope, and never waited for."""
+"""Input that is not a valid HTTP request is refused at once, in the error envelope."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from gateway.http import http_protocol
 from gateway.services import GatewayOptions
 from tests.fast import only_fast
-from tests.gateway.stack import Stack, quick_lifetimes, running_stack
+from tests.gateway.stack import Stack, quick_timeouts, running_stack
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: test\r\n"
 
@@ -62,7 +62,7 @@ async def test_a_head_that_never_comes(stack: Stack, monkeypatch: pytest.MonkeyP
 
 
 async def test_a_body_that_never_comes(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
-    options = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=2.0, patience=0.2)
+    options = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=2.0, patience=0.2)
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
         status, headers, body = await send(stack, authorized(stack) + b'content-length: 100\r\n\r\n{"model":')
         assert status == 408

@@ -1,4 +1,4 @@
-"""Clients who never mean to be answered: what they send after the answer is not read, and they cannot keep a place."""
+"""Clients that go on sending after the response: their input is not read, and they cannot keep a connection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gateway.http import connections as gateway_connections
 from gateway.http import http_protocol, lingering_transport
 from gateway.services import GatewayOptions
 from tests.fast import examples
-from tests.gateway.stack import Stack, quick_lifetimes, running_stack
+from tests.gateway.stack import Stack, quick_timeouts, running_stack
 
 HOST = b"host: test\r\n"
 ENDLESS = b"content-length: 1000000000000\r\n"
@@ -282,7 +282,7 @@ async def test_who_does_not_read_is_cut_off(stack: Stack, monkeypatch: pytest.Mo
 
 async def test_connections_are_counted(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
     """The one that is idle for longest gives its place to a new one; of one address there are only so many."""
-    options = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=2.0, connections=20)
+    options = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=2.0, connections=20)
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
         idle = [await asyncio.open_connection("127.0.0.1", port_of(stack)) for _ in range(50)]
         assert (await stack.http.get("/healthz")).status_code == 200
@@ -293,7 +293,7 @@ async def test_connections_are_counted(stocked_sqlite_url: str, tmp_path: Path, 
         assert (await idle[-1][0].readline()).startswith(b"HTTP/1.1 200")
         for _, writer in idle:
             writer.close()
-    options = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=2.0, connections_per_address=3)
+    options = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=2.0, connections_per_address=3)
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
         first = [await asyncio.open_connection("127.0.0.1", port_of(stack)) for _ in range(3)]
         await stack.until(lambda: len(stack.server.connections) == 3)
@@ -311,7 +311,7 @@ async def test_connections_that_linger_are_counted(
     """Those that were refused or answered early, too: there are only so many, and the metrics say how many."""
     monkeypatch.setattr(gateway_connections, "MOST_LINGERING", 5, raising=False)
     monkeypatch.setattr(lingering_transport, "LINGER_S", 60.0)
-    options = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=2.0, connections_per_address=12)
+    options = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=2.0, connections_per_address=12)
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
 
         async def figures() -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A database that says nothing: requests are answered with 503 soon, and no hold is left when it speaks again."""
+"""A database that does not answer: requests get 503 soon, and no hold is left when it answers again."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ import pytest
 
 from gateway.services import GatewayOptions
 from storage.database import migrate
-from storage.database.circuit_breaker import Patience
+from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
 from tests.gateway.fake_replica import Script
-from tests.gateway.stack import Stack, quick_lifetimes, running_stack
+from tests.gateway.stack import Stack, quick_timeouts, running_stack
 from tests.servers import PostgresServer, postgres_server
 
 PATIENCE_S = 0.5
 REMEMBERED_S = 3600.0
 """For so long a key is remembered: what is asked of the database is money alone."""
 BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
-OPTIONS = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=5.0, database_patience=PATIENCE_S)
+OPTIONS = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=5.0, database_patience=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ async def test_patience_does_not_pile_up() -> None:
         await gate.wait()
         return begun
 
-    patience = Patience(0.05)
+    patience = CircuitBreaker(0.05)
     for _ in range(10):
         with pytest.raises(DatabaseUnavailable):
             await patience.wait(ask())
@@ -253,8 +253,8 @@ async def test_a_slice_that_is_not_heard_of_ends_the_answer(
 
 async def test_one_slow_question_keeps_no_other_from_being_asked() -> None:
     """The pings are answered, so the database is not silent: only the slow question is given up."""
-    pings, gate = Patience(0.05), asyncio.Event()
-    patience = Patience(0.05, pings)
+    pings, gate = CircuitBreaker(0.05), asyncio.Event()
+    patience = CircuitBreaker(0.05, pings)
     with pytest.raises(DatabaseUnavailable):
         await patience.wait(_until(gate))
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Clients who hardly read: fifty of them, and 256 streams beside that are read as they come."""
+"""Clients that hardly read their responses: fifty of them, beside 256 streams that are read at once."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 
 from gateway.services import GatewayOptions
 from tests.gateway.fake_replica import Script
-from tests.gateway.stack import Stack, quick_lifetimes, running_stack
+from tests.gateway.stack import Stack, quick_timeouts, running_stack
 
 SLOW, LIVE = 50, 256
 TOKENS = 300
 MOST_BUFFERED = 128 * 1024
 """Of one connection: what a stream may write before it is told to wait (64 KiB), and the piece that passed that."""
-OPTIONS = GatewayOptions(lifetimes=quick_lifetimes(request=120.0), drain_timeout=1.0, allowance_requests=0)
+OPTIONS = GatewayOptions(timeouts=quick_timeouts(request=120.0), drain_timeout=1.0, allowance_requests=0)
 
 
 def request(stack: Stack, **fields: Any) -> bytes:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
 
 from billing.usage import AUTOMATIC, Usage
-from gateway.dialects.openai import errors
-from gateway.dialects.openai.chat_response import ChatAnswer, Header, chat_usage
-from gateway.errors import Interrupted, RateLimited, TimedOut, Unavailable
+from gateway.dialects.openai.chat_response import ChatWriter
+from gateway.dialects.openai.common_response import ResponseIdentity
+from gateway.dialects.openai.usage import completion_usage
+from gateway.errors import Interrupted
 from gateway.generation.delivery import ChoiceDelta, Failed, Finished
-from gateway.generation.outcome import decide_outcome, finish_reasons, observed_counts, whose_fault
 from gateway.metering.billable_usage import Fault, MeteringTerms, pack, to_billing_counts, unpack, usage_of
 from gateway.served_models.served_model import ServedModel
-from protocol.requests import Counts, Refusal
+from protocol.requests import Counts
 
 OPENAI = MeteringTerms("openai", 256, 1000)
 ANTHROPIC = MeteringTerms("anthropic", 256, 1000)
@@ -83,7 +82,7 @@ def test_identities(counts: Counts, terms: MeteringTerms, delivered: int, fault:
 @given(counts_, small)
 def test_openais_view_loses_nothing(counts: Counts, delivered: int) -> None:
     usage = usage_of(counts, OPENAI, delivered, "none")
-    view = chat_usage(usage, 123, "USD")
+    view = completion_usage(usage, 123, "USD")
     cached = view.prompt_tokens_details.cached_tokens
     read = {AUTOMATIC: cached} if cached else {}
     assert Usage(uncached=view.prompt_tokens - cached, read=read, output=view.completion_tokens) == usage
@@ -92,61 +91,16 @@ def test_openais_view_loses_nothing(counts: Counts, delivered: int) -> None:
     assert view.cost.amount == "0.000000000123"
 
 
-def test_whose_fault_it_was() -> None:
-    from protocol.requests import Done
-
-    def done(reason: str) -> Done:
-        return Done("x", 1, reason, COLD, 1)  # type: ignore[arg-type]
-
-    plain = {"stopped": False, "left": False, "failure": None}
-    assert decide_outcome(done("stop"), **plain).status == "ok"  # type: ignore[arg-type]
-    assert decide_outcome(done("length"), **plain).status == "ok"  # type: ignore[arg-type]
-    assert finish_reasons(done("length"), [False]) == ("length",)
-    assert (
-        finish_reasons(done("budget"), [False])
-        == finish_reasons(done("length"), [False], shortened=True)
-        == ("budget",)
-    )
-    assert finish_reasons(done("abort"), [False], cut={0}) == ("budget",)
-    assert finish_reasons(done("stop"), [False], shortened=True, cut={0}) == ("stop",)
-    for reason in ("stop", "length", "abort"):  # of several choices one ended so, another for want of money
-        assert decide_outcome(done(reason), **plain, ends=("stop", "budget")).reason == "budget"  # type: ignore[arg-type]
-    assert decide_outcome(done("crash"), **plain, ends=("stop", "budget")).status == "failed"  # type: ignore[arg-type]
-    assert finish_reasons(done("abort"), [True]) == ("stop",)
-    three = structs.replace(done("length"), reasons=("stop", "abort", "length"))
-    assert finish_reasons(three, [False, True, False]) == ("stop", "stop", "length")
-    assert decide_outcome(None, stopped=True, left=False, failure=None).status == "ok"
-    assert decide_outcome(done("stop"), stopped=False, left=True, failure=None).status == "cancelled"
-    ours = decide_outcome(done("stop"), stopped=False, left=True, failure=Interrupted("x"))
-    assert ours.status == "failed"
-    assert whose_fault(ours, 0) == "ours_before"
-    assert whose_fault(ours, 1) == "ours_after"
-    assert isinstance(decide_outcome(done("deadline"), **plain).failure, TimedOut)  # type: ignore[arg-type]
-    assert isinstance(decide_outcome(done("rejected"), **plain).failure, Unavailable)  # type: ignore[arg-type]
-    for whose, kind in (("flow", RateLimited), ("lane", Unavailable), ("replica", Unavailable)):
-        full = Done("x", 1, "rejected", Counts(), 0, refusal=Refusal(whose, 12.3))  # type: ignore[arg-type]
-        told = decide_outcome(full, **plain).failure  # type: ignore[arg-type]
-        assert isinstance(told, kind)
-        assert (errors.status_of(told), errors.headers(told)) == (
-            429 if kind is RateLimited else 503,
-            {"retry-after": "13"},
-        )
-        assert "in about 13 s" in told.message
-    for reason in ("abort", "error", "crash"):
-        assert isinstance(decide_outcome(done(reason), **plain).failure, Interrupted)  # type: ignore[arg-type]
-    assert observed_counts(None, 3) == Counts(output=3)
-    assert observed_counts(SHORT, 3).prompt == 1000
-    assert observed_counts(SHORT, 3).output == 3
-
-
 def test_events_end_with_a_mark_or_an_error(model: ServedModel) -> None:
-    header = Header("chatcmpl-1", 1, "tiny", "req_1", "default")
-    events = ChatAnswer(header, model.tokenizer, logprobs=False, include_usage=True)
+    identity = ResponseIdentity("chatcmpl-1", 1, "tiny", "req_1", "default")
+    writer = ChatWriter(identity, model.tokenizer, logprobs=False, include_usage=True)
     end = Finished(("stop",), to_billing_counts(COLD), Usage(1000, output=50), 5, "USD")
-    whole = events.piece([ChoiceDelta(0, "a")]) + events.finished(end)
+    whole = writer.events([ChoiceDelta(0, "a")]) + writer.finished(end)
     assert whole.endswith(b"data: [DONE]\n\n")
     assert whole.count(b'"usage":null') == 3
     assert whole.count(b'"role":"assistant"') == 1
-    failed = ChatAnswer(header, model.tokenizer, logprobs=False, include_usage=False).failed(Failed(Interrupted("oh")))
+    failed = ChatWriter(identity, model.tokenizer, logprobs=False, include_usage=False).failed(
+        Failed(Interrupted("oh"))
+    )
     assert b"req_1" in failed
     assert b"[DONE]" not in failed

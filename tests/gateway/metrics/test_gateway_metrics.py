@@ -1,4 +1,4 @@
-"""Figures that several workers share lie in files: a full disk must not kill who counts."""
+"""Workers share metrics through files: a full disk must not kill the worker that counts."""
 
 from __future__ import annotations
 

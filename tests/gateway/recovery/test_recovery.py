@@ -25,13 +25,13 @@ from storage.database.base import new_id
 from storage.database.database import DatabaseUnavailable
 from tests.fast import only_fast
 from tests.gateway.fake_replica import FakeReplica, Run
-from tests.gateway.stack import Stack, quick_lifetimes, running_stack
+from tests.gateway.stack import Stack, quick_timeouts, running_stack
 
 WHOLE: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4
-SHORT_DRAIN = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=1.0)
+SHORT_DRAIN = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=1.0)
 
-ASIDE = GatewayOptions(lifetimes=quick_lifetimes(), drain_timeout=1.0, allowance_requests=1)
+ASIDE = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=1.0, allowance_requests=1)
 
 
 async def leave_a_hold(url: str, folder: Path, model_folder: Path, name: str) -> str:
@@ -354,7 +354,7 @@ async def test_an_entry_that_makes_no_sense_is_acknowledged_when_it_is_kept(
     stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not while the database is away: else it would be lost with the journal's word."""
-    monkeypatch.setattr("gateway.recovery.refused_entries._PAUSE_S", 0.01)
+    monkeypatch.setattr("gateway.metering.usage_recorder._REFUSAL_PAUSE_S", 0.01)
     identity = await leave_a_hold(stocked_sqlite_url, tmp_path, model_folder, name="gateway-test")
     async with running_stack(
         stocked_sqlite_url, tmp_path, model_folder, options=SHORT_DRAIN, start_replica=False
@@ -367,7 +367,7 @@ async def test_an_entry_that_makes_no_sense_is_acknowledged_when_it_is_kept(
             raise DatabaseUnavailable("gone")
 
         with monkeypatch.context() as patched:
-            patched.setattr("gateway.recovery.refused_entries.refuse_entry", away)
+            patched.setattr("gateway.metering.usage_recorder.refuse_entry", away)
             stack.replica.journal[identity] = msgspec.structs.replace(NONSENSE["counts"], id=identity)
             await stack.replica.start()
             await stack.until(lambda: asked > 3)

@@ -16,22 +16,22 @@ from billing.settlement.lost_attempt_events import attempt_id
 from billing.verification import audit
 from billing.verification.reconciliation import reconcile
 from gateway.services import GatewayOptions
-from protocol.requests import ATTEMPTS
+from protocol.requests import ATTEMPT_VERSION
 from tests.fast import only_fast
 from tests.gateway.fake_replica import Script
 from tests.gateway.generation.test_lifecycle import STREAM, TEXT, WHOLE, content, frames
-from tests.gateway.stack import Stack, quick_lifetimes, running_stack
+from tests.gateway.stack import Stack, quick_timeouts, running_stack
 
 pytestmark = pytest.mark.timeout(120)
 
 
 @asynccontextmanager
 async def two(
-    url: str, folder: Path, model: Path, replicas: int = 2, *, alone: bool = False, **lifetimes: float
+    url: str, folder: Path, model: Path, replicas: int = 2, *, alone: bool = False, **timeouts: float
 ) -> AsyncIterator[Stack]:
     """A gateway with replicas of which the first, when it is idle, gets the next request. `alone`: no other gateway has
     requests there."""
-    options = GatewayOptions(lifetimes=quick_lifetimes(**{"replay": 20.0, **lifetimes}))
+    options = GatewayOptions(timeouts=quick_timeouts(**{"replay": 20.0, **timeouts}))
     async with running_stack(url, folder, model, options=options, replicas=replicas) as stack:
         if not alone:
             for replica in stack.replicas:
@@ -404,10 +404,10 @@ async def test_a_replica_that_cannot_tell_attempts_apart_gets_the_second_when_it
     stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
 ) -> None:
     async with two(stocked_sqlite_url, tmp_path, model_folder, replicas=1, alone=True, retry=10.0) as stack:
-        stack.replica.version = ATTEMPTS - 1
+        stack.replica.version = ATTEMPT_VERSION - 1
         stack.replica.drop()
         link = stack.gateway.services.fleet.links[0]
-        await stack.until(lambda: link.up and link.hello is not None and link.hello.version < ATTEMPTS)
+        await stack.until(lambda: link.up and link.hello is not None and link.hello.version < ATTEMPT_VERSION)
         await stack.ready()
         stack.say(TEXT, prefill=60.0)
         asked = asyncio.create_task(stack.post(WHOLE))

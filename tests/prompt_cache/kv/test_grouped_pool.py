@@ -104,7 +104,7 @@ class GroupsMachine(RuleBasedStateMachine):
         ]
         if any(count > pool.available for count, pool in zip(missing, self.pool.pools, strict=True)):
             return
-        laid = self.pool.lay(one.table, one.laid, until, one.tokens)
+        laid = self.pool.allocate_window_blocks(one.table, one.laid, until, one.tokens)
         assert [sum(block[group] != ABSENT for block in laid) for group in range(len(GROUPS))] == missing
         one.laid = max(one.laid, until)
         self.check_parts(one)

@@ -22,6 +22,7 @@ import billing.tables.platform
 import billing.tables.prices
 import billing.tables.rating
 import billing.tables.reconciliation
+import storage.database.outbox
 import tenancy.tables
 import webhooks.tables
 from billing.reports import usage_report
@@ -41,6 +42,7 @@ ROOMS = (
     billing.tables.rating,
     billing.tables.reconciliation,
     billing.tables.money,
+    storage.database.outbox,
     webhooks.tables,
     tenancy.tables,
 )

@@ -21,7 +21,7 @@ from billing.tables.money import balance
 from billing.usage import Usage
 from storage.database.database import Database
 from tenancy.tables import Project
-from tests.billing.invoices.books import Customer, set_clock
+from tests.billing.invoices.customers import Customer, set_clock
 from tests.billing.money import Tenant
 from turnpike import logs
 from turnpike.cli import main
@@ -115,7 +115,7 @@ def test_from_an_empty_folder_to_a_paid_invoice(
     turnpike.run("invoices", "buyer", "set", "client", "--payment-days", "14")
     asyncio.run(_set_vat_id(f"sqlite:///{tmp_path}/turnpike.db", "FRHELLO"))
     turnpike.run("invoices", "buyer", "set", "client", "--purchase-order", "PO-1")
-    assert "FRHELLO has not the form" in turnpike.said
+    assert "FRHELLO does not have the format" in turnpike.said
     asyncio.run(_set_vat_id(f"sqlite:///{tmp_path}/turnpike.db", ""))
     shown = turnpike.run("invoices", "buyer", "show", "client")
     assert "Client SAS" in shown

@@ -198,7 +198,7 @@ WRONG = [
     (f"set qwen {PLAIN} --at yesterday", "--at: 'yesterday' is not an instant"),
     (f"set qwen {PLAIN} --currency EUR --book nowhere", "'nowhere' does not exist"),
     ("set qwen", "say NAME and its prices"),
-    ("set qwen --uncached 0.40 --read 0.04", "--output: price of output: missing"),
+    ("set qwen --uncached 0.40 --read 0.04", "--output: price of output: it is missing"),
     ("set qwen --uncached 0.40 --read -1 --output 1.60", "--read -1: "),
     (f"set qwen {PLAIN} --write-5m cheap", "--write-5m cheap: "),
     (f"set qwen {PLAIN} --price output@batch=x", "--price output@batch=x: "),

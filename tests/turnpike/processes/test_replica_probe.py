@@ -27,10 +27,10 @@ async def replica(tmp_path: Path) -> AsyncIterator[FakeReplica]:
 
 
 async def test_a_probe_gives_no_name_so_that_nothing_is_handed_over_to_it(replica: FakeReplica) -> None:
-    found = await probe(replica.address, LINK_KEY)
-    assert found.hello.replica == "replica-0"
-    assert found.heartbeat is not None
-    assert found.advancing
+    answer = await probe(replica.address, LINK_KEY)
+    assert answer.hello.replica == "replica-0"
+    assert answer.heartbeat is not None
+    assert answer.advancing
     assert [dial.gateway for dial in replica.dials] == [""]
 
 

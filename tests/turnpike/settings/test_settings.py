@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from engine.core.engine import EngineLimits
-from engine.options import ReplicaOptions
 from engine.scheduling.fairness.lanes import WEIGHTS
 from engine.scheduling.fairness.queue_limits import Bound, QueueBounds
 from engine.scheduling.scheduler import TOKEN_TARGETS
 from engine.server import replica
+from engine.startup.options import ReplicaOptions
 from turnpike.commands import engine
-from turnpike.settings import secrets, settings
+from turnpike.settings import loading, secrets, settings
 from turnpike.settings.settings import SettingError, Settings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,7 +23,7 @@ def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path) -> No
     file = tmp_path / "turnpike.toml"
     file.write_text('port = 1\nhost = "a"\nworkers = 7\n')
     environment = {"TURNPIKE_CONFIG": str(file), "TURNPIKE_PORT": "2", "TURNPIKE_HOST": "b"}
-    loaded = settings.load({"port": "3", "host": None}, environment)
+    loaded = loading.load({"port": "3", "host": None}, environment)
     assert (loaded.port, loaded.host, loaded.workers) == (3, "b", 7)
     assert loaded.max_running == Settings().max_running
 
@@ -54,7 +54,7 @@ def test_a_bad_value_is_refused_by_name_and_source(
     flags: dict[str, str], environment: dict[str, str], names: list[str]
 ) -> None:
     with pytest.raises(SettingError) as refused:
-        settings.load(flags, environment)
+        loading.load(flags, environment)
     assert all(name in str(refused.value) for name in names)
 
 
@@ -63,50 +63,50 @@ def test_a_bad_file_is_refused(tmp_path: Path, text: str, name: str) -> None:
     file = tmp_path / "turnpike.toml"
     file.write_text(text)
     with pytest.raises(SettingError, match=name):
-        settings.load({"config": str(file)}, {})
+        loading.load({"config": str(file)}, {})
 
 
 def test_every_setting_has_a_description_and_a_role() -> None:
     for name in Settings.__struct_fields__:
-        meta = settings.describe(name)
+        meta = loading.describe(name)
         assert meta.description
         assert meta.extra
         assert meta.extra["roles"]
 
 
 def test_the_reference_page_is_what_the_program_prints() -> None:
-    assert (ROOT / "docs" / "settings.md").read_text() == settings.reference(), "run: make docs"
+    assert (ROOT / "docs" / "settings.md").read_text() == loading.reference(), "run: make docs"
 
 
 def test_lists_and_defaults() -> None:
-    given = Settings(model="a, b,", replicas="unix:/x,tcp:h:1", data_dir="d")
-    assert [str(folder) for folder in given.model_folders] == ["a", "b"]
-    assert given.replica_addresses == ["unix:/x", "tcp:h:1"]
-    assert given.database.startswith("sqlite:////")
-    assert given.secrets == Path("d/secrets.json")
+    loaded = Settings(model="a, b,", replicas="unix:/x,tcp:h:1", data_dir="d")
+    assert [str(folder) for folder in loaded.model_folders] == ["a", "b"]
+    assert loaded.replica_addresses == ["unix:/x", "tcp:h:1"]
+    assert loaded.database.startswith("sqlite:////")
+    assert loaded.secrets == Path("d/secrets.json")
 
 
 def test_values_by_lane_are_the_engines_unless_they_are_set() -> None:
-    given = settings.load({"lane_weights": "batch=2"}, {})
-    assert given.by_lane("lane_weights") == {**WEIGHTS, "batch": 2.0}
-    assert settings.load({}, settings.to_environment(given)) == given, "as serve hands them to its replica"
+    loaded = loading.load({"lane_weights": "batch=2"}, {})
+    assert loaded.by_lane("lane_weights") == {**WEIGHTS, "batch": 2.0}
+    assert loading.load({}, loading.to_environment(loaded)) == loaded, "as serve hands them to its replica"
 
 
 def test_a_replica_is_told_what_the_settings_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[ReplicaOptions] = []
-    monkeypatch.setattr(replica, "main", lambda options: told.append(options) or 0)
+    started: list[ReplicaOptions] = []
+    monkeypatch.setattr(replica, "main", lambda options: started.append(options) or 0)
     common = {"listen": "unix:/x", "data_dir": str(tmp_path)}
     secrets.save(secrets.generate(), tmp_path / "secrets.json")
-    known = {"interactive": 1.0, "standard": 2.0, "batch": 3.0}
-    text = ",".join(f"{lane}={value:g}" for lane, value in known.items())
+    by_lane = {"interactive": 1.0, "standard": 2.0, "batch": 3.0}
+    text = ",".join(f"{lane}={value:g}" for lane, value in by_lane.items())
     for flags in ({}, dict.fromkeys(settings.BY_LANE, text) | {"queue_requests": "7"}):
-        assert engine.run_engine(settings.load(common | flags, {})) == 0
-    usual, own = told
+        assert engine.run_engine(loading.load(common | flags, {})) == 0
+    usual, own = started
     assert (usual.lane_weights, usual.token_targets, usual.bounds) == (WEIGHTS, TOKEN_TARGETS, QueueBounds())
     assert usual.max_waiting == ReplicaOptions.max_waiting
-    assert own.lane_weights == known
-    assert own.token_targets == {lane: value * 1e6 for lane, value in known.items()}
-    assert own.bounds.flow == own.bounds.lane == {lane: Bound(int(n), n * 1e6) for lane, n in known.items()}
+    assert own.lane_weights == by_lane
+    assert own.token_targets == {lane: value * 1e6 for lane, value in by_lane.items()}
+    assert own.bounds.flow == own.bounds.lane == {lane: Bound(int(n), n * 1e6) for lane, n in by_lane.items()}
     assert own.max_waiting == 7
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from billing.money import InvalidPrice
-from billing.usage import CLASSES
 from turnpike.command_context import CURRENCY
 from turnpike.command_line import CommandError, CommandParser
 
@@ -58,6 +57,8 @@ def add_cells(parser: CommandParser) -> None:
 
 def meters_of(word: str) -> list[str]:
     """The meters that a word stands for."""
+    from billing.usage import CLASSES
+
     return ["read_automatic", *(f"read_{c}" for c in CLASSES)] if word == "read" else [word.replace("-", "_")]
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from engine.scheduling.fairness.deadline_demand import SLOT_S, DeadlineDemand
 from engine.scheduling.fairness.fair_share import FORGOTTEN_S, HEARD_S, FairShare
-from engine.scheduling.fairness.flows import IDLE, LATE_BORROW_SHARE, MAX_WAKE_UP_DEBT_US, PATIENCE, Flow, FlowShares
+from engine.scheduling.fairness.flow import PATIENCE, Flow
+from engine.scheduling.fairness.flows import IDLE, LATE_BORROW_SHARE, MAX_WAKE_UP_DEBT_US, FlowShares
 from engine.scheduling.fairness.lanes import ROUNDS, WEIGHTS
 from engine.scheduling.fairness.service_totals import KEPT, LATELY_S, ServiceTotals
 from engine.scheduling.step_costs import FixedCosts, MeasuredCosts, Rates
@@ -64,7 +65,7 @@ def test_the_least_served_flow_is_next_and_who_wakes_is_lifted(data: st.DataObje
                 assert chosen is not None
                 assert naive.counter[chosen.flow] == least
                 assert naive.waiting[chosen.flow][0] == chosen.id, "first come, first served inside a flow"
-                shares.take(chosen, 0.0)
+                shares.remove(chosen, 0.0)
                 naive.waiting[chosen.flow].remove(chosen.id)
                 cost = data.draw(st.sampled_from([1.0, 10.0, 500.0]))
                 shares.charge(shares.flow(chosen.flow), cost)
@@ -72,7 +73,7 @@ def test_the_least_served_flow_is_next_and_who_wakes_is_lifted(data: st.DataObje
             case 3 if waits:
                 flow = data.draw(st.sampled_from(sorted(waits)))
                 id = data.draw(st.sampled_from(naive.waiting[flow]))
-                shares.take(requests[id])
+                shares.remove(requests[id])
                 naive.waiting[flow].remove(id)
         assert len(shares) == sum(map(len, naive.waiting.values()))
         for name, flow_ in shares.flows.items():
@@ -87,13 +88,13 @@ def test_who_wakes_is_not_billed_for_what_others_have_in_flight():
     for each in long:
         policy.push(each)
     for each in long[:2]:
-        policy.take(each)
+        policy.admitted(each)
         policy.placed(each)
     shares, rates = policy.flows["standard"], long[0].rates
     assert shares.flow("long").counter == sum(each.charged for each in long[:2])
     policy.push(woken := request(9, flow="woken"))
     assert shares.flow("woken").counter == pytest.approx(rates.cost(2 * 64, 0, 0)), "prompts, and no output yet"
-    policy.take(woken)
+    policy.admitted(woken)
     long[0].tokens = TokenSequence([0] * 74)
     policy.push(request(10, flow="later"))
     assert shares.flow("later").counter == pytest.approx(rates.cost(2 * 64, 0, 10))
@@ -139,7 +140,7 @@ def test_inside_a_flow_a_prefix_in_memory_goes_first_and_nobody_is_passed_for_ev
         shares.push(each)
     order = []
     while (chosen := shares.choose(lambda each: 64 * (each.arrival >= 2))) is not None:
-        shares.take(chosen, 0.0)
+        shares.remove(chosen, 0.0)
         order.append(chosen.arrival)
     assert order[:PATIENCE] == list(range(2, 2 + PATIENCE))
     assert order[PATIENCE : PATIENCE + 2] == [0, 1]
@@ -155,7 +156,7 @@ def test_inside_a_flow_a_short_prompt_goes_before_long_ones_and_nobody_is_passed
     shares.charge(shares.flow("other"), 1.0)
     order = []
     while (chosen := shares.choose(nothing)) is not None:
-        shares.take(chosen, 0.0)
+        shares.remove(chosen, 0.0)
         order.append(chosen.arrival)
     assert order[: PATIENCE + 2] == [*range(2, 2 + PATIENCE), 0, 1]
     assert order[-1] == 99, "a short prompt buys its flow nothing against another"
@@ -163,7 +164,7 @@ def test_inside_a_flow_a_short_prompt_goes_before_long_ones_and_nobody_is_passed
 
 def test_kv_that_was_kept_counts_as_a_prefix_in_memory():
     shares = FlowShares(100.0)
-    kept = request(1, 5000, kept=4992)
+    kept = request(1, 5000, swapped_tokens=4992)
     shares.push(request(0, 640))
     shares.push(kept)
     assert shares.choose(nothing) is kept
@@ -173,13 +174,13 @@ def test_output_is_charged_block_by_block_and_not_before():
     policy = FairShare()
     for number in range(20):  # a flow whose answers are known to be long
         policy.push(done := request(number, 64, 2000))
-        policy.take(done)
+        policy.admitted(done)
         policy.placed(done)
         done.computed = 64
         done.tokens = TokenSequence([0] * 2064)
         policy.released(done)
     policy.push(made := request(99, 100, 2000))
-    policy.take(made)
+    policy.admitted(made)
     policy.placed(made)
     assert made.charged == made.rates.cost(100, 0, 64)
     made.computed = 100
@@ -191,12 +192,12 @@ def test_output_is_charged_block_by_block_and_not_before():
 
 def test_where_waiting_counts_flows_are_level_up_to_the_finish_of_the_least():
     """100 µs of Q, and 3000 of the least flow's own prompt on top, in the lane that is for waiting people alone."""
-    for to_finish in (False, True):
-        shares = FlowShares(100.0, to_finish=to_finish)
+    for by_finish_tag in (False, True):
+        shares = FlowShares(100.0, by_finish_tag=by_finish_tag)
         long, short = request(1, 100, flow="long"), request(2, 64, flow="short")
         shares.push(long)
         shares.push(short)
-        ahead = 100.0 + to_finish * long.rates.cost(100, 0, 0)
+        ahead = 100.0 + by_finish_tag * long.rates.cost(100, 0, 0)
         shares.charge(shares.flow("short"), ahead)
         assert shares.choose(nothing) is short
         shares.charge(shares.flow("short"), 0.5)
@@ -207,19 +208,19 @@ def test_a_prompt_within_the_quantum_passes_a_long_one_until_its_flow_is_ahead_b
     policy = FairShare(quantum=3_000.0)
     number, passed = 10, 0
     policy.push(long := request(1, 6400, flow="long", lane="interactive"))
-    policy.take(long)
+    policy.admitted(long)
     policy.placed(long)
     for flow in ("other", "long"):
         for _ in range(2 * PATIENCE):
             number += 1
             policy.push(short := request(number, 64, flow=flow, lane="interactive"))
-            before = list(policy.before(short, 64, [long]))
-            policy.take(short)
+            before = list(policy.prefills_before(short, 64, [long]))
+            policy.admitted(short)
             policy.placed(short)
-            first = policy.prefill([long, short])
+            first = policy.next_prefill([long, short])
             assert first is long or not before, "who is overtaken was counted at admission"
             short.tokens.append(0)
-            short.computed, short.seen = 64, 64
+            short.computed, short.max_kv = 64, 64
             policy.released(short)
             passed += first is short
             if flow == "other":
@@ -232,23 +233,23 @@ def test_a_step_in_which_an_interactive_prompt_ends_is_not_made_longer_but_every
     policy = FairShare()
     low = request(2, 64_000, flow="low", lane="standard")
     for number, chosen in ((3, None), (4, low), (5, None)):
-        policy.at(0.0)
+        policy.begin_step(0.0)
         first = request(number, 640, flow="chat", lane="interactive")
-        assert policy.prefill([low, first]) is first
+        assert policy.next_prefill([low, first]) is first
         policy.prefilled(first, 640)
-        assert policy.prefill([low]) is chosen
-    policy.at(0.0)
-    assert policy.prefill([low]) is low, "and is not empty"
+        assert policy.next_prefill([low]) is chosen
+    policy.begin_step(0.0)
+    assert policy.next_prefill([low]) is low, "and is not empty"
 
 
 def test_replicas_that_hear_of_each_other_share_the_quantum():
     policy = FairShare(quantum=1_000.0)
-    policy.at(100.0)
+    policy.begin_step(100.0)
     for replica in ("b", "c", "d"):
-        policy.elsewhere(replica, 1, {})
+        policy.record_remote_service(replica, 1, {})
     assert {flows.quantum for flows in policy.flows.values()} == {250.0}
-    policy.at(100.0 + 2 * HEARD_S)
-    policy.elsewhere("b", 2, {})
+    policy.begin_step(100.0 + 2 * HEARD_S)
+    policy.record_remote_service("b", 2, {})
     assert {flows.quantum for flows in policy.flows.values()} == {500.0}
 
 
@@ -263,27 +264,27 @@ class Elsewhere:
         for each in (self.wide, self.narrow):
             self.policy.push(each)
         for each in (self.wide, self.narrow):
-            self.policy.take(each)
+            self.policy.admitted(each)
             self.policy.placed(each)
         self.lane = lane
         self.total = 0
 
     def heard(self, now: float, cost: int) -> None:
         """The other replica gave `wide` so much; `narrow` got as much here, so that all that is known is level."""
-        self.policy.at(now)
+        self.policy.begin_step(now)
         self.total += cost
-        self.policy.elsewhere("r2", 1, {f"{self.lane}/wide": self.total})
+        self.policy.record_remote_service("r2", 1, {f"{self.lane}/wide": self.total})
         flows = self.policy.flows[self.lane]
         flows.charge(flows.flow("narrow"), float(cost))
 
     def first(self, now: float) -> str:
         """Whose prompt is computed; and a new one of `narrow` stands behind those that are before its own."""
-        self.policy.at(now)
+        self.policy.begin_step(now)
         pending = [self.wide, self.narrow]
-        chosen = self.policy.prefill(pending)
+        chosen = self.policy.next_prefill(pending)
         assert chosen is not None
         new = request(9, 640, flow="narrow", lane=self.lane)
-        assert (self.wide in self.policy.before(new, 640, pending)) == (chosen is self.wide)
+        assert (self.wide in self.policy.prefills_before(new, 640, pending)) == (chosen is self.wide)
         return chosen.flow
 
 
@@ -310,7 +311,7 @@ def test_what_is_thought_to_happen_elsewhere_ends_with_the_news():
     assert there.first(103.0 + LATELY_S) == "wide", "how fast it goes on has to be learnt again"
     there.heard(104.0 + LATELY_S, 500_000)
     assert there.first(104.0 + LATELY_S) == "narrow"
-    there.policy.elsewhere("r2", 1, {"standard/third": 7})
+    there.policy.record_remote_service("r2", 1, {"standard/third": 7})
     assert there.first(104.5 + LATELY_S) == "wide", "others are served there now"
 
 
@@ -323,14 +324,14 @@ def test_interactive_prompts_keep_their_order_whatever_happens_elsewhere():
 
 def test_a_replica_that_was_silent_for_long_is_forgotten():
     policy = FairShare()
-    policy.at(100.0)
-    policy.elsewhere("gone", 1, {"standard/f": 7})
-    policy.at(100.0 + FORGOTTEN_S)
-    policy.elsewhere("gone", 1, {"standard/f": 7})
+    policy.begin_step(100.0)
+    policy.record_remote_service("gone", 1, {"standard/f": 7})
+    policy.begin_step(100.0 + FORGOTTEN_S)
+    policy.record_remote_service("gone", 1, {"standard/f": 7})
     assert policy.service.all_heard == 7, "no news"
-    policy.at(200.0 + 2 * FORGOTTEN_S)
-    policy.elsewhere("other", 1, {})
-    policy.elsewhere("gone", 1, {"standard/f": 7})
+    policy.begin_step(200.0 + 2 * FORGOTTEN_S)
+    policy.record_remote_service("other", 1, {})
+    policy.record_remote_service("gone", 1, {"standard/f": 7})
     assert policy.service.all_heard == 14
 
 
@@ -341,11 +342,11 @@ def test_a_lane_borrows_for_who_is_late_and_most_for_a_flow_that_waits_while_ano
     standard = policy.flows["standard"]
     standard.charge(standard.flow("greedy"), 5_000.0)
     borrowed = ROUNDS["standard"] * WEIGHTS["standard"] * 1_000.0
-    policy.lanes.kept["standard"] = 0.0
+    policy.lanes.reserve["standard"] = 0.0
     policy.lanes.balance["standard"] = -borrowed * LATE_BORROW_SHARE + 1.0
 
     def turn(now: float) -> str:
-        policy.at(now)
+        policy.begin_step(now)
         head = policy.peek(nothing)
         assert head is not None
         return head.flow
@@ -367,7 +368,7 @@ def test_batch_takes_the_earliest_deadline_within_the_quantum():
     for each in (late, soon, never):
         shares.push(each)
     assert shares.choose(nothing) is soon
-    shares.take(soon)
+    shares.remove(soon)
     shares.push(sooner := request(4, flow="1", deadline=10.0))
     assert shares.choose(nothing) is sooner, "earliest deadline first inside a flow too"
 
@@ -405,7 +406,7 @@ def test_sub_flows_take_turns():
     policy.push(request(6, flow="f", sub_flow="product"))
     order = []
     while (head := policy.peek(nothing)) is not None:
-        policy.take(head)
+        policy.admitted(head)
         order.append(head.sub_flow)
     assert order[:3] == ["script", "product", "script"]
 
@@ -419,7 +420,7 @@ def test_weights_divide_the_charge():
     for _ in range(1100):
         chosen = shares.choose(nothing)
         assert chosen is not None
-        shares.take(chosen)
+        shares.remove(chosen)
         shares.charge(shares.flow(chosen.flow), 7.0)
         served[chosen.flow] += 1
     assert served == {"light": 100, "heavy": 1000}
@@ -429,7 +430,7 @@ def test_flows_that_would_come_back_as_new_are_forgotten():
     shares = FlowShares(0.0)
     for number in range(100):
         shares.push(one := request(number, flow=str(number)))
-        shares.take(one)
+        shares.remove(one)
     shares.charge(shares.flow("99"), 5.0)
     shares.forget_idle()
     assert set(shares.flows) == {"99"}
@@ -440,7 +441,7 @@ def test_of_flows_that_come_once_so_many_are_kept_as_got_the_most():
     shares = FlowShares(0.0)
     for number in range(IDLE + 10):
         shares.push(one := request(number, flow=str(number)))
-        shares.take(one, 0.0)
+        shares.remove(one, 0.0)
         shares.charge(shares.flow(one.flow), 1.0 + number)
     shares.forget_idle()
     assert set(shares.flows) == {str(number) for number in range(10, IDLE + 10)}
@@ -452,7 +453,7 @@ def test_a_flow_that_is_forgotten_is_freed_at_once():
     for number in range(100):
         shares.push(one := request(number, flow=str(number)))
         shares.choose(nothing)
-        shares.take(one, 0.0)
+        shares.remove(one, 0.0)
     gc.collect()
     gc.disable()
     try:
@@ -466,7 +467,7 @@ def test_a_flow_that_is_forgotten_is_freed_at_once():
 
 def test_a_debt_made_elsewhere_is_bounded():
     policy = FairShare(quantum=0.0)
-    policy.elsewhere("r2", 1, {"standard/busy": int(MAX_WAKE_UP_DEBT_US * 50)})
+    policy.record_remote_service("r2", 1, {"standard/busy": int(MAX_WAKE_UP_DEBT_US * 50)})
     policy.push(request(1, flow="quiet"))
     policy.push(request(2, flow="busy"))
     assert policy.peek(nothing).flow == "quiet"  # type: ignore[union-attr]

@@ -179,7 +179,7 @@ def test_g2_holds_over_replicas_that_hear_of_each_other(data: st.DataObject, eve
         if step % every == 0:
             for index, policy in enumerate(policies):
                 other = policies[1 - index]
-                policy.elsewhere(str(1 - index), 1, other.service_given())
+                policy.record_remote_service(str(1 - index), 1, other.service_given())
                 longest = max(longest, replicas[1 - index].now - heard[index])
                 heard[index] = replicas[1 - index].now
         service = meter.service("flow")
@@ -210,7 +210,7 @@ def test_g2_a_flow_spread_over_eight_replicas_has_one_share():
             for here, policy in enumerate(policies):
                 for there in range(8):
                     if here != there:
-                        policy.elsewhere(str(there), 1, given_[there])
+                        policy.record_remote_service(str(there), 1, given_[there])
     service = meter.service("flow")
     fair = sum(service.values()) / 9
     assert service["wide"] == pytest.approx(fair, rel=0.1)
@@ -253,7 +253,7 @@ def test_g2_who_waits_on_one_replica_does_not_stand_behind_a_prompt_of_who_is_se
             for here, policy in enumerate(policies):
                 for there in range(4):
                     if here != there:
-                        policy.elsewhere(str(there), 1, given_[there])
+                        policy.record_remote_service(str(there), 1, given_[there])
     assert len(waits) > 40
     assert sum(waits) / len(waits) < 0.6 * 4 * rates.cost(3000, 0, 0)
 
@@ -269,16 +269,17 @@ def test_g2_nobody_is_kept_out_of_all_slots_for_the_sake_of_q(data: st.DataObjec
     policy = replica.policy
     flows = policy.flows["standard"].flows  # type: ignore[attr-defined]
     passed = []
-    take = policy.take
+    admitted = policy.admitted
 
-    def taken(chosen: Request) -> None:
-        least = min((flow for flow in flows.values() if flow.waiting), key=lambda flow: (flow.counter, flow.charged))
+    def record_admitted(chosen: Request) -> None:
+        waiting = (flow for flow in flows.values() if flow.waiting)
+        least = min(waiting, key=lambda flow: (flow.counter, flow.charge_serial))
         ahead = flows[chosen.flow].counter > least.counter
         if ahead and not least.running and len(replica.scheduler.running) == slots - 1:
             passed.append(chosen)
-        take(chosen)
+        admitted(chosen)
 
-    policy.take = taken  # type: ignore[method-assign]
+    policy.admitted = record_admitted  # type: ignore[method-assign]
     for _ in range(150):
         source.fill(replica)
         replica.step()
@@ -313,7 +314,7 @@ def test_g1_no_capacity_is_left_while_somebody_waits(data: st.DataObject, slots:
         if len(scheduler.running) < slots and room and used < 64 and not prefill_left:
             replicas_idle.append("a slot, memory and budget are free while somebody waits")
 
-    replica.seen = seen
+    replica.max_kv = seen
     for _ in range(150):
         if data.draw(st.booleans()):
             source.fill(replica)
@@ -439,14 +440,14 @@ def test_g4_a_lane_that_was_alone_owes_nothing_to_one_that_comes():
     both: frozenset[Lane] = frozenset(("interactive", "standard"))
     for _ in range(1_000):
         lanes.charge("interactive", 1.0, frozenset(["interactive"]))
-    assert lanes.kept["interactive"] == ROUNDS["interactive"] * WEIGHTS["interactive"]
+    assert lanes.reserve["interactive"] == ROUNDS["interactive"] * WEIGHTS["interactive"]
     order = []
-    for _ in range(int(lanes.kept["interactive"])):
+    for _ in range(int(lanes.reserve["interactive"])):
         order.append(lane := lanes.choose(both))
         assert lane is not None
         lanes.charge(lane, 1.0, both)
     assert set(order) == {"interactive"}, "what it kept is there for it"
-    assert lanes.kept["standard"] == ROUNDS["standard"] * WEIGHTS["standard"], "a lower one keeps no more"
+    assert lanes.reserve["standard"] == ROUNDS["standard"] * WEIGHTS["standard"], "a lower one keeps no more"
 
 
 def test_g4_a_higher_lane_that_asks_for_less_than_its_share_never_waits():

@@ -189,15 +189,15 @@ def test_who_is_called_settled_has_no_claim(data: st.DataObject):
 
     def look() -> None:
         for lane, flows in policy.flows.items():
-            settled = flows.settled_for
+            settled = flows.blocks_until_claim
             if settled <= 0:
                 continue
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("engine.scheduling.fairness.slot_shares._settled_for", lambda *_: 0)
+                patch.setattr("engine.scheduling.fairness.slot_shares._blocks_until_claim", lambda *_: 0)
                 # By a clock at which all have waited and held their slots for long.
                 found = SlotShares().claims(lane, flows, replica.scheduler.capacity, 1e9, 0.0)
                 assert not [victim for _, victims in found for victim in victims]
-            flows.settled_for = settled
+            flows.blocks_until_claim = settled
 
     for number in range(data.draw(st.integers(2, 20))):
         made = request(
@@ -228,7 +228,7 @@ def test_what_claims_cost_is_bounded_and_everything_ends(data: st.DataObject):
     """What the preemption before each placing cost."""
 
     def look() -> None:
-        lost.update({(each.id, each.placed): each.lost for each in replica.scheduler.running})
+        lost.update({(each.id, each.placement): each.preemption_cost for each in replica.scheduler.running})
 
     dearest = 0.0
     for number in range(data.draw(st.integers(2, 25))):

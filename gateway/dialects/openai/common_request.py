@@ -1,5 +1,8 @@
-"""What OpenAI's two completion endpoints have in common, how tokens are drawn most of all: their own fields, and those
-that users of open servers send in `extra_body`."""
+"""The request fields that OpenAI's two completion endpoints share, for sampling, streaming, tiers and grammars.
+
+Beside OpenAI's fields these are vLLM's, which its users send in `extra_body`
+(https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html).
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ from gateway.dialects.openai.structured_outputs import (
     GrammarText,
     ResponseFormat,
     StructuredOutputs,
-    grammar_of,
+    parse_grammar,
 )
-from gateway.dialects.openai.unsupported_fields import UnsupportedFields, refuse_unsupported
-from gateway.errors import InvalidRequest
+from gateway.dialects.openai.unsupported_fields import UnsupportedFields, reject_unsupported
+from gateway.errors import InvalidField
 from protocol.requests import MOST_CHOICES, Lane
 
 TIER_OF: Mapping[str, str] = {"interactive": "priority", "standard": "default", "batch": "flex"}
-"""What an answer and a report say."""
-_LANE_OF: Mapping[str, Lane] = {
+"""Lane -> `service_tier` in responses and reports."""
+_LANES: Mapping[str, Lane] = {
     "auto": "standard",
     "default": "standard",
     "standard_only": "standard",
@@ -32,20 +35,16 @@ _LANE_OF: Mapping[str, Lane] = {
 
 
 def lane_of(tier: str | None) -> Lane:
-    """The lane that a request asks for, the standard one if it does not say. Raises InvalidRequest."""
+    """The lane of a `service_tier`; the standard lane without one. Raises InvalidRequest."""
     if tier is None:
         return "standard"
-    lane = _LANE_OF.get(tier)
+    lane = _LANES.get(tier)
     if lane is None:
-        raise InvalidRequest(
-            f"$.service_tier: there is no tier {tier[:40]!r}; tiers are {', '.join(_LANE_OF)}.",
-            path="$.service_tier",
-            code="invalid_value",
-        )
+        raise InvalidField("$.service_tier", f"there is no tier {tier[:40]!r}; use one of {', '.join(_LANES)}")
     return lane
 
 
-Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Integer64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
@@ -54,10 +53,10 @@ StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 
 Label: TypeAlias = Annotated[str, Meta(max_length=512)]
 TAG = "tag"
-"""The key in `metadata` whose value budgets know."""
+"""The key in `metadata` whose value tag budgets apply to."""
 
-Choices: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
-Tops: TypeAlias = Annotated[int, Meta(ge=0, le=20)]
+ChoiceCount: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
+TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=20)]
 
 _MOST_STOP_TOKENS = 64
 
@@ -67,16 +66,16 @@ class StreamOptions(Struct, frozen=True):
 
 
 class CompletionFields(UnsupportedFields, frozen=True, kw_only=True):
-    """What both endpoints take. The lower part is not OpenAI's: names and meanings are vLLM's."""
+    """The fields of both endpoints. Those of the lower part are vLLM's, in name and meaning."""
 
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Whole | None = None
-    n: Choices | None = None
+    max_tokens: Integer64 | None = None
+    n: ChoiceCount | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Fraction | None = None
-    seed: Whole | None = None
+    seed: Integer64 | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=4)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -98,27 +97,22 @@ class CompletionFields(UnsupportedFields, frozen=True, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
 
 
-def streaming_of(request: CompletionFields) -> tuple[bool, bool]:
-    """Whether the answer is streamed, and whether usage ends it. Raises InvalidRequest naming the field."""
+def parse_streaming(request: CompletionFields) -> tuple[bool, bool]:
+    """Whether to stream the response, and whether to end the stream with usage. Raises InvalidRequest."""
     if request.stream_options is None:
         return bool(request.stream), False
     if not request.stream:
-        path = "$.stream_options"
-        raise InvalidRequest(f"{path} is only for streamed answers.", path=path, code="invalid_value")
+        raise InvalidField("$.stream_options", "it needs $.stream to be true")
     return True, bool(request.stream_options.include_usage)
 
 
-def sampling_of(request: CompletionFields) -> dict[str, Any]:
-    """The fields of a Generation that these are. Raises InvalidRequest naming the field."""
-    refuse_unsupported(request)
-    stop, grammar = request.stop, grammar_of(request)
+def parse_common(request: CompletionFields) -> dict[str, Any]:
+    """The fields of `GenerationRequest` that both endpoints parse alike. Raises InvalidRequest naming the field."""
+    reject_unsupported(request)
+    stop, grammar = request.stop, parse_grammar(request)
     if grammar is not None and (request.stop_token_ids or stop):
         path = "$.stop" if stop else "$.stop_token_ids"
-        raise InvalidRequest(
-            f"{path} cannot be combined with {grammar.path}: it is the grammar that says where to end.",
-            path=path,
-            code="invalid_value",
-        )
+        raise InvalidField(path, f"it cannot be combined with {grammar.path}, which decides where the output ends")
     return {
         "lane": lane_of(request.service_tier),
         "tag": (request.metadata or {}).get(TAG, ""),
@@ -139,12 +133,10 @@ def sampling_of(request: CompletionFields) -> dict[str, Any]:
     }
 
 
-def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+def _logit_bias(fields: dict[str, float]) -> dict[int, float]:
     biases = {}
-    for text, bias in given.items():
+    for text, bias in fields.items():
         if not (text.isascii() and text.isdecimal() and len(text) < 11):
-            raise InvalidRequest(
-                f"$.logit_bias: {text[:20]!r} is not a token id.", path="$.logit_bias", code="invalid_value"
-            )
+            raise InvalidField("$.logit_bias", f"{text[:20]!r} is not a token id (a whole number)")
         biases[int(text)] = bias
     return biases

@@ -1,4 +1,4 @@
-"""Contract terms in the database: all of a tenant's terms from a period on, never changed, only followed by others."""
+"""Stored contract terms: each row is all of a tenant's terms from a period on. Rows never change; later ones follow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from storage.free_text import NAME, REASON, check_text
 
 
 class Contract(msgspec.Struct, frozen=True):
-    """Terms as they were written down, by whom and why."""
+    """Terms as they were set: from which period on, by whom, and why."""
 
     id: int
     tenant_id: UUID
@@ -31,28 +31,28 @@ class Contract(msgspec.Struct, frozen=True):
 
 
 class Contracts:
-    """The terms of tenants."""
+    """Reads and writes contract terms. Methods raise DatabaseUnavailable."""
 
     def __init__(self, database: Database, catalog: PriceCatalog) -> None:
         self._database = database
-        self._book = catalog
+        self._catalog = catalog
 
     async def check(self, tenant_id: UUID, terms: ContractTerms, from_period: str) -> None:
-        """Raise InvalidTerms, InvalidPeriod if the terms cannot begin then; write nothing."""
+        """Raise InvalidTerms or InvalidPeriod if the terms cannot begin then. Nothing is written."""
         if check_period(from_period) < period_of(await self._database.now()):
-            raise InvalidTerms("from", f"{from_period} has passed; terms begin in this period or a later one")
+            raise InvalidTerms("from", f"{from_period} has passed; terms can begin in this period or a later one")
         for n, tiers in enumerate(terms.tiers):
             try:
-                version = await self._book.current(tiers.model, tenant_id=tenant_id)
+                version = await self._catalog.current(tiers.model, tenant_id=tenant_id)
                 listed = version.price(tiers.meter, tiers.lane, 0)
             except PriceMissing as error:
                 raise InvalidTerms(f"tiers[{n}]", str(error)) from error
             if any(step.price_micro > listed for step in tiers.steps):
-                problem = f"no step can cost more than the list price of {amount(listed)}, which requests are held at"
+                problem = f"no step can cost more than the list price of {amount(listed)}, at which requests are held"
                 raise InvalidTerms(f"tiers[{n}].steps", problem)
 
     async def put(self, tenant_id: UUID, terms: ContractTerms, from_period: str, by: str, reason: str = "") -> int:
-        """Write down a tenant's terms from a period on; return their number. Raises as `check` does."""
+        """Set a tenant's terms from a period on; return their number. Raises as `check` does."""
         await self.check(tenant_id, terms, from_period)
         if not by.strip():
             raise InvalidTerms("by", "terms need the name of who sets them")
@@ -72,13 +72,13 @@ class Contracts:
             await seal_rows(session, contract_terms, contract_terms.c.id == number)
         return number
 
-    async def of(self, tenant_id: UUID, period: str) -> ContractTerms:
-        """The terms of a tenant's period. Raises InvalidPeriod."""
-        of = contract_terms.c
+    async def terms_of(self, tenant_id: UUID, period: str) -> ContractTerms:
+        """The terms that apply to a tenant's period. Raises InvalidPeriod."""
+        row = contract_terms.c
         query = (
-            select(of.body)
-            .where(of.tenant_id == tenant_id, of.from_period <= check_period(period))
-            .order_by(of.from_period.desc(), of.id.desc())
+            select(row.body)
+            .where(row.tenant_id == tenant_id, row.from_period <= check_period(period))
+            .order_by(row.from_period.desc(), row.id.desc())
             .limit(1)
         )
         async with self._database.reading() as session:
@@ -86,11 +86,11 @@ class Contracts:
         return ContractTerms() if body is None else msgspec.json.decode(body, type=ContractTerms)
 
     async def list(self, tenant_id: UUID | None = None) -> list[Contract]:
-        """Terms of one tenant or of all, in the order in which they begin."""
-        of = contract_terms.c
-        query = select(contract_terms).order_by(of.tenant_id, of.from_period, of.id)
+        """All terms of one tenant, or (None) of all tenants, in the order in which they begin."""
+        columns = contract_terms.c
+        query = select(contract_terms).order_by(columns.tenant_id, columns.from_period, columns.id)
         if tenant_id is not None:
-            query = query.where(of.tenant_id == tenant_id)
+            query = query.where(columns.tenant_id == tenant_id)
         async with self._database.reading() as session:
             rows: Any = (await session.execute(query)).all()
         return [

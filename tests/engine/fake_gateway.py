@@ -1,4 +1,4 @@
-"""A small gateway for tests: it dials a replica, and keeps what it hears."""
+"""A small gateway for tests: it dials a replica, and keeps the messages that it gets."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from engine.errors import EngineError
-from engine.options import ReplicaOptions
 from engine.server.replica import main
+from engine.startup.options import ReplicaOptions
 from protocol.frames import VERSION, ToGateway, ToReplica, encode, link_proof, read_from_replica
-from protocol.replicas import Beat, Dial, Hello, Scope
+from protocol.replicas import Dial, Heartbeat, Hello, Scope
 from protocol.requests import Ack, Began, Done, Generate, Tokens
 
 LINK_KEY = b"k" * 32
@@ -28,7 +28,7 @@ _FORKS.set_forkserver_preload([__name__])
 
 
 def _run(fault: str, fields: dict[str, Any], output: Path) -> None:
-    """What a replica's process does: `fault` first, then it is one until it stops. What it prints goes to a file."""
+    """The process of a replica: runs `fault`, then the replica until it stops. Its output goes to a file."""
     written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(written, sys.stdout.fileno())
     os.dup2(written, sys.stderr.fileno())
@@ -42,9 +42,10 @@ def _run(fault: str, fields: dict[str, Any], output: Path) -> None:
 
 
 async def hear_within(reader: asyncio.StreamReader, seconds: float) -> ToGateway | None:
-    """What a replica says next; None when it hung up. Raises TimeoutError when it is silent for so long.
+    """The next message of a replica; None when it closed the connection. Raises TimeoutError after so much silence.
 
-    A pause of this process counts as a twentieth of that at most: while the machine stands still nobody speaks.
+    A pause of this process counts as a twentieth of that at most: while the machine stands still, the replica cannot
+    send.
     """
     reading = asyncio.ensure_future(read_from_replica(reader))
     try:
@@ -59,7 +60,7 @@ async def hear_within(reader: asyncio.StreamReader, seconds: float) -> ToGateway
 
 @dataclass
 class Client:
-    """One connection. `done`, `tokens`, `began` are by request id; `beats` are in order."""
+    """One connection. `done`, `tokens` and `began` are by request id; `beats` are in order."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -67,7 +68,7 @@ class Client:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     began: dict[str, Began] = field(default_factory=dict)
     done: dict[str, Done] = field(default_factory=dict)
-    beats: list[Beat] = field(default_factory=list)
+    beats: list[Heartbeat] = field(default_factory=list)
     acknowledges: bool = True
     dialed: ClassVar[list[Client]] = []
 
@@ -81,7 +82,7 @@ class Client:
         epoch: str = "",
         version: int = VERSION,
     ) -> Client:
-        """Connect and prove ourselves, waiting for the replica to come up."""
+        """Connect and send the proof, waiting for the replica to come up."""
         end = asyncio.get_running_loop().time() + patience
         while True:
             try:
@@ -108,7 +109,7 @@ class Client:
         """The next message, kept under its id; a Done is acknowledged if `acknowledges`."""
         message = await hear_within(self.reader, 20)
         match message:
-            case Beat():
+            case Heartbeat():
                 self.beats.append(message)
             case Began():
                 self.began[message.id] = message

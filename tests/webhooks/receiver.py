@@ -1,4 +1,4 @@
-"""A receiver of webhooks for tests: a real HTTP server that remembers what it was sent, and resolvers that lie."""
+"""A webhook receiver for tests: an HTTP server that keeps what it gets, and resolvers that lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests' own gateway: how long it waits to hear something."""
+"""The tests' own gateway: how long it waits for a message."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from protocol.frames import encode
-from protocol.replicas import Beat
-from tests.engine.client import hear_within
+from protocol.replicas import Heartbeat
+from tests.engine.fake_gateway import hear_within
 
-BEAT = Beat(steps=1, running=0, waiting={}, memory=())
+BEAT = Heartbeat(steps=1, running=0, waiting={}, memory=())
 
 
 @pytest.fixture

@@ -1,0 +1,226 @@
+"""Turns what becomes of requests into events: what a step drew, and how requests and their choices end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
+
+import structlog
+import torch
+
+from engine.core.input_processor import Rejected
+from engine.core.parent_request import ParentRequest
+from engine.core.quarantine import Quarantine
+from engine.execution.model_runner import NotFinite, WorkOutcome
+from engine.scheduling.fairness.fair_share import FairShare
+from engine.scheduling.request import Request
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step_work import Prefill, Work
+from protocol.requests import Began, Counts, Done, Miss, PromptLogprobs, Reason, TokenLogprob, Tokens
+
+Event: TypeAlias = Began | PromptLogprobs | Tokens | Done
+
+logger = structlog.get_logger("engine.core.output_processor")
+
+MAX_ERROR_CHARS = 500
+"""Errors go into journal records, which are bounded."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The counts of a request after a step, for the journal."""
+
+    id: str
+    attempt: int
+    counts: Counts
+
+
+@dataclass
+class StepResult:
+    """What happened since the step before, in order. `ran`: whether the model computed something."""
+
+    events: list[Event] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)
+    claims: dict[str, bytes] = field(default_factory=dict)
+    """id -> claim, of the requests that began and have one."""
+    ran: bool = False
+
+
+class OutputProcessor:
+    """Collects the events of the next `StepResult`, and removes from `requests`, by id, those that end.
+
+    `totals` counts tokens and requests since the start, by name.
+    """
+
+    def __init__(
+        self, requests: dict[str, ParentRequest], scheduler: Scheduler, fairness: FairShare, quarantine: Quarantine
+    ) -> None:
+        self.totals = dict.fromkeys(("computed", "read", "output", "recomputed", "finished", "rejected", "errors"), 0)
+        self.result = StepResult()
+        self._requests = requests
+        self._scheduler = scheduler
+        self._pool = scheduler.pool
+        self._fairness = fairness
+        self._quarantine = quarantine
+        self._failed_choices: list[tuple[ParentRequest, Callable[[], None]]] = []
+        """Requests that a choice's failure in this step ends, and how: after the tokens of all choices are out."""
+
+    def take_result(self) -> StepResult:
+        """What was collected since the last call."""
+        result, self.result = self.result, StepResult()
+        return result
+
+    def reject(self, id: str, attempt: int, error: Rejected) -> None:
+        """Answer a request that is not taken."""
+        self.totals["rejected"] += 1
+        self.result.events.append(
+            Done(id, attempt, "rejected", Counts(), 0, error=str(error), refusal=error.refusal, invalid=error.invalid)
+        )
+
+    def begin(self, request: Request) -> None:
+        """Tell that a request was scheduled for the first time."""
+        read = request.read_hbm
+        self.totals["read"] += read
+        planned = Counts(prompt=request.prompt, computed=request.prompt - read, read_hbm=read)
+        misses = (Miss(read, request.prompt, "cold" if request.read else "no_read"),)
+        self.result.events.append(Began(request.id, request.attempt, planned, misses))
+        if claim := self._requests[request.id].claim:
+            self.result.claims[request.id] = claim
+        self.result.progress.append(Progress(request.id, request.attempt, request.counts()))
+
+    # ------------------------------------------------------------ after a step
+
+    def commit(self, works: Sequence[Work], outcomes: list[WorkOutcome]) -> None:
+        """Commit a step to the scheduler and publish its outcomes, in the order of `works`; what failed is ended."""
+        self.result.ran = True
+        failed = False
+        for work, outcome in zip(works, outcomes, strict=True):
+            parent = self._requests.get(work.request.id)
+            if outcome.error is not None and parent is not None:
+                self._fail(parent, work.request, outcome.error)
+                failed = True
+        done = list(zip(works, outcomes, strict=True))
+        if failed:  # all choices of a request fail together
+            done = [(work, outcome) for work, outcome in done if work.request.id in self._requests]
+            works = [work for work, _ in done]
+        # A request whose output limit is 0 is there for its prompt: what was drawn for it is dropped.
+        tokens = [outcome.token if work.request.max_output else None for work, outcome in done]
+        prefilled = [work.request for work in works if type(work) is Prefill]
+        totals_before = _computed_tokens(prefilled)
+        put_off = {work.request.arrival for work, outcome in done if outcome.put_off}
+        self._scheduler.commit(works, tokens, put_off)
+        for work, outcome in done:
+            if outcome.grammar_s > 0:
+                self._fairness.charge_extra(work.request, outcome.grammar_s * 1e6)
+        totals = _computed_tokens(prefilled)
+        for name, total, total_before in zip(("computed", "recomputed"), totals, totals_before, strict=True):
+            self.totals[name] += total - total_before
+        for work, outcome in done:
+            self._publish_outcome(self._requests[work.request.id], work, outcome)
+        failed_choices, self._failed_choices = self._failed_choices, []
+        for parent, end in failed_choices:
+            if self._requests.get(parent.first.id) is parent:
+                end()
+
+    def _fail(self, parent: ParentRequest, request: Request, error: Exception) -> None:
+        """End a request that failed alone, and quarantine its input unless the machine was short of memory."""
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError):
+            self._quarantine.record_failure([request.input_key()])
+        if isinstance(error, NotFinite):
+            # The KV that it read may be the cause: no other request is to read it.
+            self._pool.purge(request.keys)
+        self.finish(parent, "error", f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
+
+    def _publish_outcome(self, parent: ParentRequest, work: Work, outcome: WorkOutcome) -> None:
+        request = work.request
+        self.result.progress.append(Progress(request.id, request.attempt, parent.counts()))
+        if outcome.scored:
+            # After a preemption positions are computed again whose log probabilities were published before.
+            start = max(work.start, request.scored)
+            request.scored = start + len(outcome.scored)
+            self.result.events.append(PromptLogprobs(request.id, request.attempt, start + 1, outcome.scored))
+        if outcome.token is None:
+            return
+        if parent.waiting and request is parent.first:
+            for child in parent.release_waiting():
+                self._scheduler.add(child)
+        if request.max_output:
+            self._emit(parent, request, outcome.token, () if outcome.logprob is None else (outcome.logprob,))
+        else:
+            self.end_choice(parent, request, "abort" if parent.prompt_only else "length")
+
+    def _emit(self, parent: ParentRequest, request: Request, token: int, logprobs: tuple[TokenLogprob, ...]) -> None:
+        self.totals["output"] += 1
+        start = request.output - 1
+        self.result.events.append(Tokens(request.id, request.attempt, start, [token], request.choice, logprobs))
+        if request.row is not None:
+            try:
+                request.row.accept_token(token)
+            except Exception as error:
+                logger.exception("a request's sampler failed", request_id=request.id)
+                self._failed_choices.append((parent, partial(self._fail, parent, request, error)))
+                return
+        guide = None if request.row is None else request.row.guide
+        if guide is not None and guide.failure is not None:
+            failure = f"grammar: {guide.failure}"
+            self._failed_choices.append((parent, partial(self.finish, parent, "error", failure, invalid="grammar")))
+        elif guide.ended if guide is not None else token in request.sampling.stop_tokens:
+            self.end_choice(parent, request, "stop")
+        elif request.output >= request.max_output:
+            self.end_choice(parent, request, "length")
+
+    # ------------------------------------------------------------ ends
+
+    def finish(
+        self, parent: ParentRequest, reason: Reason, error: str | None = None, invalid: str | None = None
+    ) -> None:
+        """End all choices of a request that have not ended, and so the request."""
+        for child in parent.open():
+            self.end_choice(parent, child, reason, error, invalid)
+
+    def end_choice(
+        self,
+        parent: ParentRequest,
+        child: Request,
+        reason: Reason,
+        error: str | None = None,
+        invalid: str | None = None,
+    ) -> None:
+        """End one choice and free its memory; with the last choice the request ends, and its `Done` is published."""
+        if child in parent.waiting:
+            parent.waiting.remove(child)
+        else:
+            self._scheduler.remove(child)
+        parent.ended[child.choice] = reason
+        if len(parent.ended) < len(parent.children):
+            return
+        if parent.private:
+            for request in parent.children:
+                self._pool.purge(request.keys)
+        first = parent.first
+        del self._requests[first.id]
+        self.totals["finished"] += 1
+        self.totals["errors"] += parent.reason == "error"
+        counts = parent.counts()
+        counts.check()
+        self.result.events.append(
+            Done(
+                first.id,
+                first.attempt,
+                parent.reason,
+                counts,
+                0,
+                delivered=parent.delivered,
+                error=error,
+                reasons=parent.reasons,
+                invalid=invalid,
+                claim=parent.claim,
+            )
+        )
+
+
+def _computed_tokens(requests: Sequence[Request]) -> tuple[int, int]:
+    """Tokens computed, and computed again, of these requests together."""
+    return sum(request.computed for request in requests), sum(request.recomputed for request in requests)

@@ -1,0 +1,90 @@
+"""Requests whose grammar is being compiled; the engine gets them, and what was said about them, afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.core.input_processor import Rejected
+from engine.grammar.guide import Grammar, InvalidGrammar
+from engine.grammar.trial_client import TrialLost
+from engine.server.engine_loop import Command, EngineLoop
+from engine.server.grammar_queue import GrammarQueue, TooManyWaiting
+from protocol.replicas import Scope
+from protocol.requests import Generate, Refusal
+
+_CLOCK_DIFFERENCE_S = 0.01
+"""Deadlines are by another clock than waiting is: this much later a deadline has passed by both."""
+
+
+@dataclass
+class _Pending:
+    """`commands` are for the engine's thread, as soon as the engine knows the request."""
+
+    message: Generate
+    commands: list[Command] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+
+class PendingGrammars:
+    """Called in the event loop's thread; the engine is reached through `loop`."""
+
+    def __init__(self, loop: EngineLoop, grammar_queue: GrammarQueue) -> None:
+        self._loop = loop
+        self._grammar_queue = grammar_queue
+        self._pending: dict[str, _Pending] = {}
+
+    def add(self, message: Generate, scopes: Mapping[str, Scope], grammar: str) -> None:
+        """Compile this grammar, then queue the request in the engine."""
+        pending = self._pending[message.id] = _Pending(message)
+        pending.task = asyncio.create_task(self._compile(pending, scopes, grammar))
+
+    def do(self, id: str, attempt: int, command: Command) -> None:
+        """Run a command about a request in the engine's thread, as soon as the engine knows the request."""
+        pending = self._of(id, attempt)
+        if pending is None:
+            self._loop.do(command)
+        else:
+            pending.commands.append(command)
+
+    def cancel(self, id: str, attempt: int) -> Generate | None:
+        """Drop a request that the engine does not know yet, and return it; None if there is none."""
+        pending = self._of(id, attempt)
+        if pending is None:
+            return None
+        del self._pending[id]
+        if pending.task is not None:
+            pending.task.cancel()
+        return pending.message
+
+    def _of(self, id: str, attempt: int) -> _Pending | None:
+        """The request with this id, if its grammar is compiled for this attempt; 0 stands for any."""
+        pending = self._pending.get(id)
+        return pending if pending is not None and attempt in (0, pending.message.attempt) else None
+
+    async def _compile(self, pending: _Pending, scopes: Mapping[str, Scope], text: str) -> None:
+        message = pending.message
+        grammar: Grammar | Rejected
+        try:
+            async with asyncio.timeout(_seconds_left(message)):
+                grammar = await self._grammar_queue.compile(text, message.flow)
+        except InvalidGrammar as error:
+            grammar = Rejected(f"grammar: {error}", invalid="grammar")
+        except TooManyWaiting:
+            grammar = Rejected("grammar: too many of this flow wait to be compiled", Refusal("flow", 1.0))
+        except TrialLost:
+            grammar = Rejected("grammar: it could not be tried", Refusal("replica", 1.0))
+        except TimeoutError:  # the engine finds that the deadline has passed
+            grammar = Rejected("grammar: it was not compiled in time")
+        if self._pending.get(message.id) is pending:
+            del self._pending[message.id]
+            self._loop.do(lambda: self._loop.engine.add(message, scopes, grammar))
+            for command in pending.commands:
+                self._loop.do(command)
+
+
+def _seconds_left(message: Generate) -> float | None:
+    """Seconds until the deadline has passed by any clock; None without a deadline."""
+    return None if message.deadline is None else message.deadline - time.time() + _CLOCK_DIFFERENCE_S

@@ -1,0 +1,96 @@
+"""JSON responses; and every exception as an error response, in the dialect of its route."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import structlog
+from litestar import MediaType, Request, Response
+from litestar.exceptions import HTTPException
+
+from gateway.dialects.anthropic import errors as anthropic_errors
+from gateway.dialects.openai import errors as openai_errors
+from gateway.errors import (
+    BodyTooLarge,
+    BodyTooSlow,
+    GatewayError,
+    Interrupted,
+    NotAuthenticated,
+    RetryableError,
+    Unaffordable,
+    Unavailable,
+)
+from gateway.request_context import request_context
+from storage.database.database import DatabaseUnavailable
+
+log = structlog.get_logger("gateway.errors")
+
+SURFACE = "surface"
+"""The key in a handler's `opt` that chooses the error dialect: "anthropic"; OpenAI's if absent."""
+_TOO_LARGE, _SERVER_ERROR = 413, 500
+
+
+def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response[bytes]:
+    """A response of what msgspec encodes as JSON, or of JSON that is encoded already."""
+    data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    return Response(data, status_code=status, media_type=MediaType.JSON, headers=headers)
+
+
+def error_response(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """The response for an exception. Unexpected ones are logged, and the response says nothing about them."""
+    request_id = request_context(request.scope).name
+    dialect = _dialect(request)
+    if isinstance(error, HTTPException) and error.status_code != _TOO_LARGE:
+        if error.status_code >= _SERVER_ERROR:
+            log.warning("a request ended with a server error", request_id=request_id, cause=error.detail)
+        body = dialect.plain(error.status_code, _detail(request, error), request_id)
+        return json_response(body, error.status_code, error.headers)
+    failure = _failure(request, error)
+    return json_response(dialect.envelope(failure, request_id), failure.status, error_headers(failure))
+
+
+def error_headers(failure: GatewayError) -> dict[str, str]:
+    """The headers that say whether and when to retry, where clients would decide otherwise by themselves."""
+    match failure:
+        case RetryableError():
+            return {"retry-after": str(max(1, math.ceil(failure.retry_after)))}
+        case Unaffordable():
+            return {"x-should-retry": "false"}
+        case NotAuthenticated():
+            return {"www-authenticate": "Bearer"}
+        case BodyTooSlow():
+            return {"connection": "close"}
+    return {}
+
+
+def _dialect(request: Request[Any, Any, Any]) -> Any:
+    handler = request.scope.get("route_handler")
+    return anthropic_errors if handler is not None and handler.opt.get(SURFACE) == "anthropic" else openai_errors
+
+
+def _failure(request: Request[Any, Any, Any], error: Exception) -> GatewayError:
+    if isinstance(error, GatewayError):
+        return error
+    if isinstance(error, HTTPException):
+        return BodyTooLarge("The request body is larger than this server accepts.")
+    if isinstance(error, DatabaseUnavailable):
+        return Unavailable("The database is unavailable; try again shortly.")
+    log.error(
+        "a request failed inside the gateway",
+        request_id=request_context(request.scope).name,
+        path=request.scope["path"],
+        exc_info=error,
+    )
+    return Interrupted("The server had an internal error while processing the request.", code="internal_error")
+
+
+def _detail(request: Request[Any, Any, Any], error: HTTPException) -> str:
+    match error.status_code:
+        case 404:
+            return f"There is no route {request.method} {request.scope['path']}."
+        case 405:
+            return f"{request.method} is not allowed for {request.scope['path']}."
+    return error.detail

@@ -1,0 +1,353 @@
+"""A request's life: any sequence of events comes to one outcome, and to one end of its hold."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from billing.usage import Status
+from gateway.errors import Interrupted
+from gateway.generation.request_state import (
+    TRANSITIONS,
+    Event,
+    InvalidTransition,
+    Outcome,
+    Phase,
+    RequestState,
+)
+from gateway.served_models.served_model import ServedModel
+from tests.fast import examples
+from tests.gateway.generation.task_harness import MAX_TOKENS, PROMPT, SLICE, TaskHarness
+
+GRAVITY: tuple[Status, ...] = ("ok", "cancelled", "failed")
+CARRIED: dict[Event, tuple[Status, ...]] = {
+    "stop_string": ("ok",),
+    "client_left": ("cancelled",),
+    "interrupted": ("failed",),
+    "timed_out": ("failed",),
+    "replica_lost": ("failed",),
+    "no_replica": ("failed",),
+    "answered": ("ok", "failed"),
+    "input_refused": ("failed",),
+    "failed": ("failed",),
+}
+"""The outcomes that events carry; the others carry none."""
+
+
+class AnyEvents(RuleBasedStateMachine):
+    """Events in any order, with what they carry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = RequestState()
+        self.recordings = 0
+
+    @rule(event=st.sampled_from(get_args(Event)), choice=st.integers(0, 1))
+    def move(self, event: Event, choice: int) -> None:
+        statuses = CARRIED.get(event)
+        status = statuses[choice % len(statuses)] if statuses else None
+        outcome = None if status is None else Outcome(status, "", Interrupted("x") if status == "failed" else None)
+        phase, earlier = self.state.phase, self.state.outcome
+        try:
+            changed = self.state.move(event, outcome)
+        except InvalidTransition:
+            assert event not in ("client_left", "interrupted"), "these may come at any time"
+            assert (self.state.phase, self.state.outcome) == (phase, earlier), "nothing happened"
+            return
+        assert changed == (self.state.phase != phase)
+        self.recordings += changed and self.state.phase == "recording"
+        if self.state.outcome != earlier:
+            assert self.state.outcome is not None
+            assert phase != "ended"
+            assert earlier is None or GRAVITY.index(self.state.outcome.status) >= GRAVITY.index(earlier.status)
+
+    @invariant()
+    def there_is_an_outcome_when_there_must_be(self) -> None:
+        if self.state.phase in ("reserving", "retrying"):
+            return
+        ending = self.state.phase in ("stopping", "delivering", "recording", "ended")
+        assert (self.state.outcome is not None) or not ending
+        assert self.state.phase != "running" or self.state.outcome is None
+        assert self.recordings <= 1
+
+
+TestAnyEvents = AnyEvents.TestCase
+TestAnyEvents.settings = settings(max_examples=50)
+
+
+def test_the_table_leads_everywhere_and_to_the_end() -> None:
+    reached: set[Phase] = {"reserving"}
+    for _ in get_args(Phase):
+        reached |= {to for row in TRANSITIONS.values() for phase, to in row.items() if phase in reached}
+    assert reached == set(get_args(Phase))
+    assert TRANSITIONS.keys() == set(get_args(Event))
+    assert not any("ended" in row for row in TRANSITIONS.values()), "nothing comes after the end"
+    assert set(TRANSITIONS["failed"]) == reached - {"ended"}, "anything may fail"
+
+
+# ---------------------------------------------------------------- every end, event by event
+
+Ended = tuple[Any, ...]
+OK, GONE = "finished", ("gone",)
+
+
+def _used(status: str, reason: str, prompt: int, output: int, attempt: int = 1, sequence: int = 1) -> Ended:
+    return ("use", status, reason, (prompt, output), attempt, sequence)
+
+
+P = len(PROMPT)
+BEGUN = ["hold ok", "began"]
+TEXT = "tokens 0 abc"
+UNAVAILABLE = ("failed", "Unavailable", "service_unavailable")
+INTERRUPTED = ("failed", "Interrupted", "interrupted")
+TIMED_OUT = ("failed", "TimedOut", "request_timeout")
+INVALID = ("failed", "InvalidRequest", "invalid_value")
+ENDS: dict[str, tuple[list[str], Ended, Ended]] = {
+    "finished": ([*BEGUN, TEXT, "read", "done stop"], _used("ok", "stop", P, 3), (OK, ("stop",))),
+    "length": ([*BEGUN, TEXT, "read", "done length"], _used("ok", "length", P, 3), (OK, ("length",))),
+    "stop string": ([*BEGUN, "tokens 0 aENDb", "read", "done abort"], _used("ok", "stop", P, 4), (OK, ("stop",))),
+    "stop string, replica lost": (
+        [*BEGUN, "tokens 0 aEND", "read", "link lost", "time over"],
+        _used("ok", "stop", P, 4, sequence=0),
+        (OK, ("stop",)),
+    ),
+    "refused before it began": (["hold refused"], (), ("failed", "Unaffordable", "insufficient_quota")),
+    "database away": (["hold away"], ("once", "not admitted"), UNAVAILABLE),
+    "a defect while the hold is made": (["hold odd"], ("once", "not admitted"), INTERRUPTED),
+    "database late": (
+        ["overdue", "hold ok"],
+        ("release", "ended before it began"),
+        UNAVAILABLE,
+    ),
+    "left before the hold": (["leave", "hold ok"], ("release", "ended before it began"), GONE),
+    "no replica": (["disk full", "hold ok"], ("release", "no replica"), UNAVAILABLE),
+    "left while queued": (["hold ok", "leave", "done abort"], _used("cancelled", "abort", 0, 0), GONE),
+    "left after some text": ([*BEGUN, TEXT, "read", "leave", "done abort"], _used("cancelled", "abort", P, 3), GONE),
+    "left after a stop string": (
+        [*BEGUN, "tokens 0 aEND", "leave", "done stop"],
+        _used("cancelled", "stop", P, 0),
+        GONE,
+    ),
+    "left when all was said": ([*BEGUN, TEXT, "done length", "leave"], _used("cancelled", "length", P, 0), GONE),
+    "left, and the replica lost": (
+        [*BEGUN, "leave", "link lost", "time over"],
+        _used("cancelled", "lost", P, 0, sequence=0),
+        GONE,
+    ),
+    "deadline": (
+        [*BEGUN, TEXT, "read", "time over", "done abort"],
+        _used("failed", "abort", P, 3),
+        TIMED_OUT,
+    ),
+    "deadline, by the replica": (
+        [*BEGUN, "done deadline"],
+        _used("failed", "deadline", 0, 0),
+        TIMED_OUT,
+    ),
+    "deadline, and no answer": (
+        ["hold ok", "time over", "time over"],
+        ("release", "lost"),
+        TIMED_OUT,
+    ),
+    "deadline while the disk is full": (
+        [*BEGUN, TEXT, "read", "disk full", "time over", "time over", "disk ok", "done abort"],
+        _used("failed", "abort", P, 3),
+        TIMED_OUT,
+    ),
+    "refused by the replica": (
+        ["hold ok", "done rejected"],
+        ("release", "rejected"),
+        UNAVAILABLE,
+    ),
+    "grammar refused": (
+        ["hold ok", "done rejected grammar"],
+        ("release", "rejected"),
+        INVALID,
+    ),
+    "grammar refused on the way": (
+        [*BEGUN, TEXT, "read", "done error grammar"],
+        _used("failed", "error", P, 3),
+        INVALID,
+    ),
+    "replica failed": ([*BEGUN, "done error"], _used("failed", "error", 0, 0), INTERRUPTED),
+    "replica lost before any text, none other": (
+        [*BEGUN, "link lost", "replica none", "link back", "done crash"],
+        _used("failed", "crash", 0, 0),
+        UNAVAILABLE,
+    ),
+    "replica lost after text": (
+        [*BEGUN, TEXT, "read", "link lost", "link back", "done crash"],
+        _used("failed", "crash", P, 3),
+        INTERRUPTED,
+    ),
+    "replica lost for good": (
+        [*BEGUN, TEXT, "read", "link lost", "time over"],
+        _used("failed", "lost", P, 3, sequence=0),
+        INTERRUPTED,
+    ),
+    "tried again": (
+        [*BEGUN, "link lost", "replica one", "began", TEXT, "read", "done stop"],
+        _used("ok", "stop", P, 3, attempt=2),
+        (OK, ("stop",)),
+    ),
+    "handed on by a replica that stops": (
+        [*BEGUN, "done abort", "replica one", "began", TEXT, "read", "done stop"],
+        _used("ok", "stop", P, 3, attempt=2, sequence=2),
+        (OK, ("stop",)),
+    ),
+    "tried again and lost again": (
+        [*BEGUN, "link lost", "replica one", "began", "link lost", "link back", "done crash"],
+        _used("failed", "crash", 0, 0, attempt=2),
+        UNAVAILABLE,
+    ),
+    "left while a replica is waited for": (
+        [*BEGUN, "link lost", "leave", "link back", "done crash"],
+        _used("failed", "crash", 0, 0),
+        GONE,
+    ),
+    "stopped while a replica is waited for": (
+        [*BEGUN, "link lost", "stop", "link back", "done crash"],
+        _used("failed", "crash", 0, 0),
+        UNAVAILABLE,
+    ),
+    "stopped": (
+        [*BEGUN, TEXT, "read", "stop", "done abort"],
+        _used("failed", "abort", P, 3),
+        UNAVAILABLE,
+    ),
+    "left, then stopped": ([*BEGUN, TEXT, "leave", "stop", "done abort"], _used("failed", "abort", 0, 0), GONE),
+    "stopped before the hold": (
+        ["stop", "hold ok"],
+        ("release", "ended before it began"),
+        UNAVAILABLE,
+    ),
+    "stopped when all was said": (
+        [*BEGUN, TEXT, "done stop", "stop", "read"],
+        _used("ok", "stop", P, 3),
+        (OK, ("stop",)),
+    ),
+    "nonsense counts": (
+        [*BEGUN, TEXT, "read", "done stop nonsense"],
+        ("release", "what the replica counted makes no sense"),
+        INTERRUPTED,
+    ),
+    "spool that is late": (
+        [*BEGUN, TEXT, "read", "spool slow", "done stop", "spool ok"],
+        _used("ok", "stop", P, 3),
+        INTERRUPTED,
+    ),
+}
+
+
+async def _run(harness: TaskHarness, events: list[str]) -> None:
+    await harness.settle()
+    for event in events:
+        if event == "read":
+            await harness.read(confirm=True)
+        else:
+            assert await harness.happen(event), f"{event} cannot happen now"
+    await harness.finish()
+
+
+@pytest.mark.parametrize("name", list(ENDS))
+async def test_every_end(model: ServedModel, name: str) -> None:
+    events, record, told = ENDS[name]
+    harness = TaskHarness(model, grammar="grammar" in name)
+    await _run(harness, events)
+    assert harness.records[:1] == ([record] if record else [])
+    assert harness.ends == [told]
+    assert harness.task.state.phase == "ended"
+
+
+async def test_no_money_for_the_next_slice(model: ServedModel) -> None:
+    harness = TaskHarness(model, sliced=True)
+    await _run(harness, [*BEGUN, "tokens 0 " + "a b c " * MAX_TOKENS, "slice refused", "read", "done abort"])
+    assert harness.aborts == [("budget", None, 1)]
+    assert harness.records == [_used("ok", "budget", P, SLICE)]
+    assert harness.ends == [(OK, ("budget",))]
+
+
+async def test_choices_end_each_for_its_own_reason(model: ServedModel) -> None:
+    harness = TaskHarness(model, choices=2)
+    await _run(harness, [*BEGUN, "tokens 0 aEND", "tokens 1 abc", "read", "done length"])
+    assert harness.aborts == [("stop", 0, 1)]
+    assert harness.records == [_used("ok", "length", P, 7)]
+    assert harness.ends == [(OK, ("stop", "length"))]
+
+
+async def test_a_cancelled_task_is_left_to_recovery(model: ServedModel) -> None:
+    harness = TaskHarness(model)
+    await harness.settle()
+    for event in (*BEGUN, TEXT):
+        await harness.happen(event)
+    harness.running.cancel()
+    await asyncio.gather(harness.running, return_exceptions=True)
+    assert not harness.records
+    assert harness.task.state.outcome is not None
+    assert (harness.task.state.phase, harness.task.state.outcome.reason) == ("ended", "abandoned")
+
+
+# ---------------------------------------------------------------- any events
+
+EVENTS = [
+    *dict.fromkeys(event for events, _, _ in ENDS.values() for event in events),
+    *("take", "tokens 1 abc", "tokens 1 aEND", "tokens 0 E", "slice ok", "slice refused", "database back"),
+]
+
+
+@settings(max_examples=examples(400))
+@given(
+    events=st.lists(st.sampled_from(EVENTS), max_size=25),
+    prefix=st.sampled_from([[], ["hold ok"], BEGUN, [*BEGUN, TEXT]]),
+    streamed=st.booleans(),
+    choices=st.integers(1, 2),
+    sliced=st.booleans(),
+    grammar=st.booleans(),
+)
+def test_any_events_come_to_one_end(  # what a request can be
+    model: ServedModel,
+    events: list[str],
+    prefix: list[str],
+    streamed: bool,
+    choices: int,
+    sliced: bool,
+    grammar: bool,
+) -> None:
+    async def live() -> None:
+        harness = TaskHarness(model, streamed=streamed, choices=choices, sliced=sliced, grammar=grammar)
+        await harness.settle()
+        for event in (*prefix, *events):
+            if event in ("read", "take"):
+                await harness.read(confirm=event == "read")
+            else:
+                await harness.happen(event)
+        await harness.finish()
+        _check(harness)
+
+    asyncio.run(live())
+
+
+def _check(harness: TaskHarness) -> None:
+    state = harness.task.state
+    assert state.phase == "ended"
+    assert state.outcome is not None
+    ended = [record for record in harness.records if record[0] != "once"]
+    assert len(ended) == harness.held, "a hold is used or released, exactly once"
+    assert len(harness.ends) == 1, "the reader is told one end"
+    for attempt in (1, 2):
+        whole = [why for why, choice, to in harness.aborts if choice is None and to == attempt]
+        assert sum(why not in ("link lost", "budget") for why in whole) <= 1, "a replica is asked to stop once"
+    for event in harness.events:
+        assert event.usage.output <= event.counts.output
+        assert event.status == state.outcome.status
+        assert event.status != "failed" or harness.task.delivery.delivered or event.cost_pico == 0
+    (end,) = harness.ends
+    if state.outcome.status == "ok":
+        assert end == ("gone",) or (end[0] == "finished") != harness.told_late
+    else:
+        assert end[0] != "finished", "nobody is told a good end that is not recorded"
