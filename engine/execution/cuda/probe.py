@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -66,8 +66,7 @@ class Probe:
         """µs of a pass over so many tokens, the least of some."""
         return self._least(lambda: self.prefill_at_once(tokens), rounds)
 
-    def _least(self, call: object, rounds: int) -> float:
-        assert callable(call)
+    def _least(self, call: Callable[[], None], rounds: int) -> float:
         took = []
         for _ in range(rounds):
             self._wait()
