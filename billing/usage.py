@@ -22,8 +22,8 @@ METERS = ("uncached", "read_automatic", *(f"read_{c}" for c in CLASSES), *(f"wri
 A new cache class needs only its name in CLASSES here; and, as any new meter, a migration with its columns in
 `usage_fact`, `rollup_hour` and the view `usage_event`, and a form of leaves (`billing.integrity.leaf_forms`). A meter
 of another kind needs a field of Usage, a term in `billing.prices.version.PriceVersion`, and its words in
-`billing.rating.usage_lines`, `billing.invoices.presentation`, `turnpike.commands.price_arguments` and the usage APIs
-of `gateway.dialects`. `billing.prices.litellm` names the meters that LiteLLM has prices of.
+`billing.rating.usage_lines`, `billing.invoices.rendering.presentation`, `turnpike.commands.price_arguments` and the
+usage APIs of `gateway.dialects`. `billing.prices.litellm` names the meters that LiteLLM has prices of.
 """
 
 DIMENSIONS = ("model", "model_digest", "lane", "status", "reason", "delivery", "source", "replica")
