@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.calendar import period_bounds, period_of
 from billing.events.partitions import made_at
-from billing.holds.sources import HoldSources
+from billing.holds.records import HoldSources
 from billing.tables.budgets import budget_charge, budget_window
 from billing.tables.money import balance, ended_hold, usage_fact
 from billing.tables.periods import billing_period

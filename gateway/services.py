@@ -23,12 +23,12 @@ from gateway.generation.running_tasks import RunningTasks
 from gateway.http.body_budget import BodyBudget
 from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
 from gateway.metrics.gateway_metrics import GatewayMetrics
+from gateway.recovery.background_tasks import BackgroundTasks
 from gateway.recovery.journal_recovery import JournalRecovery
 from gateway.recovery.lost_attempts import LostAttempts
 from gateway.recovery.orphaned_holds import OrphanedHolds
 from gateway.served_models.registry import ModelRegistry
 from prompt_cache.promise.cache_domains import CacheDomains
-from storage.background_tasks import BackgroundTasks
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
 from storage.disk_space import DiskWatch

@@ -31,7 +31,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
 
 FOLDERS: Mapping[str, Sequence[str]] = {
     "protocol": ("addresses", "grammar_limits", "message", "metric_help", "replicas", "requests", "frames"),
-    "storage": ("reported_error", "backoff", "batcher", "bus", "disk_space", "free_text", "database"),
+    "storage": ("reported_error", "backoff", "bus", "disk_space", "free_text", "database"),
     "tenancy": ("keys", "tables", "repositories", "authenticator"),
     "prompt_cache": ("kv", "model_digest", "promise"),
     "billing": (

@@ -174,15 +174,15 @@ class Balances:
                 raise RefundRefused(0, currency)
             if found.currency != currency:
                 raise CurrencyMismatch(found.currency, currency)
-            known = await money.is_posted(identity)
-            if not known:
+            posted = await money.is_posted(identity)
+            if not posted:
                 wallet = Wallet(found, await money.grants([tenant_id]))
                 if amount_pico > wallet.refundable():
                     raise RefundRefused(wallet.refundable(), currency)
                 if not dry_run:
                     await _post(money, wallet, Transaction(identity, tenant_id, currency, "refund", "",
                                                            wallet.refund(amount_pico), reason))  # fmt: skip
-        if known:  # since a moment ago
+        if posted:  # since a moment ago
             await self._was_refunded(identity, tenant_id, amount_pico, currency)
         return identity
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from billing.budgets.store import TERMS, WINDOW, fresh
 from billing.budgets.windows import BudgetLimit, BudgetWindow
-from billing.holds.sources import HoldSources
+from billing.holds.records import HoldSources
 from storage.database.asyncpg_pool import Connection
 from storage.database.sql_arrays import array_literal
 

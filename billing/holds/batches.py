@@ -14,8 +14,7 @@ from uuid import UUID
 
 import msgspec
 
-from billing.holds.records import Hold, HoldRequest, pack_all, unpack_all
-from billing.holds.sources import NO_SOURCES, HoldSources
+from billing.holds.records import NO_SOURCES, Hold, HoldRequest, HoldSources, pack_all, unpack_all
 
 MAX_HOLDS = 64
 """Holds of a batch: with more, the row would not fit into a quarter of a page, and be stored beside it too."""

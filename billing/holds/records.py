@@ -1,4 +1,4 @@
-"""What a hold is: the request for one, and the reservation as the database has it."""
+"""The records of holds: the request for one, what it is reserved from, and the reservation as the database has it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,45 @@ from uuid import UUID
 import msgspec
 
 from billing.calendar import period_of
-from billing.holds.sources import NO_SOURCES, HoldSources
 from billing.money import MAX_PICO, InvalidMoney
 
 _NOBODY = UUID(int=0)
 HoldState = Literal["open", "released", "expired"]
 """A hold that was settled is gone: its usage event says all that it said."""
+
+
+class HoldSources(msgspec.Struct, frozen=True):
+    """`windows` of budgets, from each of which the whole amount is reserved; and `grants` for one model or project,
+    with how much of the amount (in pico-units) is reserved from each and not from the balance."""
+
+    windows: tuple[UUID, ...] = ()
+    grants: Mapping[UUID, int] = {}
+
+    @property
+    def granted_pico(self) -> int:
+        """How much of the amount is reserved from grants."""
+        return sum(self.grants.values())
+
+    def encode(self) -> str:
+        """As rows of holds and of budget charges have it: "" for none, else hexadecimal ids of windows, then of grants,
+        each of these with "=" and its pico-units; separated by commas."""
+        grants = (f"{grant.hex}={pico}" for grant, pico in self.grants.items())
+        return ",".join([*(window.hex for window in self.windows), *grants])
+
+    @staticmethod
+    def decode(text: str) -> HoldSources:
+        """The inverse of `encode`. Raises ValueError."""
+        if not text:
+            return NO_SOURCES
+        items = [item.partition("=") for item in text.split(",")]
+        return HoldSources(
+            tuple([UUID(id) for id, equals, _ in items if not equals]),
+            {UUID(id): int(pico) for id, equals, pico in items if equals},
+        )
+
+
+NO_SOURCES = HoldSources()
+"""Those of a hold that is reserved from the balance alone."""
 
 
 class HoldRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):

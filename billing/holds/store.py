@@ -16,8 +16,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.holds.batches import HoldBatch, HoldEntry, NewBatch, group_into_batches
-from billing.holds.records import Hold, HoldRequest
-from billing.holds.sources import NO_SOURCES, HoldSources
+from billing.holds.records import NO_SOURCES, Hold, HoldRequest, HoldSources
 from billing.ledger.wallet import Wallet
 from billing.tables.money import hold_batch
 from billing.usage import UsageEvent

@@ -15,8 +15,7 @@ import msgspec
 
 from billing.accounts.balances import CurrencyMismatch
 from billing.budgets.windows import BudgetLimit, BudgetWindow, describe, resets
-from billing.holds.records import Hold, HoldRequest, TopUp
-from billing.holds.sources import HoldSources
+from billing.holds.records import Hold, HoldRequest, HoldSources, TopUp
 from billing.ledger.entries import Balance
 from billing.ledger.wallet import OpenGrant
 from billing.money import format_pico

@@ -22,7 +22,7 @@ from billing.tables.money import ended_hold, hold_batch, price_version
 from billing.transaction.budget_charges import BudgetCharges, charge_budgets
 from billing.transaction.money_transaction import MoneyTransaction
 from billing.transaction.opening import money_transaction
-from storage.batcher import MicroBatcher
+from storage.database.batcher import MicroBatcher
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of
 

@@ -18,8 +18,8 @@ import structlog
 
 from billing.spool.segments import Read, SpoolSegment, frame
 from billing.usage import Settlement, UsageEvent
-from storage.batcher import BatcherClosed, MicroBatcher
 from storage.database.base import new_id
+from storage.database.batcher import BatcherClosed, MicroBatcher
 
 log = structlog.get_logger(__name__)
 
@@ -178,9 +178,9 @@ class Spool:
         for group in self._groups:
             if group.segment is not segment or group.start != position or not group.records:
                 break
-            some = group.records[: limit - len(records)]
-            records += some
-            position += sum(group.sizes[: len(some)])
+            taken = group.records[: limit - len(records)]
+            records += taken
+            position += sum(group.sizes[: len(taken)])
             if position < group.end or len(records) == limit:
                 break
         return SpoolBatch(segment, records, position, len(records)) if records else None

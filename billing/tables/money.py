@@ -125,7 +125,7 @@ all. One that ends leaves its row; what it was is in its usage event, or in `end
 
 An allowance (`billing.reservation.allowances`) is a hold too, alone in its row, and shrinks by what is used of it.
 
-`sources` is what each is reserved from beside the balance (`billing.holds.sources`): windows of budgets, and
+`sources` is what each is reserved from beside the balance (`billing.holds.records`): windows of budgets, and
 grants for one model or project. The first of them expires at `expires_at`, or later. `first` and `last` are the least
 and the greatest id of a request that was ever in the row. There is no index but the key: each would cost every request,
 and only recovery and sweeping look for anything else, through few rows.

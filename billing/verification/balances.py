@@ -13,8 +13,7 @@ from sqlalchemy import func, select
 
 from billing.events.rollups import LIMB
 from billing.holds.batches import HoldBatch
-from billing.holds.records import unpack, unpack_all
-from billing.holds.sources import HoldSources
+from billing.holds.records import HoldSources, unpack, unpack_all
 from billing.holds.store import BATCH_COLUMNS
 from billing.tables.money import (
     balance,

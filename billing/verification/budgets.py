@@ -9,7 +9,7 @@ from sqlalchemy import func, or_, select
 
 from billing.budgets.store import WINDOW
 from billing.budgets.windows import BudgetWindow
-from billing.holds.sources import HoldSources
+from billing.holds.records import HoldSources
 from billing.tables.budgets import budget, budget_charge, budget_window
 from billing.tables.money import balance, hold_batch, usage_fact
 from billing.verification.findings import AuditContext

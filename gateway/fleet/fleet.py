@@ -19,7 +19,6 @@ from protocol.addresses import parse_address
 from protocol.frames import ToGateway
 from protocol.replicas import Fenced, Heartbeat, Hello, Scope
 from protocol.requests import ATTEMPT_VERSION, Ack, Began, Done, Generate, PromptLogprobs, Tokens
-from storage.background_tasks import BackgroundTasks
 
 log = structlog.get_logger("gateway.fleet")
 
@@ -65,16 +64,17 @@ class Fleet:
         """(request, attempt) -> sequence number in the replica's journal, the oldest first."""
         self._epochs: dict[str, int] = {}
         self._relay = ServiceRelay()
-        self._tasks = BackgroundTasks()
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin dialing."""
-        for work in (self._clock.run(), *(link.run() for link in self.links)):
-            self._tasks.start(work)
+        self._tasks = [asyncio.create_task(work) for work in (self._clock.run(), *(link.run() for link in self.links))]
 
     async def stop(self) -> None:
         """Hang up everywhere."""
-        await self._tasks.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def healthy(self, model: str) -> list[ReplicaLink]:
         """The replicas of a model that can take requests."""

@@ -38,10 +38,10 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.replica_link import ReplicaLink
 from gateway.metering.billable_usage import NONSENSE, FinishedRequest, event_of, unpack
 from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
+from gateway.recovery.background_tasks import BackgroundTasks
 from gateway.recovery.lost_attempts import LostAttempts
 from gateway.recovery.orphaned_holds import OrphanedHolds
 from protocol.requests import Ack, Done
-from storage.background_tasks import BackgroundTasks
 from storage.database.circuit_breaker import until_available
 from storage.database.database import Database, DatabaseUnavailable
 

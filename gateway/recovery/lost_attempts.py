@@ -20,8 +20,8 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.replica_stream import ReplicaStream, TimeOver
 from gateway.metering.billable_usage import NONSENSE, to_billing_counts
 from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
+from gateway.recovery.background_tasks import BackgroundTasks
 from protocol.requests import Done
-from storage.background_tasks import BackgroundTasks
 from storage.database.circuit_breaker import until_available
 from storage.database.database import Database
 

@@ -19,8 +19,8 @@ from billing.replica_journals import epoch_journals
 from billing.reservation.hold_service import HoldService
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.replica_link import ReplicaLink, unnamed_journal
+from gateway.recovery.background_tasks import BackgroundTasks
 from protocol.replicas import FENCE_VERSION, Fence, Fenced
-from storage.background_tasks import BackgroundTasks
 from storage.database.database import Database, DatabaseUnavailable
 
 log = structlog.get_logger("gateway.recovery.orphaned_holds")

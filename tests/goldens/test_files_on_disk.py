@@ -9,8 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from billing.holds.records import Hold, HoldRequest
-from billing.holds.sources import HoldSources
+from billing.holds.records import Hold, HoldRequest, HoldSources
 from billing.spool.gateway_epochs import SUFFIX as EPOCH_SUFFIX
 from billing.spool.segments import HEADER
 from billing.spool.spool import SUFFIX as SPOOL_SUFFIX

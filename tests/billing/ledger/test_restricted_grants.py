@@ -15,8 +15,7 @@ from sqlalchemy import select, update
 from billing.accounts.adjustments import adjust
 from billing.accounts.balances import Balances
 from billing.accounts.budgets import BudgetSettings
-from billing.holds.records import Hold, TopUp
-from billing.holds.sources import HoldSources
+from billing.holds.records import Hold, HoldSources, TopUp
 from billing.holds.store import EndedHolds, release_holds
 from billing.ledger.entries import Balance
 from billing.ledger.wallet import ModelCost, OpenGrant, Wallet

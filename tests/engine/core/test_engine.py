@@ -333,7 +333,7 @@ def test_decodes_go_on_beside_a_long_prefill(benches: Benches):
         (generate("x", [1], frequency_penalty=float("nan")), "sampling.frequency_penalty"),
         (generate("x", [1], repetition_penalty=0.0), "sampling.repetition_penalty: 0.0 is not above 0"),
         (generate("x", [1], 8, min_tokens=9), "sampling.min_tokens: 9 is not at least 0 and at most 8"),
-        (generate("x", [1], min_tokens=2, stop_tokens=tuple(range(VOCABULARY))), "sampling.stop_tokens: they are all"),
+        (generate("x", [1], min_tokens=2, stop_tokens=tuple(range(VOCABULARY))), "sampling.stop_tokens: it lists"),
         (generate("x", [1], stop_tokens=(VOCABULARY,)), "sampling.stop_tokens: token id 131 is outside"),
         (generate("x", [1], logit_bias={-1: 0.5}), "sampling.logit_bias: token id -1 is outside"),
         (generate("x", [1], logit_bias={1: float("nan")}), "sampling.logit_bias[1]: nan"),

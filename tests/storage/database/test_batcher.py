@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from storage.batcher import BatcherClosed, MicroBatcher
+from storage.database.batcher import BatcherClosed, MicroBatcher
 
 
 class Recorder:
