@@ -56,6 +56,8 @@ FAMILIES: dict[str, ModelFamily] = {
         ModelFamily(QWEN3_MOE, qwen3_moe),
     )
 }
+MULTIPLIED_IN_FP8 = {"llama", "mistral", "qwen2", "qwen3"}
+"""Families whose FP8 weights a GPU multiplies as they are (`engine.execution.cuda`); others are decoded on loading."""
 LANGUAGE_PARTS = {"gemma3": "gemma3_text"}
 """`model_type` of a model of images and text -> that of its language part, which is served alone."""
 _PREFIX = "language_model."
@@ -130,8 +132,8 @@ def load_model(
     check_quantization(quantization)
     with Checkpoint(folder, quantization, config.prefix) as checkpoint, torch.inference_mode():
         check_sizes(config, sum(file.stat().st_size for file in folder.glob("*.safetensors")))
-        # A GPU multiplies in e4m3 itself.
-        packed = (weights == "auto" and quantize == "fp8" and like.device.type == "cuda") or should_keep_packed(
+        in_fp8 = quantize == "fp8" and like.device.type == "cuda" and config.model_type in MULTIPLIED_IN_FP8
+        packed = (weights == "auto" and in_fp8) or should_keep_packed(
             weights, lambda: checkpoint.decoded_bytes(like.itemsize), like.device
         )
         load = Loader(

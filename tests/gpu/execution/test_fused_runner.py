@@ -45,7 +45,7 @@ def test_across_a_block_and_where_a_block_is_replaced(model: Path) -> None:
     """The block that decoding fills is in the index already the second time, and what was written gives way to it."""
     bench, stock = fused_bench(model), make_bench(model)
     for id in ("first", "again"):
-        request = generate(id, PROMPT[:62], 4, read=False)
+        request = generate(id, PROMPT[:63], 5, read=False)
         assert_near(bench.one(request), stock.one(request))
     assert bench.engine.pool.referenced_blocks == 0
 
