@@ -31,7 +31,7 @@ from benchmarks.fairness_scenarios import GENERATED, Scenario
 from benchmarks.fairness_simulator import Outcome, simulate
 from benchmarks.fairness_traces import TraceError, read_trace
 from engine.scheduling.fairness.fair_share import LOCALITY_QUANTUM_US
-from engine.scheduling.fairness.lanes import WEIGHTS
+from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from protocol.requests import LANES
 
 OURS = "turnpike"
@@ -83,7 +83,7 @@ def demand(scenario: Scenario, outcome: Outcome) -> dict[str, Any]:
         found[lane] = {
             "offered": round(sum(totals) / there, 3),
             "busiest": round(max(windows.values()) / (min(WINDOW, there / scenario.replicas) * scenario.replicas), 3),
-            "promised": round(WEIGHTS[lane] / sum(WEIGHTS.values()), 3),
+            "promised": round(LANE_WEIGHTS[lane] / sum(LANE_WEIGHTS.values()), 3),
             "largest": round(max(totals) / sum(totals), 3),
             "tenants": len(flows),
         }

@@ -12,18 +12,26 @@ from billing.calendar import check_period
 from billing.money import MAX_PICO
 from storage.reported_error import ReportedError
 
-CLASSES = ("5m", "30m", "1h", "12h", "24h")
-"""How long a lease lives."""
+LEASE_CLASSES = ("5m", "30m", "1h", "12h", "24h")
+"""Cache classes that a lease can have, each named by its lifetime."""
 AUTOMATIC = "automatic"
 """The read class of KV that was there without a lease."""
-METERS = ("uncached", "read_automatic", *(f"read_{c}" for c in CLASSES), *(f"write_{c}" for c in CLASSES), "output")
+METERS = (
+    "uncached",
+    "read_automatic",
+    *(f"read_{c}" for c in LEASE_CLASSES),
+    *(f"write_{c}" for c in LEASE_CLASSES),
+    "output",
+)
 """Everything that has a price, in order. Tables, events, rollups, prices, rating and exports are made from this tuple.
 
-A new cache class needs only its name in CLASSES here; and, as any new meter, a migration with its columns in
-`usage_fact`, `rollup_hour` and the view `usage_event`, and a form of leaves (`billing.integrity.leaf_forms`). A meter
-of another kind needs a field of Usage, a term in `billing.prices.version.PriceVersion`, and its words in
-`billing.rating.usage_lines`, `billing.invoices.rendering.presentation`, `turnpike.commands.price_arguments` and the
-usage APIs of `gateway.dialects`. `billing.prices.litellm` names the meters that LiteLLM has prices of.
+A new cache class needs its name in LEASE_CLASSES, and what any new meter needs: a migration with its columns in
+`usage_fact`, `rollup_hour` and the view `usage_event`; its place in `billing/events/columns.py`; a form of leaves in
+`billing/integrity/leaf_forms.py`. A meter of another kind also needs a field of Usage; a term in `version.py` and
+`grid.py` of `billing/prices/`; its words in `billing/rating/usage_lines.py`, in
+`billing/invoices/rendering/presentation.py` and in `turnpike/commands/prices/cells.py`; its count in
+`gateway/metering/billable_usage.py`; its place in the dialects' `usage.py`. `billing/prices/litellm.py` names the
+meters that LiteLLM has prices of.
 """
 
 DIMENSIONS = ("model", "model_digest", "lane", "status", "reason", "delivery", "source", "replica")
@@ -158,7 +166,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 _NO_TOKENS = dict.fromkeys(METERS, 0)
-_READ, _WRITE = {AUTOMATIC, *CLASSES}, set(CLASSES)
+_READ, _WRITE = {AUTOMATIC, *LEASE_CLASSES}, set(LEASE_CLASSES)
 
 
 class SignedUsage(Usage, frozen=True):
@@ -254,4 +262,4 @@ class Release(msgspec.Struct, frozen=True, tag="release", gc=False):
     hold_batch: UUID | None = None
 
 
-Settlement: TypeAlias = UsageEvent | Release
+SpoolRecord: TypeAlias = UsageEvent | Release

@@ -45,7 +45,7 @@ _REFRESH_S = 1.0
 class GatewayOptions(Struct, frozen=True, kw_only=True):
     """Settings of a worker; times in seconds, sizes in bytes.
 
-    `keep_alive`: a stream that was silent for so long gets a comment, and status 200 if it had none yet. `patience`: a
+    `keep_alive`: a stream that was silent for so long gets a comment, and status 200 if it had none yet. `client_timeout`: a
     client that reads nothing, or sends nothing of its body, for so long is disconnected. `public_prices`: whether the
     base prices are shown without a key. `hold_slice`: output tokens of each choice whose money is held at a time; 0:
     all. `allowance_requests`: a tenant with so many requests at once gets money set aside for them; 0: never.
@@ -56,7 +56,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
 
     body_limit: int = 8 * 1024 * 1024
     keep_alive: float = 5.0
-    patience: float = 30.0
+    client_timeout: float = 30.0
     drain_timeout: float = 30.0
     public_prices: bool = False
     hold_slice: int = 0
@@ -92,7 +92,7 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     options: GatewayOptions = field(default_factory=GatewayOptions)
 
 
-class ManagementPatience:
+class ManagementBreakers:
     """How long managing requests wait for the database, by what they ask for: a slow report delays no request of
     another kind."""
 
@@ -132,7 +132,7 @@ class Gateway:
         self.threads = FairThreads()
         self.bodies = BodyBudget()
         self.pings = CircuitBreaker(services.options.database_patience)
-        self.patience = ManagementPatience(services.options.database_patience, self.pings)
+        self.management_breakers = ManagementBreakers(services.options.database_patience, self.pings)
         self.admission = Admission(
             epoch,
             fleet=services.fleet,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sqlalchemy import select
 
 from billing.tables.money import usage_traits
-from billing.usage import CLASSES, DIMENSIONS, METERS, UsageEvent
+from billing.usage import DIMENSIONS, LEASE_CLASSES, METERS, UsageEvent
 from storage.database.database import Database
 
 EventDimensions: TypeAlias = tuple[str, ...]
@@ -96,7 +96,7 @@ class EventColumns:
             ("write", [usage.write for usage in usages]),
         ):
             used = set().union(*by_class)
-            for name in ("automatic", *CLASSES):
+            for name in ("automatic", *LEASE_CLASSES):
                 if name in used:
                     self.numbers[f"{kind}_{name}"] = np.array([tokens.get(name, 0) for tokens in by_class], np.int64)
 

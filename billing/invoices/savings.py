@@ -31,14 +31,14 @@ from billing.money import format_grouped, format_minor, minor_unit, round_half_u
 from billing.prices import PriceMissing, PriceVersion
 from billing.rating.lines import RatedLine
 from billing.tables.money import rollup_hour
-from billing.usage import CLASSES
+from billing.usage import LEASE_CLASSES
 from storage.database.database import Database
 
 MOST_ADVICE = 6
 """Sentences of advice on a statement: those that are worth most."""
-SHORTEST = CLASSES[0]
+SHORTEST = LEASE_CLASSES[0]
 _UNREAD_PERCENT = 20
-_METERS = tuple(f"{kind}_{name}" for kind in ("read", "write") for name in CLASSES)
+_METERS = tuple(f"{kind}_{name}" for kind in ("read", "write") for name in LEASE_CLASSES)
 _REACH = {"5m": 2, "30m": 2, "1h": 2, "12h": 13, "24h": 25}
 """Class → hours after the hour of a request's admission in which what it wrote may first be read.
 
@@ -78,7 +78,7 @@ async def read_cache_hours(database: Database, tenant_id: UUID, period: str) -> 
 
 def _cache_hour(row: Any, period_start: int) -> CacheHour:
     def tokens(kind: str) -> dict[str, int]:
-        return {name: int(value) for name in CLASSES if (value := getattr(row, f"{kind}_{name}"))}
+        return {name: int(value) for name in LEASE_CLASSES if (value := getattr(row, f"{kind}_{name}"))}
 
     hour = (row.hour - period_start) // HOUR
     keys = (row.project_id, row.model, row.lane, row.context_from, row.price_version, hour)
@@ -170,10 +170,10 @@ def _class_savings(
 ) -> list[ClassSavings]:
     uses: dict[tuple[UUID, str, str], _ClassUse] = defaultdict(_ClassUse)
     for hour in hours:
-        for name in CLASSES:
+        for name in LEASE_CLASSES:
             if (name in hour.read or name in hour.written) and hour.price_version in versions:
                 uses[hour.project_id, hour.model, name].add(name, hour, versions[hour.price_version])
-    in_order = sorted(uses.items(), key=lambda item: (item[0][0].int, item[0][1], CLASSES.index(item[0][2])))
+    in_order = sorted(uses.items(), key=lambda item: (item[0][0].int, item[0][1], LEASE_CLASSES.index(item[0][2])))
     statements = []
     for (project, model, name), use in in_order:
         written = sum(use.written.values())

@@ -91,14 +91,14 @@ class Payment(msgspec.Struct, frozen=True):
     at: int
 
 
-class Settlements(msgspec.Struct, frozen=True):
+class PaymentsAndCredits(msgspec.Struct, frozen=True):
     """Payments and credit notes of an invoice until now, oldest first."""
 
     payments: Sequence[Payment] = ()
     credit_notes: Sequence[InvoiceRecord] = ()
 
 
-NOTHING_SETTLED = Settlements()
+NOTHING_SETTLED = PaymentsAndCredits()
 ISSUED = (invoice.c.kind == "invoice") & invoice.c.state.not_in(("draft", "void"))
 """The SQL condition of invoices that bill their period."""
 _COLUMNS = [invoice.c[name] for name in InvoiceRecord.__struct_fields__]
@@ -152,7 +152,7 @@ class Invoices:
         async with self._database.reading() as session:
             return await read_document(session, record.tenant_id, record.id)
 
-    async def settlements(self, record: InvoiceRecord) -> Settlements:
+    async def settlements(self, record: InvoiceRecord) -> PaymentsAndCredits:
         """The payments and credit notes of an invoice until now."""
         payment, tenant_id = invoice_payment.c, record.tenant_id
         payments = (
@@ -162,7 +162,7 @@ class Invoices:
         )
         notes = select(*_COLUMNS).where(invoice.c.tenant_id == tenant_id, invoice.c.corrects == record.id)
         async with self._database.reading() as session:
-            return Settlements(
+            return PaymentsAndCredits(
                 [Payment(*row) for row in await session.execute(payments)],
                 [InvoiceRecord(*row) for row in await session.execute(notes.order_by(invoice.c.year, invoice.c.n))],
             )

@@ -12,12 +12,12 @@ import msgspec
 
 from billing.money import MICRO, PICO, InvalidPrice, format_pico, parse_price
 from billing.prices.version import ALWAYS_PRICED, EVERY_LANE, LANES, STORAGE, Cell, Rows
-from billing.usage import AUTOMATIC, CLASSES, METERS
+from billing.usage import AUTOMATIC, LEASE_CLASSES, METERS
 
 LOWEST_PRICE, HIGHEST_PRICE = 100, 10_000 * MICRO
 """Usual prices: 0.0001 to 10,000 units of currency per million. A price of exactly 0 means free."""
-READS = tuple(f"read_{name}" for name in (AUTOMATIC, *CLASSES))
-WRITES = tuple(f"write_{name}" for name in CLASSES)
+READS = tuple(f"read_{name}" for name in (AUTOMATIC, *LEASE_CLASSES))
+WRITES = tuple(f"write_{name}" for name in LEASE_CLASSES)
 
 _FACTOR = re.compile(r"(\d{1,6}(?:\.\d{1,12})?)x", re.ASCII)
 

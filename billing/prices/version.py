@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from billing.usage import CLASSES, InvalidUsage, Usage
+from billing.usage import LEASE_CLASSES, InvalidUsage, Usage
 from storage.reported_error import ReportedError
 
 LANES = ("interactive", "standard", "batch")
@@ -104,7 +104,7 @@ class PriceVersion(msgspec.Struct, frozen=True):
             raise InvalidUsage(f"a bound for {prompt_tokens} prompt and {max_output} output tokens")
         meters = ["uncached", "read_automatic"]
         for name in classes:
-            if name not in CLASSES:
+            if name not in LEASE_CLASSES:
                 raise InvalidUsage(f"unknown class {name}")
             meters += [f"write_{name}", f"read_{name}"]
         tiers = [prices for context_from, prices in self.tiers(lane) if context_from <= prompt_tokens]

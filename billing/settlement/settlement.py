@@ -34,7 +34,7 @@ from billing.transaction.money_transaction import (
     RefusedSettlement,
 )
 from billing.transaction.opening import money_transaction
-from billing.usage import Release, Settlement, UsageEvent
+from billing.usage import Release, SpoolRecord, UsageEvent
 from storage.database.base import new_id
 from storage.database.database import Database
 
@@ -54,7 +54,7 @@ class Settled(msgspec.Struct, frozen=True):
         return Settled(*map(operator.add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
 
-async def settle(database: Database, book: PriceCatalog, records: Sequence[Settlement]) -> Settled:
+async def settle(database: Database, book: PriceCatalog, records: Sequence[SpoolRecord]) -> Settled:
     """Settle the records in one transaction. A record may be repeated, late or out of order; it counts once. What comes
     after its period closed is booked in the open one. Of several attempts of a request the first to come is billed, and
     the others are recorded as lost.
@@ -194,7 +194,7 @@ class _AllowanceUse:
                 self.requests[event.tenant_id] += 1
 
 
-async def refuse(money: MoneyTransaction, records: Iterable[tuple[Settlement, str]]) -> None:
+async def refuse(money: MoneyTransaction, records: Iterable[tuple[SpoolRecord, str]]) -> None:
     """Keep records that cannot be settled, whole, with the cause of each."""
     await money.refuse(
         [

@@ -13,7 +13,7 @@ from billing.prices import PriceCatalog
 from billing.settlement.settlement import Settled, refuse, settle
 from billing.spool.spool import Spool, SpoolBatch
 from billing.transaction.opening import money_transaction
-from billing.usage import Settlement
+from billing.usage import SpoolRecord
 from storage.backoff import Backoff, pause
 from storage.database.database import Database, DatabaseUnavailable
 
@@ -137,7 +137,7 @@ class Settler:
         self.failing = True
         await self._backoff.wait(self._stopping)
 
-    async def _one_by_one(self, records: list[Settlement]) -> bool:
+    async def _one_by_one(self, records: list[SpoolRecord]) -> bool:
         """Settle each on its own and refuse those that fail. False if the database went away: then all over again."""
         for record in records:
             try:

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from billing.spool.segments import Read, SpoolSegment, frame
-from billing.usage import Settlement, UsageEvent
+from billing.usage import SpoolRecord, UsageEvent
 from storage.database.base import new_id
 from storage.database.batcher import BatcherClosed, MicroBatcher
 
@@ -39,7 +39,7 @@ class SpoolBatch(msgspec.Struct, frozen=True):
     `torn` bytes at the end that are no whole one."""
 
     segment: SpoolSegment
-    records: list[Settlement]
+    records: list[SpoolRecord]
     position: int
     frames: int
     corrupt: int = 0
@@ -56,7 +56,7 @@ class _Group(msgspec.Struct):
     start: int
     end: int
     sizes: list[int]
-    records: list[Settlement]
+    records: list[SpoolRecord]
     oldest: int | None
 
 
@@ -91,11 +91,11 @@ class Spool:
         self._kept = 0
         """How many records these have."""
         self._encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
-        self._decoder = msgspec.msgpack.Decoder(Settlement)
+        self._decoder = msgspec.msgpack.Decoder(SpoolRecord)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
-        self._batcher: MicroBatcher[tuple[bytes, Settlement], None] = MicroBatcher(self._flush, _MAX_BATCH)
+        self._batcher: MicroBatcher[tuple[bytes, SpoolRecord], None] = MicroBatcher(self._flush, _MAX_BATCH)
 
-    async def append(self, record: Settlement) -> None:
+    async def append(self, record: SpoolRecord) -> None:
         """Returns once the record is durable. Raises SpoolUnavailable, and then the record does not count."""
         try:
             await self._batcher.submit((frame(self._encoder.encode(record)), record))
@@ -173,7 +173,7 @@ class Spool:
 
     def _remembered(self, segment: SpoolSegment, limit: int) -> SpoolBatch | None:
         """The next records, if we have them in memory as they are in the file."""
-        records: list[Settlement] = []
+        records: list[SpoolRecord] = []
         position = segment.position
         for group in self._groups:
             if group.segment is not segment or group.start != position or not group.records:
@@ -201,7 +201,7 @@ class Spool:
                 return
 
     def _decode(self, segment: SpoolSegment, read: Read) -> SpoolBatch:
-        records: list[Settlement] = []
+        records: list[SpoolRecord] = []
         corrupt = read.corrupt
         for payload in read.payloads:
             try:
@@ -216,7 +216,7 @@ class Spool:
             segment.discard()
             self._segments.remove(segment)
 
-    async def _flush(self, items: list[tuple[bytes, Settlement]]) -> list[Exception | None]:
+    async def _flush(self, items: list[tuple[bytes, SpoolRecord]]) -> list[Exception | None]:
         began = time.monotonic_ns()
         loop = asyncio.get_running_loop()
         segment = self._segments[-1] if self._segments and not self._segments[-1].closed else None

@@ -15,12 +15,12 @@ from engine.core.input_processor import InputProcessor, Rejected
 from engine.core.output_processor import MAX_ERROR_CHARS, OutputProcessor, StepResult
 from engine.core.parent_request import ParentRequest
 from engine.core.quarantine import Quarantine
-from engine.core.timeouts import RequestTimeouts
+from engine.core.timeouts import TimeoutWatch
 from engine.execution.executor import StepExecutor
 from engine.execution.model_runner import ModelRunner
 from engine.grammar.guide import Grammar, Grammars
 from engine.scheduling.fairness.fair_share import FairShare
-from engine.scheduling.fairness.lanes import WEIGHTS
+from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from engine.scheduling.fairness.queue_limits import QueueBounds, expected_wait
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import TOKEN_TARGETS, Scheduler
@@ -46,7 +46,7 @@ class EngineLimits:
     """How much may wait, by flow and by lane."""
     patience: Mapping[Lane, float] = field(default_factory=dict)
     """Seconds that a request may wait in its lane before it is refused; 0 or none for no limit."""
-    lane_weights: Mapping[Lane, float] = field(default_factory=lambda: WEIGHTS)
+    lane_weights: Mapping[Lane, float] = field(default_factory=lambda: LANE_WEIGHTS)
     """Shares of engine time."""
     token_targets: Mapping[Lane, float] = field(default_factory=lambda: TOKEN_TARGETS)
     """µs between two tokens of a request."""
@@ -96,7 +96,7 @@ class Engine:
         )
         self._clock = clock
         self._requests: dict[str, ParentRequest] = {}
-        self._timeouts = RequestTimeouts(self._requests, limits.patience)
+        self._timeouts = TimeoutWatch(self._requests, limits.patience)
         self.outputs = OutputProcessor(self._requests, self.scheduler, self.fairness, self.quarantine)
 
     # ------------------------------------------------------------ requests

@@ -14,7 +14,7 @@ Instant: TypeAlias = tuple[float, int, str]
 """(seconds since the Unix epoch, arrival, id): what a request has to be looked at for, and when."""
 
 
-class RequestTimeouts:
+class TimeoutWatch:
     """Watches `requests`, by id, which the engine adds to and removes from: what is removed is watched no longer.
 
     `patience`: how many seconds a request may wait in its lane; 0 or none for no limit.

@@ -173,10 +173,10 @@ class Request:
         """The keys of at least the first `blocks` whole blocks of `tokens`; only new ones are hashed."""
         keys = self.keys
         while len(keys) < blocks:
-            self.name(len(keys))
+            self.block_key_and_scope(len(keys))
         return keys
 
-    def name(self, index: int) -> tuple[bytes, str]:
+    def block_key_and_scope(self, index: int) -> tuple[bytes, str]:
         """The key and scope id of the whole block `index` of `tokens`; the blocks before it must have keys."""
         keys, segments = self.keys, self.segments
         _, scope, id = segments[0] if len(segments) == 1 else self.segment_at(index * BLOCK_TOKENS)

@@ -76,7 +76,7 @@ class Scheduler:
         """placement -> request whose prompt is being computed."""
         self._starved: dict[int, Request] = {}
         """arrival -> decoding request whose next token needs a block."""
-        self._held: dict[int, Request] = {}
+        self._paused: dict[int, Request] = {}
         """arrival -> decoding request that is out of credit."""
         self._placements = 0
         self._changed = False
@@ -112,7 +112,7 @@ class Scheduler:
             return
         if self.parked.pop(request.arrival, None) is not None:
             self._push(request)
-        elif self._held.pop(request.arrival, None) is not None:
+        elif self._paused.pop(request.arrival, None) is not None:
             self._decode(request)
 
     @property
@@ -184,7 +184,7 @@ class Scheduler:
                 self._changed = True
             if length - request.prompt >= request.credit:
                 self.batch.leave(request)
-                self._hold(request)
+                self._pause(request)
             elif len(request.table) * BLOCK_TOKENS >= length:
                 self.batch.plan(request, length)
             else:
@@ -193,14 +193,14 @@ class Scheduler:
     def _decode(self, request: Request) -> None:
         """Let a request whose prompt is computed decode, or wait for credit or for a block."""
         if request.paused:
-            self._hold(request)
+            self._pause(request)
         elif self._has_room(request):
             self.batch.join(request)
         else:
             self._starved[request.arrival] = request
 
-    def _hold(self, request: Request) -> None:
-        self._held[request.arrival] = request
+    def _pause(self, request: Request) -> None:
+        self._paused[request.arrival] = request
         self._changed = True
 
     def _has_room(self, request: Request) -> bool:
@@ -301,7 +301,7 @@ class Scheduler:
         full = kv // BLOCK_TOKENS
         if full > request.published and request.store != "none":
             for index in range(request.published, full):
-                key, scope = request.name(index)
+                key, scope = request.block_key_and_scope(index)
                 self.pool.publish(request.table, index, key, scope)
             request.published = full
         if self.pool.slides:
@@ -359,7 +359,7 @@ class Scheduler:
         """Whether the request fits, after preempting requests that are out of credit or outranked."""
         while not self._fits(request):
             # A request without credit cannot decode, so its slot and memory go to those that can.
-            victim = self.queue.victim(self._held.values())
+            victim = self.queue.victim(self._paused.values())
             if victim is None:
                 outranked = [
                     other
@@ -457,7 +457,7 @@ class Scheduler:
             self.batch.leave(request)
         self._prefills.pop(request.placement, None)
         self._starved.pop(request.arrival, None)
-        self._held.pop(request.arrival, None)
+        self._paused.pop(request.arrival, None)
         del self._running[request.arrival]
         self.queue.released(request)
         self.pool.free(request.table)
@@ -468,7 +468,7 @@ class Scheduler:
         places = [
             [work.request.arrival for work in self.batch.rows],
             [request.arrival for request in self._prefills.values()],
-            list(self._held),
+            list(self._paused),
             [arrival for arrival, request in self._starved.items() if request.slot < 0],
         ]
         assert sorted(arrival for place in places for arrival in place) == sorted(self._running), "in no or two places"
@@ -485,4 +485,4 @@ class Scheduler:
             assert request.blocks_laid == len(request.table) or not ready, "a decoding request lacks blocks"
         assert min(self.needs.spare(self._prefills.values())) >= 0, "more blocks are promised than there are"
         self.swap.check([*self.queue.waiting(), *self.parked.values()])
-        assert all(request.paused for request in self._held.values()), "a request is held in spite of its credit"
+        assert all(request.paused for request in self._paused.values()), "a request is paused in spite of its credit"

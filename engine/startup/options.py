@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.options import Device, Dtype, KvDtype, Quantize, Weights
-from engine.scheduling.fairness.lanes import WEIGHTS
+from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from engine.scheduling.fairness.queue_limits import QueueBounds
 from engine.scheduling.scheduler import TOKEN_TARGETS
 from protocol.requests import Lane
@@ -49,7 +49,7 @@ class ReplicaOptions:
     """Seconds that a step may last, beyond ten times what the largest step takes, before the replica ends."""
     patience: Mapping[Lane, float] = field(default_factory=dict)
     """Seconds that a request may wait in its lane before it is refused; 0 or none for no limit."""
-    lane_weights: Mapping[Lane, float] = field(default_factory=lambda: WEIGHTS)
+    lane_weights: Mapping[Lane, float] = field(default_factory=lambda: LANE_WEIGHTS)
     """Shares of engine time."""
     token_targets: Mapping[Lane, float] = field(default_factory=lambda: TOKEN_TARGETS)
     """µs between two tokens of a request."""

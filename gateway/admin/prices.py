@@ -164,7 +164,7 @@ _NEW, _DECISION = msgspec.json.Decoder(NewSheet), msgspec.json.Decoder(Decision)
 def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # six routes
     """The routes, for one worker."""
     prices, database = gateway.services.prices, gateway.services.database
-    patience, wait = gateway.services.options.patience, gateway.patience.prices.wait
+    client_timeout, wait = gateway.services.options.client_timeout, gateway.management_breakers.prices.wait
     sheets, books = PriceSheets(database, via=BY_KEY), PriceBooks(database)
     operators_only = {OPERATORS: True}
 
@@ -227,7 +227,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
     @post("/admin/v1/prices/sheets", status_code=201, opt=operators_only)
     async def propose(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Save a proposal, which another operator may activate; or, for a dry run, only check it."""
-        author, body = authenticated_operator(request.scope), await read_management_body(request, patience, _NEW)
+        author, body = authenticated_operator(request.scope), await read_management_body(request, client_timeout, _NEW)
         with _price_errors(in_proposal=True):
             proposal = PriceProposal(
                 model=body.model,
@@ -248,7 +248,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
     async def activate(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
         """Activate a draft; it applies from its `effective_at` on."""
         approver = authenticated_operator(request.scope)
-        body = await read_management_body(request, patience, _DECISION, default=b"{}")
+        body = await read_management_body(request, client_timeout, _DECISION, default=b"{}")
         with _price_errors():
             await wait(sheets.approve(number, approver.name, body.reason))
             return json_response(await wait(sheet_object(number)))
@@ -257,7 +257,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
     async def withdraw(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
         """Withdraw a draft, or a sheet that has not taken effect."""
         operator = authenticated_operator(request.scope)
-        body = await read_management_body(request, patience, _DECISION, default=b"{}")
+        body = await read_management_body(request, client_timeout, _DECISION, default=b"{}")
         with _price_errors():
             await wait(sheets.withdraw(number, operator.name, body.reason))
             return json_response(await wait(sheet_object(number)))

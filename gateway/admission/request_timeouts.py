@@ -22,5 +22,6 @@ class RequestTimeouts(Struct, frozen=True, kw_only=True):
 
     @property
     def hold(self) -> int:
-        """Seconds until a hold that nobody ended expires: longer than all of the others together."""
+        """Seconds until a hold that nobody ended expires: longer than a request and its recovery can take. `retry` lies
+        within `request`."""
         return int(self.request + self.done + self.replay + self.recovery)

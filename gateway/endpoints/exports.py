@@ -61,8 +61,8 @@ _DECODER = msgspec.json.Decoder(ExportRequest)
 
 def export_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    jobs, patience = gateway.services.exports, gateway.services.options.patience
-    wait = gateway.patience.exports.wait
+    jobs, client_timeout = gateway.services.exports, gateway.services.options.client_timeout
+    wait = gateway.management_breakers.exports.wait
 
     async def find(request: Request[Any, Any, Any], name: str) -> ExportJob:
         try:
@@ -74,7 +74,7 @@ def export_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def create_export(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Queue an export."""
         principal = admin_principal(request.scope)
-        body = await read_management_body(request, patience, _DECODER)
+        body = await read_management_body(request, client_timeout, _DECODER)
         try:
             job = await wait(jobs.queue(principal.tenant_id, principal.key_id, body.dataset, body.period, body.format))
         except InvalidExport as error:

@@ -77,7 +77,7 @@ async def respond(
         watch=watch,
         on_gone=client_gone,
         keep_alive=options.keep_alive,
-        patience=options.patience,
+        client_timeout=options.client_timeout,
         headers=_affordable_header(tasks),
     )
 

@@ -59,7 +59,7 @@ class PriceList(Struct, frozen=True, kw_only=True):
 def list_prices(gateway: Gateway) -> HTTPRouteHandler:
     """The route, for one worker."""
     services = gateway.services
-    wait = gateway.patience.prices.wait
+    wait = gateway.management_breakers.prices.wait
 
     @get("/v1/prices", opt={KEYLESS: services.options.public_prices})
     async def get_prices(request: Request[Any, Any, Any]) -> Response[bytes]:

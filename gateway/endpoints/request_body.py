@@ -25,13 +25,13 @@ MANAGEMENT_BYTES = 256 * 1024
 
 
 async def read_management_body(
-    request: Request[Any, Any, Any], patience: float, decoder: Decoder[Body], *, default: bytes = b""
+    request: Request[Any, Any, Any], client_timeout: float, decoder: Decoder[Body], *, default: bytes = b""
 ) -> Body:
     """The decoded body of a management request; `default` if there is none.
 
     Raises what `read_body` raises, BodyTooLarge, and InvalidRequest with the JSON path of what is wrong.
     """
-    return decode(decoder, await read_body(request, patience, _SizeLimit(MANAGEMENT_BYTES)) or default)
+    return decode(decoder, await read_body(request, client_timeout, _SizeLimit(MANAGEMENT_BYTES)) or default)
 
 
 class _SizeLimit:
@@ -50,22 +50,22 @@ class _ByteCounter(Protocol):
         """Count `size` more bytes, or raise the error that ends the request."""
 
 
-async def read_body(request: Request[Any, Any, Any], patience: float, counter: _ByteCounter) -> bytes:
+async def read_body(request: Request[Any, Any, Any], client_timeout: float, counter: _ByteCounter) -> bytes:
     """The body, which is not kept with the request. `counter` counts its bytes as they arrive.
 
-    Raises UnsupportedEncoding, ClientLeft, BodyTooSlow after `patience` seconds, and what `counter` raises.
+    Raises UnsupportedEncoding, ClientLeft, BodyTooSlow after `client_timeout` seconds, and what `counter` raises.
     """
     if "content-encoding" in request.headers:
         _check_encoding(request.headers.getall("content-encoding"))
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(client_timeout):
             chunks = []
             async for chunk in request.stream():
                 counter.take(len(chunk))
                 chunks.append(chunk)
             return b"".join(chunks)
     except TimeoutError as error:
-        raise BodyTooSlow(f"The request body did not arrive within {patience:g} s.") from error
+        raise BodyTooSlow(f"The request body did not arrive within {client_timeout:g} s.") from error
     except InternalServerException as error:  # Litestar's error for a closed connection
         raise ClientLeft("The client disconnected before its request had arrived.") from error
 
@@ -87,7 +87,7 @@ async def read_call(
     `parse` raise, and RateLimited.
     """
     with gateway.bodies.share(principal.tenant_id) as share:
-        body = await read_body(request, gateway.services.options.patience, share)
+        body = await read_body(request, gateway.services.options.client_timeout, share)
         if len(body) <= LARGE_BYTES:
             return parse(body)
         return await gateway.threads.run(principal.tenant_id, partial(parse, body))

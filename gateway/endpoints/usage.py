@@ -31,7 +31,7 @@ _ANTHROPIC_NAMES = {"start_time": "starting_at"}
 def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     database, prices = gateway.services.database, gateway.services.prices
-    wait = gateway.patience.reports.wait
+    wait = gateway.management_breakers.reports.wait
 
     async def usage(
         request: Request[Any, Any, Any],

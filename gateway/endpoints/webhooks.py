@@ -105,8 +105,8 @@ _NEW, _ROTATION = msgspec.json.Decoder(NewEndpoint), msgspec.json.Decoder(Rotati
 
 def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # ten routes
     """The routes, for one worker."""
-    endpoints, patience = gateway.services.webhooks, gateway.services.options.patience
-    wait = gateway.patience.webhooks.wait
+    endpoints, client_timeout = gateway.services.webhooks, gateway.services.options.client_timeout
+    wait = gateway.management_breakers.webhooks.wait
 
     def tenant_of(request: Request[Any, Any, Any]) -> UUID:
         return admin_principal(request.scope).tenant_id
@@ -115,7 +115,7 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     async def create_endpoint(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Add an endpoint. Only this response has its secret."""
         tenant = tenant_of(request)
-        body = await read_management_body(request, patience, _NEW)
+        body = await read_management_body(request, client_timeout, _NEW)
         with _webhook_errors():
             endpoint, secret = await wait(endpoints.add(tenant, body.url, list(body.topics), body.description))
         return json_response(_endpoint(endpoint, secret), 201)
@@ -146,7 +146,7 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     async def rotate_secret(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Replace the secret. Only this response has the new one."""
         tenant = tenant_of(request)
-        rotation = await read_management_body(request, patience, _ROTATION, default=b"{}")
+        rotation = await read_management_body(request, client_timeout, _ROTATION, default=b"{}")
         if not 0 <= rotation.overlap_s <= _LONGEST_OVERLAP_S:
             raise InvalidField("$.overlap_s", f"it must be from 0 to {_LONGEST_OVERLAP_S}")
         with _webhook_errors():

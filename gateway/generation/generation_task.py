@@ -216,7 +216,7 @@ class GenerationTask:
         if link is not None:
             return link
         if not refused:
-            self.state.move("no_replica", failed(_replica_lost()))
+            self.state.move("no_replica", failed(_replica_lost_error()))
         if done is None:
             self._await_journal()
         return None
@@ -340,7 +340,7 @@ class GenerationTask:
     def _replica_lost(self) -> None:
         """The replica is gone: tell the client now, and wait for its journal's word on what was done."""
         began = Interrupted("The model's replica was lost while it ran the request.")
-        self.state.move("replica_lost", failed(began if self.delivery.handed_out else _replica_lost()))
+        self.state.move("replica_lost", failed(began if self.delivery.handed_out else _replica_lost_error()))
         self._await_journal()
 
     def _await_journal(self) -> None:
@@ -396,5 +396,5 @@ class GenerationTask:
             self._timer = None
 
 
-def _replica_lost() -> Unavailable:
+def _replica_lost_error() -> Unavailable:
     return Unavailable("The model's replica was lost; try again shortly.", retry_after=2.0)

@@ -62,7 +62,7 @@ class ClientWatch:
 class EventStream:
     """The streamed response. `first` is the delivery's first item, which was read before.
 
-    `keep_alive`: seconds without an event after which a comment is sent. `patience`: seconds that one `send` may take.
+    `keep_alive`: seconds without an event after which a comment is sent. `client_timeout`: seconds that one `send` may take.
     `on_gone` is called with the reason when nobody reads any more; after the end it must do nothing.
     """
 
@@ -75,7 +75,7 @@ class EventStream:
         watch: ClientWatch,
         on_gone: Callable[[str], None],
         keep_alive: float,
-        patience: float,
+        client_timeout: float,
         headers: Mapping[str, str] = {},
     ) -> None:
         self._delivery = delivery
@@ -84,7 +84,7 @@ class EventStream:
         self._watch = watch
         self._on_gone = on_gone
         self._keep_alive = keep_alive
-        self._patience = patience
+        self._client_timeout = client_timeout
         self._headers = [*HEADERS, *((name.encode(), value.encode()) for name, value in headers.items())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,5 +118,5 @@ class EventStream:
             item = await self._delivery.next(self._keep_alive)
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
-        async with asyncio.timeout(self._patience):
+        async with asyncio.timeout(self._client_timeout):
             await send({"type": "http.response.body", "body": body, "more_body": more})

@@ -17,7 +17,7 @@ from billing.holds.records import Hold
 from billing.reservation.allowances import Allowances
 from billing.settlement.settlement import JournalEntry, refuse_entry
 from billing.spool.spool import Spool, SpoolUnavailable
-from billing.usage import Release, Settlement, UsageEvent
+from billing.usage import Release, SpoolRecord, UsageEvent
 from protocol.requests import Done
 from storage.backoff import Backoff
 from storage.database.circuit_breaker import until_available
@@ -42,7 +42,7 @@ class UsageRecorder:
         """Whether the last record failed, less than 10 seconds ago: then no request may be started."""
         return self._failed_at is not None and time.monotonic() - self._failed_at < _FAILING_S
 
-    async def once(self, record: Settlement) -> bool:
+    async def once(self, record: SpoolRecord) -> bool:
         """Try once; False if the record is not durable."""
         try:
             await self._spool.append(record)
@@ -56,7 +56,7 @@ class UsageRecorder:
         self._failed_at = None
         return True
 
-    async def until_durable(self, record: Settlement) -> None:
+    async def until_durable(self, record: SpoolRecord) -> None:
         """Try for ever."""
         backoff = Backoff(_PAUSE_FIRST, _PAUSE_MOST)
         while not await self.once(record):

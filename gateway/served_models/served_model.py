@@ -20,7 +20,7 @@ from prompt_cache.model_digest import text_digest
 from storage.reported_error import ReportedError
 
 DEFAULT_MIN_CACHEABLE = 1024
-CONTEXTS = {
+DEFAULT_CONTEXT_TOKENS = {  # a new family needs a line: the gateway does not import the engine's table
     "deepseek_v2": 2048,
     "deepseek_v3": 4096,
     "gemma2": 8192,
@@ -101,9 +101,9 @@ def load_served_model(folder: Path) -> ServedModel:
     except (TokenizerError, TemplateError) as error:
         raise ModelFolderError(str(error)) from error
     model_type = config.get("model_type")
-    context = config.get("max_position_embeddings", CONTEXTS.get(str(model_type)))
-    if context is None and model_type not in CONTEXTS:  # other families may give the context elsewhere
-        supported = ", ".join(sorted(CONTEXTS))
+    context = config.get("max_position_embeddings", DEFAULT_CONTEXT_TOKENS.get(str(model_type)))
+    if context is None and model_type not in DEFAULT_CONTEXT_TOKENS:  # other families may give the context elsewhere
+        supported = ", ".join(sorted(DEFAULT_CONTEXT_TOKENS))
         raise ModelFolderError(
             f"{folder / 'config.json'}: model_type {model_type!r} is not supported (supported: {supported})"
         )

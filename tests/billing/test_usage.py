@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from billing.calendar import InvalidPeriod, check_period, period_of
-from billing.usage import METERS, Counts, InvalidUsage, Release, Settlement, Usage, UsageEvent
+from billing.usage import METERS, Counts, InvalidUsage, Release, SpoolRecord, Usage, UsageEvent
 from storage.database.base import new_id
 from tests.billing.prices.test_prices import usages
 from tests.billing.spool.test_spool import some_event
@@ -90,4 +90,4 @@ def test_records_survive_encoding() -> None:
         assert again == record
     body = msgspec.to_builtins(some_event()) | {"cost_pico": -1}
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(body, type=Settlement)  # type: ignore[arg-type]
+        msgspec.convert(body, type=SpoolRecord)  # type: ignore[arg-type]

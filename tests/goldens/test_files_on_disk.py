@@ -15,7 +15,7 @@ from billing.spool.segments import HEADER
 from billing.spool.spool import SUFFIX as SPOOL_SUFFIX
 from billing.spool.spool import Spool
 from billing.usage import Counts as BilledCounts
-from billing.usage import Release, Settlement, Usage, UsageEvent
+from billing.usage import Release, SpoolRecord, Usage, UsageEvent
 from engine.server.journal import Journal
 from engine.server.journal_records import (
     Acked,
@@ -139,7 +139,7 @@ EVENT = UsageEvent(
     hold_batch=IDS[4],
     allowance=IDS[5],
 )
-SETTLEMENTS: list[Settlement] = [
+SETTLEMENTS: list[SpoolRecord] = [
     EVENT,
     msgspec.structs.replace(
         EVENT,
@@ -172,7 +172,7 @@ async def test_bytes_of_a_spool(tmp_path: Path) -> None:
     golden.check_bytes("spool", path.read_bytes())
     assert path.name.startswith(f"{OWNER}-")
     await spool.close()
-    kinds = {str(kind.__struct_config__.tag): fields(kind) for kind in get_args(Settlement)}
+    kinds = {str(kind.__struct_config__.tag): fields(kind) for kind in get_args(SpoolRecord)}
     golden.check("spool_records", kinds)
     golden.check("spool_names", {"spool": SPOOL_SUFFIX, "epoch": EPOCH_SUFFIX, "header": HEADER.decode()})
 

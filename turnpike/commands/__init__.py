@@ -1,1 +1,1 @@
-"""The commands by which an operator looks after tenants, keys, prices and the books. Each is one short run."""
+"""The commands by which an operator looks after tenants, keys, prices and the books.."""

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from engine.scheduling.fairness.lanes import WEIGHTS
+from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from protocol.requests import LANES, Lane
 from storage.reported_error import ReportedError
 
@@ -255,7 +255,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     queue_timeout_batch: Annotated[float, _about("… in the batch lane", SERVE, ENGINE, at_least=0)] = 0.0
     lane_weights: Annotated[
         str, _about("shares of engine time between lanes that have work, as LANE=WEIGHT,…", SERVE, ENGINE)
-    ] = ",".join(f"{lane}={weight:g}" for lane, weight in WEIGHTS.items())
+    ] = ",".join(f"{lane}={weight:g}" for lane, weight in LANE_WEIGHTS.items())
     inter_token_targets: Annotated[
         str,
         _about(

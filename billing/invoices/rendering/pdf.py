@@ -13,7 +13,7 @@ import typst
 
 from billing.invoices.document import Document
 from billing.invoices.rendering.presentation import shown
-from billing.invoices.store import NOTHING_SETTLED, Settlements
+from billing.invoices.store import NOTHING_SETTLED, PaymentsAndCredits
 from storage.reported_error import ReportedError
 
 
@@ -30,7 +30,7 @@ def to_pdf(
     document: Document,
     state: str,
     digest: str = "",
-    settled: Settlements = NOTHING_SETTLED,
+    settled: PaymentsAndCredits = NOTHING_SETTLED,
     *,
     fonts: Path | None = None,
 ) -> bytes:

@@ -14,7 +14,7 @@ from billing.invoices.parties.countries import name_of
 from billing.invoices.parties.parties import Party, format_rate, vat_warnings
 from billing.invoices.parties.tax import TaxTotal
 from billing.invoices.savings import class_in_words, saved_pico
-from billing.invoices.store import NOTHING_SETTLED, Settlements
+from billing.invoices.store import NOTHING_SETTLED, PaymentsAndCredits
 from billing.money import format_grouped, format_minor, minor_unit, round_half_up
 from billing.usage import METERS
 from storage.database.base import from_instant
@@ -48,7 +48,7 @@ _BANNERS = {"draft": "Draft", "void": "Void", "paid": "Paid"}
 _BESIDE = "Beside usage"
 
 
-def shown(document: Document, state: str, digest: str, settled: Settlements = NOTHING_SETTLED) -> dict[str, Any]:
+def shown(document: Document, state: str, digest: str, settled: PaymentsAndCredits = NOTHING_SETTLED) -> dict[str, Any]:
     """The template's data for a document in a state of its invoice, with the payments and credit notes until then.
 
     `digest` is the document's SHA-256, empty for a draft.
@@ -143,7 +143,7 @@ def _headline(document: Document, state: str, left: int, *, credited: bool) -> l
     return [name, f"{document.currency} {format_grouped(minor, document.currency)}"]
 
 
-def _left(document: Document, settled: Settlements) -> int:
+def _left(document: Document, settled: PaymentsAndCredits) -> int:
     """What is left to pay of an invoice, in minor units."""
     if document.kind == "credit_note":
         return 0
@@ -151,7 +151,7 @@ def _left(document: Document, settled: Settlements) -> int:
     return max(0, document.payable - paid - sum(note.gross for note in settled.credit_notes))
 
 
-def _settled(document: Document, settled: Settlements, left: int) -> list[list[str]]:
+def _settled(document: Document, settled: PaymentsAndCredits, left: int) -> list[list[str]]:
     """Rows (name, amount, weight) of payments and credit notes, and of what is left to pay."""
     rows = [
         (f"Payment of {_day(from_instant(payment.at).date().isoformat())}, {payment.reference}", -payment.amount)

@@ -38,7 +38,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from engine.scheduling.fairness.flow import OUTPUT_GUESS, PATIENCE
 from engine.scheduling.fairness.flows import MAX_WAKE_UP_DEBT_US, FlowShares
-from engine.scheduling.fairness.lanes import QUANTUM, RANK, WEIGHTS, LaneShares, RecentUse
+from engine.scheduling.fairness.lanes import LANE_WEIGHTS, QUANTUM, RANK, LaneShares, RecentUse
 from engine.scheduling.fairness.service_totals import RemoteServiceEstimate, ServiceTotals
 from engine.scheduling.fairness.slot_shares import SlotShares
 from engine.scheduling.policy import Capacity, Claim, Matched
@@ -76,7 +76,7 @@ class FairShare:
         self,
         costs: StepCosts | None = None,
         quantum: float = LOCALITY_QUANTUM_US,
-        weights: Mapping[Lane, float] = WEIGHTS,
+        weights: Mapping[Lane, float] = LANE_WEIGHTS,
         lane_quantum: float = QUANTUM,
         first_token: Mapping[Lane, float] = FIRST_TOKEN_S,
     ) -> None:

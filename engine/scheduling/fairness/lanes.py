@@ -57,7 +57,8 @@ class RecentUse:
         return min(1.0, max(0.0, used / 1e6 / seconds))
 
 
-WEIGHTS: Mapping[Lane, float] = {"interactive": 8, "standard": 4, "batch": 1}
+LANE_WEIGHTS: Mapping[Lane, float] = {"interactive": 8, "standard": 4, "batch": 1}
+"""Default shares of engine time. What a lane may keep or borrow is ROUNDS x its weight x QUANTUM."""
 RANK: Mapping[Lane, int] = {lane: rank for rank, lane in enumerate(LANES)}
 QUANTUM = 250_000.0
 """µs of engine time that a lane with weight 1 is paid in a round."""
@@ -77,7 +78,7 @@ class LaneShares:
 
     def __init__(
         self,
-        weights: Mapping[Lane, float] = WEIGHTS,
+        weights: Mapping[Lane, float] = LANE_WEIGHTS,
         quantum: float = QUANTUM,
         rounds: Mapping[Lane, float] = ROUNDS,
     ) -> None:

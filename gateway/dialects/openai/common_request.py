@@ -23,7 +23,7 @@ from gateway.dialects.openai.unsupported_fields import UnsupportedFields, reject
 from gateway.errors import InvalidField
 from protocol.requests import MOST_CHOICES, Lane
 
-TIER_OF: Mapping[str, str] = {"interactive": "priority", "standard": "default", "batch": "flex"}
+SERVICE_TIER_OF: Mapping[str, str] = {"interactive": "priority", "standard": "default", "batch": "flex"}
 """Lane -> `service_tier` in responses and reports."""
 _LANES: Mapping[str, Lane] = {
     "auto": "standard",

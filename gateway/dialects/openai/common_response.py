@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.conversation.tokenizer import Tokenizer
-from gateway.dialects.openai.common_request import TIER_OF
+from gateway.dialects.openai.common_request import SERVICE_TIER_OF
 from gateway.dialects.openai.errors import envelope
 from gateway.generation.delivery import Failed, FinishReason
 from gateway.served_models.served_model import ServedModel
@@ -44,7 +44,7 @@ class ResponseIdentity(Struct, frozen=True):
         cls, prefix: str, id: UUID, model: ServedModel, request_id: str, created: int, *, lane: Lane
     ) -> ResponseIdentity:
         """The identity of a response of this model in this lane. `created` is in seconds since the Unix epoch."""
-        tier, fingerprint = TIER_OF[lane], f"fp_{model.text_digest[:12]}"
+        tier, fingerprint = SERVICE_TIER_OF[lane], f"fp_{model.text_digest[:12]}"
         return cls(f"{prefix}-{id.hex}", created, model.name, request_id, tier, fingerprint)
 
 

@@ -17,7 +17,7 @@ from billing.money import format_pico
 from billing.reports.cost_report import CostGroup, CostLine, CostPage, LineItem
 from billing.reports.usage_report import Group, Result, UsagePage
 from billing.usage import METERS, Usage
-from gateway.dialects.openai.common_request import TIER_OF
+from gateway.dialects.openai.common_request import SERVICE_TIER_OF
 from gateway.dialects.query_parameters import Parameters
 from gateway.dialects.usage_reports import Cost, CostQuery, UsageQuery, costs_by_currency, id_text
 from gateway.errors import InvalidField
@@ -171,7 +171,7 @@ def _usage(result: Result) -> UsageResult:
         api_key_id=id_text(group.get("api_key_id")),
         model=group.get("model"),
         batch=group.get("batch"),
-        service_tier=TIER_OF[group["lane"]] if "lane" in group else None,
+        service_tier=SERVICE_TIER_OF[group["lane"]] if "lane" in group else None,
     )
 
 
@@ -251,13 +251,13 @@ _METERS = {_item(meter): meter for meter in METERS}
 
 def line_item_name(model: str, lane: str, meter: str) -> str:
     """A line item's name, such as `tiny, input_tokens`. The service tier comes last, unless it is the default."""
-    return ", ".join([model, _item(meter), *([] if lane == "standard" else [TIER_OF[lane]])])
+    return ", ".join([model, _item(meter), *([] if lane == "standard" else [SERVICE_TIER_OF[lane]])])
 
 
 def _line_item(name: str) -> LineItem:
     """The inverse of `line_item_name`. Raises InvalidRequest."""
     head, _, last = name.rpartition(", ")
-    lane = next((lane for lane, tier in TIER_OF.items() if tier == last and lane != "standard"), None)
+    lane = next((lane for lane, tier in SERVICE_TIER_OF.items() if tier == last and lane != "standard"), None)
     model, _, item = head.rpartition(", ") if lane else (head, "", last)
     if not model or item not in _METERS:
         raise InvalidField("line_items", f"there is no line item {name[:80]!r}")

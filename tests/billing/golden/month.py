@@ -37,7 +37,7 @@ from billing.invoices.finalizing import finalize
 from billing.invoices.parties.parties import Buyer
 from billing.invoices.parties.store import Parties
 from billing.invoices.rendering.pdf import to_pdf
-from billing.invoices.store import InvoiceRecord, Invoices, Settlements
+from billing.invoices.store import InvoiceRecord, Invoices, PaymentsAndCredits
 from billing.money import parse_price
 from billing.periods.periods import Periods
 from billing.prices import PriceCatalog, PriceVersion, Rows
@@ -253,7 +253,7 @@ def kept() -> dict[str, bytes]:
     return {path.relative_to(FOLDER).as_posix(): path.read_bytes() for path in found}
 
 
-def _pdf_text(content: str, state: str, digest: str, settled: Settlements) -> str:
+def _pdf_text(content: str, state: str, digest: str, settled: PaymentsAndCredits) -> str:
     pdf = to_pdf(msgspec.json.decode(content, type=Document), state, digest, settled)
     pages = PdfReader(io.BytesIO(pdf)).pages
     return "\n\f\n".join(page.extract_text() for page in pages) + "\n"

@@ -18,7 +18,7 @@ from billing.integrity.canonical_json import NotCanonical, canonical, sha256
 from billing.invoices.document import Document, Returned
 from billing.invoices.rendering.pdf import NotPrintable, to_pdf
 from billing.invoices.rendering.presentation import shown
-from billing.invoices.store import NOTHING_SETTLED, InvoiceRecord, Payment, Settlements
+from billing.invoices.store import NOTHING_SETTLED, InvoiceRecord, Payment, PaymentsAndCredits
 from billing.money import InvalidMoney, format_minor, minor_unit, round_half_up, round_with_carry
 from storage.database.base import to_instant
 from tests.billing.invoices.documents import BUYER, document
@@ -161,12 +161,12 @@ def _credit_note(gross: int) -> InvoiceRecord:
     return InvoiceRecord(**(empty | said | more | {"gross": gross, "corrects": UUID(int=3), "sha256": None}))
 
 
-def _words(made: Document, state: str, settled: Settlements = NOTHING_SETTLED) -> str:
+def _words(made: Document, state: str, settled: PaymentsAndCredits = NOTHING_SETTLED) -> str:
     return " ".join(_text(to_pdf(made, state, "", settled))[0].split())
 
 
 def test_a_paid_invoice_asks_for_nothing_any_more() -> None:
-    words = _words(document(), "paid", Settlements([_payment(240)]))
+    words = _words(document(), "paid", PaymentsAndCredits([_payment(240)]))
     assert "PAID IN FULL" in words
     assert "Payment of 20 November 2026, bank 4711 −2.40" in words
     assert "Left to pay EUR 0.00" in words
@@ -182,17 +182,17 @@ def test_a_void_invoice_has_no_amount_due() -> None:
 
 def test_what_a_credit_note_settled_is_not_stamped_as_paid() -> None:
     made = document()
-    assert shown(made, "paid", "", Settlements([], [_credit_note(240)]))["banner"] == "Settled"
-    assert shown(made, "paid", "", Settlements([_payment(240)]))["banner"] == "Paid"
+    assert shown(made, "paid", "", PaymentsAndCredits([], [_credit_note(240)]))["banner"] == "Settled"
+    assert shown(made, "paid", "", PaymentsAndCredits([_payment(240)]))["banner"] == "Paid"
 
 
 def test_payments_and_credit_notes_are_listed_with_what_is_left() -> None:
-    words = _words(document(), "partially_paid", Settlements([_payment(100)], [_credit_note(60)]))
+    words = _words(document(), "partially_paid", PaymentsAndCredits([_payment(100)], [_credit_note(60)]))
     assert "Credit note CN-2026-000003 of 21 November 2026 −0.60" in words
     assert "Left to pay EUR 0.80" in words
     assert "AMOUNT DUE EUR 0.80" in words.replace("Amount due", "AMOUNT DUE")
     assert "IBAN" in words
-    over = _words(document(), "paid", Settlements([_payment(240)], [_credit_note(60)]))
+    over = _words(document(), "paid", PaymentsAndCredits([_payment(240)], [_credit_note(60)]))
     assert "Credited beyond what was due, to the balance 0.60" in over
 
 

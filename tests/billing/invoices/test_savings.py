@@ -14,7 +14,7 @@ from billing.invoices.document import ClassSavings, ModelSavings, Savings
 from billing.invoices.rendering.presentation import shown
 from billing.invoices.savings import CacheHour, cache_advice, savings_statement, savings_summary
 from billing.prices import PriceVersion, in_every_lane
-from billing.usage import CLASSES
+from billing.usage import LEASE_CLASSES
 from tests.billing.invoices.documents import document
 
 PROJECT = UUID(int=7)
@@ -45,7 +45,7 @@ def _of(name: str, tokens: dict[int, int], hour: int) -> dict[str, int]:
     return {name: tokens[hour]} if tokens.get(hour) else {}
 
 
-@given(st.sampled_from(CLASSES), st.lists(write, min_size=1, max_size=12), st.data())
+@given(st.sampled_from(LEASE_CLASSES), st.lists(write, min_size=1, max_size=12), st.data())
 def test_no_more_is_called_unread_than_was(name: str, writes: list[tuple[int, int, int]], data: st.DataObject) -> None:
     """Prefixes are written and some of them read while their leases live: the statement sees hours alone."""
     read: dict[int, int] = {}

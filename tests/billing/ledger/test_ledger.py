@@ -14,7 +14,7 @@ from billing.prices import PriceCatalog
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import OVERDRAWN, settle
 from billing.tables.money import ledger_entry, ledger_txn, rollup_hour
-from billing.usage import Release, Settlement
+from billing.usage import Release, SpoolRecord
 from billing.verification.audit import audit_money
 from storage.database.base import new_id
 from storage.database.database import Database
@@ -76,12 +76,12 @@ async def test_many_settlers_with_the_same_records_in_any_order(database: Databa
     tenants = [await Tenant.rich(database, 10**12), await Tenant.rich(database, 10**12, "big")]
     holds = HoldService(database)
     made = await asyncio.gather(*(holds.reserve(tenants[n % 2].request(COST)) for n in range(60)))
-    records: list[Settlement] = [tenants[n % 2].event(hold) for n, hold in enumerate(made)]
+    records: list[SpoolRecord] = [tenants[n % 2].event(hold) for n, hold in enumerate(made)]
     records += [Release(hold.request_id, "late") for hold in made[::3]]
     pools = [await Database.open(database_url) for _ in range(4)]
     orders = [records, records[::-1], records[30:] + records[:30], sorted(records, key=repr)]
 
-    async def one(pool: Database, order: list[Settlement]) -> int:
+    async def one(pool: Database, order: list[SpoolRecord]) -> int:
         book = PriceCatalog(pool)
         done = [await settle(pool, book, order[at : at + 16]) for at in range(0, len(order), 16)]
         return sum(settled.written for settled in done)

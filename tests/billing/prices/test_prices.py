@@ -41,7 +41,7 @@ from billing.tables.prices import (
     price_sheet,
     price_version,
 )
-from billing.usage import CLASSES, METERS, InvalidUsage, Usage
+from billing.usage import LEASE_CLASSES, METERS, InvalidUsage, Usage
 from storage.database.base import Count
 from storage.database.database import Database
 from tests.billing.money import PRICES, Tenant
@@ -95,8 +95,8 @@ tokens = st.integers(0, 10**7)
 usages = st.builds(
     Usage,
     uncached=tokens,
-    read=st.dictionaries(st.sampled_from(["automatic", *CLASSES]), tokens),
-    write=st.dictionaries(st.sampled_from(CLASSES), tokens),
+    read=st.dictionaries(st.sampled_from(["automatic", *LEASE_CLASSES]), tokens),
+    write=st.dictionaries(st.sampled_from(LEASE_CLASSES), tokens),
     output=tokens,
 )
 books = st.fixed_dictionaries({meter: st.integers(0, 10**10) for meter in METERS})
@@ -129,7 +129,7 @@ def test_no_usage_costs_more_than_its_bound(
 ) -> None:
     """… nor more than the bound of a longer prompt, that a request which ends early was admitted with."""
     version = PriceVersion(1, "m", "USD", rows)
-    assert version.cost(usage, lane) <= version.bound(usage.prompt + more, usage.output, CLASSES, lane=lane)
+    assert version.cost(usage, lane) <= version.bound(usage.prompt + more, usage.output, LEASE_CLASSES, lane=lane)
     without = Usage(usage.uncached, {k: v for k, v in usage.read.items() if k == "automatic"}, {}, usage.output)
     assert version.cost(without, lane) <= version.bound(without.prompt, without.output, lane=lane)
 

@@ -16,7 +16,7 @@ from billing.reservation.hold_service import HoldService
 from billing.settlement.lost_attempt_events import attempt_id, lost_attempt_of
 from billing.settlement.settlement import JournalEntry, Settled, refuse_entry, settle
 from billing.tables.money import refused_settlement, usage_event
-from billing.usage import Release, Settlement, Usage, UsageEvent
+from billing.usage import Release, SpoolRecord, Usage, UsageEvent
 from billing.verification.audit import audit_money
 from billing.verification.reconciliation import reconcile
 from storage.database.base import new_id
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.both_databases
 PRICE = 100 * 400_000 + 10 * 1_600_000  # what Tenant.event costs
 
 
-async def _settle(database: Database, *records: Settlement) -> Settled:
+async def _settle(database: Database, *records: SpoolRecord) -> Settled:
     return await settle(database, PriceCatalog(database), records)
 
 
@@ -258,7 +258,7 @@ async def test_what_cannot_be_true_is_kept_aside_and_harms_no_other(database: Da
     for cause, lie in lies.items():
         (row,) = [row for row in rows if row.request_id == lie.id]
         assert cause in row.cause
-        assert msgspec.msgpack.decode(row.body, type=Settlement) == lie  # type: ignore[arg-type]
+        assert msgspec.msgpack.decode(row.body, type=SpoolRecord) == lie  # type: ignore[arg-type]
     balance = await Balances(database).get(tenant.id)
     assert balance is not None
     assert balance.debit == good.cost_pico

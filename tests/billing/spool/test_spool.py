@@ -22,7 +22,7 @@ from billing.prices import PriceVersion, in_every_lane
 from billing.spool import segments
 from billing.spool.segments import HEADER, SpoolSegment, frame, scan
 from billing.spool.spool import Spool, SpoolUnavailable
-from billing.usage import Release, Settlement, Usage, UsageEvent
+from billing.usage import Release, SpoolRecord, Usage, UsageEvent
 from storage.database.base import new_id
 from tests.billing.money import event, loose_request
 from tests.fast import examples
@@ -34,8 +34,8 @@ def some_event() -> UsageEvent:
     return event(loose_request(new_id()), VERSION, Usage(uncached=10, read={"5m": 0}, output=1))
 
 
-async def read_all(spool: Spool, limit: int = 100) -> list[Settlement]:
-    records: list[Settlement] = []
+async def read_all(spool: Spool, limit: int = 100) -> list[SpoolRecord]:
+    records: list[SpoolRecord] = []
     while (batch := await spool.read(limit)) is not None:
         assert len(batch.records) <= limit
         records += batch.records
@@ -43,7 +43,7 @@ async def read_all(spool: Spool, limit: int = 100) -> list[Settlement]:
     return records
 
 
-async def adopted(folder: Path) -> tuple[list[Settlement], Spool]:
+async def adopted(folder: Path) -> tuple[list[SpoolRecord], Spool]:
     spool = Spool(folder, "heir")
     await spool.adopt_orphans()
     return await read_all(spool), spool
@@ -51,7 +51,7 @@ async def adopted(folder: Path) -> tuple[list[Settlement], Spool]:
 
 async def test_records_come_back_whole_and_in_order(tmp_path: Path) -> None:
     spool = Spool(tmp_path, "g1")
-    records: list[Settlement] = [some_event(), Release(new_id(), "rejected"), some_event()]
+    records: list[SpoolRecord] = [some_event(), Release(new_id(), "rejected"), some_event()]
     for record in records:
         await spool.append(record)
     assert spool.waiting == 3
@@ -161,7 +161,7 @@ async def test_a_disk_that_does_not_sync_acknowledges_nothing(tmp_path: Path, mo
     await spool.close()
 
 
-async def _file(folder: Path, records: list[Settlement]) -> Path:
+async def _file(folder: Path, records: list[SpoolRecord]) -> Path:
     spool = Spool(folder, "g1")
     for record in records:
         await spool.append(record)
@@ -171,7 +171,7 @@ async def _file(folder: Path, records: list[Settlement]) -> Path:
 
 
 async def test_a_torn_tail_is_cut_at_every_length(tmp_path: Path) -> None:
-    records: list[Settlement] = [some_event() for _ in range(3)]
+    records: list[SpoolRecord] = [some_event() for _ in range(3)]
     whole = (await _file(tmp_path, records)).read_bytes()
     ends = [len(HEADER)]
     for payload in scan(whole[len(HEADER) :], limit=9, last=True)[0]:
@@ -190,7 +190,7 @@ async def test_a_torn_tail_is_cut_at_every_length(tmp_path: Path) -> None:
 
 
 async def test_a_damaged_record_is_counted_and_its_file_kept(tmp_path: Path) -> None:
-    records: list[Settlement] = [some_event() for _ in range(5)]
+    records: list[SpoolRecord] = [some_event() for _ in range(5)]
     path = await _file(tmp_path, records)
     damaged = bytearray(path.read_bytes())
     damaged[len(damaged) // 2] ^= 0x10
@@ -212,7 +212,7 @@ async def test_a_whole_record_without_sense_is_counted(tmp_path: Path) -> None:
 
 
 async def test_a_damaged_header_costs_no_record(tmp_path: Path) -> None:
-    records: list[Settlement] = [some_event() for _ in range(3)]
+    records: list[SpoolRecord] = [some_event() for _ in range(3)]
     path = await _file(tmp_path, records)
     damaged = bytearray(path.read_bytes())
     damaged[3] ^= 1

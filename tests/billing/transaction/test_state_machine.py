@@ -50,7 +50,7 @@ from billing.settlement import settlement
 from billing.settlement.settlement import settle
 from billing.tables.money import usage_event
 from billing.transaction.opening import money_transaction
-from billing.usage import Release, Settlement, Usage, UsageEvent
+from billing.usage import Release, SpoolRecord, Usage, UsageEvent
 from billing.verification.audit import audit_money
 from storage.database.base import Count, new_id
 from storage.database.database import Database
@@ -119,7 +119,7 @@ class MoneyMachine(RuleBasedStateMachine):
         self.budgets = BudgetSettings(self.database)
         self.periods = Periods(self.database)
         self.money = Money()
-        self.records: list[Settlement] = []
+        self.records: list[SpoolRecord] = []
         self.limits: dict[str, int] = {}
         self.latest: dict[str, int] = {}
         """Limits, those that were taken away too: they bind what was admitted under them."""
@@ -345,7 +345,7 @@ class MoneyMachine(RuleBasedStateMachine):
     def finish_some(self, seconds: int, calls: int | None) -> None:
         """A batch of new, repeated and contradicting records, in any order."""
         self.tick(seconds)
-        batch: list[Settlement] = (
+        batch: list[SpoolRecord] = (
             self.data.draw(st.lists(st.sampled_from(self.records), max_size=3)) if self.records else []
         )
         for request in self.data.draw(st.lists(st.sampled_from(self.all), max_size=4)):

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from engine.errors import ModelError
 from engine.models.registry import FAMILIES as SUPPORTED
 from engine.models.registry import LANGUAGE_PARTS, read_config
-from gateway.served_models.served_model import CONTEXTS
+from gateway.served_models.served_model import DEFAULT_CONTEXT_TOKENS
 from tests.engine.conftest import Families, generate, make_bench, write_model
 from tests.engine.families import FAMILIES, VOCABULARY, in_hub_style, write_multimodal
 from tests.fast import only_fast
@@ -66,7 +66,7 @@ def test_every_default_is_that_of_the_class(model_type: str):
 def test_gateways_take_the_same_contexts():
     """They read the folder by themselves, and may not ask the engine's tables."""
     ours = {name: family.config_class.defaults["max_position_embeddings"] for name, family in SUPPORTED.items()}
-    assert ours | {name: ours[part] for name, part in LANGUAGE_PARTS.items()} == CONTEXTS
+    assert ours | {name: ours[part] for name, part in LANGUAGE_PARTS.items()} == DEFAULT_CONTEXT_TOKENS
 
 
 @pytest.mark.parametrize("model_type", SUPPORTED)

@@ -114,7 +114,7 @@ async def test_a_keep_alive_comment_while_queued(stocked_sqlite_url: str, tmp_pa
 async def test_a_reader_that_stalls_stops_its_own_stream(
     stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
 ) -> None:
-    options = GatewayOptions(patience=0.5, timeouts=quick_timeouts(), body_limit=100_000)
+    options = GatewayOptions(client_timeout=0.5, timeouts=quick_timeouts(), body_limit=100_000)
     fleet = FleetOptions(credit_window=64, credit_step=8)
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options, fleet_options=fleet) as stack:
         long_token = max(range(500), key=lambda token: len(next(iter(stack.models)).tokenizer.token_bytes(token)))

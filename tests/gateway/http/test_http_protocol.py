@@ -62,7 +62,7 @@ async def test_a_head_that_never_comes(stack: Stack, monkeypatch: pytest.MonkeyP
 
 
 async def test_a_body_that_never_comes(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
-    options = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=2.0, patience=0.2)
+    options = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=2.0, client_timeout=0.2)
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
         status, headers, body = await send(stack, authorized(stack) + b'content-length: 100\r\n\r\n{"model":')
         assert status == 408

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.core.engine import EngineLimits
-from engine.scheduling.fairness.lanes import WEIGHTS
+from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from engine.scheduling.fairness.queue_limits import Bound, QueueBounds
 from engine.scheduling.scheduler import TOKEN_TARGETS
 from engine.server import replica
@@ -88,7 +88,7 @@ def test_lists_and_defaults() -> None:
 
 def test_values_by_lane_are_the_engines_unless_they_are_set() -> None:
     loaded = loading.load({"lane_weights": "batch=2"}, {})
-    assert loaded.by_lane("lane_weights") == {**WEIGHTS, "batch": 2.0}
+    assert loaded.by_lane("lane_weights") == {**LANE_WEIGHTS, "batch": 2.0}
     assert loading.load({}, loading.to_environment(loaded)) == loaded, "as serve hands them to its replica"
 
 
@@ -102,7 +102,7 @@ def test_a_replica_is_told_what_the_settings_say(tmp_path: Path, monkeypatch: py
     for flags in ({}, dict.fromkeys(settings.BY_LANE, text) | {"queue_requests": "7"}):
         assert engine.run_engine(loading.load(common | flags, {})) == 0
     usual, own = started
-    assert (usual.lane_weights, usual.token_targets, usual.bounds) == (WEIGHTS, TOKEN_TARGETS, QueueBounds())
+    assert (usual.lane_weights, usual.token_targets, usual.bounds) == (LANE_WEIGHTS, TOKEN_TARGETS, QueueBounds())
     assert usual.max_waiting == ReplicaOptions.max_waiting
     assert own.lane_weights == by_lane
     assert own.token_targets == {lane: value * 1e6 for lane, value in by_lane.items()}

@@ -57,9 +57,9 @@ def add_cells(parser: CommandParser) -> None:
 
 def meters_of(word: str) -> list[str]:
     """The meters that a word stands for."""
-    from billing.usage import CLASSES
+    from billing.usage import LEASE_CLASSES
 
-    return ["read_automatic", *(f"read_{c}" for c in CLASSES)] if word == "read" else [word.replace("-", "_")]
+    return ["read_automatic", *(f"read_{c}" for c in LEASE_CLASSES)] if word == "read" else [word.replace("-", "_")]
 
 
 def rows_of(prices: Mapping[str, str]) -> dict[Cell, int]:

@@ -12,7 +12,7 @@ from engine.scheduling.fairness.deadline_demand import SLOT_S, DeadlineDemand
 from engine.scheduling.fairness.fair_share import FORGOTTEN_S, HEARD_S, FairShare
 from engine.scheduling.fairness.flow import PATIENCE, Flow
 from engine.scheduling.fairness.flows import IDLE, LATE_BORROW_SHARE, MAX_WAKE_UP_DEBT_US, FlowShares
-from engine.scheduling.fairness.lanes import ROUNDS, WEIGHTS
+from engine.scheduling.fairness.lanes import LANE_WEIGHTS, ROUNDS
 from engine.scheduling.fairness.service_totals import KEPT, LATELY_S, ServiceTotals
 from engine.scheduling.step_costs import FixedCosts, MeasuredCosts, Rates
 from engine.scheduling.token_sequence import TokenSequence
@@ -341,7 +341,7 @@ def test_a_lane_borrows_for_who_is_late_and_most_for_a_flow_that_waits_while_ano
     policy.push(request(2, flow="g", lane="batch", arrived_at=0.0))
     standard = policy.flows["standard"]
     standard.charge(standard.flow("greedy"), 5_000.0)
-    borrowed = ROUNDS["standard"] * WEIGHTS["standard"] * 1_000.0
+    borrowed = ROUNDS["standard"] * LANE_WEIGHTS["standard"] * 1_000.0
     policy.lanes.reserve["standard"] = 0.0
     policy.lanes.balance["standard"] = -borrowed * LATE_BORROW_SHARE + 1.0
 

@@ -10,7 +10,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from engine.scheduling.fairness.fair_share import FairShare
-from engine.scheduling.fairness.lanes import ROUNDS, WEIGHTS, LaneShares
+from engine.scheduling.fairness.lanes import LANE_WEIGHTS, ROUNDS, LaneShares
 from engine.scheduling.fairness.slot_shares import CLAIM_AFTER_S, LOOK_EVERY_S, ROTATION_S
 from engine.scheduling.policy import FirstComeFirstServed, Policy
 from engine.scheduling.request import Request
@@ -26,7 +26,7 @@ SLOTS = st.sampled_from([1, 2, 5])
 
 def spare(quantum: float) -> float:
     """L: what all lanes together may keep, or borrow, in µs."""
-    return sum(ROUNDS[lane] * WEIGHTS[lane] * quantum for lane in LANES)
+    return sum(ROUNDS[lane] * LANE_WEIGHTS[lane] * quantum for lane in LANES)
 
 
 class Meter:
@@ -356,7 +356,7 @@ def test_g3_every_request_is_admitted_after_a_bounded_amount_of_service(data: st
     most = max(meter.most, wanted.charged)
     in_flight = slots * most
     own_lane = 2 * (2 * in_flight + quantum + 2 * most)
-    shared = (own_lane + 2 * spare(pay) + 2 * in_flight) * sum(WEIGHTS.values()) / WEIGHTS[lane]
+    shared = (own_lane + 2 * spare(pay) + 2 * in_flight) * sum(LANE_WEIGHTS.values()) / LANE_WEIGHTS[lane]
     constant = shared + 2 * len(LANES) * in_flight
     service = sum(meter.service("flow").values()) - before
     assert service <= constant
@@ -384,11 +384,11 @@ def test_g4_backlogged_lanes_get_their_weights():
     whole = meter.service("lane")
     service = {lane: whole[lane] - kept[lane] for lane in LANES}
     total = sum(service.values())
-    for lane, weight in WEIGHTS.items():
-        assert service[lane] / total == pytest.approx(weight / sum(WEIGHTS.values()), rel=0.02)
+    for lane, weight in LANE_WEIGHTS.items():
+        assert service[lane] / total == pytest.approx(weight / sum(LANE_WEIGHTS.values()), rel=0.02)
     total = sum(whole.values())
-    for lane, weight in WEIGHTS.items():
-        assert abs(whole[lane] - total * weight / sum(WEIGHTS.values())) <= 2 * spare(20_000.0) + 4 * meter.most
+    for lane, weight in LANE_WEIGHTS.items():
+        assert abs(whole[lane] - total * weight / sum(LANE_WEIGHTS.values())) <= 2 * spare(20_000.0) + 4 * meter.most
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -405,9 +405,9 @@ def test_g4_lanes_by_themselves_stay_within_what_they_may_keep_and_borrow(data: 
         cost = largest * ((number * 7) % 10 + 1) / 10
         lanes.charge(lane, cost, backlogged)
         service[lane] += cost
-    total, shared = sum(service.values()), sum(WEIGHTS[lane] for lane in backlogged)
+    total, shared = sum(service.values()), sum(LANE_WEIGHTS[lane] for lane in backlogged)
     for lane in backlogged:
-        assert abs(service[lane] - total * WEIGHTS[lane] / shared) <= 2 * spare(10.0) + largest
+        assert abs(service[lane] - total * LANE_WEIGHTS[lane] / shared) <= 2 * spare(10.0) + largest
 
 
 @pytest.mark.parametrize("part", [0.5, 1.0])
@@ -421,7 +421,7 @@ def test_a_late_lane_borrows_up_to_its_bound_and_pays_back(part: float):
         lanes.charge(lane, 1.0, both)
         order.append(lane)
     # What it has kept, and as much or a part of it, of which batch is owed a ninth; from then on by weight.
-    first, most = order.index("batch"), ROUNDS["interactive"] * WEIGHTS["interactive"]
+    first, most = order.index("batch"), ROUNDS["interactive"] * LANE_WEIGHTS["interactive"]
     assert first == pytest.approx(most * 9 + most * part * 9, abs=1)
     assert order[first:].count("batch") == pytest.approx((3_000 - first) / 9, abs=1)
 
@@ -440,14 +440,14 @@ def test_g4_a_lane_that_was_alone_owes_nothing_to_one_that_comes():
     both: frozenset[Lane] = frozenset(("interactive", "standard"))
     for _ in range(1_000):
         lanes.charge("interactive", 1.0, frozenset(["interactive"]))
-    assert lanes.reserve["interactive"] == ROUNDS["interactive"] * WEIGHTS["interactive"]
+    assert lanes.reserve["interactive"] == ROUNDS["interactive"] * LANE_WEIGHTS["interactive"]
     order = []
     for _ in range(int(lanes.reserve["interactive"])):
         order.append(lane := lanes.choose(both))
         assert lane is not None
         lanes.charge(lane, 1.0, both)
     assert set(order) == {"interactive"}, "what it kept is there for it"
-    assert lanes.reserve["standard"] == ROUNDS["standard"] * WEIGHTS["standard"], "a lower one keeps no more"
+    assert lanes.reserve["standard"] == ROUNDS["standard"] * LANE_WEIGHTS["standard"], "a lower one keeps no more"
 
 
 def test_g4_a_higher_lane_that_asks_for_less_than_its_share_never_waits():
@@ -569,8 +569,8 @@ def test_deadlines_that_its_own_weight_keeps_change_no_lanes_share():
         replica.step()
     for each in replica.finished:
         got[each.lane] += each.spent
-    for lane, weight in WEIGHTS.items():
-        assert got[lane] / sum(got.values()) == pytest.approx(weight / sum(WEIGHTS.values()), rel=0.05)
+    for lane, weight in LANE_WEIGHTS.items():
+        assert got[lane] / sum(got.values()) == pytest.approx(weight / sum(LANE_WEIGHTS.values()), rel=0.05)
 
 
 def test_costs_add_up_to_the_time_of_a_full_step():
