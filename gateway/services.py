@@ -45,10 +45,11 @@ _REFRESH_S = 1.0
 class GatewayOptions(Struct, frozen=True, kw_only=True):
     """Settings of a worker; times in seconds, sizes in bytes.
 
-    `keep_alive`: a stream that was silent for so long gets a comment, and status 200 if it had none yet. `client_timeout`: a
-    client that reads nothing, or sends nothing of its body, for so long is disconnected. `public_prices`: whether the
-    base prices are shown without a key. `hold_slice`: output tokens of each choice whose money is held at a time; 0:
-    all. `allowance_requests`: a tenant with so many requests at once gets money set aside for them; 0: never.
+    `keep_alive`: a stream that was silent for so long gets a comment, and status 200 if it had none yet.
+    `client_timeout`: a client that reads nothing, or sends nothing of its body, for so long is disconnected.
+    `public_prices`: whether the base prices are shown without a key. `hold_slice`: output tokens of each choice whose
+    money is held at a time; 0: all. `allowance_requests`: a tenant with so many requests at once gets money set aside
+    for them; 0: never.
     `connections`: open connections at most; `connections_per_address`: from one address, 0 for any number.
     `public_metrics`: whether /metrics is served beside the API. `database_patience`: how long a request waits for the
     database before it is answered with 503.

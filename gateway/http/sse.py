@@ -62,7 +62,8 @@ class ClientWatch:
 class EventStream:
     """The streamed response. `first` is the delivery's first item, which was read before.
 
-    `keep_alive`: seconds without an event after which a comment is sent. `client_timeout`: seconds that one `send` may take.
+    `keep_alive`: seconds without an event after which a comment is sent. `client_timeout`: seconds that one `send` may
+    take.
     `on_gone` is called with the reason when nobody reads any more; after the end it must do nothing.
     """
 
