@@ -5,6 +5,7 @@ A check is a function that reports findings to an `AuditContext`. A new store of
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Awaitable, Callable, Mapping
 from uuid import UUID
 
@@ -64,7 +65,7 @@ async def audit_money(database: Database, period: str | None = None, progress: P
         for check in OF_ALL if period is None else OF_A_PERIOD:
             try:
                 await check(context)
-            except (ValueError, LookupError, ArithmeticError, msgspec.MsgspecError) as error:
+            except (ValueError, LookupError, ArithmeticError, struct.error, msgspec.MsgspecError) as error:
                 context.report("the books cannot be read", UUID(int=0), f"{check.__name__}: {error}")
     return context.findings
 

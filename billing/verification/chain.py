@@ -70,7 +70,9 @@ class _Walk:
             self._audit.report("the chain of events is broken", link.tenant_id, detail)
         self.ends[chain] = (link.link, events + link.events, link.head, link.root)
         for event, leaf in split_entries(link.entries):
-            self._expected[event] = (chain, leaf, form)
+            if self._expected.setdefault(event, (chain, leaf, form)) != (chain, leaf, form):
+                detail = f"{link.period}: link {link.link} says something else of it than an earlier one"
+                self._audit.report("an event was altered", event, detail)
         if len(self._expected) >= _CHUNK:
             await self.compare()
 

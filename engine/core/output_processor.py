@@ -117,8 +117,13 @@ class OutputProcessor:
         totals = _computed_tokens(prefilled)
         for name, total, total_before in zip(("computed", "recomputed"), totals, totals_before, strict=True):
             self.totals[name] += total - total_before
+        told: set[str] = set()
         for work, outcome in done:
-            self._publish_outcome(self._requests[work.request.id], work, outcome)
+            parent = self._requests[work.request.id]
+            if work.request.id not in told:  # once for all choices: it counts them all
+                told.add(work.request.id)
+                self.result.progress.append(Progress(work.request.id, work.request.attempt, parent.counts()))
+            self._publish_outcome(parent, work, outcome)
         failed_choices, self._failed_choices = self._failed_choices, []
         for parent, end in failed_choices:
             if self._requests.get(parent.first.id) is parent:
@@ -135,7 +140,6 @@ class OutputProcessor:
 
     def _publish_outcome(self, parent: ParentRequest, work: Work, outcome: WorkOutcome) -> None:
         request = work.request
-        self.result.progress.append(Progress(request.id, request.attempt, parent.counts()))
         if outcome.scored:
             # After a preemption positions are computed again whose log probabilities were published before.
             start = max(work.start, request.scored)

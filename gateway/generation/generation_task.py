@@ -110,6 +110,9 @@ class GenerationTask:
             self.delivery.fail(failure)
             await recorder.release(hold, "no replica")
             raise
+        except Exception:
+            await recorder.release(hold, "a fault before it was sent")
+            raise
         stream, done = await self._run_attempts(hold, stream)
         await self._stop_slices()
         self._disarm()

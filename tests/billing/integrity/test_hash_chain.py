@@ -266,6 +266,25 @@ async def test_links_that_were_changed(database: Database) -> None:
     }
 
 
+async def test_an_altered_event_that_a_new_link_lists_again(database: Database) -> None:
+    """A valid link with the leaf of what was altered hides nothing: an event is in one link."""
+    tenant, events = await _settled(database)
+    altered = events[1].id
+    await _tamper(database, "UPDATE usage_fact SET uncached = uncached + 1 WHERE id = :event", event=altered)
+    async with database.transaction() as session:
+        await _unguarded(session, database)
+        row = (await session.execute(select(usage_event).where(usage_event.c.id == altered))).mappings().one()
+        end = (await session.execute(select(usage_chain))).one()
+        entries = altered.bytes + FORMS[CURRENT].leaf(row)
+        root = hash_chain.sha256(entries).digest()
+        link = {"events": 1, "entries": entries, "root": root, "head": hash_chain.next_head(end.head, root)}
+        of_chain = {"tenant_id": tenant.id, "period": end.period}
+        await session.execute(usage_batch.insert().values(**of_chain, link=end.links + 1, **link, form=CURRENT))
+        made_to_fit = {"links": end.links + 1, "events": end.events + 1, "root": root, "head": link["head"]}
+        await session.execute(usage_chain.update().values(**made_to_fit))
+    assert altered in (await _findings(database)).get("an event was altered", set())
+
+
 @pytest.mark.slow
 async def test_the_end_that_was_cut_off(database: Database) -> None:
     """Even with the events, and with the end made to fit: what was closed is remembered."""

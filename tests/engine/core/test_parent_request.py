@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.sampling.counter_random import choice_seed
-from protocol.requests import Counts
+from protocol.requests import Counts, Tokens
 from tests.engine.conftest import VOCABULARY, Bench, Families, Run, generate, make_bench
 from tests.fast import examples, only_fast
 
@@ -51,6 +51,16 @@ def test_the_whole_blocks_are_shared_while_it_runs(benches: Benches):
         bench.step()
     assert bench.engine.running == 6
     assert bench.engine.pool.referenced_blocks == 300 // 64 + 6
+
+
+def test_a_step_tells_the_journal_once_of_a_request_with_many_choices(benches: Benches):
+    """The counts are of all its choices: told of each, a step would cost the square of their number."""
+    bench = benches()
+    bench.add(generate("many", LONG[:70], 8, choices=6, **SEEDED))
+    steps = [bench.engine.step() for _ in range(6)]
+    drawn = [len(event.tokens) for step in steps for event in step.events if isinstance(event, Tokens)]
+    assert [len(step.progress) for step in steps[1:]] == [1] * 5
+    assert steps[-1].progress[0].counts.output == sum(drawn) > 6
 
 
 def test_without_a_store_nothing_is_left_and_nobody_else_reads(bench: Bench):

@@ -113,14 +113,14 @@ def test_what_was_told_of_a_prompt_in_a_step_that_failed_is_not_lost(bench: Benc
 def test_what_raises_when_its_token_is_taken_fails_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     """In a grammar, say, after the step: there is no step to run again without it."""
     expected = bench.one(generate("before", HARMLESS, 6, logit_bias={1: 0.5})).tokens
-    take = SamplingState.take
+    take = SamplingState.accept_token
 
     def failing(row: SamplingState, token: int) -> None:
         if row.drawn == 2 and row.sampling.min_tokens:
             raise RecursionError("too deep")
         take(row, token)
 
-    monkeypatch.setattr(SamplingState, "take", failing)
+    monkeypatch.setattr(SamplingState, "accept_token", failing)
     bench.add(generate("neighbour", HARMLESS, 6, logit_bias={1: 0.5}))
     bench.add(generate("harmful", HARMFUL, 6, min_tokens=4, choices=2))
     bench.finish()

@@ -137,7 +137,7 @@ async def test_metrics_say_that_the_database_is_away(stack: Stack, monkeypatch: 
         raise DatabaseUnavailable("away")
 
     monkeypatch.setattr(stack.database, "ping", away)
-    monkeypatch.setattr(services, "_LOOK_S", 0.01)
+    monkeypatch.setattr(services, "_PROBE_S", 0.01)
     async with asyncio.timeout(30):
         while "turnpike_database_up 0.0" not in (await stack.http.get("/metrics")).text:  # noqa: ASYNC110
             await asyncio.sleep(0.05)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from gateway.dialects.openai import errors
 from gateway.errors import Interrupted, RateLimited, TimedOut, Unavailable
 from gateway.generation.outcome import finish_reasons, observed_counts, outcome_of, whose_fault
 from gateway.generation.request_state import Outcome, failed
+from gateway.http.responses import error_headers
 from protocol.requests import Counts, Done, Refusal
 
 COUNTS = Counts(prompt=1000, computed=808, read_hbm=192, output=50)
@@ -62,7 +62,7 @@ def test_a_full_queue_says_when_to_come_again(whose: str, status: int) -> None:
     done = Done("x", 1, "rejected", Counts(), 0, refusal=Refusal(whose, 12.3))  # type: ignore[arg-type]
     failure = outcome_of(done).failure
     assert isinstance(failure, RateLimited if status == 429 else Unavailable)
-    assert (errors.status_of(failure), errors.headers(failure)) == (status, {"retry-after": "13"})
+    assert (failure.status, error_headers(failure)) == (status, {"retry-after": "13"})
     assert "in about 13 s" in failure.message
 
 
