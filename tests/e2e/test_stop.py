@@ -106,7 +106,8 @@ def test_sigterm_ends_streams_that_take_too_long(deployment: Deployment) -> None
 def two_workers(deployment: Deployment) -> Iterator[Process]:
     deployment.processes["gateway"].stop()
     gateway = deployment.start("gateway", "--workers", "2")
-    deployment.wait_ready()
+    for _ in range(20):  # whichever worker answers: each has its own link to the replica
+        deployment.wait_ready()
     yield gateway
     workers = gateway.children()
     assert gateway.stop() == 0
