@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from protocol.requests import Lane
+from protocol.requests import Lane, StorePolicy
 
 Role = Literal["system", "developer", "user", "assistant"]
 Surface = Literal["openai", "anthropic"]
@@ -31,6 +31,40 @@ class Grammar(Struct, frozen=True):
 
     text: str
     path: str
+
+
+class CacheMarker(Struct, frozen=True):
+    """The client asks to cache the prompt up to the end of the piece at `path` (a `Text.path`, or a tool's).
+
+    `lease`: the class that it names, None for the rule set's default. `marker_path`: where it says so, for errors.
+    """
+
+    path: str
+    marker_path: str
+    lease: str | None = None
+
+
+class CacheDirectives(Struct, frozen=True, kw_only=True):
+    """What the client says about the prompt cache, in the words of no vendor. `prompt_cache.promise.directives` makes a
+    plan of it.
+
+    `automatic`: the rules may add a breakpoint of their own, of the class `automatic_lease` (None: the default).
+    `read`, `store`: as in the plan. `only_if_cached`: fail rather than compute what is not cached. `max_age`: ignore
+    leases older than so many seconds. `partition`: a client's string that splits the cache further. `tags`: labels by
+    which entries can be purged.
+    """
+
+    markers: tuple[CacheMarker, ...] = ()
+    automatic: bool = False
+    automatic_lease: str | None = None
+    automatic_path: str = "$"
+    read: bool = True
+    store: StorePolicy = "all"
+    only_if_cached: bool = False
+    max_age: int | None = None
+    partition: str = ""
+    prewarm: bool = False
+    tags: tuple[str, ...] = ()
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True):
@@ -69,5 +103,6 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     """How many outputs are generated for the one prompt."""
     logprobs: int | None = None
     """Return the log probability of each output token, and of so many likeliest tokens in its place."""
+    cache: CacheDirectives = CacheDirectives()
     echo: bool = False
     """The answer begins with the prompt, and so do its log probabilities."""

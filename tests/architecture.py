@@ -17,7 +17,10 @@ ROOMS: Mapping[str, frozenset[str]] = {
     ),
     "gateway": frozenset({"webhooks", "billing", "tenancy", "prompt_cache", "protocol", "storage"}),
     "engine": frozenset(
-        {"protocol", "prompt_cache.kv", "prompt_cache.model_digest", "storage.disk_space", "storage.reported_error"}
+        (
+            *("protocol", "prompt_cache.kv", "prompt_cache.model_digest", "prompt_cache.placement"),
+            *("prompt_cache.tiers", "storage.disk_space", "storage.reported_error"),
+        )
     ),
     "webhooks": frozenset({"storage"}),
     "billing": frozenset({"storage"}),
@@ -25,7 +28,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
     "prompt_cache": frozenset({"protocol", "storage"}),
     "protocol": frozenset(),
     "storage": frozenset(),
-    "migrations": frozenset({"storage", "billing.tables", "tenancy.tables", "webhooks.tables"}),
+    "migrations": frozenset({"storage", "billing.tables", "tenancy.tables", "webhooks.tables", "prompt_cache.tables"}),
 }
 """What each room may import, beside itself."""
 
@@ -33,7 +36,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     "protocol": ("addresses", "grammar_limits", "message", "metric_help", "replicas", "requests", "frames"),
     "storage": ("reported_error", "backoff", "bus", "disk_space", "free_text", "database"),
     "tenancy": ("keys", "tables", "repositories", "authenticator"),
-    "prompt_cache": ("kv", "model_digest", "promise"),
+    "prompt_cache": ("kv", "model_digest", "placement", "tiers", "tables", "promise", "history"),
     "billing": (
         *("calendar", "money", "usage", "tables", "ledger", "events", "holds", "spool", "budgets", "integrity"),
         *("retention", "platform_settings", "replica_journals", "transaction", "periods", "prices", "accounts"),

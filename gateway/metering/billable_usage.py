@@ -12,6 +12,7 @@ from billing.holds.records import Hold
 from billing.prices import PriceMissing, PriceVersion, UnknownPriceVersion
 from billing.usage import AUTOMATIC, Counts, DeliveryCertainty, RecordedBy, Status, Usage, UsageEvent
 from gateway.generation_request import Surface
+from prompt_cache.promise.lease_terms import LeasePart, split_prompt
 from protocol.requests import Counts as EngineCounts
 
 Fault = Literal["none", "client", "ours_before", "ours_after"]
@@ -23,26 +24,32 @@ class MeteringTerms(Struct, frozen=True):
     """What was promised at admission, kept in the hold so that a journal's counts suffice to bill the request.
 
     `read_min`: KV found for fewer tokens is not counted as read. `prompt_tokens`: length of the whole rendered prompt.
+    `leases`: the parts of the prompt that leases cover, from its beginning.
     """
 
     surface: Surface
     read_min: int
     prompt_tokens: int
+    leases: tuple[LeasePart, ...] = ()
 
 
 def usage_of(counts: EngineCounts, terms: MeteringTerms, delivered: int, fault: Fault) -> Usage:
     """What is billed for `counts` under `terms`, when `delivered` output tokens reached the client.
 
-    The parts of the prompt add up to `counts.prompt`, or to 0 when nothing is billed. On the OpenAI surface, whose
-    caching is automatic, KV that was found counts as read; on the Anthropic surface only a lease makes a read.
+    The parts of the prompt add up to `counts.prompt`, or to 0 when nothing is billed. What leases cover is billed as
+    they promised, wherever its KV was. Beyond them, KV that was found counts as read on the OpenAI surface, whose
+    caching is automatic; on the Anthropic surface only a lease makes a read.
     """
     if fault == "ours_before":
         return Usage()
     output = min(delivered, counts.output)
     found = counts.prompt - counts.computed
-    automatic = found if terms.surface == "openai" and found >= terms.read_min else 0
-    read = {AUTOMATIC: automatic} if automatic else {}
-    return Usage(uncached=counts.prompt - automatic, read=read, output=output)
+    read, write, covered = split_prompt(terms.leases, counts.prompt)
+    automatic = found - covered if terms.surface == "openai" and found >= terms.read_min else 0
+    if automatic > 0:
+        read[AUTOMATIC] = automatic
+        covered += automatic
+    return Usage(uncached=counts.prompt - covered, read=read, write=write, output=output)
 
 
 def to_billing_counts(counts: EngineCounts) -> Counts:

@@ -63,6 +63,11 @@ def model_root(model_digest: str, adapter_digest: str = "", media_digests: Itera
     return _digest(b"turnpike/model/v1", model_digest.encode(), adapter_digest.encode(), media)
 
 
+def text_root(model: str, text_digest: str) -> bytes:
+    """The first parent of a served model's prefix keys at the gateway, from the model's name and its text digest."""
+    return _digest(b"turnpike/text-model/v1", model.encode(), text_digest.encode())
+
+
 def block_key(root: bytes, parent: bytes, tokens: Sequence[int] | bytes) -> bytes:
     """The key of a whole block in the scope with this root, after the block with the key `parent`.
 
