@@ -174,7 +174,12 @@ class GenerationTask:
         paid = prepared.held_output if self._slices is None else self._slices.paid
         credit = min(window, paid) if in_slices else window
         message = prepared.message(hold, segments, attempt=self._attempt, credit=credit, deadline=self._deadline)
-        link = link or fleet.choose(prepared.model.name, message.version)
+        link = link or fleet.choose(
+            prepared.model.name,
+            message.version,
+            conversation=prepared.conversation,
+            tokens=len(prepared.prompt.tokens),
+        )
         stream = self._stream = fleet.generate(link, scopes, message)
         if in_slices:
             self._slices = self._slices or HoldSlices(self._deps.admission, prepared, hold, self._paid)

@@ -140,7 +140,7 @@ async def test_metrics_say_that_the_database_is_away(stack: Stack, monkeypatch: 
     monkeypatch.setattr(services, "_PROBE_S", 0.01)
     text = ""
     async with asyncio.timeout(30):
-        while "turnpike_database_up 0.0" not in text:  # noqa: ASYNC110
+        while "turnpike_database_up 0.0" not in text:
             await asyncio.sleep(0.05)
             text = (await stack.http.get("/metrics")).text
     monkeypatch.undo()
