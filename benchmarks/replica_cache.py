@@ -24,27 +24,10 @@ from benchmarks.slot_fairness import several_replicas
 from tests.e2e.processes import get
 
 BAR_SHARE, BAR_USE = 0.97, 1.2
-_WORDS = [
-    "module",
-    "function",
-    "returns",
-    "the",
-    "list",
-    "of",
-    "names",
-    "in",
-    "order",
-    "and",
-    "raises",
-    "an",
-    "error",
-    "when",
-    "a",
-    "value",
-    "is",
-    "not",
-    "there",
-]
+_WORDS = (
+    *("module", "function", "returns", "the", "list", "of", "names", "in", "order", "and", "raises", "an", "error"),
+    *("when", "a", "value", "is", "not", "there"),
+)
 _TOKENS = re.compile(
     rb'^turnpike_engine_(?:computed|read)_tokens_total\{[^}]*replica="([^"]+)"[^}]*\} ([0-9.e+]+)', re.M
 )
