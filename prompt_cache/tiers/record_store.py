@@ -191,7 +191,8 @@ class RecordStore:
         self, access: ScopeAccess, key: bytes, group: int, name: bytes, into: memoryview, *, deadline: float | None
     ) -> bool:
         known = self._contents.knows(name)
-        if not self._open or (not known and self._scan is None):
+        # without retention there is no key either: nothing is read, and nothing that was written before is deleted
+        if not self._open or (not known and self._scan is None) or access.retention <= 0:
             self._contents.count("miss_absent")
             return False
         try:
