@@ -69,6 +69,17 @@ class ChangedKey(msgspec.Struct, frozen=True):
     changed_at: int
 
 
+class ListedKey(msgspec.Struct, frozen=True):
+    """A key as operators see it. `key` is None and `destroyed_at` (µs) says since when, once it is destroyed."""
+
+    tenant_id: UUID
+    project_id: UUID
+    generation: int
+    key: ProjectKey | None
+    destroyed_at: int | None
+    reason: str
+
+
 class ScopeKeys:
     """Loads and makes the keys. `patience`: seconds to wait for the database."""
 
@@ -154,6 +165,23 @@ class ScopeKeys:
             rows = [ChangedKey(row[0], row[1], row[2], bool(row[3]), row[4]) for row in await session.execute(query)]
         return rows, rows[-1].changed_at if len(rows) == _MOST_CHANGES else max(since, now - _OVERLAP_US)
 
+    async def listed(self) -> list[ListedKey]:
+        """The keys of all projects, for operators. Raises DatabaseUnavailable."""
+        of = cache_scope_key.c
+        async with self._database.reading() as session:
+            rows = (await session.execute(select(cache_scope_key).order_by(of.tenant_id, of.project_id))).all()
+        return [
+            ListedKey(
+                row.tenant_id,
+                row.project_id,
+                row.generation,
+                self._key(row) if row.wrapped_key is not None else None,
+                row.destroyed_at,
+                row.reason or "",
+            )
+            for row in rows
+        ]
+
     # ------------------------------------------------------------ inside
 
     async def _load(self, tenant_id: UUID, project_id: UUID) -> ProjectKey:
@@ -176,9 +204,12 @@ class ScopeKeys:
                 row = await self._living(session, tenant_id, project_id)
         if row is None:
             raise ScopeKeyUnreadable(f"the data key of project {project_id} was destroyed as it was made")
+        return self._key(row)
+
+    def _key(self, row: Row[Any]) -> ProjectKey:
+        """The key in a row. Raises ScopeKeyUnreadable."""
         limits = msgspec.json.decode(row.limits, type=tuple[TierLimit, ...]) if row.limits else ()
-        key = self._unwrap(row, project_id)
-        return ProjectKey(row.generation, key, row.changed_at, row.retention_s, limits)
+        return ProjectKey(row.generation, self._unwrap(row), row.changed_at, row.retention_s, limits)
 
     async def _make(self, tenant_id: UUID, project_id: UUID) -> None:
         """Make the key of the project's next generation, unless another gateway does at the same time. How long and how
@@ -216,15 +247,15 @@ class ScopeKeys:
         nonce = secrets.token_bytes(_NONCE_BYTES)
         return nonce + self._wrapping.encrypt(nonce, key, _bound_to(project_id, generation))
 
-    def _unwrap(self, row: Row[Any], project_id: UUID) -> bytes:
+    def _unwrap(self, row: Row[Any]) -> bytes:
         wrapped = row.wrapped_key
         try:
-            bound = _bound_to(project_id, row.generation)
+            bound = _bound_to(row.project_id, row.generation)
             return self._wrapping.decrypt(wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:], bound)
         except (InvalidTag, ValueError) as error:
             raise ScopeKeyUnreadable(
-                f"the cache's data key of project {project_id} cannot be read: is this the master key that it was made "
-                "with? `turnpike cache forget` makes a new one"
+                f"the cache's data key of project {row.project_id} cannot be read: is this the master key that it was "
+                "made with? `turnpike cache forget` makes a new one"
             ) from error
 
 
