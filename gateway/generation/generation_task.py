@@ -100,7 +100,9 @@ class GenerationTask:
     # ------------------------------------------------ from hold to record
 
     async def _run(self) -> None:
-        recorder = self._deps.recorder
+        recorder, domains, payer = self._deps.recorder, self._deps.domains, self.prepared.payer
+        if not domains.ready(payer.project_id):
+            await domains.prepare(payer.tenant_id, payer.project_id)
         hold = await self._reserve()
         if self.state.outcome is not None:
             await recorder.release(hold, "ended before it began")

@@ -159,7 +159,7 @@ class TaskHarness:
 
     @staticmethod
     def _domains() -> Any:
-        return SimpleNamespace(segments=lambda tenant, project, tokens: ((), ()))
+        return SimpleNamespace(segments=lambda tenant, project, tokens: ((), ()), ready=lambda project: True)
 
     def _recorder(self) -> Any:
         async def release(hold: Hold, reason: str) -> None:
