@@ -16,6 +16,7 @@ from engine.core.output_processor import MAX_ERROR_CHARS, OutputProcessor, StepR
 from engine.core.parent_request import ParentRequest
 from engine.core.quarantine import Quarantine
 from engine.core.timeouts import TimeoutWatch
+from engine.execution.disk_tier import DiskTier
 from engine.execution.executor import StepExecutor
 from engine.execution.model_runner import ModelRunner
 from engine.grammar.guide import Grammar, Grammars
@@ -27,9 +28,12 @@ from engine.scheduling.scheduler import TOKEN_TARGETS, Scheduler
 from engine.scheduling.step_costs import FixedCosts, Rates, StepCosts
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, model_root
 from prompt_cache.kv.grouped_pool import GroupedPool
+from prompt_cache.tiers.identity import ScopeAccess
 from protocol.replicas import Scope
 from protocol.requests import Generate, Lane, Refusal
 
+_STOP_PAUSE_S = 0.002
+_LEAST_CLOSE_S = 0.5
 logger = structlog.get_logger("engine.core.engine")
 
 
@@ -55,8 +59,8 @@ class EngineLimits:
 class Engine:
     """The requests of one served model on one device.
 
-    `clock` gives seconds since the Unix epoch. `swap` is the pool of host memory for preempted requests, if there is
-    any. What is None is made with defaults: fixed costs, an empty quarantine in memory, no grammars.
+    `clock` gives seconds since the Unix epoch. `dram` is the pool of host memory, if there is any, and `disk` the tier
+    beyond. What is None is made with defaults: fixed costs, an empty quarantine in memory, no grammars.
     """
 
     def __init__(
@@ -68,12 +72,14 @@ class Engine:
         clock: Callable[[], float] = time.time,
         *,
         costs: StepCosts | None = None,
-        swap: GroupedPool | None = None,
+        dram: GroupedPool | None = None,
+        disk: DiskTier | None = None,
         quarantine: Quarantine | None = None,
         grammars: Grammars | None = None,
     ) -> None:
         self.runner = runner
         self.pool = pool
+        self.disk = disk
         self.limits = limits
         self.steps = 0
         self.quarantine = Quarantine(clock=clock) if quarantine is None else quarantine
@@ -87,7 +93,9 @@ class Engine:
             self.fairness,
             costs=self.costs,
             targets=limits.token_targets,
-            swap=swap,
+            dram=dram,
+            disk=disk,
+            finish_copies=runner.finish_copies,
         )
         longest = self.scheduler.needs.longest
         room = limits.context_tokens if longest is None else min(limits.context_tokens, longest * BLOCK_TOKENS)
@@ -111,6 +119,7 @@ class Engine:
             if generate.id in self._requests:
                 raise Rejected(f"id: {generate.id!r} is already running")
             parent = self.input_processor.accept(generate, scopes, grammar)
+            self._introduce(generate, scopes)
             self._check_quarantine(parent.first)
             self._check_queue_limits(parent.first)
         except Rejected as error:
@@ -172,13 +181,40 @@ class Engine:
         flow has one share over all replicas."""
         self.fairness.record_remote_service(replica, epoch, service)
 
-    def forget(self, scope: str) -> None:
-        """Make the blocks of a scope unfindable."""
-        self.pool.forget(scope)
+    def _introduce(self, generate: Generate, scopes: Mapping[str, Scope]) -> None:
+        """Tell the farther tiers whose blocks are to come."""
+        for segment in generate.segments:
+            self.scheduler.dram.introduce(ScopeAccess.of(scopes[segment.scope]))
 
-    def purge(self, keys: tuple[bytes, ...]) -> None:
-        """Make the blocks with these keys unfindable."""
-        self.pool.purge(keys)
+    def forget(self, scope: str) -> None:
+        """Make the blocks of a scope unfindable in every tier, and zero those in host memory (C5)."""
+        self.scheduler.forget(scope)
+
+    def purge(self, keys: tuple[bytes, ...], scope: str = "") -> None:
+        """Make the blocks with these keys unfindable in every tier."""
+        self.scheduler.purge(scope, keys)
+
+    def call_when_restored(self, wake: Callable[[], None]) -> None:
+        """`wake` is called, in any thread, when `step` can go on with something that came from disk, or went there."""
+        if self.disk is not None:
+            self.disk.wake = wake
+
+    def close(self, seconds: float) -> None:
+        """No step follows: save what is retained, and end the disk tier. Takes at most about this many seconds."""
+        saver, disk = self.scheduler.saver, self.disk
+        if disk is None:
+            return
+        end = time.monotonic() + seconds
+        if saver is not None:
+            saver.stop(self._clock())
+            while not saver.idle and time.monotonic() < end:
+                step = self.scheduler.save_only(self._clock())
+                self.executor.prepare(step)
+                if not step.out:
+                    time.sleep(_STOP_PAUSE_S)
+            if not saver.idle:
+                logger.warning("not all that is retained was saved before the stop", blocks=len(saver.wishes))
+        disk.close(max(_LEAST_CLOSE_S, end - time.monotonic()))
 
     # ------------------------------------------------------------ the step
 
@@ -190,7 +226,8 @@ class Engine:
     @property
     def next_deadline(self) -> float | None:
         """When `step` has to be called for a timeout, in seconds since the Unix epoch, if nothing happens before."""
-        return self._timeouts.next
+        times = [at for at in (self._timeouts.next, self.scheduler.next_deadline) if at is not None]
+        return min(times, default=None)
 
     def step(self) -> StepResult:
         """Run one step if there is work. Returns what happened since the last call."""
@@ -198,7 +235,9 @@ class Engine:
         step = self.scheduler.schedule(self._clock())
         for request in step.began:
             self.outputs.begin(request)
-        self.executor.prepare(step)
+        bad = self.executor.prepare(step)
+        if step.returns:
+            self.scheduler.copied(step, bad)
         if step.work:
             self.steps += 1
             self.outputs.commit(step.work, self.executor.run(step.work))

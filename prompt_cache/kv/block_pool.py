@@ -33,6 +33,9 @@ class BlockPool:
         """How many blocks `allocate` can return: free ones, and cached ones that it would evict."""
         self.evictions = 0
         self._on_free = on_free
+        self.on_evict: Callable[[int, bytes, str], None] | None = None
+        """Called with (block, key, scope) of each published block that is about to lose its key to another use, while
+        its content is still there: so that a farther tier can take a copy. Not called for what is purged."""
         self._free = list(range(total - 1, -1, -1))
         # The least recently used first. In a plain dict, finding the first key walks over all deleted entries.
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -80,6 +83,10 @@ class BlockPool:
         del free[len(free) - len(blocks) :]
         while len(blocks) < count:
             block, _ = (self._cached or self._awaited).popitem(last=False)
+            if self.on_evict is not None:
+                key = self._key[block]
+                assert key is not None
+                self.on_evict(block, key, self._scope[block])
             self._unpublish(block)
             self.evictions += 1
             blocks.append(block)

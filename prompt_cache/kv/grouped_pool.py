@@ -9,6 +9,7 @@ C1 and C4 hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
@@ -41,6 +42,11 @@ class GroupedPool:
     @staticmethod
     def _telling(on_free: Callable[[int, int], None], group: int) -> Callable[[int], None]:
         return lambda block: on_free(group, block)
+
+    def watch_evictions(self, on_evict: Callable[[int, int, bytes, str], None]) -> None:
+        """Call `on_evict` with (group, block, key, scope) before a published block loses its key to another use."""
+        for group, pool in enumerate(self.pools):
+            pool.on_evict = partial(on_evict, group)
 
     # ------------------------------------------------------------ counts
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from engine.core.engine import Engine, EngineLimits
 from engine.execution.cpu_threads import Threads
 from engine.execution.model_runner import ModelRunner
-from engine.kv_cache.memory import KvMemory, swap_memories
+from engine.kv_cache.memory import KvMemory, host_memories
 from engine.layers import attention
 from engine.layers.attention_plan import CUTS
 from engine.layers.linear import best_tiling
@@ -113,7 +113,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
-SCOPES = {name: Scope(name, name.encode() * 8, b"key") for name in ("public", "project", "other")}
+SCOPES = {
+    name: Scope(name, name.encode() * 8, name.encode().ljust(32), retention=3600.0)
+    for name in ("public", "project", "other")
+}
 
 
 def generate(id: str, tokens: Iterable[int], max_tokens: int = 8, **fields: object) -> Generate:
@@ -286,7 +289,7 @@ def make_bench(
     )
     counts = [blocks if window_blocks is None or not group.window else window_blocks for group in model.groups]
     memories = [KvMemory(group, count, like) for group, count in zip(model.groups, counts, strict=True)]
-    kept = swap_memories(model.groups, [swap] * len(model.groups), like) if swap else []
+    kept = host_memories(model.groups, [swap] * len(model.groups), like) if swap else []
     runner = ModelRunner(model, memories, like.device, tiling, kept)
     runner.threads = Threads(1, many_threads)
     _be_invariant(
@@ -300,7 +303,7 @@ def make_bench(
         swap_pool = GroupedPool(
             [(swap, group.window) for group in model.groups], on_free=lambda group, block: kept[group].poison(block)
         )
-    engine = Engine(runner, pool, bounds, "digest", clock=lambda: bench.now, swap=swap_pool)
+    engine = Engine(runner, pool, bounds, "digest", clock=lambda: bench.now, dram=swap_pool)
     bench = Bench(engine)
     return bench
 
