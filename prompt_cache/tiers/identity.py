@@ -6,6 +6,8 @@ import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import msgspec
+
 from protocol.replicas import LayerGroup, Scope
 
 TIER = "nvme"
@@ -25,7 +27,7 @@ class StoreIdentity:
 
     `model_digest` and `numerics` are opaque texts; `numerics` names backend, kernel versions, where sums are cut, KV
     format, parallel degree and the fallback that the self-test chose. `groups`: the layout of a block in each layer
-    group, whose `block_bytes` is what one record holds. `shard` of `shards`: the part of each block that this store has.
+    group, whose `block_bytes` is what one record holds. `shard` of `shards`: its part of each block.
     """
 
     model_digest: str
@@ -39,8 +41,8 @@ class StoreIdentity:
             raise ValueError("an identity needs layer groups, and a shard below `shards`")
 
     @cached_property
-    def digest(self) -> bytes:
-        """32 bytes that differ wherever any field does."""
+    def digests(self) -> tuple[bytes, bytes, bytes]:
+        """32 bytes each for the model, the numerics and the layout of all groups."""
         layouts = [
             _digest(
                 b"turnpike/kv-layout/v1",
@@ -51,8 +53,30 @@ class StoreIdentity:
             )
             for group in self.groups
         ]
-        texts = (self.model_digest, self.numerics, str(self.shard), str(self.shards))
-        return _digest(b"turnpike/kv-identity/v1", *(text.encode() for text in texts), *layouts)
+        return (
+            _digest(b"turnpike/kv-model/v1", self.model_digest.encode()),
+            _digest(b"turnpike/kv-numerics/v1", self.numerics.encode()),
+            _digest(b"turnpike/kv-layouts/v1", *layouts),
+        )
+
+    @cached_property
+    def name(self) -> str:
+        """The name of its folder: 32 hex digits that differ wherever any field does."""
+        shard = f"{self.shard}/{self.shards}".encode()
+        return _digest(b"turnpike/kv-identity/v1", *self.digests, shard).hex()[:32]
+
+    @cached_property
+    def description(self) -> bytes:
+        """JSON for people: what the digests stand for."""
+        return msgspec.json.encode(
+            {
+                "model_digest": self.model_digest,
+                "numerics": self.numerics,
+                "groups": self.groups,
+                "shard": self.shard,
+                "shards": self.shards,
+            }
+        )
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,39 @@
 """The store of KV records in a folder: sealed, bounded, findable after a restart; a bad record is a miss.
 
-A record is one block of one layer group, in one file. All methods may be called from any thread; those that touch the
-disk say so, and belong in worker threads.
+A record is one block of one layer group, in one file. All methods may be called from any thread. Those that touch the
+disk say so, and belong in worker threads; the others wait for no disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
-from prompt_cache.kv.block_keys import BLOCK_TOKENS
-from prompt_cache.tiers.eviction import EvictionPolicy
+import msgspec
+import structlog
+
+from prompt_cache.kv.block_keys import BLOCK_TOKENS, KEY_BYTES
+from prompt_cache.tiers.disk_room import DiskRoom
+from prompt_cache.tiers.eviction import EvictionPolicy, SecondUse
+from prompt_cache.tiers.folder_scan import FolderScan, reclaim
 from prompt_cache.tiers.identity import ScopeAccess, StoreIdentity
+from prompt_cache.tiers.record_files import NAME_BYTES, Bytes, FolderLock, RecordFiles
+from prompt_cache.tiers.record_format import MOST_SCOPE_BYTES, BadRecord, Header, disk_bytes, record_bytes
+from prompt_cache.tiers.record_reader import RecordReader
+from prompt_cache.tiers.record_writer import LONGEST_RETENTION_S, Place, RecordWriter
+from prompt_cache.tiers.sealing import Sealer
+from prompt_cache.tiers.store_contents import US, StoreContents
+from prompt_cache.tiers.store_state import StoreState
+from prompt_cache.tiers.tombstones import Tombstones
+from storage.disk_space import is_disk_full
 from storage.reported_error import ReportedError
 
-Bytes: TypeAlias = bytes | bytearray | memoryview
+logger = structlog.get_logger("prompt_cache.tiers")
+
+_RECLAIMED_FILES, _FORGOTTEN_RECORDS = 200, 500
 
 
 class StoreLocked(ReportedError):
@@ -31,7 +49,8 @@ class RecordStore:
 
     `state`: a folder beside it, for tombstones: what it holds must not be restored with old records; by default
     `folder` with `.state` after its name. `limit_bytes`: the most that all records hold on disk. `keep_free_share`:
-    the share of the file system that stays free for others. `policy`: which records go first.
+    the share of the file system that stays free for others. `policy`: which records go first. `write_share`: the most
+    of the time that writes to the disk go on. `clock`: seconds since the Unix epoch.
     """
 
     def __init__(
@@ -43,29 +62,101 @@ class RecordStore:
         keep_free_share: float = 0.1,
         policy: EvictionPolicy | None = None,
         state: Path | None = None,
-    ) -> None: ...
+        write_share: float = 0.5,
+        clock: Callable[[], float] = time.time,
+        files: RecordFiles | None = None,
+    ) -> None:
+        self.folder = folder
+        self.identity = identity
+        self._state_folder = state or state_folder(folder)
+        self._clock = clock
+        self._files = files or RecordFiles(folder, identity.name)
+        self._contents = StoreContents(DiskRoom(folder, limit_bytes, keep_free_share), policy or SecondUse(), clock)
+        self._write_share = write_share
+        self._sealer = Sealer()
+        self._scan: FolderScan | None = None
+        self._open = False
 
     # ------------------------------------------------------------ life
 
     def open(self) -> None:
         """Make and lock the folder, and read the tombstones. Takes milliseconds, however many records there are: they
         are findable at once, by a look at the disk until `scan` is through. Raises StoreLocked, StoreUnusable."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._folder_lock = FolderLock(self.folder)
+        except BlockingIOError as error:
+            raise StoreLocked(f"another replica uses the cache folder {self.folder}: give each its own") from error
+        except OSError as error:
+            raise StoreUnusable(f"the cache folder {self.folder} cannot be used: {error.strerror}") from error
+        try:
+            self._state = StoreState(self._state_folder)
+            self._tombstones = Tombstones(self._state_folder, self._now(), self._state.sequence())
+            unpublished = self._files.prepare(self.identity.description)
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            self._folder_lock.release()
+            raise StoreUnusable(f"the cache folder {self.folder} cannot be used: {error}") from error
+        self._reader = RecordReader(self._files, self.identity, self._sealer, self._tombstones, self._clock)
+        self._writer = RecordWriter(
+            self._files, self.identity, self._sealer, self._state, write_share=self._write_share, clock=self._clock
+        )
+        self._contents.count("unpublished", unpublished)
+        self._contents.count("damaged_tombstones", int(self._tombstones.damaged))
+        self._scan = FolderScan(self._files)
+        self._open = True
 
     def close(self) -> None:
         """Give the folder back. Calls after this find and write nothing."""
+        if self._open:
+            self._open, self._contents.closed = False, True
+            self._writer.stop()
+            self._tombstones.close()
+            self._folder_lock.release()
 
     def scan(self, most: int = 1000) -> bool:
         """Look at up to `most` more files (disk). Returns whether all were seen. For a background thread."""
+        scan = self._scan
+        if scan is None or not self._open:
+            return True
+        for name in scan.names(most):
+            if isinstance(name, Path):
+                with contextlib.suppress(OSError):
+                    name.unlink()
+                self._contents.count("swept_foreign")
+            elif not self._contents.knows(name):
+                self._see(name)
+        if scan.done:
+            self._scan = None
+        return scan.done
 
-    def maintain(self, now: float | None = None) -> None:
+    def maintain(self) -> None:
         """What has to be done now and then, about once a second (disk): delete what expired, keep the file system's
         last tenth free, delete records of other identities, oldest first. For a background thread."""
+        if not self._open:
+            return
+        self._discard(self._contents.expired(), "expired")
+        self._evict(self._contents.excess())
+        try:
+            self._files.sync_folders()
+            self._tombstones.maintain(self._now())
+            files, size = reclaim(self._files, _RECLAIMED_FILES)
+        except OSError as error:
+            self._failed("the cache folder cannot be maintained", error)
+        else:
+            self._contents.count("reclaimed", files)
+            self._contents.count("reclaimed_bytes", size)
 
-    # ------------------------------------------------------------ records
+    # ------------------------------------------------------------ reading
 
     def holds(self, scope: str, key: bytes, groups: Iterable[int]) -> bool:
         """Whether the records of this block in all these groups seem to be there. Memory only once the scan is through,
         a look at the disk for each block before that. Only `read` says whether they are good."""
+        return all(self._seems_there(self._name(scope, key, group)) for group in groups)
+
+    def _seems_there(self, name: bytes) -> bool:
+        if self._scan is None or self._contents.knows(name):
+            return self._contents.live(name)
+        return self._open and self._files.exists(name)
 
     def read(
         self,
@@ -82,6 +173,40 @@ class RecordStore:
         nothing. `deadline`: on the monotonic clock; what is not read by then is a miss and stays in the store. A record
         that fails a check is deleted and counted by cause. Raises nothing for what is on disk.
         """
+        payloads: dict[int, Bytes] = {}
+        names = {group: self._name(access.scope, key, group) for group in groups}
+        for group, name in names.items():
+            size = self.identity.groups[group].block_bytes
+            payload: Bytes = bytearray(size) if into is None else into[group]
+            view = memoryview(payload).cast("B")
+            if len(view) != size:
+                raise ValueError(f"into[{group}]: {len(view)} bytes, the group's blocks have {size}")
+            if not self._read(access, key, group, name, view, deadline=deadline):
+                return None
+            payloads[group] = payload
+        self._contents.was_read(names.values(), sum(self.identity.groups[group].block_bytes for group in names))
+        return payloads
+
+    def _read(
+        self, access: ScopeAccess, key: bytes, group: int, name: bytes, into: memoryview, *, deadline: float | None
+    ) -> bool:
+        known = self._contents.knows(name)
+        if not self._open or (not known and self._scan is None):
+            self._contents.count("miss_absent")
+            return False
+        try:
+            header = self._reader.read(access, key, group, name, into, deadline=deadline)
+        except BadRecord as bad:
+            cause = "lost" if known and bad.cause == "absent" else bad.cause
+            self._contents.count(f"miss_{cause}")
+            if cause not in ("absent", "late"):
+                self._discard([name])
+            return False
+        if not known:
+            self._remember(name, header, access.reserve)
+        return True
+
+    # ------------------------------------------------------------ writing
 
     def write(
         self,
@@ -99,34 +224,167 @@ class RecordStore:
         counted by cause, when there is no room or the disk refuses. Raises ValueError for a payload that is not of the
         group's `block_bytes`, and for an access without retention (C5).
         """
+        if access.retention <= 0:
+            raise ValueError("a scope without retention never leaves the device (C5)")
+        if len(key) != KEY_BYTES or len(access.scope.encode()) > MOST_SCOPE_BYTES:
+            raise ValueError(f"a key of {len(key)} bytes, or a scope of more than {MOST_SCOPE_BYTES}")
+        views = {group: memoryview(payload).cast("B") for group, payload in payloads.items()}
+        for group, view in views.items():
+            if len(view) != self.identity.groups[group].block_bytes:
+                raise ValueError(f"payloads[{group}]: {len(view)} bytes, the group's blocks have another number")
+        place = (tokens, position, lease_until)
+        return all(self._write(access, key, group, view, place) for group, view in views.items())
+
+    def _write(self, access: ScopeAccess, key: bytes, group: int, payload: memoryview, place: Place) -> bool:
+        """Write one record; whether it is there now."""
+        name = self._name(access.scope, key, group)
+        refusal, victims = self._contents.reserve(name, access, disk_bytes(record_bytes(len(payload))))
+        if refusal is not None:
+            if refusal != "known":
+                self._contents.count(f"refused_{refusal}")
+            return refusal == "known"
+        try:
+            self._discard(victims, "evictions")
+            header = self._writer.write(access, key, group, name, payload, place=place)
+        except OSError as error:
+            self._contents.count("refused_disk_full" if is_disk_full(error) else "refused_io_error")
+            logger.warning("a cache record cannot be written", folder=str(self.folder), cause=str(error))
+            return False
+        finally:
+            self._contents.release(name)
+        if header is None:
+            return False
+        if not self._remember(name, header, access.reserve):
+            self._discard([name])
+            self._contents.count("refused_purged")
+            return False
+        self._contents.count("writes")
+        self._contents.count("written_bytes", header.payload)
+        return True
 
     def lease(self, scope: str, keys: Iterable[bytes], until: float) -> None:
         """Leases on these blocks now end at `until`, or later if they did before: told to the policy."""
+        self._contents.lease(self._names(scope, keys), until)
 
     # ------------------------------------------------------------ deleting
 
     def purge(self, scope: str, keys: Sequence[bytes]) -> int:
         """Delete these blocks, for ever (disk): a durable tombstone for each outlives their retention, so that no old
         copy of the folder brings them back. Returns how many records were deleted."""
+        if keys and self._open:
+            self._bury(scope, keys)
+            return self._discard(list(self._names(scope, keys)), "purged")
+        return 0
 
     def forget(self, scope: str) -> int:
         """Delete all that was written in this scope until now, as `purge` does. Returns how many records."""
+        if not self._open:
+            return 0
+        self._bury(scope, None)
+        self._sealer.forget(scope)
+        deleted = 0
+        for _ in range(len(self._contents) // _FORGOTTEN_RECORDS + 1):
+            deleted += self._discard(self._contents.names_of(scope, _FORGOTTEN_RECORDS), "purged")
+        return deleted
+
+    def _bury(self, scope: str, keys: Sequence[bytes] | None) -> None:
+        until = self._now() + int(LONGEST_RETENTION_S * US)
+        try:
+            self._tombstones.add(scope, keys, self._state.sequence(), until)
+        except OSError as error:
+            self._failed("a purge is not on the disk yet", error)
 
     def give_back(self, size: int) -> int:
         """Delete records of about `size` bytes, and take no more than what is left for a minute (disk): somebody else
         needs room. Returns the bytes that were deleted."""
+        self._contents.give_up(size)
+        return self._evict(size)
+
+    def _evict(self, size: int) -> int:
+        freed = 0
+        while freed < size and (victims := self._contents.worst(size - freed)):
+            self._discard(list(victims), "evictions")
+            freed += sum(victims.values())
+        return freed
+
+    def _discard(self, names: Sequence[bytes], counter: str = "") -> int:
+        """Delete these records; how many there were."""
+        deleted = 0
+        self._contents.remove(names)
+        for name in names:
+            try:
+                deleted += self._files.delete(name)
+            except OSError as error:
+                self._failed("a cache record cannot be deleted", error)
+        if counter:
+            self._contents.count(counter, deleted)
+        return deleted
 
     # ------------------------------------------------------------ figures
 
     @property
+    def scanned(self) -> bool:
+        """Whether the scan is through."""
+        return self._scan is None
+
+    @property
     def used_bytes(self) -> int:
         """What the records hold on disk, as far as they were seen."""
+        return self._contents.used
+
+    @property
+    def records(self) -> int:
+        """How many records there are, as far as they were seen."""
+        return len(self._contents)
 
     @property
     def usage(self) -> Mapping[str, int]:
         """Bytes on disk by scope, as far as they were seen."""
+        return self._contents.usage
 
     @property
     def counters(self) -> Mapping[str, int]:
         """What happened since `open`, by name: `reads`, `read_bytes`, `writes`, `written_bytes`, `evictions`,
-        `miss_CAUSE` and `refused_CAUSE`."""
+        `expired`, `purged`, `reclaimed`, `miss_CAUSE`, `swept_CAUSE` and `refused_CAUSE`."""
+        return self._contents.counters
+
+    # ------------------------------------------------------------ inside
+
+    def _see(self, name: bytes) -> None:
+        """Look at the header of a record that an earlier start left."""
+        try:
+            header = self._reader.look(name, lambda header: self._name(header.scope, header.key, header.group))
+        except BadRecord as bad:
+            if bad.cause != "absent":  # deleted meanwhile
+                self._contents.count(f"swept_{bad.cause}")
+                self._discard([name])
+        else:
+            self._remember(name, header, None)
+
+    def _remember(self, name: bytes, header: Header, reserve: int | None) -> bool:
+        def valid() -> bool:
+            return not self._tombstones.covers(header.scope, header.key, header.sequence)
+
+        return self._contents.remember(name, header, reserve, valid)
+
+    def _names(self, scope: str, keys: Iterable[bytes]) -> Iterator[bytes]:
+        groups = range(len(self.identity.groups))
+        return (self._name(scope, key, group) for key in keys for group in groups)
+
+    def _name(self, scope: str, key: bytes, group: int) -> bytes:
+        """The name of a record: a hash under this store's secret, so that a list of files tells nothing."""
+        text = scope.encode()
+        content = b"%d:%s:%d:%s:%d" % (len(text), text, len(key), key, group)
+        return hashlib.blake2b(content, digest_size=NAME_BYTES, key=self._state.names, person=b"tpk-name").digest()
+
+    def _failed(self, event: str, error: OSError) -> None:
+        self._contents.count("io_errors")
+        logger.warning(event, folder=str(self.folder), cause=str(error))
+
+    def _now(self) -> int:
+        return int(self._clock() * US)
+
+
+def state_folder(folder: Path) -> Path:
+    """Where the state of the store in `folder` lies by default."""
+    return folder.with_name(f"{folder.name}.state")

@@ -1,0 +1,54 @@
+"""Looks through a store's folder in slices, for a background thread; deletes the records of other identities."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from prompt_cache.tiers.record_files import RecordFiles, files_below
+
+
+class FolderScan:
+    """All files of an identity's folder, some at a time. `done` when there are no more."""
+
+    def __init__(self, files: RecordFiles) -> None:
+        self._files: Iterator[bytes | Path] = files.names()
+        self._lock = threading.Lock()
+        self.done = False
+
+    def names(self, most: int) -> list[bytes | Path]:
+        """Up to `most` more names, and paths of what is no record."""
+        with self._lock:
+            try:
+                found = list(islice(self._files, most))
+            except OSError:  # a folder that cannot be listed: its records are not found
+                found = []
+            self.done = self.done or len(found) < most
+            return found
+
+
+def reclaim(files: RecordFiles, most: int) -> tuple[int, int]:
+    """Delete up to `most` files of other identities, the longest unused and the oldest first; returns how many records
+    they were, and their bytes. Raises OSError."""
+    deleted = freed = 0
+    for identity in files.others():
+        for path, size in islice(files_below(identity), most - deleted):
+            path.unlink(missing_ok=True)
+            deleted += 1
+            freed += size
+        if deleted >= most:
+            break
+        _remove_folders(identity)
+    return deleted, freed
+
+
+def _remove_folders(folder: Path) -> None:
+    """Remove a tree of empty folders."""
+    for path in list(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            _remove_folders(path)
+    with contextlib.suppress(OSError):
+        folder.rmdir()

@@ -1,0 +1,197 @@
+"""The files of a store: where a record lies, how it is published, how it is read. Knows bytes, and no keys.
+
+FOLDER/lock                                one store, one process
+FOLDER/IDENTITY/identity.json              what the identity's digest stands for
+FOLDER/IDENTITY/new/N                      a record that is being written
+FOLDER/IDENTITY/2 hex digits/28 hex digits a record, under the keyed hash of what it holds
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import TypeAlias
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+NAME_BYTES = 15
+"""A name's length. With its header, a `bytes` of this length takes 48 bytes of memory, one more would take 64."""
+_LOCK, _NEW, _IDENTITY = "lock", "new", "identity.json"
+
+
+class FolderLock:
+    """The exclusive lock of a store's folder, held by an open file: it ends with the process, however that ends."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises BlockingIOError if another process has it, OSError."""
+        self._file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._file)
+            raise
+
+    def release(self) -> None:
+        """Give it back."""
+        os.close(self._file)
+
+
+class RecordFiles:
+    """The records of one identity. Methods raise OSError, and may be called from any thread."""
+
+    def __init__(self, folder: Path, identity: str) -> None:
+        """`identity`: the name of its folder."""
+        self.folder = folder
+        self.records = folder / identity
+        self._numbers = count()
+        self._unsynced: set[Path] = set()
+        self._lock = threading.Lock()
+
+    def prepare(self, description: bytes) -> int:
+        """Make the folders, and delete what was never published; returns how many files that were."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.records.mkdir(mode=0o700, exist_ok=True)
+        new = self.records / _NEW
+        new.mkdir(mode=0o700, exist_ok=True)
+        (self.records / _IDENTITY).write_bytes(description)
+        unpublished = list(new.iterdir())
+        for path in unpublished:
+            path.unlink()
+        for number in range(256):
+            (self.records / f"{number:02x}").mkdir(mode=0o700, exist_ok=True)
+        return len(unpublished)
+
+    def path(self, name: bytes) -> Path:
+        """Where the record of this name lies."""
+        text = name.hex()
+        return self.records / text[:2] / text[2:]
+
+    def exists(self, name: bytes) -> bool:
+        """Whether there is a file of this name."""
+        text = name.hex()
+        return os.path.exists(f"{self.records}/{text[:2]}/{text[2:]}")
+
+    # ------------------------------------------------------------ reading
+
+    @contextlib.contextmanager
+    def opened(self, name: bytes) -> Iterator[tuple[int, int]]:
+        """The descriptor and the length of a record's file."""
+        file = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            yield file, os.fstat(file).st_size
+        finally:
+            os.close(file)
+
+    def read(self, file: int, into: memoryview, offset: int) -> int:
+        """Fill memory from this place of a file; returns how many bytes came, fewer only where the file ends."""
+        read = 0
+        while read < len(into):
+            got = os.preadv(file, [into[read:]], offset + read)
+            if not got:
+                break
+            read += got
+        return read
+
+    # ------------------------------------------------------------ writing
+
+    def write(self, parts: Iterable[Bytes]) -> Path:
+        """Write a new file to the disk; returns its path, under which nobody looks for it. Leaves none if it fails."""
+        path = self.records / _NEW / f"{next(self._numbers):x}"
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            for part in parts:
+                self.append(file, memoryview(part))
+            self.sync(file)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
+        finally:
+            os.close(file)
+        return path
+
+    def append(self, file: int, part: memoryview) -> None:
+        """Write all of this part."""
+        while part:
+            part = part[os.write(file, part) :]
+
+    def sync(self, file: int) -> None:
+        """Wait until the disk has the file."""
+        os.fdatasync(file)
+
+    def publish(self, new: Path, name: bytes) -> None:
+        """Give a written file its name. The name is on the disk after the next `sync_folders`."""
+        path = self.path(name)
+        new.rename(path)
+        with self._lock:
+            self._unsynced.add(path.parent)
+
+    def sync_folders(self) -> None:
+        """Wait until the disk has the names of all records that were published."""
+        with self._lock:
+            folders, self._unsynced = self._unsynced, set()
+        for folder in folders:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def delete(self, name: bytes) -> bool:
+        """Delete a record; whether there was one."""
+        try:
+            self.path(name).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    # ------------------------------------------------------------ lists
+
+    def names(self) -> Iterator[bytes | Path]:
+        """The names of all records, folder by folder, and the paths of files that are no records."""
+        for number in range(256):
+            folder = self.records / f"{number:02x}"
+            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+                for entry in entries:
+                    yield _name(f"{number:02x}{entry.name}") or Path(entry.path)
+
+    def others(self) -> list[Path]:
+        """The folders of other identities, those first that were not used for the longest time."""
+        folders = [path for path in self.folder.iterdir() if path.is_dir() and path != self.records]
+        return sorted(folders, key=_last_opened)
+
+
+def _name(text: str) -> bytes | None:
+    try:
+        return bytes.fromhex(text) if len(text) == 2 * NAME_BYTES and text == text.lower() else None
+    except ValueError:
+        return None
+
+
+def _last_opened(identity: Path) -> float:
+    """When a store last opened this identity: it writes the description each time."""
+    try:
+        return (identity / _IDENTITY).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def files_below(folder: Path) -> Iterator[tuple[Path, int]]:
+    """The files below a folder with their lengths, the oldest first in each of its folders; no links are followed."""
+    inner: list[Path] = []
+    files: list[tuple[float, Path, int]] = []
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                inner.append(Path(entry.path))
+            else:
+                status = entry.stat(follow_symlinks=False)
+                files.append((status.st_mtime, Path(entry.path), status.st_size))
+    for path in sorted(inner):
+        yield from files_below(path)
+    for _, path, size in sorted(files):
+        yield path, size

@@ -1,0 +1,78 @@
+"""A store's memory beside its records: the secret of its file names, the order of its writes and purges.
+
+It lies in a folder of its own, so that restoring old records does not restore it. Without it no record is found, so
+losing it loses the records, and revives none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+_FILE = "store.json"
+_AHEAD_US = 3_600_000_000
+
+
+class _State(msgspec.Struct, frozen=True):
+    version: int
+    names: bytes
+    ceiling: int
+
+
+class StoreState:
+    """The name secret, and a clock that never goes back.
+
+    `sequence` counts microseconds since the Unix epoch, but each number is greater than all before, those of earlier
+    starts too: a ceiling that no number has passed is on the disk, and a start begins above it. So a clock that was set
+    back confuses no record with one from before a purge.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Read or make it. Raises OSError, ValueError if it is damaged."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder = folder
+        self._lock = threading.Lock()
+        try:
+            state = msgspec.json.decode((folder / _FILE).read_bytes(), type=_State)
+        except FileNotFoundError:
+            state = _State(1, secrets.token_bytes(32), 0)
+        if state.version != 1 or len(state.names) != 32:
+            raise ValueError(f"{folder / _FILE} is not of this version")
+        self.names = state.names
+        self._last = state.ceiling
+        self._ceiling = state.ceiling
+        self.sequence()
+
+    def sequence(self) -> int:
+        """The next number. Raises OSError when a new ceiling cannot be written: once an hour."""
+        with self._lock:
+            number = max(self._last + 1, time.time_ns() // 1000)
+            if number >= self._ceiling:
+                ceiling = number + _AHEAD_US
+                write_durably(self.folder / _FILE, msgspec.json.encode(_State(1, self.names, ceiling)))
+                self._ceiling = ceiling
+            self._last = number
+            return number
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Replace a file so that after a crash it is the old or the new one. Raises OSError."""
+    new = path.with_name(path.name + ".new")
+    with contextlib.suppress(FileNotFoundError):
+        new.unlink()
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,36 @@
+"""Paces writes to the disk, so that others' fsyncs need not wait behind the cache's."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+
+class WritePace:
+    """One write at a time, and after each a pause, so that writes go on for `share` of the time at most."""
+
+    def __init__(self, share: float) -> None:
+        if not 0 < share <= 1:
+            raise ValueError("write_share is above 0 and at most 1")
+        self._rest = 1 / share - 1
+        self._lock = threading.Lock()
+        self._not_before = 0.0
+        self._stopped = threading.Event()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[bool]:
+        """Wait for the turn; yields whether to write, False after `stop`."""
+        with self._lock:
+            stopped = self._stopped.wait(max(0.0, self._not_before - time.monotonic()))
+            began = time.monotonic()
+            try:
+                yield not stopped
+            finally:
+                now = time.monotonic()
+                self._not_before = now + (now - began) * self._rest
+
+    def stop(self) -> None:
+        """Let nobody write any more."""
+        self._stopped.set()
