@@ -18,7 +18,7 @@ from engine.scheduling.request import Request
 from engine.scheduling.token_sequence import TokenSequence
 from prompt_cache.kv.block_keys import block_key
 from protocol.replicas import Scope
-from protocol.requests import MOST_CHOICES, Generate, Refusal, StorePolicy
+from protocol.requests import MOST_CHOICES, Generate, Refusal
 
 Segments: TypeAlias = tuple[tuple[int, bytes, str], ...]
 
@@ -94,10 +94,12 @@ class InputProcessor:
         segments = self._segments(generate, scopes)
         private = generate.choices > 1 and generate.store == "none"
         root = block_key(secrets.token_bytes(32), self._root, []) if private else self._root
-        members = [
-            self._request(generate, scopes, choice, segments, root, private) for choice in range(generate.choices)
-        ]
+        members = [self._request(generate, choice, segments, root, private) for choice in range(generate.choices)]
+        # Beyond the device blocks may go only where all their scopes have a retention (C5).
+        lasting = all(scopes[segment.scope].retention > 0 for segment in generate.segments)
         for member in members:
+            if member.store == "all" and not lasting:
+                member.store = "hbm"
             guide = None if grammar is None else grammar.guide()
             member.row = SamplingState(member.sampling, generate.tokens, generate.emitted, guide, generate.flow)
         return ParentRequest(members, private=private, claim=generate.claim)
@@ -114,15 +116,7 @@ class InputProcessor:
         except InvalidGrammar as error:
             raise Rejected(f"grammar: {error}", invalid="grammar") from error
 
-    def _request(
-        self,
-        generate: Generate,
-        scopes: Mapping[str, Scope],
-        choice: int,
-        segments: Segments,
-        root: bytes,
-        private: bool,
-    ) -> Request:
+    def _request(self, generate: Generate, choice: int, segments: Segments, root: bytes, private: bool) -> Request:
         """One choice. Blocks that it must not leave to others have keys that nobody else can make."""
         sampling = generate.sampling
         if choice:
@@ -146,7 +140,7 @@ class InputProcessor:
             weight=generate.weight,
             # The other choices read what the first has computed for them.
             read=choice > 0 or (generate.read and sampling.prompt_logprobs is None),
-            store=_store(generate, scopes, private),
+            store="hbm" if private else generate.store,
             retain=tuple((retain.tokens, retain.until) for retain in generate.retain[:_MOST_RETAINS]),
             arrived_at=self._clock(),
             choice=choice,
@@ -166,14 +160,6 @@ class InputProcessor:
         if start != len(generate.tokens):
             raise Rejected(f"segments: they end at {start}, the prompt at {len(generate.tokens)}")
         return tuple(segments)
-
-
-def _store(generate: Generate, scopes: Mapping[str, Scope], private: bool) -> StorePolicy:
-    """How far the request's blocks may go: only where all its scopes have a retention beyond the device (C5)."""
-    if private:
-        return "hbm"
-    lasting = all(scopes[segment.scope].retention > 0 for segment in generate.segments)
-    return "hbm" if generate.store == "all" and not lasting else generate.store
 
 
 def _check_limits(generate: Generate) -> None:

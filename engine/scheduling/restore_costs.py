@@ -15,7 +15,7 @@ from prompt_cache.kv.block_keys import BLOCK_TOKENS
 WORTH = 1.0
 """A block of disk is fetched if that takes at most this multiple of what computing it takes."""
 HOLD = 0.1
-"""Where computing beside would save less than this part of the time, it is left out: it would take the time of others."""
+"""Where computing beside would save less than this part of the time, it is left out: others can have that time."""
 SLACK_S = 0.05
 PATIENCE = 2.0
 """A restore that takes longer than this multiple of what was expected, and `SLACK_S`, is not waited for."""

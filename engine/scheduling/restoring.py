@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from engine.scheduling.disk import Disk, Transfer
 from engine.scheduling.dram_tier import DramTier
@@ -236,9 +237,8 @@ class Restorer:
             lanes.setdefault(lane, []).append(requests)
         order: list[Request] = []
         for _, members in sorted(lanes.items()):
-            while members:
-                order += [requests.pop(0) for requests in members]
-                members = [requests for requests in members if requests]
+            turns = zip_longest(*members)
+            order += [request for turn in turns for request in turn if request is not None]
         return order
 
     def _bring_one(self, request: Request, step: Step) -> bool:
