@@ -22,11 +22,15 @@ def memory_load(engine: Engine) -> tuple[TierLoad, ...]:
     """Blocks of the device memory (`hbm`), of host memory (`dram`), and of the disk (`nvme`), by layer group (C4)."""
     dram = engine.scheduler.dram.pool
     tiers: tuple[tuple[Literal["hbm", "dram"], GroupedPool | None], ...] = (("hbm", engine.pool), ("dram", dram))
-    return tuple(
+    loads = [
         TierLoad(tier, group, pool.free_blocks, pool.referenced_blocks, pool.cached_blocks, pool.total)
         for tier, pools in tiers
         for group, pool in enumerate(pools.pools if pools else ())
-    )
+    ]
+    if engine.disk is not None:
+        held, most = engine.disk.blocks
+        loads += [TierLoad("nvme", group, most - held, 0, held, most) for group in range(len(engine.pool.pools))]
+    return tuple(loads)
 
 
 def engine_metrics(engine: Engine) -> dict[str, float]:

@@ -37,6 +37,7 @@ STUCK_S = 2.0
 READ_DEADLINE_S = 5.0
 _WEIGHT = 1 / 8
 _IDLE_S = 0.2
+_SCAN_PAUSE_S = 0.002
 _MAINTAIN_S = 1.0
 _FIRST_BLOCK_US = 1_000.0
 """What a block is taken to need before one was read."""
@@ -97,19 +98,22 @@ class Store(Protocol):
 
 
 class DiskTier:
-    """Transfers between `store` and the host memories of the layer groups (`Disk`).
+    """Transfers between `store`, of `most_bytes`, and the host memories of the layer groups (`Disk`).
 
     Methods are called in the engine's thread, but for `wake`: that is called in any thread, when a transfer has ended.
     """
 
-    def __init__(self, store: Store, memories: Sequence[KvMemory], checksums: Sequence[BlockChecksums]) -> None:
+    def __init__(
+        self, store: Store, memories: Sequence[KvMemory], checksums: Sequence[BlockChecksums], most_bytes: int = 0
+    ) -> None:
         self.store = store
         self.wake: Callable[[], None] = lambda: None
         self._memories = tuple(memories)
         self._checksums = tuple(checksums)
         self._groups = tuple(range(len(memories)))
-        block_bytes = sum(memory.group.block_bytes for memory in memories)
-        self._most_fetches = max(READERS, FETCH_BYTES // max(1, block_bytes))
+        self._block_bytes = max(1, sum(memory.group.block_bytes for memory in memories))
+        self._most_blocks = most_bytes // self._block_bytes
+        self._most_fetches = max(READERS, FETCH_BYTES // self._block_bytes)
         self._reads: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._fetched: deque[tuple[Transfer, list[int]]] = deque()
@@ -141,6 +145,12 @@ class DiskTier:
     @property
     def save_room(self) -> int:
         return SAVES - self._saving
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """About how many blocks are on disk, and how many may be."""
+        held = self.store.used_bytes // self._block_bytes
+        return held, max(held, self._most_blocks)
 
     def holds(self, scope: str, key: bytes) -> bool:
         return self.store.holds(scope, key, self._groups)
@@ -244,7 +254,7 @@ class DiskTier:
         scanned, maintained = False, 0.0
         while True:
             try:
-                task = self._writes.get(timeout=_IDLE_S)
+                task = self._writes.get(timeout=_IDLE_S if scanned else _SCAN_PAUSE_S)
             except queue.Empty:
                 task = self._chore
             if task is None:

@@ -150,4 +150,4 @@ def _disk_tier(
     except StoreUnusable as error:
         logger.error("no blocks are kept on disk", folder=str(options.disk_folder), cause=str(error))
         return None
-    return DiskTier(store, runner.dram, runner.checksums)
+    return DiskTier(store, runner.dram, runner.checksums, options.disk_bytes)

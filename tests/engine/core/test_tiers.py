@@ -15,6 +15,7 @@ import torch
 from engine.core.metrics import engine_metrics, memory_load
 from engine.scheduling.step_costs import FixedCosts, Rates
 from prompt_cache.tiers.identity import ScopeAccess
+from protocol.replicas import TierLoad
 from protocol.requests import Retain
 from tests.engine.conftest import SCOPES, VOCABULARY, Bench, Run, generate, make_bench
 from tests.fast import only_fast
@@ -104,6 +105,10 @@ def check(run: Run, expected: Run) -> None:
     assert len(run.logits) == len(expected.logits)
     for ours, theirs in zip(run.logits, expected.logits, strict=True):
         assert torch.equal(ours, theirs)
+
+
+def _dram(bench: Bench) -> TierLoad:
+    return next(load for load in memory_load(bench.engine) if load.tier == "dram")
 
 
 def flood(bench: Bench, count: int = 3, length: int = 400) -> None:
@@ -212,7 +217,7 @@ def test_a_block_that_changed_in_dram_is_a_miss(tiny_model: Path):
     bench.one(generate("cold", prompt(), OUTPUT))
     flood(bench)
     [memory] = bench.engine.runner.dram
-    load = memory_load(bench.engine)[-1]
+    load = _dram(bench)
     assert load.cached == BLOCKS
     words = memory.data.view(torch.int32)
     words[2, 0, 0, 0, 5, 3] ^= 1 << 9
@@ -247,7 +252,7 @@ def test_no_store_leaves_nothing_beyond_the_device(tiny_model: Path, store: Memo
     flood(bench)
     bench.engine.close(1.0)
     assert not store.records
-    assert memory_load(bench.engine)[-1].cached == 0
+    assert _dram(bench).cached == 0
 
 
 def test_without_retention_nothing_leaves_the_device(tiny_model: Path, store: MemoryStore):
@@ -260,7 +265,7 @@ def test_without_retention_nothing_leaves_the_device(tiny_model: Path, store: Me
     flood(bench)
     bench.engine.close(1.0)
     assert not store.records
-    assert memory_load(bench.engine)[-1].cached == 0
+    assert _dram(bench).cached == 0
 
 
 @pytest.mark.parametrize("how", ["forget", "purge"])
@@ -268,7 +273,7 @@ def test_what_is_forgotten_is_gone_from_every_tier(tiny_model: Path, store: Memo
     bench = make_bench(tiny_model, blocks=8, running=1, budget=512, swap=16, store=store)
     save(bench, store)
     flood(bench)
-    assert memory_load(bench.engine)[-1].cached > 0
+    assert _dram(bench).cached > 0
     freed: list[int] = []
     pool = bench.engine.scheduler.dram.pool
     assert pool is not None
@@ -288,12 +293,12 @@ def test_dram_is_kept_no_longer_than_its_retention(tiny_model: Path):
     bench = make_bench(tiny_model, blocks=8, running=1, budget=512, swap=16)
     bench.one(generate("cold", prompt(), 1))
     flood(bench)
-    assert memory_load(bench.engine)[-1].cached == BLOCKS
+    assert _dram(bench).cached == BLOCKS
     due = bench.engine.next_deadline
     assert due is not None
     bench.now = due
     bench.step()
-    assert memory_load(bench.engine)[-1].cached == 0
+    assert _dram(bench).cached == 0
 
 
 # ------------------------------------------------------------ nothing waits for ever
@@ -320,7 +325,7 @@ def test_a_disk_that_never_answers_delays_no_step(tiny_model: Path, store: Memor
     assert engine_metrics(bench.engine)["turnpike_engine_restores_late_total"] == 1
     store.gate.set()
     until(lambda: not bench.engine.scheduler.restores.fetches, bench)
-    assert memory_load(bench.engine)[-1].referenced == 0
+    assert _dram(bench).referenced == 0
 
 
 def test_while_it_waits_the_engine_sleeps_and_the_deadline_wakes_it(tiny_model: Path, store: MemoryStore):
@@ -387,7 +392,7 @@ def test_aborted_while_it_restores(tiny_model: Path, store: MemoryStore, tier: s
     until(lambda: not bench.engine.scheduler.restores.fetches, bench)
     bench.finish()
     assert bench.engine.pool.referenced_blocks == 0
-    assert memory_load(bench.engine)[-1].referenced == 0
+    assert _dram(bench).referenced == 0
     check(bench.one(generate("after", prompt(), OUTPUT)), cold(tiny_model))
 
 
