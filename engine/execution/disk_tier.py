@@ -273,7 +273,7 @@ class DiskTier:
         """Nothing is to be written."""
 
     def _bytes(self, group: int, transfer: Transfer) -> memoryview:
-        return memoryview(self._memories[group].bytes_of(transfer.block[group]).numpy())
+        return self._memories[group].bytes_of(transfer.block[group]).numpy().data
 
 
 def void(_: object) -> None:

@@ -48,8 +48,10 @@ class DramTier:
         """Keys of blocks that must not leave the device."""
         self._out: list[tuple[Block, Block]] = []
         """Copies out for the next step, in order."""
-        self._reading: list[Block] = []
-        """Blocks that the last step copies back."""
+        self._pins: list[Block] = []
+        """Blocks with one more reference until the next step has been done: its copies come from there or go there."""
+        self._done: list[Block] = []
+        """Those of the last step."""
         self._expiries: list[tuple[float, bytes]] = []
         """(when, key), a heap: what may stay no longer."""
         self._expires: dict[bytes, float] = {}
@@ -62,16 +64,18 @@ class DramTier:
     def begin(self, step: Step, now: float) -> None:
         """The last step is done; copies from now on go into this one, until `end`."""
         self._now = now
-        if self._reading:
+        if self._done:
             assert self.pool is not None
-            self.pool.free(self._reading)
-            self._reading = []
+            self.pool.free(self._done)
+            self._done = []
         if self._expiries and self._expiries[0][0] <= now:
             self._expire()
         step.out = self._out
 
     def end(self) -> None:
-        """The step is made."""
+        """The step is made. Copies from now on go into the next one."""
+        if self._pins:
+            self._done, self._pins = self._pins, []
         if self._out:
             self._out = []
 
@@ -127,7 +131,7 @@ class DramTier:
         """Copy a block of this tier into a request's table."""
         assert self.pool is not None
         self.pool.share([source])
-        self._reading.append(source)
+        self._pins.append(source)
         step.back.append((source, request.table[index]))
         step.returns.append((request, index))
 
@@ -195,8 +199,10 @@ class DramTier:
         assert self.index is not None
         pool = self.index.pools[group]
         if not pool.holds(key) and (taken := self._take(group, key, scope)) is not None:
-            self._out.append((self._alone(group, block), self._alone(group, taken)))
-            pool.free([taken])
+            entered = self._alone(group, taken)
+            self._out.append((self._alone(group, block), entered))
+            # Nobody else is to fill it before the copy is done.
+            self._pins.append(entered)
             self.entered += 1
 
     def _take(self, group: int, key: bytes, scope: str) -> int | None:
@@ -260,7 +266,7 @@ class DramTier:
             if index >= found:
                 step.back.append((kept, table[index]))
                 step.returns.append((request, index))
-        self._reading += request.swapped
+        self._pins += request.swapped
         self._forget_kept(request)
 
     def drop(self, request: Request) -> None:
@@ -279,7 +285,7 @@ class DramTier:
         if self.pool is None:
             return
         self.pool.check()
-        held = [block for request in waiting for block in request.swapped] + self._reading + [*transfers]
+        held = [block for request in waiting for block in request.swapped] + self._pins + self._done + [*transfers]
         for group, pool in enumerate(self.pool.pools):
             numbers = [block[group] for block in held if block[group] != ABSENT]
             assert {number: numbers.count(number) for number in numbers} == {

@@ -36,7 +36,7 @@ def numerics_id(runner: ModelRunner, kv_dtype: str) -> str:
 
 def _device(device: torch.device) -> str:
     if device.type != "cuda":
-        mkldnn = torch.backends.mkldnn.is_available()
+        mkldnn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         return f"{platform.machine()}/{torch.backends.cpu.get_cpu_capability()}/mkldnn={mkldnn}"
     import triton  # noqa: PLC0415  # a CPU does without
 

@@ -223,8 +223,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     swap_share: Annotated[
         float,
         _about(
-            "host memory for KV that left the device (cached blocks, and preempted requests), as a part of the memory of "
-            "KV blocks; 0: none",
+            "host memory for KV that left the device (cached blocks, and preempted requests), as a part of the memory "
+            "of KV blocks; 0: none",
             SERVE,
             ENGINE,
             at_least=0,
