@@ -20,6 +20,7 @@ from engine.execution.disk_tier import DiskTier
 from engine.execution.executor import StepExecutor
 from engine.execution.model_runner import ModelRunner
 from engine.grammar.guide import Grammar, Grammars
+from engine.scheduling.dram_tier import MOST_SCOPES
 from engine.scheduling.fairness.fair_share import FairShare
 from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from engine.scheduling.fairness.queue_limits import QueueBounds, expected_wait
@@ -103,6 +104,8 @@ class Engine:
             runner.model.config.vocabulary, room, model_root(model_digest), clock, grammars
         )
         self._clock = clock
+        self._introduced: dict[str, Scope] = {}
+        """The scopes of requests that came, by name."""
         self._requests: dict[str, ParentRequest] = {}
         self._timeouts = TimeoutWatch(self._requests, limits.patience)
         self.outputs = OutputProcessor(self._requests, self.scheduler, self.fairness, self.quarantine)
@@ -182,9 +185,28 @@ class Engine:
         self.fairness.record_remote_service(replica, epoch, service)
 
     def _introduce(self, generate: Generate, scopes: Mapping[str, Scope]) -> None:
-        """Tell the farther tiers whose blocks are to come."""
+        """Tell the tiers whose blocks are to come, and how much of each tier is theirs."""
         for segment in generate.segments:
-            self.scheduler.dram.introduce(ScopeAccess.of(scopes[segment.scope]))
+            scope = scopes[segment.scope]
+            if scope is self._introduced.get(scope.scope):
+                continue
+            if len(self._introduced) >= MOST_SCOPES:
+                self._introduced.clear()
+            before = self._introduced.get(scope.scope)
+            self._introduced[scope.scope] = scope
+            self.scheduler.dram.introduce(ScopeAccess.of(scope))
+            if scope.limits or (before is not None and before.limits):
+                self._share(scope)
+
+    def _share(self, scope: Scope) -> None:
+        """Set a scope's reserve and limit in the memories."""
+        sizes = [memory.group.block_bytes for memory in self.runner.memories]
+        limits = {limit.tier: limit for limit in scope.limits}
+        for tier, pool in (("hbm", self.pool), ("dram", self.scheduler.dram.pool)):
+            if pool is not None:
+                limit = limits.get(tier)
+                reserve, most = (0, None) if limit is None else (limit.reserve, limit.limit)
+                pool.set_share(scope.scope, reserve, most, sizes)
 
     def forget(self, scope: str) -> None:
         """Make the blocks of a scope unfindable in every tier, and zero those in host memory (C5)."""

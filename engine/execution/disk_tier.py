@@ -79,6 +79,9 @@ class Store(Protocol):
     def forget(self, scope: str, /) -> int:
         """Delete all of a scope."""
 
+    def give_back(self, size: int, /) -> int:
+        """Delete records of about so many bytes."""
+
     def scan(self, most: int = ..., /) -> bool:
         """Look at some more files; whether all were seen."""
 
@@ -187,6 +190,10 @@ class DiskTier:
 
     def forget(self, scope: str) -> None:
         self._writes.put(lambda: void(self.store.forget(scope)))
+
+    def give_back(self, size: int) -> None:
+        """Others need room on the disk: delete about so many bytes, and take no more for a while. Any thread."""
+        self._writes.put(lambda: void(self.store.give_back(size)))
 
     def close(self, seconds: float) -> None:
         """End the threads after what they are doing, and give the store back. Waits for at most this long."""

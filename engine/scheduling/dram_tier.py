@@ -86,12 +86,14 @@ class DramTier:
 
     # ------------------------------------------------------------ who may leave the device
 
-    def introduce(self, access: ScopeAccess) -> None:
-        """Requests of this scope come."""
+    def introduce(self, access: ScopeAccess) -> bool:
+        """Requests of this scope come. Returns whether it is new, or has changed."""
+        known = self.scopes.get(access.scope)
         self.scopes[access.scope] = access
         self.scopes.move_to_end(access.scope)
         if len(self.scopes) > MOST_SCOPES:
             self.scopes.popitem(last=False)
+        return known != access
 
     def publishing(self, request: Request, key: bytes) -> None:
         """A request is about to publish a block on the device."""

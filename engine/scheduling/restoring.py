@@ -83,23 +83,35 @@ class Restorer:
 
     def begin(self, request: Request, keys: Sequence[bytes], rates: Rates, now: float) -> None:
         """The request was placed: see what of its prompt's further blocks lies in farther tiers, by their keys."""
-        first = at = request.blocks_for(request.kv)
-        from_disk: set[int] = set()
-        while at < len(keys):
-            if self.dram.holds(keys[at]):
-                pass
-            elif self._on_disk(request, at, keys[at], len(from_disk), rates):
-                from_disk.add(at)
-            else:
-                break
-            at += 1
-        if at == first:
+        first = request.blocks_for(request.kv)
+        from_disk = self._reach(request, keys, first, rates)
+        end = first + len(from_disk)
+        if end == first:
             return
-        planned = (at - first - len(from_disk), len(from_disk))
-        restore = Restore(first, at, pending=[*range(first, at)], from_disk=from_disk, planned=planned)
+        on_disk = {index for index, disk in enumerate(from_disk, first) if disk}
+        planned = (end - first - len(on_disk), len(on_disk))
+        restore = Restore(first, end, pending=[*range(first, end)], from_disk=on_disk, planned=planned)
         restore.deadline = now + self.costs.patience(self._fetchable(restore, rates))
         request.restore = restore
         self.active[request.arrival] = request
+
+    def blocks_beyond(self, request: Request, keys: Sequence[bytes], first: int, rates: Rates) -> int:
+        """How many blocks of these keys, from the block `first` on, could be restored now."""
+        return len(self._reach(request, keys, first, rates))
+
+    def _reach(self, request: Request, keys: Sequence[bytes], first: int, rates: Rates) -> list[bool]:
+        """For each block from `first` on that lies in a farther tier without a gap, whether it is on disk alone."""
+        found: list[bool] = []
+        read = 0
+        for index in range(first, len(keys)):
+            if self.dram.holds(keys[index]):
+                found.append(False)
+            elif self._on_disk(request, index, keys[index], read, rates):
+                found.append(True)
+                read += 1
+            else:
+                break
+        return found
 
     def _on_disk(self, request: Request, index: int, key: bytes, before: int, rates: Rates) -> bool:
         if self.disk is None or (not self.disk.fetch_room and not before):

@@ -37,6 +37,7 @@ from protocol.requests import Lane
 
 TOKEN_TARGETS: Mapping[Lane, float] = {"interactive": 100_000.0, "standard": 200_000.0, "batch": 1_000_000.0}
 """Target of the time between two tokens by lane, in µs. A step whose decodes alone take longer misses it."""
+_LEASES_EVERY_S = 1.0
 _COPIES_SHARE = 0.1
 """The part of that time that copies of restored blocks may take beside decodes."""
 
@@ -94,6 +95,7 @@ class Scheduler:
         """arrival -> decoding request that is out of credit."""
         self._finish_copies = finish_copies
         self._now = 0.0
+        self._leases_looked_at = 0.0
         self.waits = False
         """Whether the last step had nothing to do but to wait for blocks that are being restored."""
         self._placements = 0
@@ -167,6 +169,11 @@ class Scheduler:
             self.dram.begin(step, now)
             if self.saver is not None:
                 self.saver.begin(self._finish_copies)
+        if now >= self._leases_looked_at + _LEASES_EVERY_S:
+            self._leases_looked_at = now
+            self.pool.expire(now)
+            if self.dram.pool is not None:
+                self.dram.pool.expire(now)
         next_may_differ = self.queue.begin_step(now)
         if self._starved:
             self._grow(step)
@@ -416,11 +423,20 @@ class Scheduler:
                 if guarded:
                     self.dram.publishing(request, key)
                 self.pool.publish(request.table, index, key, scope)
-            if request.retain and self.saver is not None:
-                self.saver.published(request, request.published, full, self._now)
+            if request.retain:
+                self._retain(request, full)
             request.published = full
         if self.pool.slides:
             self.pool.slide(request.table, kv)
+
+    def _retain(self, request: Request, full: int) -> None:
+        """Tell the tiers for how long the blocks that are published now, up to `full`, are wanted."""
+        for tokens, until in request.retain:
+            keys = request.keys[request.published : min(full, tokens // BLOCK_TOKENS)]
+            if keys and until > self._now:
+                self.pool.retain(keys, until)
+        if self.saver is not None:
+            self.saver.published(request, request.published, full, self._now)
 
     # ------------------------------------------------------------ admission
 
@@ -473,7 +489,7 @@ class Scheduler:
         """Prompt tokens of running requests that are computed before those of this waiting request."""
         if not self._prefills:
             return 0
-        left = len(request.tokens) - self._matched_tokens(request)
+        left = len(request.tokens) - self._cached_tokens(request)
         before = self.queue.prefills_before(request, left, list(self._prefills.values()))
         return sum(other.to_compute for other in before)
 
@@ -510,6 +526,14 @@ class Scheduler:
                     # Blocks shared with others were counted as freed: if they were not, a later claim tries again.
                     return request if self._fits(request) else None
         return None
+
+    def _cached_tokens(self, request: Request) -> int:
+        """How many of its tokens have KV on the device, or in farther tiers behind that."""
+        keys = self._wanted(request)
+        found = len(self.pool.find(keys))
+        if self.dram.index is not None and found < len(keys):
+            found += self.restores.blocks_beyond(request, keys, found, self.costs.rates)
+        return found * BLOCK_TOKENS
 
     def _matched_tokens(self, request: Request) -> int:
         return len(self._matched(request)) * BLOCK_TOKENS

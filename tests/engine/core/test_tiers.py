@@ -81,6 +81,9 @@ class MemoryStore:
     def forget(self, scope: str) -> int:
         return self.purge(scope, [key for of, key in self.records if of == scope])
 
+    def give_back(self, size: int) -> int:
+        return 0
+
     def scan(self, most: int = 1) -> bool:
         return True
 
