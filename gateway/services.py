@@ -18,6 +18,7 @@ from gateway.admission.admission import Admission
 from gateway.admission.fair_threads import FairThreads
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.forgotten_scopes import ForgottenScopes
 from gateway.generation.generation_task import GenerationDependencies
 from gateway.generation.running_tasks import RunningTasks
 from gateway.http.body_budget import BodyBudget
@@ -29,6 +30,7 @@ from gateway.recovery.lost_attempts import LostAttempts
 from gateway.recovery.orphaned_holds import OrphanedHolds
 from gateway.served_models.registry import ModelRegistry
 from prompt_cache.promise.cache_domains import CacheDomains
+from prompt_cache.promise.scope_keys import ScopeKeys
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
 from storage.disk_space import DiskWatch
@@ -86,6 +88,8 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     models: ModelRegistry
     fleet: Fleet
     domains: CacheDomains
+    scope_keys: ScopeKeys | None = None
+    """The keys that `domains` has: the worker tells replicas which were destroyed."""
     exports: ExportJobs
     webhooks: WebhookEndpoints
     epoch: EpochKeeper | None = None
@@ -196,6 +200,8 @@ class Gateway:
         self.orphaned_holds.start()
         services.fleet.start()
         self._tasks.start(self._probe_dependencies())
+        if services.scope_keys is not None:
+            self._tasks.start(ForgottenScopes(services.scope_keys, services.domains, services.fleet.links).run())
         if self.metrics.shared:
             self._tasks.start(self._refresh_metrics())
 

@@ -63,7 +63,7 @@ MOST_LOOSE = 6
 """How many modules may lie beside the folders of a room that has more than a dozen."""
 HEAVY = frozenset({"torch", "triton", "transformers"})
 NAMES_FOR_NOTHING = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
-QUERY_MODULES = ("storage/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py")
+QUERY_MODULES = ("storage/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py", "prompt_cache/promise/")
 """Where a query may be written. Elsewhere rows come from a repository, or from billing."""
 TENANT_TABLES = frozenset(
     (
@@ -306,7 +306,7 @@ def paths_of_a_workplace(root: Path) -> list[str]:
     ]
 
 
-def tests_beside_nothing(root: Path) -> list[str]:
+def unmirrored_test_folders(root: Path) -> list[str]:
     """Folders of tests/ROOM that mirror no folder of the room."""
     wrong = []
     for room in ROOMS:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from protocol.addresses import Address
 from protocol.frames import ProtocolError, ToGateway, ToReplica, agree_version, encode, link_proof, read_from_replica
-from protocol.replicas import DISK_FULL, MAX_SCOPES, Dial, Heartbeat, Hello, Scope
+from protocol.replicas import DISK_FULL, MAX_SCOPES, Dial, Forget, Heartbeat, Hello, Scope
 from storage.backoff import Backoff
 
 
@@ -124,7 +124,7 @@ class ReplicaLink:
         self._options = options
         self._clock = clock
         self._writer: asyncio.StreamWriter | None = None
-        self._scopes: OrderedDict[str, None] = OrderedDict()
+        self._scopes: OrderedDict[str, Scope] = OrderedDict()
         """The scopes that the replica knows, in the order of their introduction."""
         self._heard_at = 0.0
         self._beat_at = 0.0
@@ -182,12 +182,18 @@ class ReplicaLink:
             self._writer.write(encode(message))
 
     def introduce(self, scope: Scope) -> None:
-        """Send a scope, once per connection as long as the replica remembers it."""
-        if scope.scope not in self._scopes:
-            self._scopes[scope.scope] = None
+        """Send a scope, once per connection as long as the replica remembers it and nothing of it has changed."""
+        if self._scopes.get(scope.scope) is not scope:
+            self._scopes.pop(scope.scope, None)
+            self._scopes[scope.scope] = scope
             if len(self._scopes) > MAX_SCOPES:
                 self._scopes.popitem(last=False)
             self.send(scope)
+
+    def forget(self, scope: str) -> None:
+        """Let the replica forget a scope: its blocks, its records and its key."""
+        self._scopes.pop(scope, None)
+        self.send(Forget(scope))
 
     async def _connection(self) -> bool:
         """Dial, and serve the connection until it ends. True if it was ever ready."""

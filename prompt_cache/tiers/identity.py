@@ -21,6 +21,14 @@ def _digest(purpose: bytes, *fields: bytes) -> bytes:
     return whole.digest()
 
 
+class _Description(msgspec.Struct, frozen=True):
+    model_digest: str
+    numerics: str
+    groups: tuple[LayerGroup, ...]
+    shard: int
+    shards: int
+
+
 @dataclass(frozen=True)
 class StoreIdentity:
     """The replica's model and arithmetic: records of another identity are never read.
@@ -65,18 +73,16 @@ class StoreIdentity:
         shard = f"{self.shard}/{self.shards}".encode()
         return _digest(b"turnpike/kv-identity/v1", *self.digests, shard).hex()[:32]
 
+    @classmethod
+    def described(cls, description: bytes) -> StoreIdentity:
+        """The identity that `description` was made of. Raises msgspec.MsgspecError, ValueError."""
+        fields = msgspec.json.decode(description, type=_Description)
+        return cls(fields.model_digest, fields.numerics, fields.groups, fields.shard, fields.shards)
+
     @cached_property
     def description(self) -> bytes:
         """JSON for people: what the digests stand for."""
-        return msgspec.json.encode(
-            {
-                "model_digest": self.model_digest,
-                "numerics": self.numerics,
-                "groups": self.groups,
-                "shard": self.shard,
-                "shards": self.shards,
-            }
-        )
+        return msgspec.json.encode(_Description(self.model_digest, self.numerics, self.groups, self.shard, self.shards))
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ from itertools import count
 from pathlib import Path
 from typing import TypeAlias
 
+from prompt_cache.tiers.store_errors import StoreLocked, StoreUnusable
+from prompt_cache.tiers.store_state import NAME_BYTES
+
 Bytes: TypeAlias = bytes | bytearray | memoryview
-NAME_BYTES = 15
-"""A name's length. With its header, a `bytes` of this length takes 48 bytes of memory, one more would take 64."""
 _LOCK, _NEW, _IDENTITY = "lock", "new", "identity.json"
 
 
@@ -27,13 +28,19 @@ class FolderLock:
     """The exclusive lock of a store's folder, held by an open file: it ends with the process, however that ends."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises BlockingIOError if another process has it, OSError."""
-        self._file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Makes the folder if there is none. Raises StoreLocked, StoreUnusable."""
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreUnusable(f"the cache folder {folder} cannot be used: {error.strerror}") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             os.close(self._file)
-            raise
+            if not isinstance(error, BlockingIOError):
+                raise StoreUnusable(f"the cache folder {folder} cannot be locked: {error.strerror}") from error
+            raise StoreLocked(f"the cache folder {folder} is in use by a replica, which has it alone") from error
 
     def release(self) -> None:
         """Give it back."""
@@ -53,7 +60,6 @@ class RecordFiles:
 
     def prepare(self, description: bytes) -> int:
         """Make the folders, and delete what was never published; returns how many files that were."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.records.mkdir(mode=0o700, exist_ok=True)
         new = self.records / _NEW
         new.mkdir(mode=0o700, exist_ok=True)
@@ -159,10 +165,24 @@ class RecordFiles:
                 for entry in entries:
                     yield _name(f"{number:02x}{entry.name}") or Path(entry.path)
 
+    def unpublished(self) -> list[Path]:
+        """What was being written when its process died, or is now."""
+        with contextlib.suppress(OSError):
+            return list((self.records / _NEW).iterdir())
+        return []
+
+    def description(self) -> bytes:
+        """What is written of the identity. Raises OSError."""
+        return (self.records / _IDENTITY).read_bytes()
+
     def others(self) -> list[Path]:
         """The folders of other identities, those first that were not used for the longest time."""
-        folders = [path for path in self.folder.iterdir() if path.is_dir() and path != self.records]
-        return sorted(folders, key=_last_opened)
+        return [path for path in identities(self.folder) if path != self.records]
+
+
+def identities(folder: Path) -> list[Path]:
+    """The folders of all identities, those first that were not used for the longest time. Raises OSError."""
+    return sorted((path for path in folder.iterdir() if path.is_dir()), key=_last_opened)
 
 
 def _name(text: str) -> bytes | None:

@@ -7,7 +7,6 @@ disk say so, and belong in worker threads; the others wait for no disk.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,28 +19,20 @@ from prompt_cache.tiers.disk_room import DiskRoom
 from prompt_cache.tiers.eviction import EvictionPolicy, SecondUse
 from prompt_cache.tiers.folder_scan import FolderScan, reclaim
 from prompt_cache.tiers.identity import ScopeAccess, StoreIdentity
-from prompt_cache.tiers.record_files import NAME_BYTES, Bytes, FolderLock, RecordFiles
+from prompt_cache.tiers.record_files import Bytes, FolderLock, RecordFiles
 from prompt_cache.tiers.record_format import MOST_SCOPE_BYTES, BadRecord, Header, disk_bytes, record_bytes
 from prompt_cache.tiers.record_reader import RecordReader
 from prompt_cache.tiers.record_writer import LONGEST_RETENTION_S, Place, RecordWriter
 from prompt_cache.tiers.sealing import Sealer
 from prompt_cache.tiers.store_contents import US, StoreContents
-from prompt_cache.tiers.store_state import StoreState
+from prompt_cache.tiers.store_errors import StoreUnusable
+from prompt_cache.tiers.store_state import StoreState, state_folder
 from prompt_cache.tiers.tombstones import Tombstones
 from storage.disk_space import is_disk_full
-from storage.reported_error import ReportedError
 
 logger = structlog.get_logger("prompt_cache.tiers")
 
 _RECLAIMED_FILES, _FORGOTTEN_RECORDS = 200, 500
-
-
-class StoreLocked(ReportedError):
-    """Another process uses this folder: one folder, one replica."""
-
-
-class StoreUnusable(ReportedError):
-    """The folder cannot be made, read or written. The message names it."""
 
 
 class RecordStore:
@@ -82,13 +73,7 @@ class RecordStore:
     def open(self) -> None:
         """Make and lock the folder, and read the tombstones. Takes milliseconds, however many records there are: they
         are findable at once, by a look at the disk until `scan` is through. Raises StoreLocked, StoreUnusable."""
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._folder_lock = FolderLock(self.folder)
-        except BlockingIOError as error:
-            raise StoreLocked(f"another replica uses the cache folder {self.folder}: give each its own") from error
-        except OSError as error:
-            raise StoreUnusable(f"the cache folder {self.folder} cannot be used: {error.strerror}") from error
+        self._folder_lock = FolderLock(self.folder)
         try:
             self._state = StoreState(self._state_folder)
             self._tombstones = Tombstones(self._state_folder, self._now(), self._state.sequence())
@@ -191,7 +176,8 @@ class RecordStore:
         self, access: ScopeAccess, key: bytes, group: int, name: bytes, into: memoryview, *, deadline: float | None
     ) -> bool:
         known = self._contents.knows(name)
-        if not self._open or (not known and self._scan is None):
+        # without retention there is no key either: nothing is read, and nothing that was written before is deleted
+        if not self._open or (not known and self._scan is None) or access.retention <= 0:
             self._contents.count("miss_absent")
             return False
         try:
@@ -372,10 +358,7 @@ class RecordStore:
         return (self._name(scope, key, group) for key in keys for group in groups)
 
     def _name(self, scope: str, key: bytes, group: int) -> bytes:
-        """The name of a record: a hash under this store's secret, so that a list of files tells nothing."""
-        text = scope.encode()
-        content = b"%d:%s:%d:%s:%d" % (len(text), text, len(key), key, group)
-        return hashlib.blake2b(content, digest_size=NAME_BYTES, key=self._state.names, person=b"tpk-name").digest()
+        return self._state.name(scope, key, group)
 
     def _failed(self, event: str, error: OSError) -> None:
         self._contents.count("io_errors")
@@ -383,8 +366,3 @@ class RecordStore:
 
     def _now(self) -> int:
         return int(self._clock() * US)
-
-
-def state_folder(folder: Path) -> Path:
-    """Where the state of the store in `folder` lies by default."""
-    return folder.with_name(f"{folder.name}.state")

@@ -30,6 +30,7 @@ from gateway.served_models.served_model import load_served_model
 from gateway.server import GatewayServer
 from gateway.services import Gateway, GatewayOptions, GatewayServices
 from prompt_cache.promise.cache_domains import CacheDomains
+from prompt_cache.promise.scope_keys import ScopeKeys
 from storage.bus import LocalBus
 from storage.database.database import Database
 from tenancy.authenticator import Authenticator
@@ -226,6 +227,7 @@ async def running_stack(
         options=fleet_options or FleetOptions(beat_timeout=2.0, backoff_most=0.1),
         epoch=stack.spool.owner,
     )
+    scope_keys = ScopeKeys(stack.database, b"m" * 32)
     services = GatewayServices(
         name=name,
         database=stack.database,
@@ -240,7 +242,8 @@ async def running_stack(
         fleet=fleet,
         exports=ExportJobs(stack.database, prices, folder / "exports"),
         webhooks=WebhookEndpoints(stack.database, SecretCipher(b"m" * 32), AddressPolicy(), WEBHOOK_TOPICS),
-        domains=CacheDomains(b"s" * 32, b"m" * 32),
+        domains=CacheDomains(b"s" * 32, scope_keys, retention=3600.0),
+        scope_keys=scope_keys,
         options=options or GatewayOptions(timeouts=quick_timeouts(), drain_timeout=20.0),
     )
     app = create_app(services)

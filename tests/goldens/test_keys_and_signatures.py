@@ -9,6 +9,7 @@ from uuid import UUID
 from prompt_cache.kv.block_keys import block_key, model_root, prefix_key, scope_root
 from prompt_cache.model_digest import model_digest, text_digest
 from prompt_cache.promise.cache_domains import CacheDomains
+from prompt_cache.promise.scope_keys import ProjectKey
 from tenancy.keys import Peppers, parse_key
 from tests.goldens import golden
 from turnpike.admin_services import WEBHOOK_TOPICS
@@ -55,11 +56,12 @@ def test_cache_keys(tmp_path: Path) -> None:
     """Gateways and replicas of different versions must agree on these."""
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "a.safetensors"):
         (tmp_path / name).write_text(f"{name}\n")
-    scope = CacheDomains(b"s" * 32, b"m" * 32).project(UUID(int=1), UUID(int=2))
+    scope = CacheDomains(b"s" * 32).project(UUID(int=1), UUID(int=2))
+    key = ProjectKey(1, b"d" * 32, 0)
     root = scope_root(b"s" * 32, ("project", "a", "b"))
     parent = block_key(root, model_root("d" * 64), [1, 2, 3])
     frozen: dict[str, Any] = {
-        "scope": [scope.scope, scope.root.hex(), scope.data_key.hex()],
+        "scope": [scope.scope, scope.root.hex(), key.derive(scope.root).hex()],
         "root": root.hex(),
         "model": model_root("d" * 64, "a" * 64, ["m" * 64]).hex(),
         "block": parent.hex(),

@@ -20,6 +20,7 @@ from gateway.served_models.registry import ModelRegistry
 from gateway.server import GatewayServer
 from gateway.services import GatewayOptions, GatewayServices
 from prompt_cache.promise.cache_domains import CacheDomains
+from prompt_cache.promise.scope_keys import ScopeKeys
 from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
 from turnpike.admin_services import AdminServices, webhook_endpoints
@@ -49,6 +50,7 @@ async def open_gateway_services(
     epoch = f"{name}-{time.time_ns():x}"
     await registry.check_prices(admin.prices)
     spool = Spool(settings.data / "spool", epoch)
+    scope_keys = ScopeKeys(admin.database, secrets.master_key, patience=settings.database_timeout)
     keeper = EpochKeeper(admin.database, spool, name, folder=folder_identity(settings.data))
     try:
         await keeper.start()
@@ -72,7 +74,8 @@ async def open_gateway_services(
             exports=ExportJobs(admin.database, admin.prices, settings.exports),
             webhooks=webhook_endpoints(settings, admin.database, secrets),
             epoch=keeper,
-            domains=CacheDomains(secrets.scope_secret, secrets.master_key),
+            domains=CacheDomains(secrets.scope_secret, scope_keys, retention=settings.cache_retention),
+            scope_keys=scope_keys,
             options=GatewayOptions(
                 body_limit=settings.body_limit,
                 drain_timeout=settings.drain_timeout,

@@ -134,6 +134,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             at_least=0.1,
         ),
     ] = 5.0
+    cache_retention: Annotated[
+        int,
+        _about(
+            "seconds that KV may lie in host memory and, sealed, on disk, where a project says nothing else; "
+            "0: it never leaves the device",
+            SERVE,
+            GATEWAY,
+            at_least=0,
+            at_most=7 * 86_400,
+        ),
+    ] = 86_400
     replicas: Annotated[str, _about("replicas, separated by commas: unix:PATH or tcp:HOST:PORT", GATEWAY, ADMIN)] = ""
     gateway_name: Annotated[
         str,

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from prompt_cache.tiers.identity import ScopeAccess, StoreIdentity
 from prompt_cache.tiers.record_files import RecordFiles
-from prompt_cache.tiers.record_store import RecordStore, state_folder
+from prompt_cache.tiers.record_store import RecordStore
+from prompt_cache.tiers.store_state import state_folder
 from protocol.replicas import LayerGroup
 
 SMALL, LARGE = 700, 300_000

@@ -20,7 +20,8 @@ from pathlib import Path
 import pytest
 
 from prompt_cache.tiers.record_format import CHUNK_BYTES, HEADER_BYTES, record_bytes, unpack
-from prompt_cache.tiers.record_store import RecordStore, state_folder
+from prompt_cache.tiers.record_store import RecordStore
+from prompt_cache.tiers.store_state import state_folder
 from tests.prompt_cache.tiers.stores import (
     GROUPS,
     IDENTITY,

@@ -22,6 +22,7 @@ import billing.tables.platform
 import billing.tables.prices
 import billing.tables.rating
 import billing.tables.reconciliation
+import prompt_cache.tables
 import storage.database.outbox
 import tenancy.tables
 import webhooks.tables
@@ -42,6 +43,7 @@ ROOMS = (
     billing.tables.rating,
     billing.tables.reconciliation,
     billing.tables.money,
+    prompt_cache.tables,
     storage.database.outbox,
     webhooks.tables,
     tenancy.tables,

@@ -1,0 +1,82 @@
+"""Tells replicas which scopes to forget: those whose data keys were destroyed, by whichever process.
+
+Each gateway asks the database every few seconds which keys have changed. A replica is told of each destroyed key of the
+last days once a connection, since it may have been away; what it wrote under a newer key has another scope's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from weakref import WeakKeyDictionary
+
+import structlog
+
+from gateway.fleet.replica_link import ReplicaLink
+from prompt_cache.promise.cache_domains import CacheDomains
+from prompt_cache.promise.scope_keys import ChangedKey, ScopeKeys, ScopeKeyUnreadable
+from storage.database.database import DatabaseUnavailable
+
+log = structlog.get_logger("gateway.fleet")
+
+_EVERY_S = 3.0
+_MOST = 10_000
+
+
+class ForgottenScopes:
+    """Runs in each gateway worker. `pause`: between two looks, by default so many seconds."""
+
+    def __init__(
+        self,
+        keys: ScopeKeys,
+        domains: CacheDomains,
+        links: Iterable[ReplicaLink],
+        pause: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(_EVERY_S),
+    ) -> None:
+        self._keys, self._domains, self._links, self._pause = keys, domains, tuple(links), pause
+        self._since: int | None = None
+        self._seen: set[ChangedKey] = set()
+        """What the last look told, some of which the next will tell again."""
+        self._forgotten: dict[str, None] = {}
+        """Names of scopes, in the order in which they were destroyed."""
+        self._told: WeakKeyDictionary[ReplicaLink, tuple[object, set[str]]] = WeakKeyDictionary()
+        """link -> the greeting of its connection, and what it was told since."""
+
+    async def run(self) -> None:
+        """Look and tell until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except DatabaseUnavailable:
+                log.info("forgotten scopes cannot be read: the database is away")
+            self.tell()
+            await self._pause()
+
+    async def look(self) -> None:
+        """Learn which keys have changed. Raises DatabaseUnavailable."""
+        changed, self._since = await self._keys.changes(self._since)
+        for one in changed:
+            if one in self._seen:
+                continue
+            if one.destroyed:
+                self._forgotten.setdefault(self._domains.name(one.tenant_id, one.project_id, one.generation))
+            try:
+                await self._keys.refresh(one)
+            except ScopeKeyUnreadable as error:
+                log.error("a project's KV stays on the device", cause=str(error))
+        self._seen = set(changed)
+        while len(self._forgotten) > _MOST:
+            del self._forgotten[next(iter(self._forgotten))]
+
+    def tell(self) -> None:
+        """Tell each replica that is connected what it was not told yet."""
+        for link in self._links:
+            if not link.up:
+                continue
+            greeting, told = self._told.get(link, (None, set()))
+            if greeting is not link.hello:
+                greeting, told = link.hello, set()
+                self._told[link] = (greeting, told)
+            for name in [name for name in self._forgotten if name not in told]:
+                link.forget(name)
+                told.add(name)

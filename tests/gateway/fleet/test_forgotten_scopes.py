@@ -1,0 +1,103 @@
+"""Replicas are told which scopes to forget: once a connection, those that were away too, and never the newer scope."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from gateway.fleet.forgotten_scopes import ForgottenScopes
+from gateway.fleet.replica_link import AwakeClock, FleetOptions, ReplicaLink
+from prompt_cache.promise.cache_domains import CacheDomains
+from prompt_cache.promise.scope_keys import ScopeKeys
+from protocol.addresses import parse_address
+from protocol.replicas import Forget, Scope
+from storage.database.base import new_id
+from storage.database.database import Database
+
+TENANT, PROJECT = new_id(), new_id()
+
+
+class Link:
+    """What ForgottenScopes asks of a link."""
+
+    def __init__(self) -> None:
+        self.up = True
+        self.hello = object()
+        self.forgot: list[str] = []
+
+    def forget(self, scope: str) -> None:
+        self.forgot.append(scope)
+
+    def reconnect(self) -> None:
+        self.up, self.hello, self.forgot = True, object(), []
+
+
+def forgotten(database: Database, *links: Any) -> tuple[ForgottenScopes, ScopeKeys, CacheDomains]:
+    keys = ScopeKeys(database, b"m" * 32)
+    domains = CacheDomains(b"s" * 32, keys, retention=60.0)
+    return ForgottenScopes(keys, domains, links), keys, domains
+
+
+async def test_a_key_that_another_process_destroys(database: Database) -> None:
+    here, away = Link(), Link()
+    away.up = False
+    relay, _, domains = forgotten(database, here, away)
+    await domains.prepare(TENANT, PROJECT)
+    scope = domains.project(TENANT, PROJECT)
+    await relay.look()
+    relay.tell()
+    assert here.forgot == []
+    assert domains.project(TENANT, PROJECT) is scope
+
+    await ScopeKeys(database, b"m" * 32).destroy(TENANT, PROJECT, "asked by its owner")
+    for _ in range(3):
+        await relay.look()
+        relay.tell()
+    assert here.forgot == [scope.scope]
+    assert away.forgot == []
+    assert not domains.ready(PROJECT), "the destroyed key is not used any more"
+    await domains.prepare(TENANT, PROJECT)
+    newer = domains.project(TENANT, PROJECT)
+    assert newer.scope != scope.scope
+
+    away.reconnect()
+    here.reconnect()
+    relay.tell()
+    relay.tell()
+    assert here.forgot == away.forgot == [scope.scope], "each connection is told once, of the old scope alone"
+
+
+async def test_a_gateway_that_starts_later_tells_too(database: Database) -> None:
+    _, keys, domains = forgotten(database)
+    await domains.prepare(TENANT, PROJECT)
+    name = domains.project(TENANT, PROJECT).scope
+    await keys.destroy(TENANT, PROJECT, "asked")
+    link = Link()
+    relay, _, _ = forgotten(database, link)
+    await relay.look()
+    relay.tell()
+    assert link.forgot == [name]
+
+
+async def test_a_changed_policy_reaches_gateways(database: Database) -> None:
+    relay, _, domains = forgotten(database)
+    await domains.prepare(TENANT, PROJECT)
+    await relay.look()
+    await ScopeKeys(database, b"m" * 32).set_policy(TENANT, PROJECT, retention=0, limits=())
+    await relay.look()
+    assert domains.project(TENANT, PROJECT).retention == 0.0
+
+
+def test_a_link_sends_a_scope_again_when_it_changed() -> None:
+    sent: list[Any] = []
+    listener: Any = SimpleNamespace()
+    link = ReplicaLink(
+        parse_address("unix:/nowhere"), "gateway", b"k" * 32, listener, options=FleetOptions(), clock=AwakeClock(1.0)
+    )
+    link.send = sent.append  # type: ignore[method-assign]
+    first, second = Scope("a", b"r", b"k"), Scope("a", b"r", b"k", (), 5.0)
+    for scope in (first, first, second, second):
+        link.introduce(scope)
+    link.forget("a")
+    link.introduce(second)
+    assert sent == [first, second, Forget("a"), second]

@@ -1,0 +1,158 @@
+"""`turnpike cache …`, as an operator types it, on a folder that a replica has left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from prompt_cache.promise.cache_domains import CacheDomains
+from prompt_cache.promise.scope_keys import ScopeKeys
+from prompt_cache.tiers.identity import ScopeAccess
+from storage.database.database import Database
+from tests.prompt_cache.tiers.stores import key, opened, payloads, record_paths
+from turnpike import cli, logs
+from turnpike.admin_services import open_admin_services
+from turnpike.settings import loading, secrets
+from turnpike.settings.settings import Settings
+
+Run = Callable[[str], tuple[int, str]]
+
+
+class Replica:
+    """Tenants `acme` and `other` with a project each, and what their replica left on disk."""
+
+    def __init__(self, run: Run, folder: Path, settings: Settings) -> None:
+        self.run, self.folder, self.settings = run, folder, settings
+        self.accesses = asyncio.run(self._accesses())
+
+    async def _accesses(self) -> dict[str, ScopeAccess]:
+        made = {}
+        own = secrets.load(self.settings.secrets)
+        async with open_admin_services(self.settings) as admin:
+            domains = CacheDomains(own.scope_secret, self._keys(admin.database), retention=3600.0)
+            for name in ("acme", "other"):
+                tenant = await admin.tenancy.tenant(name)
+                (project,) = await admin.tenancy.list_projects(tenant.id)
+                await domains.prepare(tenant.id, UUID(bytes=project.id.bytes))
+                made[name] = ScopeAccess.of(domains.project(tenant.id, project.id))
+        return made
+
+    def _keys(self, database: Database) -> ScopeKeys:
+        return ScopeKeys(database, secrets.load(self.settings.secrets).master_key)
+
+    def serve(self, blocks: int = 3) -> None:
+        """Write blocks of both projects."""
+        with opened(self.folder) as store:
+            for name, access in self.accesses.items():
+                for number in range(blocks):
+                    assert store.write(access, key(number), payloads(name, number), position=0)
+
+    def found(self, name: str, blocks: int = 3) -> int:
+        """How many of its blocks a replica reads right."""
+        with opened(self.folder) as store:
+            got = [store.read(self.accesses[name], key(number), (0, 1)) for number in range(blocks)]
+        assert all(one is None or one == payloads(name, number) for number, one in enumerate(got))
+        return sum(one is not None for one in got)
+
+
+@pytest.fixture
+def replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Replica:
+    monkeypatch.setenv("TURNPIKE_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setattr(logs, "configure", lambda *_: None)
+
+    def command(line: str) -> tuple[int, str]:
+        status = cli.main(shlex.split(line))
+        out, err = capsys.readouterr()
+        return status, out + err
+
+    assert command("migrate")[0] == 0
+    for name in ("acme", "other"):
+        assert command(f"tenants create {name}")[0] == 0
+    settings = loading.load({"data_dir": str(tmp_path / "data")})
+    made = Replica(command, tmp_path / "data" / "kv", settings)
+    made.serve()
+    return made
+
+
+def test_stats_name_projects(replica: Replica) -> None:
+    status, out = replica.run("cache stats --format json")
+    assert status == 0, out
+    (one,) = json.loads(out)
+    assert one["held"]["records"] == 12
+    assert sorted(one["projects"].values()) == ["acme/default", "other/default"]
+    assert one["held"]["bytes"] == sum(held["bytes"] for held in one["scopes"].values())
+    assert "acme/default" in replica.run("cache stats")[1]
+
+
+def test_fsck_and_scrub_find_damage_and_repair_it(replica: Replica) -> None:
+    assert replica.run("cache fsck")[0] == 0
+    assert replica.run("cache scrub")[0] == 0
+    headers, bodies, rest = record_paths(replica.folder)[:3], record_paths(replica.folder)[3:5], 7
+    for path in headers:
+        path.write_bytes(b"x" + path.read_bytes()[1:])
+    for path in bodies:
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    status, out = replica.run("cache fsck --format json")
+    assert (status, json.loads(out)["causes"]) == (1, {"damaged": 3})
+    status, out = replica.run("cache scrub --format json")
+    assert (status, json.loads(out)["causes"]) == (1, {"damaged": 3, "unsealed": 2})
+    assert len(record_paths(replica.folder)) == 12, "nothing is deleted without --repair"
+    assert replica.run("cache scrub --repair")[0] == 0
+    assert len(record_paths(replica.folder)) == rest
+    assert replica.run("cache scrub")[0] == 0
+
+
+def test_a_purge_of_a_project(replica: Replica) -> None:
+    status, out = replica.run("cache purge --of acme default --dry-run")
+    assert (status, "would purge 6 records" in out) == (0, True), out
+    assert replica.found("acme") == 3
+    kept = {path: path.read_bytes() for path in record_paths(replica.folder)}
+    assert replica.run("cache purge --of acme default")[0] == 0
+    for path, content in kept.items():
+        path.write_bytes(content)
+    assert replica.found("acme") == 0, "records that come back are purged too"
+    assert replica.found("other") == 3
+    assert replica.run("cache purge --all")[0] == 0
+    assert not record_paths(replica.folder)
+    assert replica.run("cache purge")[0] == 2
+
+
+def test_a_forgotten_project_cannot_be_read_by_anybody(replica: Replica) -> None:
+    assert replica.run("cache forget acme default --reason 'the customer left' --dry-run")[0] == 0
+    assert replica.run("cache scrub")[0] == 0
+    status, out = replica.run("cache forget acme default --reason 'the customer left'")
+    assert (status, "destroyed" in out) == (0, True)
+    _, out = replica.run("cache scrub --format json")
+    assert json.loads(out)["causes"] == {"no_key": 6}
+    assert "acme/default (forgotten)" in replica.run("cache stats")[1]
+    before = replica.accesses["acme"]
+    after = asyncio.run(replica._accesses())["acme"]
+    assert after.scope != before.scope
+    assert after.data_key != before.data_key
+    assert "destroyed already" not in replica.run("cache forget acme default --reason again")[1], "there is a newer one"
+    assert "destroyed already" in replica.run("cache forget acme default --reason again")[1]
+
+
+def test_a_policy(replica: Replica) -> None:
+    status, out = replica.run("cache policy acme default --retention 0 --limit nvme=10:20")
+    assert (status, "never" in out) == (0, True), out
+    access = asyncio.run(replica._accesses())["acme"]
+    assert (access.retention, access.reserve, access.limit) == (0.0, 10, 20)
+    for wrong in ("--limit nvme=20:10", "--limit tape=1:2", "--retention -1", "--retention soon"):
+        assert replica.run(f"cache policy acme default {wrong}")[0] == 2, wrong
+    assert replica.run("cache policy acme nothing --retention 1")[0] == 2
+
+
+def test_a_folder_in_use_or_none(replica: Replica, tmp_path: Path) -> None:
+    with opened(replica.folder):
+        assert replica.run("cache stats")[0] == 0
+        status, out = replica.run("cache fsck")
+        assert (status, "in use by a replica" in out) == (75, True)
+    assert replica.run(f"cache fsck --folder {tmp_path / 'nowhere'}")[0] == 2
+    assert replica.run(f"cache stats --folder {tmp_path / 'nowhere'}")[0] == 2

@@ -1,0 +1,250 @@
+"""`turnpike cache`: what a replica keeps on disk, whether it is whole, and how to get rid of it."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import msgspec
+
+from storage.reported_error import ReportedError
+from turnpike.command_context import admin_command, print_table
+from turnpike.command_line import CommandError, CommandParser
+
+if TYPE_CHECKING:
+    from prompt_cache.promise.cache_domains import CacheDomains
+    from prompt_cache.promise.scope_keys import ListedKey, ScopeKeys
+    from prompt_cache.tiers.inspection import Finding, Inspection
+    from protocol.replicas import TierLimit
+    from turnpike.admin_services import AdminServices
+    from turnpike.settings.settings import Settings
+
+_MOST_SHOWN = 1000
+_TIERS = ("hbm", "dram", "nvme")
+_HARMLESS = frozenset({"expired", "purged", "unpublished", "other_identity", "no_key", "version"})
+"""Causes that are no damage: a replica deletes such files by itself."""
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare `turnpike cache …`."""
+    stats = parser.add_action(
+        "stats", "what lies on disk, by model and project; beside a running replica too", show_stats
+    )
+    fsck = parser.add_action("fsck", "find files that are no whole records; the replica has to be stopped", check_files)
+    scrub = parser.add_action("scrub", "as fsck, and decrypt every record to see that it is whole", scrub_records)
+    purge = parser.add_action("purge", "delete records for good; the replica has to be stopped", purge_records)
+    for action in (stats, fsck, scrub, purge):
+        action.add_argument("--folder", metavar="DIR", help="the replica's folder of records; default: DATA_DIR/kv")
+        action.add_format("json")
+    for action in (fsck, scrub):
+        action.add_argument("--repair", action="store_true", help="delete what is found")
+    purge.add_argument("--of", nargs=2, metavar=("TENANT", "PROJECT"), help="of this project only")
+    purge.add_argument("--all", action="store_true", help="of every project")
+    purge.add_argument("--expired", action="store_true", help="what has expired, of every project")
+    purge.add_dry_run()
+    text = "destroy a project's data key: nothing that it sealed can ever be read again, on any disk or copy of one"
+    forget = parser.add_action("forget", text, forget_project)
+    policy = parser.add_action("policy", "how long and how much of a project's KV may leave the device", set_policy)
+    for action in (forget, policy):
+        action.add_argument("tenant", metavar="TENANT")
+        action.add_argument("project", metavar="PROJECT")
+    forget.add_argument("--reason", required=True, help="why; kept for ever")
+    forget.add_dry_run()
+    policy.add_argument("--retention", metavar="SECONDS", help="0: never; default: that of --cache-retention")
+    text = "such as nvme=1000000:5000000: bytes that others cannot take, and the most; may be repeated"
+    policy.add_argument("--limit", action="append", default=[], metavar="TIER=RESERVE:LIMIT", help=text)
+
+
+# ---------------------------------------------------------------- records
+
+
+@admin_command
+async def show_stats(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """`turnpike cache stats`."""
+    from prompt_cache.tiers.inspection import look
+
+    found = look(_folder(admin.settings, arguments))
+    names = await _scope_names(admin)
+    if arguments.format == "json":
+        rows = [
+            msgspec.to_builtins(one) | {"projects": {s: names[s] for s in one.scopes if s in names}} for one in found
+        ]
+        print(msgspec.json.encode(rows).decode())
+        return
+    print_table(
+        ("identity", "model", "numerics", "project", "records", "bytes", "unreadable", "unpublished"),
+        [
+            (
+                one.identity[:8],
+                one.model_digest[:8],
+                one.numerics[:24],
+                names.get(scope, scope),
+                held.records,
+                held.bytes,
+                one.unreadable,
+                one.unpublished,
+            )
+            for one in found
+            for scope, held in [("all", one.held), *sorted(one.scopes.items(), key=lambda item: -item[1].bytes)]
+        ],
+    )
+
+
+@admin_command
+async def check_files(admin: AdminServices, arguments: argparse.Namespace) -> int:
+    """`turnpike cache fsck`: 1 if damage was found that is not repaired."""
+    from prompt_cache.tiers.inspection import Inspection
+
+    with Inspection(_folder(admin.settings, arguments)) as inspection:
+        return _report(inspection, list(inspection.check()), arguments)
+
+
+@admin_command
+async def scrub_records(admin: AdminServices, arguments: argparse.Namespace) -> int:
+    """`turnpike cache scrub`: 1 if damage was found that is not repaired."""
+    from prompt_cache.tiers.identity import ScopeAccess
+    from prompt_cache.tiers.inspection import Inspection
+
+    keys, domains = _keys_and_domains(admin)
+    accesses: dict[str, ScopeAccess] = {}
+    for one in await keys.listed():
+        if one.key is not None:
+            root = domains.root(one.tenant_id, one.project_id)
+            name = domains.name(one.tenant_id, one.project_id, one.generation)
+            accesses[name] = ScopeAccess(name, one.key.derive(root), float("inf"))
+    with Inspection(_folder(admin.settings, arguments)) as inspection:
+        return _report(inspection, list(inspection.check(accesses.get)), arguments)
+
+
+@admin_command
+async def purge_records(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """`turnpike cache purge`."""
+    from prompt_cache.tiers.inspection import Inspection
+
+    if sum(map(bool, (arguments.of, arguments.all, arguments.expired))) != 1:
+        raise CommandError("say what to purge: --of TENANT PROJECT, --all or --expired")
+    scopes = None
+    if arguments.of:
+        _, domains = _keys_and_domains(admin)
+        tenant_id, project_id = await _project(admin, *arguments.of)
+        listed = [one for one in await _listed(admin) if one.project_id == project_id]
+        scopes = [domains.name(tenant_id, project_id, one.generation) for one in listed]
+    with Inspection(_folder(admin.settings, arguments)) as inspection:
+        told = inspection.purge(scopes, expired_only=arguments.expired, dry_run=arguments.dry_run)
+    if arguments.format == "json":
+        print(msgspec.json.encode({"records": told["records"], "bytes": told["bytes"]}).decode())
+    else:
+        print(f"{'would purge' if arguments.dry_run else 'purged'} {told['records']} records, {told['bytes']} bytes")
+
+
+def _report(inspection: Inspection, found: list[Finding], arguments: argparse.Namespace) -> int:
+    """Print what was found, and delete it if that was asked for."""
+    causes = Counter(finding.cause for finding in found)
+    if arguments.repair:
+        for finding in found:
+            Path(finding.file).unlink(missing_ok=True)
+    if arguments.format == "json":
+        shown = [msgspec.to_builtins(finding) for finding in found[:_MOST_SHOWN]]
+        told = {"checked": inspection.checked, "tombstones": inspection.tombstones, "causes": causes, "found": shown}
+        print(msgspec.json.encode(told).decode())
+    else:
+        print_table(("cause", "files"), sorted(causes.items()))
+        repaired = ", all deleted" if arguments.repair and found else ""
+        print(
+            f"{inspection.checked} files, {len(found)} of no use{repaired}; {inspection.tombstones} purges remembered"
+        )
+    return 1 if set(causes) - _HARMLESS and not arguments.repair else 0
+
+
+def _folder(settings: Settings, arguments: argparse.Namespace) -> Path:
+    return Path(arguments.folder) if arguments.folder else settings.data / "kv"
+
+
+# ---------------------------------------------------------------- keys
+
+
+@admin_command
+async def forget_project(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """`turnpike cache forget TENANT PROJECT --reason WHY`."""
+    tenant_id, project_id = await _project(admin, arguments.tenant, arguments.project)
+    whose = f"the data key of {arguments.tenant}/{arguments.project}"
+    if arguments.dry_run:
+        living = [one for one in await _listed(admin) if one.project_id == project_id and one.destroyed_at is None]
+        print(f"would destroy {whose}" if living else f"{whose} does not exist, or is destroyed already")
+        return
+    keys, _ = _keys_and_domains(admin)
+    generation = await keys.destroy(tenant_id, project_id, arguments.reason)
+    if generation:
+        print(f"destroyed {whose} (generation {generation}); gateways tell replicas within seconds, or when they start")
+    else:
+        print(f"{whose} does not exist, or is destroyed already")
+
+
+@admin_command
+async def set_policy(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """`turnpike cache policy TENANT PROJECT`."""
+    tenant_id, project_id = await _project(admin, arguments.tenant, arguments.project)
+    keys, _ = _keys_and_domains(admin)
+    retention = None
+    if arguments.retention is not None:
+        if not arguments.retention.isdecimal():
+            raise CommandError(f"--retention: {arguments.retention!r} is not a number of seconds")
+        retention = int(arguments.retention)
+    limits = [_limit(text) for text in arguments.limit]
+    await keys.set_policy(tenant_id, project_id, retention=retention, limits=limits)
+    how_long = "as --cache-retention says" if retention is None else f"for {retention} s" if retention else "never"
+    print(
+        f"KV of {arguments.tenant}/{arguments.project} may leave the device {how_long}; limits of {len(limits)} tiers"
+    )
+
+
+def _limit(text: str) -> TierLimit:
+    from protocol.replicas import TierLimit
+
+    tier, _, numbers = text.partition("=")
+    reserve, _, most = numbers.partition(":")
+    if tier not in _TIERS or not reserve.isdecimal() or not most.isdecimal() or int(reserve) > int(most):
+        raise CommandError(f"--limit: {text!r} is not TIER=RESERVE:LIMIT with a tier of {', '.join(_TIERS)}")
+    return TierLimit(tier, int(reserve), int(most))  # type: ignore[arg-type]
+
+
+async def _project(admin: AdminServices, tenant: str, project: str) -> tuple[UUID, UUID]:
+    owner = await admin.tenancy.tenant(tenant)
+    ids = {one.name: one.id for one in await admin.tenancy.list_projects(owner.id)}
+    if project not in ids:
+        raise CommandError(f"tenant {tenant} has no project {project!r}")
+    return owner.id, ids[project]
+
+
+async def _listed(admin: AdminServices) -> list[ListedKey]:
+    return await _keys_and_domains(admin)[0].listed()
+
+
+async def _scope_names(admin: AdminServices) -> dict[str, str]:
+    """Scope → TENANT/PROJECT, of destroyed keys too."""
+    _, domains = _keys_and_domains(admin)
+    shown = await admin.display_names()
+    try:
+        listed = await _listed(admin)
+    except ReportedError:  # another master key: the files can be counted all the same
+        return {}
+    return {
+        domains.name(one.tenant_id, one.project_id, one.generation): "/".join(
+            (shown.tenants.get(one.tenant_id, "?"), shown.projects.get(one.project_id, "?"))
+        )
+        + ("" if one.destroyed_at is None else " (forgotten)")
+        for one in listed
+    }
+
+
+def _keys_and_domains(admin: AdminServices) -> tuple[ScopeKeys, CacheDomains]:
+    from prompt_cache.promise.cache_domains import CacheDomains
+    from prompt_cache.promise.scope_keys import ScopeKeys
+    from turnpike.settings.data_folder import read_secrets
+
+    secrets = read_secrets(admin.settings)
+    keys = ScopeKeys(admin.database, secrets.master_key)
+    return keys, CacheDomains(secrets.scope_secret, keys)
