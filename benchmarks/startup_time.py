@@ -204,7 +204,7 @@ def measure(model: Path, arguments: Sequence[str]) -> dict[str, Any]:
                 figures[kind] = {at: round(took - serve.began, 2) for at, took in found.items()}
                 figures[kind]["log"] = serve.logged(serve.began)
                 if not key:
-                    key = _make_key(Path(name) / "data")
+                    key = make_key(Path(name) / "data")
                     serve.first_token(key)
                 else:
                     killed = time.time()
@@ -217,7 +217,7 @@ def measure(model: Path, arguments: Sequence[str]) -> dict[str, Any]:
     return figures
 
 
-def _make_key(data: Path) -> str:
+def make_key(data: Path) -> str:
     command = [sys.executable, "-m", "turnpike.cli", "keys", "create", "--tenant", "demo", "--project", "default"]
     done = subprocess.run([*command, "--data-dir", str(data)], check=True, stdout=subprocess.PIPE, text=True)
     return done.stdout.split()[-1]

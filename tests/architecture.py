@@ -36,7 +36,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     "protocol": ("addresses", "grammar_limits", "message", "metric_help", "replicas", "requests", "frames"),
     "storage": ("reported_error", "backoff", "bus", "disk_space", "free_text", "database"),
     "tenancy": ("keys", "tables", "repositories", "authenticator"),
-    "prompt_cache": ("kv", "model_digest", "placement", "tiers", "tables", "promise", "history"),
+    "prompt_cache": ("placement", "kv", "model_digest", "tiers", "tables", "promise", "history"),
     "billing": (
         *("calendar", "money", "usage", "tables", "ledger", "events", "holds", "spool", "budgets", "integrity"),
         *("retention", "platform_settings", "replica_journals", "transaction", "periods", "prices", "accounts"),

@@ -16,9 +16,11 @@ from engine.core.output_processor import MAX_ERROR_CHARS, OutputProcessor, StepR
 from engine.core.parent_request import ParentRequest
 from engine.core.quarantine import Quarantine
 from engine.core.timeouts import TimeoutWatch
+from engine.execution.disk_tier import DiskTier
 from engine.execution.executor import StepExecutor
 from engine.execution.model_runner import ModelRunner
 from engine.grammar.guide import Grammar, Grammars
+from engine.scheduling.dram_tier import MOST_SCOPES
 from engine.scheduling.fairness.fair_share import FairShare
 from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from engine.scheduling.fairness.queue_limits import QueueBounds, expected_wait
@@ -27,9 +29,12 @@ from engine.scheduling.scheduler import TOKEN_TARGETS, Scheduler
 from engine.scheduling.step_costs import FixedCosts, Rates, StepCosts
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, model_root
 from prompt_cache.kv.grouped_pool import GroupedPool
+from prompt_cache.tiers.identity import ScopeAccess
 from protocol.replicas import Scope
 from protocol.requests import Generate, Lane, Refusal
 
+_STOP_PAUSE_S = 0.002
+_LEAST_CLOSE_S = 0.5
 logger = structlog.get_logger("engine.core.engine")
 
 
@@ -55,8 +60,8 @@ class EngineLimits:
 class Engine:
     """The requests of one served model on one device.
 
-    `clock` gives seconds since the Unix epoch. `swap` is the pool of host memory for preempted requests, if there is
-    any. What is None is made with defaults: fixed costs, an empty quarantine in memory, no grammars.
+    `clock` gives seconds since the Unix epoch. `dram` is the pool of host memory, if there is any, and `disk` the tier
+    beyond. What is None is made with defaults: fixed costs, an empty quarantine in memory, no grammars.
     """
 
     def __init__(
@@ -68,12 +73,14 @@ class Engine:
         clock: Callable[[], float] = time.time,
         *,
         costs: StepCosts | None = None,
-        swap: GroupedPool | None = None,
+        dram: GroupedPool | None = None,
+        disk: DiskTier | None = None,
         quarantine: Quarantine | None = None,
         grammars: Grammars | None = None,
     ) -> None:
         self.runner = runner
         self.pool = pool
+        self.disk = disk
         self.limits = limits
         self.steps = 0
         self.quarantine = Quarantine(clock=clock) if quarantine is None else quarantine
@@ -87,7 +94,9 @@ class Engine:
             self.fairness,
             costs=self.costs,
             targets=limits.token_targets,
-            swap=swap,
+            dram=dram,
+            disk=disk,
+            finish_copies=runner.finish_copies,
         )
         longest = self.scheduler.needs.longest
         room = limits.context_tokens if longest is None else min(limits.context_tokens, longest * BLOCK_TOKENS)
@@ -95,6 +104,8 @@ class Engine:
             runner.model.config.vocabulary, room, model_root(model_digest), clock, grammars
         )
         self._clock = clock
+        self._introduced: dict[str, Scope] = {}
+        """The scopes of requests that came, by name."""
         self._requests: dict[str, ParentRequest] = {}
         self._timeouts = TimeoutWatch(self._requests, limits.patience)
         self.outputs = OutputProcessor(self._requests, self.scheduler, self.fairness, self.quarantine)
@@ -111,6 +122,7 @@ class Engine:
             if generate.id in self._requests:
                 raise Rejected(f"id: {generate.id!r} is already running")
             parent = self.input_processor.accept(generate, scopes, grammar)
+            self._introduce(generate, scopes)
             self._check_quarantine(parent.first)
             self._check_queue_limits(parent.first)
         except Rejected as error:
@@ -172,13 +184,59 @@ class Engine:
         flow has one share over all replicas."""
         self.fairness.record_remote_service(replica, epoch, service)
 
-    def forget(self, scope: str) -> None:
-        """Make the blocks of a scope unfindable."""
-        self.pool.forget(scope)
+    def _introduce(self, generate: Generate, scopes: Mapping[str, Scope]) -> None:
+        """Tell the tiers whose blocks are to come, and how much of each tier is theirs."""
+        for segment in generate.segments:
+            scope = scopes[segment.scope]
+            if scope is self._introduced.get(scope.scope):
+                continue
+            if len(self._introduced) >= MOST_SCOPES:
+                self._introduced.clear()
+            before = self._introduced.get(scope.scope)
+            self._introduced[scope.scope] = scope
+            self.scheduler.dram.introduce(ScopeAccess.of(scope))
+            if scope.limits or (before is not None and before.limits):
+                self._share(scope)
 
-    def purge(self, keys: tuple[bytes, ...]) -> None:
-        """Make the blocks with these keys unfindable."""
-        self.pool.purge(keys)
+    def _share(self, scope: Scope) -> None:
+        """Set a scope's reserve and limit in the memories."""
+        sizes = [memory.group.block_bytes for memory in self.runner.memories]
+        limits = {limit.tier: limit for limit in scope.limits}
+        for tier, pool in (("hbm", self.pool), ("dram", self.scheduler.dram.pool)):
+            if pool is not None:
+                limit = limits.get(tier)
+                reserve, most = (0, None) if limit is None else (limit.reserve, limit.limit)
+                pool.set_share(scope.scope, reserve, most, sizes)
+
+    def forget(self, scope: str) -> None:
+        """Make the blocks of a scope unfindable in every tier, and zero those in host memory (C5)."""
+        self.scheduler.forget(scope)
+
+    def purge(self, keys: tuple[bytes, ...], scope: str = "") -> None:
+        """Make the blocks with these keys unfindable in every tier."""
+        self.scheduler.purge(scope, keys)
+
+    def call_when_restored(self, wake: Callable[[], None]) -> None:
+        """`wake` is called, in any thread, when `step` can go on with something that came from disk, or went there."""
+        if self.disk is not None:
+            self.disk.wake = wake
+
+    def close(self, seconds: float) -> None:
+        """No step follows: save what is retained, and end the disk tier. Takes at most about this many seconds."""
+        saver, disk = self.scheduler.saver, self.disk
+        if disk is None:
+            return
+        end = time.monotonic() + seconds
+        if saver is not None:
+            saver.stop(self._clock())
+            while not saver.idle and time.monotonic() < end:
+                step = self.scheduler.save_only(self._clock())
+                self.executor.prepare(step)
+                if not step.out:
+                    time.sleep(_STOP_PAUSE_S)
+            if not saver.idle:
+                logger.warning("not all that is retained was saved before the stop", blocks=len(saver.wishes))
+        disk.close(max(_LEAST_CLOSE_S, end - time.monotonic()))
 
     # ------------------------------------------------------------ the step
 
@@ -190,7 +248,8 @@ class Engine:
     @property
     def next_deadline(self) -> float | None:
         """When `step` has to be called for a timeout, in seconds since the Unix epoch, if nothing happens before."""
-        return self._timeouts.next
+        times = [at for at in (self._timeouts.next, self.scheduler.next_deadline) if at is not None]
+        return min(times, default=None)
 
     def step(self) -> StepResult:
         """Run one step if there is work. Returns what happened since the last call."""
@@ -198,7 +257,9 @@ class Engine:
         step = self.scheduler.schedule(self._clock())
         for request in step.began:
             self.outputs.begin(request)
-        self.executor.prepare(step)
+        bad = self.executor.prepare(step)
+        if step.returns:
+            self.scheduler.copied(step, bad)
         if step.work:
             self.steps += 1
             self.outputs.commit(step.work, self.executor.run(step.work))

@@ -24,6 +24,8 @@ Segments: TypeAlias = tuple[tuple[int, bytes, str], ...]
 
 _MAX_ID_CHARS, _MAX_CLAIM_BYTES = 256, 64 * 1024
 """Ids and claims go into journal records, which are bounded."""
+_MOST_RETAINS = 16
+"""More than any client can mark."""
 
 
 class Rejected(Exception):
@@ -93,7 +95,11 @@ class InputProcessor:
         private = generate.choices > 1 and generate.store == "none"
         root = block_key(secrets.token_bytes(32), self._root, []) if private else self._root
         members = [self._request(generate, choice, segments, root, private) for choice in range(generate.choices)]
+        # Beyond the device blocks may go only where all their scopes have a retention (C5).
+        lasting = all(scopes[segment.scope].retention > 0 for segment in generate.segments)
         for member in members:
+            if member.store == "all" and not lasting:
+                member.store = "hbm"
             guide = None if grammar is None else grammar.guide()
             member.row = SamplingState(member.sampling, generate.tokens, generate.emitted, guide, generate.flow)
         return ParentRequest(members, private=private, claim=generate.claim)
@@ -135,6 +141,7 @@ class InputProcessor:
             # The other choices read what the first has computed for them.
             read=choice > 0 or (generate.read and sampling.prompt_logprobs is None),
             store="hbm" if private else generate.store,
+            retain=tuple((retain.tokens, retain.until) for retain in generate.retain[:_MOST_RETAINS]),
             arrived_at=self._clock(),
             choice=choice,
             input_root=self._root if private else None,

@@ -18,6 +18,7 @@ from engine.scheduling.fairness.fair_share import FairShare
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_work import Prefill, Work
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from protocol.requests import Began, Counts, Done, Miss, PromptLogprobs, Reason, TokenLogprob, Tokens
 
 Event: TypeAlias = Began | PromptLogprobs | Tokens | Done
@@ -81,9 +82,9 @@ class OutputProcessor:
 
     def begin(self, request: Request) -> None:
         """Tell that a request was scheduled for the first time."""
-        read = request.read_hbm
-        self.totals["read"] += read
-        planned = Counts(prompt=request.prompt, computed=request.prompt - read, read_hbm=read)
+        self.totals["read"] += request.read_hbm
+        planned = _planned(request)
+        read = planned.read
         misses = (Miss(read, request.prompt, "cold" if request.read else "no_read"),)
         self.result.events.append(Began(request.id, request.attempt, planned, misses))
         if claim := self._requests[request.id].claim:
@@ -135,7 +136,7 @@ class OutputProcessor:
             self._quarantine.record_failure([request.input_key()])
         if isinstance(error, NotFinite):
             # The KV that it read may be the cause: no other request is to read it.
-            self._pool.purge(request.keys)
+            self._scheduler.purge(request.segments[-1][2], request.keys)
         self.finish(parent, "error", f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
 
     def _publish_outcome(self, parent: ParentRequest, work: Work, outcome: WorkOutcome) -> None:
@@ -223,6 +224,24 @@ class OutputProcessor:
                 claim=parent.claim,
             )
         )
+
+
+def _planned(request: Request) -> Counts:
+    """The counts that a request will have if what is being restored for it comes."""
+    dram = nvme = 0
+    if request.restore is not None:
+        from_dram, from_nvme = request.restore.planned
+        room = max(0, request.prompt - request.restore.first * BLOCK_TOKENS)
+        dram = min(room, from_dram * BLOCK_TOKENS)
+        nvme = min(room - dram, from_nvme * BLOCK_TOKENS)
+    read = request.read_hbm + dram + nvme
+    return Counts(
+        prompt=request.prompt,
+        computed=request.prompt - read,
+        read_hbm=request.read_hbm,
+        read_dram=dram,
+        read_nvme=nvme,
+    )
 
 
 def _computed_tokens(requests: Sequence[Request]) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import structlog
 
@@ -12,6 +13,7 @@ from engine.scheduling.step_costs import StepCosts
 from engine.scheduling.step_work import Step, Work
 from prompt_cache.kv.grouped_pool import Block
 
+T = TypeVar("T")
 logger = structlog.get_logger("engine.execution.executor")
 
 
@@ -24,11 +26,15 @@ class StepExecutor:
         self.working: Sequence[Work] = ()
         """The work that is computed now; another thread may read it."""
 
-    def prepare(self, step: Step) -> None:
-        """Copy blocks out, clear fresh blocks, copy blocks back: in this order, since they may be the same blocks."""
-        self._copy(self.runner.copy_out, step.out)
+    def prepare(self, step: Step) -> list[int]:
+        """Copy blocks out, clear fresh blocks, copy blocks back: in this order, since they may be the same blocks.
+
+        Returns which blocks of `step.back` came back damaged, by index.
+        """
+        if step.out:
+            self._timed(self.runner.copy_out, step.out)
         self.runner.clear(step.fresh)
-        self._copy(self.runner.copy_back, step.back)
+        return self._timed(self.runner.copy_back, step.back) if step.back else []
 
     def run(self, works: Sequence[Work]) -> list[WorkOutcome]:
         """The outcomes of these works. The outcome of a work that fails has its error; the others are computed all the
@@ -67,10 +73,8 @@ class StepExecutor:
                 outcomes.append(WorkOutcome(error=error))
         return outcomes
 
-    def _copy(
-        self, copy: Callable[[Sequence[tuple[Block, Block]]], None], pairs: Sequence[tuple[Block, Block]]
-    ) -> None:
-        if pairs:
-            began = time.perf_counter()
-            copy(pairs)
-            self.costs.observe_copies(len(pairs), (time.perf_counter() - began) * 1e6)
+    def _timed(self, copy: Callable[[Sequence[tuple[Block, Block]]], T], pairs: Sequence[tuple[Block, Block]]) -> T:
+        began = time.perf_counter()
+        copied = copy(pairs)
+        self.costs.observe_copies(len(pairs), (time.perf_counter() - began) * 1e6)
+        return copied

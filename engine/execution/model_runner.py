@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 
 from engine.execution.attention_plan_cache import AttentionPlanCache, columns
 from engine.execution.cpu_threads import Threads
+from engine.kv_cache.checksums import BlockChecksums
 from engine.kv_cache.memory import KvMemory
 from engine.layers.attention_plan import PREFILL_TILE, AttentionPlan
 from engine.layers.linear import Tiling
@@ -47,7 +48,7 @@ class WorkOutcome:
 
 
 class ModelRunner:
-    """A model with its tiling, and the KV memories of its layer groups: on the device, and in host memory (`swap`).
+    """A model with its tiling, and the KV memories of its layer groups: on the device, and in host memory (`dram`).
 
     `on_logits` is called with the works that sample and their logits.
     """
@@ -58,11 +59,12 @@ class ModelRunner:
         memories: Sequence[KvMemory],
         device: torch.device,
         tiling: Tiling,
-        swap: Sequence[KvMemory] = (),
+        dram: Sequence[KvMemory] = (),
     ) -> None:
         self.model = model
         self.memories = tuple(memories)
-        self.swap = tuple(swap)
+        self.dram = tuple(dram)
+        self.checksums = tuple(BlockChecksums(memory, device) for memory in dram)
         self.device = device
         self.tiling = tiling
         self.threads = Threads(torch.get_num_threads(), torch.get_num_threads())
@@ -84,12 +86,33 @@ class ModelRunner:
                 memory.zero([block[group] for block in blocks if block[group] != ABSENT])
 
     def copy_out(self, pairs: Sequence[tuple[Block, Block]]) -> None:
-        """Copy blocks, given as pairs (block of the device memory, block of the swap memory)."""
-        self._copy(self.memories, self.swap, pairs)
+        """Copy blocks, given as pairs (block of the device memory, block of the host memory), with their checksums."""
+        with torch.inference_mode():
+            for group, numbers in self._by_group(pairs):
+                self.dram[group].copy(self.memories[group], numbers)
+                for there, here in numbers:
+                    self.checksums[group].enter(here, self.memories[group].data[there])
 
-    def copy_back(self, pairs: Sequence[tuple[Block, Block]]) -> None:
-        """Copy blocks, given as pairs (block of the swap memory, block of the device memory)."""
-        self._copy(self.swap, self.memories, pairs)
+    def copy_back(self, pairs: Sequence[tuple[Block, Block]]) -> list[int]:
+        """Copy blocks, given as pairs (block of the host memory, block of the device memory).
+
+        Returns which of them came back otherwise than they went (C3): indices of `pairs`. Those must not be used.
+        """
+        bad: set[int] = set()
+        with torch.inference_mode():
+            for group, numbers in self._by_group(pairs):
+                memory = self.memories[group]
+                memory.copy(self.dram[group], numbers)
+                places = [index for index, pair in enumerate(pairs) if ABSENT not in (pair[0][group], pair[1][group])]
+                copies = [memory.data[here] for _, here in numbers]
+                differ = self.checksums[group].differ([there for there, _ in numbers], copies)
+                bad.update(index for index, differs in zip(places, differ, strict=True) if differs)
+        return sorted(bad)
+
+    def finish_copies(self) -> None:
+        """Wait until the host memory has what was copied out: another thread is about to read it there."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     def time_copy(self) -> float:
         """µs that copying a block takes once warm. Uses the first block, which it clears."""
@@ -103,13 +126,13 @@ class ModelRunner:
             took = time.perf_counter() - began
         return took * 1e6
 
-    def _copy(
-        self, sources: Sequence[KvMemory], targets: Sequence[KvMemory], pairs: Sequence[tuple[Block, Block]]
-    ) -> None:
-        with torch.inference_mode():
-            for group, (source, target) in enumerate(zip(sources, targets, strict=True)):
-                numbers = [(there[group], here[group]) for there, here in pairs]
-                target.copy(source, [pair for pair in numbers if ABSENT not in pair])
+    def _by_group(self, pairs: Sequence[tuple[Block, Block]]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+        """For each layer group that has any of these pairs, the blocks' numbers in it."""
+        for group in range(len(self.memories)):
+            numbers = [(there[group], here[group]) for there, here in pairs]
+            numbers = [pair for pair in numbers if ABSENT not in pair]
+            if numbers:
+                yield group, numbers
 
     def plans(self, chunks: Sequence[tuple[int, int, Sequence[Block]]], decodes: int) -> list[AttentionPlan]:
         """One attention plan for each layer group, for chunks (start, count, table); see `plan_attention`."""

@@ -194,12 +194,16 @@ class KvMemory:
         for there, here in pairs:
             self.data[here].copy_(source.data[there], non_blocking=True)
 
+    def bytes_of(self, block: int) -> torch.Tensor:
+        """A block of host memory as bytes, [block bytes], which other threads may fill or read."""
+        return self.data[block].view(-1).view(torch.uint8)
+
     def poison(self, block: int) -> None:
         """Fill a free block with NaN, so that tests notice any read of it."""
         self.data[block].fill_(0xFF if self._scaled else torch.nan)  # in e4m3 and in fp32 all ones are a NaN
 
 
-def swap_memories(groups: Sequence[LayerGroup], blocks: Sequence[int], like: torch.Tensor) -> list[KvMemory]:
+def host_memories(groups: Sequence[LayerGroup], blocks: Sequence[int], like: torch.Tensor) -> list[KvMemory]:
     """Host memory for `blocks` blocks of each group, pinned if `like` is on a GPU."""
     host, pinned = torch.empty(0, dtype=like.dtype), like.device.type == "cuda"
     return [KvMemory(group, count, host, pinned=pinned) for group, count in zip(groups, blocks, strict=True)]

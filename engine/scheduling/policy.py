@@ -55,6 +55,9 @@ class Policy(Protocol):
     def placed(self, request: Request) -> None:
         """An admitted request got its blocks; its counts include the tokens that it read."""
 
+    def restored(self, request: Request) -> None:
+        """Blocks of a prefilling request came from a farther tier; its counts include their tokens."""
+
     def grown(self, requests: Iterable[Request]) -> None:
         """Each of these running requests got one more block to decode into."""
 
@@ -130,6 +133,9 @@ class FirstComeFirstServed:
         return self._waiting.values()
 
     def placed(self, request: Request) -> None:
+        """Nothing is charged."""
+
+    def restored(self, request: Request) -> None:
         """Nothing is charged."""
 
     def grown(self, requests: Iterable[Request]) -> None:

@@ -14,6 +14,7 @@ from protocol.requests import Counts, Lane, Sampling, StorePolicy
 
 if TYPE_CHECKING:  # scheduling alone, as simulators drive it, needs no tensors
     from engine.sampling.request_state import SamplingState
+    from engine.scheduling.restoring import Restore
 
 
 @dataclass(slots=True, eq=False)
@@ -75,8 +76,12 @@ class Request:
     """Serial number in the order in which requests got their blocks."""
     placed_at: float = 0.0
     """When it got its blocks, in seconds of the policy's clock."""
+    restore: Restore | None = None
+    """What of its prompt is on its way from a farther tier, while it has blocks."""
+    retain: tuple[tuple[int, float], ...] = ()
+    """(tokens, until): its first tokens are wanted until then, in seconds since the Unix epoch."""
     swapped: list[Block] = field(default_factory=list)
-    """Blocks of the swap space with the KV of its first `swapped_tokens` tokens, while it is preempted."""
+    """Blocks of host memory with the KV of its first `swapped_tokens` tokens, while it is preempted."""
     swapped_tokens: int = 0
     preemption_cost: float = 0.0
     """µs of its last preemption: copies, and tokens to be recomputed. It must earn them back (`has_recovered`)."""
@@ -92,6 +97,8 @@ class Request:
     """`has_recovered`, remembered once it is true."""
     computed: int = 0
     read_hbm: int = 0
+    read_dram: int = 0
+    read_nvme: int = 0
     recomputed: int = 0
     extra_cost: float = 0.0
     """µs of its service beside its tokens: for its grammar."""
@@ -118,12 +125,22 @@ class Request:
     @property
     def spent(self) -> float:
         """µs of engine time that it got so far. Recomputation is not charged to the flow."""
-        return self.extra_cost + self.rates.cost(self.computed, self.read_hbm, len(self.tokens) - self.prompt)
+        return self.extra_cost + self.rates.cost(self.computed, self.read_tokens, len(self.tokens) - self.prompt)
 
     def cost_ahead(self, tokens: int) -> float:
         """µs to charge so that `tokens` more output tokens are paid for: their cost, and service not charged yet."""
         output = self.tokens.flush() - self.prompt + tokens
-        return self.extra_cost + self.rates.cost(self.computed, self.read_hbm, output) - self.charged
+        return self.extra_cost + self.rates.cost(self.computed, self.read_tokens, output) - self.charged
+
+    @property
+    def read_tokens(self) -> int:
+        """Prompt tokens whose KV was found, in any tier."""
+        return self.read_hbm + self.read_dram + self.read_nvme
+
+    @property
+    def to_compute(self) -> int:
+        """Tokens that are still to be computed, if what is being restored comes."""
+        return len(self.tokens) - self.kv - (0 if self.restore is None else self.restore.expected_tokens)
 
     @property
     def fresh_output(self) -> int:
@@ -158,9 +175,11 @@ class Request:
     def counts(self) -> Counts:
         """The physical counts so far (E2)."""
         return Counts(
-            prompt=self.computed + self.read_hbm,
+            prompt=self.computed + self.read_tokens,
             computed=self.computed,
             read_hbm=self.read_hbm,
+            read_dram=self.read_dram,
+            read_nvme=self.read_nvme,
             output=self.output,
             recomputed=self.recomputed,
         )
@@ -219,6 +238,19 @@ class Request:
         self._placed_max_kv, self._placed_output, self._placed_tokens = self.max_kv, self.output, len(self.tokens)
         self.debt_repaid = False
 
+    def restored(self, nvme: bool) -> None:
+        """The next block's KV has come from a farther tier: from `nvme` by way of host memory, or from there."""
+        end = self._kv + BLOCK_TOKENS
+        read = max(0, min(end, self.prompt) - max(self._kv, self.max_kv))
+        if nvme:
+            self.read_nvme += read
+        else:
+            self.read_dram += read
+        # What was not computed here earns nothing back.
+        self._placed_max_kv += end - max(self._kv, self._placed_max_kv) if end > self._placed_max_kv else 0
+        self._kv = end
+        self.max_kv = max(self.max_kv, end)
+
     def count_computed(self, end: int) -> None:
         """Count the tokens `kv`..`end` as computed, or as recomputed where they had KV before."""
         again = min(end, self.max_kv)
@@ -238,6 +270,7 @@ class Request:
     def release_blocks(self) -> None:
         """Forget the block table, whose blocks were freed."""
         self.table = []
+        self.restore = None
         self.blocks_laid = 0
         self.published = 0
         self._kv = 0

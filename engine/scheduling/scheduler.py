@@ -7,8 +7,10 @@ The order of requests is the policy's (`policy`, `fairness`); this module holds 
 - Admission: a request is admitted when the step has tokens left for its prefill, a slot is free, and there are blocks
   for all its tokens and one more (`block_needs`). Prefill therefore never runs out of memory; only a decoding request
   can need another block.
+- Tiers: published blocks that leave the device go to host memory (`dram_tier`) and from there to disk (`saving`).
+  A prompt that goes on there is restored from the tail while its front is computed (`restoring`).
 - Preemption: without a free block, the policy's victim gives its blocks back. Its KV is copied to host memory or
-  recomputed, whichever is cheaper (`swap_space`). A request that has not produced a token since it got its blocks is
+  recomputed, whichever is cheaper (`dram_tier`). A request that has not produced a token since it got its blocks is
   not preempted, so two requests cannot preempt each other for ever.
 
 The work of a step is proportional to what changed: decoding requests stay in one batch (`decode_batch`), and the queue
@@ -17,28 +19,36 @@ is looked at again only after a request came, ended or gave blocks back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from engine.scheduling.block_needs import BlockNeeds
 from engine.scheduling.decode_batch import DecodeBatch
+from engine.scheduling.disk import Disk
+from engine.scheduling.dram_tier import DramTier
 from engine.scheduling.policy import Capacity, FirstComeFirstServed, Policy
 from engine.scheduling.request import Request
+from engine.scheduling.restoring import Restorer
+from engine.scheduling.saving import Saver
 from engine.scheduling.step_costs import FixedCosts, StepCosts
 from engine.scheduling.step_work import Prefill, Step, Work
-from engine.scheduling.swap_space import SwapSpace
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import Block, GroupedPool
 from protocol.requests import Lane
 
 TOKEN_TARGETS: Mapping[Lane, float] = {"interactive": 100_000.0, "standard": 200_000.0, "batch": 1_000_000.0}
 """Target of the time between two tokens by lane, in µs. A step whose decodes alone take longer misses it."""
+_LEASES_EVERY_S = 1.0
+_COPIES_SHARE = 0.1
+"""The part of that time that copies of restored blocks may take beside decodes."""
 
 
 class Scheduler:
     """Owns the queue, the running requests and their blocks. Requests come in already validated.
 
-    `pool`: the KV blocks on the device; `swap`: blocks in host memory, None for no swap space. `budget`: tokens a step.
-    `max_running`: slots. `targets`: µs between two tokens by lane. Raises ValueError for a budget that is too small.
+    `pool`: the KV blocks on the device; `dram`: blocks in host memory, None for no such tier; `disk`: the tier beyond,
+    which needs `dram`. `budget`: tokens a step. `max_running`: slots. `targets`: µs between two tokens by lane.
+    `finish_copies` waits until what steps copied out is in host memory. Raises ValueError for a budget that is too
+    small.
     """
 
     def __init__(
@@ -50,7 +60,9 @@ class Scheduler:
         *,
         costs: StepCosts | None = None,
         targets: Mapping[Lane, float] = TOKEN_TARGETS,
-        swap: GroupedPool | None = None,
+        dram: GroupedPool | None = None,
+        disk: Disk | None = None,
+        finish_copies: Callable[[], None] = lambda: None,
     ) -> None:
         if budget < max_running + BLOCK_TOKENS:
             raise ValueError(
@@ -64,7 +76,10 @@ class Scheduler:
         self.queue: Policy = FirstComeFirstServed() if policy is None else policy
         self.costs: StepCosts = FixedCosts() if costs is None else costs
         self.targets = targets
-        self.swap = SwapSpace(swap)
+        self.dram = DramTier(dram, pool)
+        disk = None if self.dram.index is None else disk
+        self.restores = Restorer(self.dram, disk, self._joined)
+        self.saver = None if disk is None else Saver(self.dram, disk)
         self.capacity = Capacity(max_running, self.needs.longest or max(group.total for group in pool.pools))
         self.batch = DecodeBatch(max_running)
         self.parked: dict[int, Request] = {}
@@ -78,6 +93,11 @@ class Scheduler:
         """arrival -> decoding request whose next token needs a block."""
         self._paused: dict[int, Request] = {}
         """arrival -> decoding request that is out of credit."""
+        self._finish_copies = finish_copies
+        self._now = 0.0
+        self._leases_looked_at = 0.0
+        self.waits = False
+        """Whether the last step had nothing to do but to wait for blocks that are being restored."""
         self._placements = 0
         self._changed = False
         """Whether the queue must be looked at again: something changed since its first request was not admitted."""
@@ -104,7 +124,7 @@ class Scheduler:
             if self.queue.protects_awaited_blocks:
                 self.pool.dismiss(self._wanted(request))
             self._changed = True
-        self.swap.drop(request)
+        self.dram.drop(request)
 
     def credited(self, request: Request) -> None:
         """The request has new credit: queue it or let it decode if it was waiting for that."""
@@ -128,14 +148,32 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether a step would do any work."""
-        return bool(self.batch.rows or self._prefills or self._starved or len(self.queue))
+        if self.batch.rows or self._starved:
+            return True
+        if (self._prefills or len(self.queue)) and not self.waits:
+            return True
+        return self.saver is not None and self.saver.pending
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When a step is due though nothing happens: blocks that did not come, or may stay no longer."""
+        return min((at for at in (self.restores.next_deadline, self.dram.next_expiry) if at is not None), default=None)
 
     # ------------------------------------------------------------ a step
 
     def schedule(self, now: float = 0.0) -> Step:
         """Choose the next step's work and allocate the blocks for it. `now`: seconds since the Unix epoch."""
         step = Step()
-        self.swap.release_copied()
+        self._now = now
+        if self.dram.pool is not None:
+            self.dram.begin(step, now)
+            if self.saver is not None:
+                self.saver.begin(self._finish_copies)
+        if now >= self._leases_looked_at + _LEASES_EVERY_S:
+            self._leases_looked_at = now
+            self.pool.expire(now)
+            if self.dram.pool is not None:
+                self.dram.pool.expire(now)
         next_may_differ = self.queue.begin_step(now)
         if self._starved:
             self._grow(step)
@@ -143,10 +181,28 @@ class Scheduler:
             self._admit(step)
         elif len(self.queue) and self.queue.claims_due:
             self._admit_claimants(step)
+        if self.dram.pool is not None:
+            self._restore(step)
         step.work = self.batch.works()
         if self._prefills:
             self._prefill(step)
+        if self.dram.pool is not None:
+            if self.saver is not None and self.saver.wishes:
+                self.saver.advance(self.costs.rates, alone=not step.work)
+            self.dram.end()
+            self.waits = not (step.work or step.back or step.out or step.began) and bool(self.restores.active)
         return step
+
+    def copied(self, step: Step, bad: Collection[int]) -> None:
+        """The step's copies are done. `bad`: indices of `step.back` whose blocks came back damaged.
+
+        A request that would compute with such a block leaves the step, and recomputes it.
+        """
+        for request in self.restores.copied(step, bad) if step.returns else ():
+            if request.table:
+                step.work = [work for work in step.work if work.request is not request]
+                self._release(request)
+                self.add(request)
 
     def commit(self, works: Sequence[Work], tokens: list[int | None], put_off: Collection[int] = ()) -> None:
         """Account for finished work: count tokens, publish filled blocks, append sampled tokens.
@@ -244,6 +300,60 @@ class Scheduler:
                 return False
         return True
 
+    # ------------------------------------------------------------ blocks that must go
+
+    def purge(self, scope: str, keys: Collection[bytes]) -> None:
+        """Make blocks unfindable in every tier, those that are on their way too."""
+        gone = set(keys)
+        self.pool.purge(gone)
+        self.dram.purge(gone)
+        self._cancel(lambda key, _: key in gone)
+        if self.restores.disk is not None:
+            self.restores.disk.purge(scope, tuple(gone))
+
+    def forget(self, scope: str) -> None:
+        """Make all blocks of a scope unfindable in every tier, and zero those in host memory."""
+        self.pool.forget(scope)
+        self.dram.forget(scope)
+        self._cancel(lambda _, of: of == scope)
+        if self.restores.disk is not None:
+            self.restores.disk.forget(scope)
+
+    def _cancel(self, purged: Callable[[bytes, str], bool]) -> None:
+        self.restores.cancel(purged)
+        if self.saver is not None:
+            self.saver.cancel(purged)
+
+    def save_only(self, now: float) -> Step:
+        """A step that only copies out what is to be saved: for a clean stop, when nothing else is done any more."""
+        step = Step()
+        self.dram.begin(step, now)
+        if self.saver is not None:
+            self.saver.begin(self._finish_copies)
+            self.saver.advance(self.costs.rates, alone=True)
+        self.dram.end()
+        return step
+
+    # ------------------------------------------------------------ restoring
+
+    def _restore(self, step: Step) -> None:
+        """Let blocks of farther tiers come to the requests that wait for them."""
+        restores = self.restores
+        if restores.active or restores.fetches:
+            rates = self.costs.rates
+            most = 1 << 30
+            if len(self.batch):
+                target = min(self.targets[lane] for lane, rows in self.batch.lanes.items() if rows)
+                most = max(1, int(target * _COPIES_SHARE / max(rates.copied, 1.0)))
+            restores.advance(step, self._now, rates, most)
+            if self.saver is not None and restores.came:
+                self.saver.on_disk(restores.came)
+
+    def _joined(self, request: Request) -> None:
+        """Restored blocks have joined a request's KV: publish them."""
+        self._fill(request, request.kv)
+        self.queue.restored(request)
+
     # ------------------------------------------------------------ prefill
 
     def _room(self) -> int:
@@ -267,6 +377,11 @@ class Scheduler:
                 break
             total = len(request.tokens)
             end = min(total, request.kv + min(left, self.needs.chunk))
+            if request.restore is not None:
+                end = min(end, self.restores.front_limit(request, self.costs.rates, self._now))
+                if end <= request.kv:
+                    pending.remove(request)
+                    continue
             if end < total:
                 end -= end % BLOCK_TOKENS
             if end <= request.kv:
@@ -293,6 +408,8 @@ class Scheduler:
         self._fill(request, end)
         if token is not None:
             request.tokens.append(token)
+            if request.restore is not None:
+                self.restores.drop(request)
             del self._prefills[request.placement]
             self._decode(request)
 
@@ -300,12 +417,26 @@ class Scheduler:
         """Publish the blocks that the first `kv` tokens fill, and free those that left the sliding window."""
         full = kv // BLOCK_TOKENS
         if full > request.published and request.store != "none":
+            guarded = self.dram.index is not None
             for index in range(request.published, full):
                 key, scope = request.block_key_and_scope(index)
+                if guarded:
+                    self.dram.publishing(request, key)
                 self.pool.publish(request.table, index, key, scope)
+            if request.retain:
+                self._retain(request, full)
             request.published = full
         if self.pool.slides:
             self.pool.slide(request.table, kv)
+
+    def _retain(self, request: Request, full: int) -> None:
+        """Tell the tiers for how long the blocks that are published now, up to `full`, are wanted."""
+        for tokens, until in request.retain:
+            keys = request.keys[request.published : min(full, tokens // BLOCK_TOKENS)]
+            if keys and until > self._now:
+                self.pool.retain(keys, until)
+        if self.saver is not None:
+            self.saver.published(request, request.published, full, self._now)
 
     # ------------------------------------------------------------ admission
 
@@ -322,8 +453,10 @@ class Scheduler:
             # A request is admitted only when its prefill would start now: until then others may overtake it.
             full = self._prefill_before(request) >= room
             if full:
+                self._prefetch(request)
                 break
             if not self._make_room(request, step):
+                self._prefetch(request)
                 self._admit_claimants(step)
                 break
             self._take(request, step)
@@ -335,6 +468,11 @@ class Scheduler:
         room = self._room()
         while self.queue.claims_due and (request := self._claim(room, step)) is not None:
             self._take(request, step)
+
+    def _prefetch(self, request: Request) -> None:
+        """The first request of the queue has to wait: let what of it is on disk come nearer."""
+        if self.saver is not None and request.read:
+            self.restores.prefetch(request, self._wanted(request), self.costs.rates)
 
     def _take(self, request: Request, step: Step) -> None:
         self.queue.admitted(request)
@@ -351,9 +489,9 @@ class Scheduler:
         """Prompt tokens of running requests that are computed before those of this waiting request."""
         if not self._prefills:
             return 0
-        left = len(request.tokens) - self._matched_tokens(request)
+        left = len(request.tokens) - self._cached_tokens(request)
         before = self.queue.prefills_before(request, left, list(self._prefills.values()))
-        return sum(len(other.tokens) - other.kv for other in before)
+        return sum(other.to_compute for other in before)
 
     def _make_room(self, request: Request, step: Step) -> bool:
         """Whether the request fits, after preempting requests that are out of credit or outranked."""
@@ -388,6 +526,14 @@ class Scheduler:
                     # Blocks shared with others were counted as freed: if they were not, a later claim tries again.
                     return request if self._fits(request) else None
         return None
+
+    def _cached_tokens(self, request: Request) -> int:
+        """How many of its tokens have KV on the device, or in farther tiers behind that."""
+        keys = self._wanted(request)
+        found = len(self.pool.find(keys))
+        if self.dram.index is not None and found < len(keys):
+            found += self.restores.blocks_beyond(request, keys, found, self.costs.rates)
+        return found * BLOCK_TOKENS
 
     def _matched_tokens(self, request: Request) -> int:
         return len(self._matched(request)) * BLOCK_TOKENS
@@ -425,14 +571,16 @@ class Scheduler:
         found, tokens, copies = len(matched), len(matched) * BLOCK_TOKENS, 0.0
         if request.swapped:
             tokens = max(tokens, request.swapped_tokens)
-            copies = self.swap.cost(request.swapped, self.costs.rates)
+            copies = self.dram.cost(request.swapped, self.costs.rates)
             self.pool.slide(matched, tokens)
         table = matched + self.pool.begin(request.blocks_for(len(request.tokens) + 1) - found)
         if request.swapped:
             # Blocks that had left the window were not kept in the swap space, and must not be published either.
             self.pool.allocate_window_blocks(table, found, request.blocks_for(tokens), tokens)
-            self.swap.bring_back(request, table, found, step)
+            self.dram.bring_back(request, table, found, step)
         request.place(table, found, tokens, copies)
+        if self.dram.index is not None and request.read:
+            self._begin_restore(request, found)
         step.fresh += table[found:]
         self._placements += 1
         request.placement = self._placements
@@ -442,11 +590,21 @@ class Scheduler:
         self._running[request.arrival] = request
         self._prefills[request.placement] = request
 
+    def _begin_restore(self, request: Request, found: int) -> None:
+        """See what farther tiers have of a placed request's prompt, beyond the `found` blocks on the device."""
+        wanted = self._wanted(request)
+        if found:
+            self.dram.reads(request, wanted[:found])
+        if request.blocks_for(request.kv) < len(wanted):
+            self.restores.begin(request, wanted, self.costs.rates, self._now)
+        if self.saver is not None and not request.began:
+            self.saver.used(request, found if request.restore is None else request.restore.end)
+
     # ------------------------------------------------------------ giving way
 
     def _preempt(self, request: Request, step: Step) -> None:
         """Take a request's blocks and queue it again. Its KV is kept in the swap space or recomputed later."""
-        self.swap.keep(request, self.costs.rates, step)
+        self.dram.keep(request, self.costs.rates, step)
         self._release(request)
         self.preemptions += 1
         self.add(request)
@@ -458,6 +616,7 @@ class Scheduler:
         self._prefills.pop(request.placement, None)
         self._starved.pop(request.arrival, None)
         self._paused.pop(request.arrival, None)
+        self.restores.drop(request)
         del self._running[request.arrival]
         self.queue.released(request)
         self.pool.free(request.table)
@@ -484,5 +643,11 @@ class Scheduler:
             ready = request.placement not in self._prefills
             assert request.blocks_laid == len(request.table) or not ready, "a decoding request lacks blocks"
         assert min(self.needs.spare(self._prefills.values())) >= 0, "more blocks are promised than there are"
-        self.swap.check([*self.queue.waiting(), *self.parked.values()])
+        transfers = self.restores.blocks() + ([] if self.saver is None else self.saver.blocks())
+        self.dram.check([*self.queue.waiting(), *self.parked.values()], transfers)
+        restoring = [request for request in self._running.values() if request.restore is not None]
+        assert {request.arrival for request in restoring} == set(self.restores.active), (
+            "a restore of nobody, or unknown"
+        )
+        assert all(request.placement in self._prefills for request in restoring), "it decodes while it restores"
         assert all(request.paused for request in self._paused.values()), "a request is paused in spite of its credit"

@@ -57,13 +57,15 @@ Work: TypeAlias = Prefill | Decode
 class Step:
     """What one step does, in this order: copy blocks `out`, clear `fresh` ones, copy blocks `back`, do the `work`."""
 
-    __slots__ = ("back", "began", "fresh", "out", "work")
+    __slots__ = ("back", "began", "fresh", "out", "returns", "work")
 
     def __init__(self) -> None:
         self.out: list[tuple[Block, Block]] = []
-        """(block on the device, block in the swap space)"""
+        """(block on the device, block in host memory)"""
         self.back: list[tuple[Block, Block]] = []
-        """(block in the swap space, block on the device)"""
+        """(block in host memory, block on the device)"""
+        self.returns: list[tuple[Request, int]] = []
+        """For each pair of `back`: the request, and the index in its table."""
         self.work: Sequence[Work] = ()
         """Work of one token first. The same object as in the last step if the same requests decode and nothing else."""
         self.began: list[Request] = []

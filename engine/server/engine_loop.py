@@ -27,6 +27,8 @@ logger = structlog.get_logger("engine.server.engine_loop")
 Command = Callable[[], None]
 _IDLE_S = 0.5
 _SNAPSHOT_S = 0.2
+SAVE_S = 5.0
+"""Seconds that a stop may take to save what is retained."""
 DISK_FULL_PAUSE_S = 0.1
 """Seconds between two attempts to write a journal whose disk is full."""
 
@@ -54,6 +56,7 @@ class EngineLoop:
         self._stop_requested = threading.Event()
         self._snapshot_at = 0.0
         self._last_progress_at: float | None = None
+        self.engine.call_when_restored(lambda: self.do(_nothing))
         self._snapshot()
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
@@ -100,6 +103,7 @@ class EngineLoop:
             self.failed(error)
         finally:
             self._last_progress_at = None
+            self.engine.close(SAVE_S if self._stopping else 0.0)
 
     def _take_commands(self) -> None:
         """Run all commands that have come. When there is no work, wait for one until a timeout is due."""
@@ -167,3 +171,7 @@ class EngineLoop:
             service=engine.service(),
             metrics=engine_metrics(engine) | self.journal.metrics(),
         )
+
+
+def _nothing() -> None:
+    """What wakes the thread, which then looks what there is to do."""

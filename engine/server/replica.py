@@ -32,7 +32,7 @@ from engine.startup.options import ReplicaOptions
 from protocol.frames import OLDEST_VERSION, VERSION, ProtocolError, ToReplica
 from protocol.replicas import DISK_FULL, Dial, Fence, Fenced, Forget, Heartbeat, Hello, Purge, RemoteService, Scope
 from protocol.requests import Abort, Ack, Began, Counts, Credit, Done, Generate
-from storage.disk_space import DiskWatch, is_disk_full
+from storage.disk_space import RESERVE_BYTES, DiskWatch, is_disk_full
 
 logger = structlog.get_logger("engine.server.replica")
 
@@ -148,7 +148,7 @@ class Replica:
                 link.forget(message.scope)
                 do(lambda: engine.forget(message.scope))
             case Purge():
-                do(lambda: engine.purge(message.keys))
+                do(lambda: engine.purge(message.keys, message.scope))
             case RemoteService():
                 do(lambda: engine.record_remote_service(message.replica, message.epoch, message.service))
             case Fence():
@@ -292,6 +292,8 @@ class Replica:
             beat = self._beat()
             for link in self.links:
                 link.send([beat])
+            if self._disk_full and (kv := self.loop.engine.disk) is not None:
+                kv.give_back(RESERVE_BYTES)  # cached KV goes before anything is refused for long
             await self._restore_journal()
             self._done_outbox.sync_soon()  # so that the counts of long streams reach the disk, too
             self._done_outbox.reassign_orphans()

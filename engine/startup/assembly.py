@@ -7,25 +7,34 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from engine.core.engine import Engine, EngineLimits
 from engine.core.quarantine import Quarantine
 from engine.device import empty_like_model
 from engine.errors import ModelError, StartError
+from engine.execution.disk_tier import DiskTier
+from engine.execution.model_runner import ModelRunner
 from engine.execution.sizes import Sizes
 from engine.grammar.llguidance_grammar import LlguidanceGrammars, end_tokens
-from engine.kv_cache.memory import KvMemory, swap_memories
+from engine.kv_cache.memory import KvMemory, host_memories
 from engine.layers.linear import best_tiling
 from engine.models.decoder import Decoder
 from engine.models.registry import load_model, read_config
 from engine.scheduling.step_costs import MeasuredCosts
-from engine.startup.kv_size import block_counts
+from engine.startup.kv_size import block_counts, host_block_counts
+from engine.startup.numerics import numerics_id
 from engine.startup.options import ReplicaOptions
 from engine.startup.runner_choice import make_ready, make_runner, with_step_sizes
 from engine.startup.warm_up import warm_up
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.model_digest import model_digest, text_digest
-from protocol.replicas import Capacity, Layout, ServedModel
+from prompt_cache.tiers.identity import StoreIdentity
+from prompt_cache.tiers.record_store import RecordStore, StoreUnusable
+from protocol.replicas import Capacity, LayerGroup, Layout, ServedModel
+
+logger = structlog.get_logger("engine.startup.assembly")
 
 
 @dataclass(frozen=True)
@@ -73,10 +82,10 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
     )
     options = with_step_sizes(options, model, like)
     blocks = block_counts(options, model.groups, like.device, context)
-    kept = [int(count * options.swap_share) for count in blocks]
-    swap = swap_memories(model.groups, kept, like) if all(kept) else ()
+    kept = host_block_counts(options, model.groups, blocks)
+    dram = host_memories(model.groups, kept, like) if all(kept) else ()
     sizes = Sizes(options.max_running, options.token_budget, context, blocks)
-    runner = make_runner(model, swap, like, tiling, sizes)
+    runner = make_runner(model, dram, like, tiling, sizes)
     dtype = str(like.dtype).removeprefix("torch.")
     # KV is other KV if weights or KV are rounded, or if a longer context changes the rotation of positions: block keys,
     # which are made of this digest, must differ too.
@@ -98,7 +107,7 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
     )
     costs = MeasuredCosts(options.max_running)
     make_ready(runner, costs, sizes)
-    if swap:
+    if dram:
         costs.observe_copies(1, runner.time_copy())
     windows = [group.window for group in model.groups]
     pool = GroupedPool(list(zip(blocks, windows, strict=True)))
@@ -109,7 +118,8 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
             limits,
             digest,
             costs=costs,
-            swap=_swap_pool(windows, kept, swap) if swap else None,
+            dram=_host_pool(windows, kept, dram) if dram else None,
+            disk=_disk_tier(options, digest, model.groups, runner) if dram and not pool.slides else None,
             quarantine=Quarantine(options.data / "quarantine"),
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
@@ -120,8 +130,24 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
     )
 
 
-def _swap_pool(windows: Sequence[int], blocks: Sequence[int], memories: Sequence[KvMemory]) -> GroupedPool:
-    """The pool of the swap memory. Its blocks are cleared when they are freed (C5)."""
+def _host_pool(windows: Sequence[int], blocks: Sequence[int], memories: Sequence[KvMemory]) -> GroupedPool:
+    """The pool of the host memory. Its blocks are cleared when they are freed (C5)."""
     return GroupedPool(
         list(zip(blocks, windows, strict=True)), on_free=lambda group, block: memories[group].zero([block])
     )
+
+
+def _disk_tier(
+    options: ReplicaOptions, digest: str, groups: Sequence[LayerGroup], runner: ModelRunner
+) -> DiskTier | None:
+    """The tier on disk, if there is to be one. A folder that cannot be used costs the tier, not the replica."""
+    if not options.disk_bytes or options.disk_folder is None:
+        return None
+    identity = StoreIdentity(digest, numerics_id(runner, options.kv_dtype), tuple(groups))
+    store = RecordStore(options.disk_folder, identity, limit_bytes=options.disk_bytes)
+    try:
+        store.open()
+    except StoreUnusable as error:
+        logger.error("no blocks are kept on disk", folder=str(options.disk_folder), cause=str(error))
+        return None
+    return DiskTier(store, runner.dram, runner.checksums, options.disk_bytes)

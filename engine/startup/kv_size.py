@@ -67,3 +67,11 @@ def _group_blocks(group: LayerGroup, blocks: int, options: ReplicaOptions) -> in
     reach = -(-group.window // BLOCK_TOKENS) + 1
     running = options.max_running * (reach + 1) + -(-options.token_budget // BLOCK_TOKENS)
     return min(blocks, max(running, blocks * reach // _CACHED_SEQUENCE_BLOCKS))
+
+
+def host_block_counts(options: ReplicaOptions, groups: Sequence[LayerGroup], blocks: Sequence[int]) -> list[int]:
+    """How many blocks of host memory each layer group gets, where the device has `blocks`; all 0 for none."""
+    share = options.swap_share
+    if options.dram_memory:
+        share = options.dram_memory / sum(n * group.block_bytes for n, group in zip(blocks, groups, strict=True))
+    return [int(count * share) for count in blocks]

@@ -35,7 +35,13 @@ class ReplicaOptions:
     kv_memory: int = 0
     """Bytes for KV blocks; 0 for a share of what is free."""
     swap_share: float = 0.25
-    """How much host memory may hold the KV of preempted requests, as a share of the memory for KV blocks."""
+    """How much host memory may hold KV that left the device, as a share of the memory for KV blocks."""
+    dram_memory: int = 0
+    """The same in bytes; 0 for that share."""
+    disk_folder: Path | None = None
+    """Where KV is kept on disk; one folder, one replica. None for nowhere."""
+    disk_bytes: int = 0
+    """The most that it takes there; 0 for none."""
     max_running: int = 0
     """Requests in a step; 0 for what suits the device."""
     max_waiting: int = 24_576

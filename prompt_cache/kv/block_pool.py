@@ -2,17 +2,22 @@
 
 A pool handles block numbers, not memory. Each block is in exactly one of three states (C4): *free* (its content is
 meaningless), *referenced* (in one or more block tables) or *cached* (in no table, but in the index under its key). A
-published block keeps its key when its last reference is dropped. It is evicted when no free block is left, the least
-recently used first; blocks that a waiting request will read (*awaited*) are evicted after all others.
+published block keeps its key when its last reference is dropped. It is evicted when no free block is left, in the order
+that `placement` says: ends of prefixes before their beginnings, blocks that a waiting request will read (*awaited*)
+after all others.
 
 A block is found only under the key with which it was published. Keys are made from the scope's secret root, so that
-only who knows the root can find the block (C1). Every operation is O(1) per block.
+only who knows the root can find the block (C1). Every operation takes a bounded time per block, however many there are
+(evicting one: logarithmic).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+
+from prompt_cache.placement.eviction_order import NO_PARENT, EvictionOrder
+from prompt_cache.placement.hit_density import HitDensity
 
 
 class OutOfBlocks(Exception):
@@ -22,10 +27,13 @@ class OutOfBlocks(Exception):
 class BlockPool:
     """Blocks 0..total-1 of one layer group.
 
-    `on_free`: called with each block that becomes free (not cached), so that tests can poison its memory.
+    `on_free`: called with each block that becomes free (not cached), so that tests can poison its memory. `order`: what
+    is evicted first.
     """
 
-    def __init__(self, total: int, on_free: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, total: int, on_free: Callable[[int], None] | None = None, order: EvictionOrder | None = None
+    ) -> None:
         if total < 1:
             raise ValueError(f"a pool of {total} blocks")
         self.total = total
@@ -33,14 +41,15 @@ class BlockPool:
         """How many blocks `allocate` can return: free ones, and cached ones that it would evict."""
         self.evictions = 0
         self._on_free = on_free
+        self.on_evict: Callable[[int, bytes, str], None] | None = None
+        """Called with (block, key, scope) of each published block that is about to lose its key to another use, while
+        its content is still there: so that a farther tier can take a copy. Not called for what is purged."""
         self._free = list(range(total - 1, -1, -1))
-        # The least recently used first. In a plain dict, finding the first key walks over all deleted entries.
-        self._cached: OrderedDict[int, None] = OrderedDict()
-        """Cached blocks that are not awaited."""
-        self._awaited: OrderedDict[int, None] = OrderedDict()
-        """Cached blocks that are awaited."""
+        self._order: EvictionOrder = HitDensity(total) if order is None else order
         self._awaited_keys: dict[bytes, int] = {}
         """key -> how many waiting requests will look for it"""
+        self._limited: dict[str, int] = {}
+        """scope -> how many blocks it may hold at most, where it has a limit"""
         self._references = [0] * total
         self._key: list[bytes | None] = [None] * total
         self._scope = [""] * total
@@ -57,7 +66,7 @@ class BlockPool:
     @property
     def cached_blocks(self) -> int:
         """Blocks in no table that can be found under their key."""
-        return len(self._cached) + len(self._awaited)
+        return self.available - len(self._free)
 
     @property
     def referenced_blocks(self) -> int:
@@ -78,11 +87,11 @@ class BlockPool:
         free = self._free
         blocks = free[: -count - 1 : -1]
         del free[len(free) - len(blocks) :]
-        while len(blocks) < count:
-            block, _ = (self._cached or self._awaited).popitem(last=False)
-            self._unpublish(block)
-            self.evictions += 1
-            blocks.append(block)
+        if len(blocks) < count:
+            victims = self._order.victims(count - len(blocks))
+            for block in victims:
+                self._evict(block)
+            blocks += victims
         for block in blocks:
             self._references[block] = 1
         return blocks
@@ -92,18 +101,25 @@ class BlockPool:
 
         Raises ValueError for a block without references, which means that a table was freed twice.
         """
+        references, keys = self._references, self._key
+        resting = []
         for block in reversed(blocks):
-            references = self._references[block] - 1
-            if references < 0:
+            left = references[block] - 1
+            if left < 0:
                 raise ValueError(f"block {block} is freed but not referenced")
-            self._references[block] = references
-            if references == 0:
+            references[block] = left
+            if left == 0:
                 self.available += 1
-                key = self._key[block]
-                if key is None:
+                if keys[block] is None:
                     self._release(block)
                 else:
-                    (self._awaited if key in self._awaited_keys else self._cached)[block] = None
+                    resting.append(block)
+        if resting:
+            resting.reverse()
+            self._order.release(resting)
+            if self._limited:
+                for scope in {self._scope[block] for block in resting} & self._limited.keys():
+                    self._keep_to_limit(scope)
 
     # ------------------------------------------------------------ the index
 
@@ -126,9 +142,8 @@ class BlockPool:
         awaited = self._awaited_keys
         for key in reversed(keys):
             awaited[key] = awaited.get(key, 0) + 1
-            if awaited[key] == 1 and (block := self._index.get(key)) is not None and block in self._cached:
-                del self._cached[block]
-                self._awaited[block] = None
+            if awaited[key] == 1 and (block := self._index.get(key)) is not None:
+                self._order.expect(block)
 
     def dismiss(self, keys: Sequence[bytes]) -> None:
         """A request that was expected to look for these keys no longer waits."""
@@ -137,25 +152,34 @@ class BlockPool:
             awaited[key] -= 1
             if not awaited[key]:
                 del awaited[key]
-                if (block := self._index.get(key)) is not None and block in self._awaited:
-                    del self._awaited[block]
-                    self._cached[block] = None
+                if (block := self._index.get(key)) is not None:
+                    self._order.dismiss(block)
+
+    def retain(self, keys: Iterable[bytes], until: float) -> None:
+        """A lease on the blocks of these keys lasts until then, in the seconds of `expire`: they are worth more."""
+        self._order.retain(self.find(keys), until)
+
+    def expire(self, now: float) -> None:
+        """It is `now`: leases that have ended no longer count."""
+        self._order.expire(now)
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Take one more reference of each block; they must be in the index or referenced by the caller."""
+        """Take one more reference of each block, in a prompt's order; they must be in the index or referenced by the
+        caller."""
+        references = self._references
         for block in blocks:
-            if self._references[block] == 0:
+            if references[block] == 0:
                 if self._key[block] is None:
                     raise ValueError(f"block {block} is shared but free")
-                self._uncache(block)
                 self.available -= 1
-            self._references[block] += 1
+            references[block] += 1
+        self._order.touch(blocks)
 
-    def publish(self, block: int, key: bytes, scope: str = "") -> int:
+    def publish(self, block: int, key: bytes, scope: str = "", parent: int = NO_PARENT) -> int:
         """Put a referenced, written block into the index under `key`; returns the block to use from now on.
 
         If an equal block was published before, that one is returned: the caller's reference moves to it and its own
-        block is freed, so that a prefix is stored once.
+        block is freed, so that a prefix is stored once. `parent`: the published block before it in the prompt.
         """
         if not self._references[block]:
             raise ValueError(f"block {block} is published but not referenced")
@@ -172,6 +196,11 @@ class BlockPool:
         self._key[block] = key
         self._scope[block] = scope
         self._scopes[scope][key] = None
+        self._order.insert(block, parent if parent >= 0 and self._key[parent] is not None else NO_PARENT, key, scope)
+        if key in self._awaited_keys:
+            self._order.expect(block)
+        if scope in self._limited:
+            self._keep_to_limit(scope)
         return block
 
     def purge(self, keys: Iterable[bytes]) -> int:
@@ -181,9 +210,9 @@ class BlockPool:
             block = self._index.get(key)
             if block is not None:
                 purged += 1
+                self._order.remove(block)
                 self._unpublish(block)
                 if self._references[block] == 0:
-                    self._uncache(block)
                     self._release(block)
         return purged
 
@@ -191,14 +220,42 @@ class BlockPool:
         """Purge all blocks that were published in this scope; returns how many (C5)."""
         return self.purge(list(self._scopes.get(scope, ())))
 
+    # ------------------------------------------------------------ shares
+
+    def set_share(self, scope: str, reserve: int = 0, limit: int | None = None) -> None:
+        """From now on others do not evict the last `reserve` blocks of a scope, which holds at most `limit`.
+
+        A reserve keeps what is cached from what others cache. It gives way where a running request finds no other
+        block: what is cached can be computed again, a request cannot wait for ever. A scope over its limit evicts its
+        own. Blocks in use are not evicted, so that it may be exceeded while requests run.
+        """
+        self._order.set_share(scope, reserve, limit, [self._index[key] for key in self._scopes.get(scope, ())])
+        if limit is None:
+            self._limited.pop(scope, None)
+        else:
+            self._limited[scope] = limit
+            self._keep_to_limit(scope)
+
+    def held_by(self, scope: str) -> int:
+        """How many published blocks the scope has."""
+        return len(self._scopes.get(scope, ()))
+
+    def _keep_to_limit(self, scope: str) -> None:
+        if self.held_by(scope) <= self._limited[scope]:
+            return
+        while (block := self._order.excess(scope)) is not None:
+            self._evict(block)
+            self._release(block)
+
     # ------------------------------------------------------------ inside
 
-    def _uncache(self, block: int) -> None:
-        """Take a cached block off the eviction lists."""
-        if block in self._cached:
-            del self._cached[block]
-        else:
-            del self._awaited[block]
+    def _evict(self, block: int) -> None:
+        if self.on_evict is not None:
+            key = self._key[block]
+            assert key is not None
+            self.on_evict(block, key, self._scope[block])
+        self._unpublish(block)
+        self.evictions += 1
 
     def _release(self, block: int) -> None:
         self._free.append(block)
@@ -218,23 +275,16 @@ class BlockPool:
 
     def check(self) -> None:
         """Raise AssertionError unless the pool is consistent (C4). O(total): for tests and audits."""
-        free, cached = set(self._free), self._cached.keys() | self._awaited.keys()
-        assert len(cached) == self.cached_blocks, "a block is cached twice"
-        for block in cached:
-            assert (self._key[block] in self._awaited_keys) == (block in self._awaited), (
-                "a block is wrongly awaited, or not"
-            )
+        free = set(self._free)
         referenced = {block for block in range(self.total) if self._references[block] > 0}
         assert len(free) == len(self._free), "a block is free twice"
-        assert not free & cached, "a block is free and cached"
         assert not free & referenced, "a free block is referenced"
-        assert not cached & referenced, "a cached block is referenced"
-        assert len(free) + len(cached) == self.available, "what is available is counted wrong"
-        assert len(free) + len(cached) + len(referenced) == self.total, "free + cached + referenced is not total"
+        assert self.total - len(referenced) == self.available, "what is available is counted wrong"
         assert min(self._references) >= 0, "a block has a negative reference count"
         keyed = {block: key for block, key in enumerate(self._key) if key is not None}
         assert {key: block for block, key in keyed.items()} == self._index, "the index disagrees with the blocks"
-        assert cached <= keyed.keys(), "a cached block has no key"
+        cached = keyed.keys() - referenced
+        assert len(free) + len(cached) + len(referenced) == self.total, "free + cached + referenced is not total"
         assert not free & keyed.keys(), "a free block has a key"
         scoped = {key: scope for scope, keys in self._scopes.items() for key in keys}
         assert scoped == {key: self._scope[block] for block, key in keyed.items()}, "a scope disagrees with its blocks"

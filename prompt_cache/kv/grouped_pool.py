@@ -9,6 +9,7 @@ C1 and C4 hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
@@ -41,6 +42,11 @@ class GroupedPool:
     @staticmethod
     def _telling(on_free: Callable[[int, int], None], group: int) -> Callable[[int], None]:
         return lambda block: on_free(group, block)
+
+    def watch_evictions(self, on_evict: Callable[[int, int, bytes, str], None]) -> None:
+        """Call `on_evict` with (group, block, key, scope) before a published block loses its key to another use."""
+        for group, pool in enumerate(self.pools):
+            pool.on_evict = partial(on_evict, group)
 
     # ------------------------------------------------------------ counts
 
@@ -187,9 +193,12 @@ class GroupedPool:
     def publish(self, table: list[Block], index: int, key: bytes, scope: str = "") -> None:
         """Publish a table's written block in each group that has it. An equal block that was published before replaces
         it in the table."""
+        before = table[index - 1] if index else None
         for group, number in enumerate(table[index]):
             if number != ABSENT:
-                known = self.pools[group].publish(number, key, scope)
+                # Where a window has moved on, what is left of a prefix is of use without its beginning.
+                parent = ABSENT if before is None or self.windows[group] else before[group]
+                known = self.pools[group].publish(number, key, scope, parent)
                 if known != number:
                     table[index] = (*table[index][:group], known, *table[index][group + 1 :])
 
@@ -202,6 +211,28 @@ class GroupedPool:
         """A request that was expected to look for these keys no longer waits."""
         for pool in self.pools:
             pool.dismiss(keys)
+
+    def retain(self, keys: Sequence[bytes], until: float) -> None:
+        """A lease on the blocks of these keys lasts until then, in the seconds of `expire`: they are worth more."""
+        for pool in self.pools:
+            pool.retain(keys, until)
+
+    def expire(self, now: float) -> None:
+        """It is `now`: leases that have ended no longer count."""
+        for pool in self.pools:
+            pool.expire(now)
+
+    def set_share(self, scope: str, reserve: int, limit: int | None, block_bytes: Sequence[int]) -> None:
+        """Bytes that others do not take from a scope, and bytes that it may hold at most, None for no limit.
+
+        `block_bytes`: bytes of a block in each group. Each group gets its part by the memory it has.
+        """
+        memory = [size * pool.total for size, pool in zip(block_bytes, self.pools, strict=True)]
+        for size, own, pool in zip(block_bytes, memory, self.pools, strict=True):
+            part = own / sum(memory)
+            pool.set_share(
+                scope, int(reserve * part / size), None if limit is None else max(1, int(limit * part / size))
+            )
 
     def purge(self, keys: Iterable[bytes]) -> int:
         """Remove these keys from the index of every group; returns how many blocks were in it."""

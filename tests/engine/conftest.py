@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,8 +15,9 @@ from safetensors.torch import save_file
 
 from engine.core.engine import Engine, EngineLimits
 from engine.execution.cpu_threads import Threads
+from engine.execution.disk_tier import DiskTier, Store
 from engine.execution.model_runner import ModelRunner
-from engine.kv_cache.memory import KvMemory, swap_memories
+from engine.kv_cache.memory import KvMemory, host_memories
 from engine.layers import attention
 from engine.layers.attention_plan import CUTS
 from engine.layers.linear import best_tiling
@@ -113,7 +115,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
-SCOPES = {name: Scope(name, name.encode() * 8, b"key") for name in ("public", "project", "other")}
+SCOPES = {
+    name: Scope(name, name.encode() * 8, name.encode().ljust(32), retention=3600.0)
+    for name in ("public", "project", "other")
+}
 
 
 def generate(id: str, tokens: Iterable[int], max_tokens: int = 8, **fields: object) -> Generate:
@@ -207,7 +212,10 @@ class Bench:
         """Step until nothing is left to do."""
         for _ in range(steps):
             if not self.engine.busy:
-                return
+                if not self.engine.scheduler.waits:
+                    return
+                time.sleep(0.001)  # for the disk tier's threads
+                self.now += 0.001
             self.step()
         raise AssertionError("the engine does not come to an end")
 
@@ -263,6 +271,7 @@ def make_bench(
     many_threads: int = 1,
     quantize: Quantize = "none",
     swap: int = 0,
+    store: Store | None = None,
     dtype: torch.dtype = torch.float32,
     kv_dtype: KvDtype = "auto",
     weights: Weights = "decoded",
@@ -273,7 +282,8 @@ def make_bench(
 ) -> Bench:
     """A bench on the CPU, in fp32, unless told otherwise; freed blocks are poisoned with NaN.
 
-    `swap`: blocks of the swap space; `window_blocks`: blocks of layer groups with a window, `blocks` if None.
+    `swap`: blocks of host memory; `store`: the disk tier's, which needs them.
+    `window_blocks`: blocks of layer groups with a window, `blocks` if None.
     """
     config = read_config(folder)
     like = torch.zeros((), dtype=dtype, device=device)
@@ -290,7 +300,7 @@ def make_bench(
     )
     counts = [blocks if window_blocks is None or not group.window else window_blocks for group in model.groups]
     memories = [KvMemory(group, count, like) for group, count in zip(model.groups, counts, strict=True)]
-    kept = swap_memories(model.groups, [swap] * len(model.groups), like) if swap else []
+    kept = host_memories(model.groups, [swap] * len(model.groups), like) if swap else []
     runner = ModelRunner(model, memories, like.device, tiling, kept)
     runner.threads = Threads(1, many_threads)
     _be_invariant(
@@ -304,7 +314,8 @@ def make_bench(
         swap_pool = GroupedPool(
             [(swap, group.window) for group in model.groups], on_free=lambda group, block: kept[group].poison(block)
         )
-    engine = Engine(runner, pool, bounds, "digest", clock=lambda: bench.now, swap=swap_pool)
+    disk = None if store is None else DiskTier(store, kept, runner.checksums)
+    engine = Engine(runner, pool, bounds, "digest", clock=lambda: bench.now, dram=swap_pool, disk=disk)
     bench = Bench(engine)
     return bench
 

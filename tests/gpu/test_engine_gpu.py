@@ -118,10 +118,10 @@ def assert_swapped(tmp_path: Path, device: Device) -> None:
     on = engine(tmp_path, device, "float32", 6 << 20, swap_share=2.0, context=512)
     assert run(on, PROMPTS[:2] * 4, 200) == expected
     assert on.scheduler.preemptions > 0
-    assert on.scheduler.swap.kept > 0
-    assert on.scheduler.swap.pool is not None
-    on.scheduler.swap.release_copied()
-    assert on.scheduler.swap.pool.referenced_blocks == 0
+    assert on.scheduler.dram.kept > 0
+    assert on.scheduler.dram.pool is not None
+    on.step()
+    assert on.scheduler.dram.pool.referenced_blocks == 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

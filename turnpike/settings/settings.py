@@ -234,12 +234,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     swap_share: Annotated[
         float,
         _about(
-            "host memory for the KV of preempted requests, as a part of the memory of KV blocks",
+            "host memory for KV that left the device (cached blocks, and preempted requests), as a part of the memory "
+            "of KV blocks; 0: none",
             SERVE,
             ENGINE,
             at_least=0,
         ),
     ] = 0.25
+    dram_memory: Annotated[int, _about("the same in bytes; 0: by --swap-share", SERVE, ENGINE, at_least=0)] = 0
+    disk_memory: Annotated[
+        int,
+        _about(
+            "most bytes of KV on disk, where a prompt survives a restart; a tenth of the file system stays free in any "
+            "case; 0: none",
+            SERVE,
+            ENGINE,
+            at_least=0,
+        ),
+    ] = 4 << 30
+    disk_folder: Annotated[
+        str, _about("folder for KV on disk, of one replica alone; default: DATA_DIR/kv", SERVE, ENGINE, ADMIN)
+    ] = ""
     max_running: Annotated[
         int,
         _about(
@@ -354,6 +369,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def data(self) -> Path:
         """The data folder."""
         return Path(self.data_dir)
+
+    @property
+    def kv_folder(self) -> Path:
+        """The folder for KV on disk."""
+        return Path(self.disk_folder) if self.disk_folder else self.data / "kv"
 
     @property
     def database(self) -> str:

@@ -193,6 +193,10 @@ class FairShare:
         self.flows[request.lane].placed(request)
         self._charge(request, request.spent + self._ahead(request, BLOCK_TOKENS) - request.charged)
 
+    def restored(self, request: Request) -> None:
+        # They were charged as if they had to be computed.
+        self._charge(request, request.spent + self._ahead(request, BLOCK_TOKENS) - request.charged)
+
     def grown(self, requests: Iterable[Request]) -> None:
         costs: dict[Lane, float] = {}
         for request in requests:
@@ -312,7 +316,7 @@ class FairShare:
             for request in prompts
         )
         first = next(request for request in prompts if ranks[request.flow] <= limit)
-        return next((r for r in prompts if self._passes(r, len(r.tokens) - r.kv, first)), first)
+        return next((r for r in prompts if self._passes(r, r.to_compute, first)), first)
 
     def prefills_before(self, request: Request, left: int, pending: Sequence[Request]) -> Iterable[Request]:
         prompts = [other for other in pending if other.lane == request.lane]
@@ -332,7 +336,7 @@ class FairShare:
         `cost`: µs per weight that the request's flow is still to be charged for it.
         """
         flows = self.flows[request.lane]
-        quantum, rest = flows.quantum * request.weight, len(other.tokens) - other.kv
+        quantum, rest = flows.quantum * request.weight, other.to_compute
         if not request.rates.cost(left, 0, 0) <= quantum < request.rates.cost(rest, 0, 0):
             return False
         if request.flow == other.flow:

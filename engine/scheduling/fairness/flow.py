@@ -117,7 +117,8 @@ class Flow:
     def outstanding(self) -> float:
         """µs charged for output that running requests have not produced yet: at most a block each."""
         return sum(
-            request.charged - request.rates.cost(request.prompt - request.read_hbm, request.read_hbm, request.output)
+            request.charged
+            - request.rates.cost(request.prompt - request.read_tokens, request.read_tokens, request.output)
             for request in self.running.values()
         )
 

@@ -12,6 +12,7 @@ from engine.execution.model_runner import WorkOutcome
 from engine.scheduling.step_work import Work
 from protocol.requests import LANES, Counts, Generate, Lane
 from tests.engine.conftest import VOCABULARY, Bench, generate
+from tests.engine.memory_store import MemoryStore
 
 Benches = Callable[..., Bench]
 OPERATIONS = 10_000
@@ -115,18 +116,17 @@ class Fuzz:
                 assert counts.computed == naive.computed
                 assert counts.recomputed == naive.recomputed
                 # What was read counts when the blocks are found; an abort may come before the first step with them.
-                assert counts.read_hbm == naive.read or (
-                    reason in ("abort", "deadline") and counts.read_hbm > naive.read
-                )
+                assert counts.read == naive.read or (reason in ("abort", "deadline") and counts.read > naive.read)
                 if reason in ("stop", "length"):
                     assert counts.prompt == naive.prompt
             del self.bench.runs[id], self.naive[id]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("swap", [0, 12], ids=["recompute", "swap"])
-def test_random_interventions_leak_nothing_and_counts_are_exact(benches: Benches, swap: int):
-    bench = benches(blocks=40, running=8, budget=200, swap=swap, max_waiting=30)
+@pytest.mark.parametrize(("swap", "disk"), [(0, False), (12, False), (24, True)], ids=["recompute", "dram", "disk"])
+def test_random_interventions_leak_nothing_and_counts_are_exact(benches: Benches, swap: int, disk: bool):
+    store = MemoryStore() if disk else None
+    bench = benches(blocks=40, running=8, budget=200, swap=swap, store=store, max_waiting=30)
     fuzz = Fuzz(bench, seed=swap)
     for _ in range(OPERATIONS):
         fuzz.intervene()
@@ -140,5 +140,8 @@ def test_random_interventions_leak_nothing_and_counts_are_exact(benches: Benches
     assert bench.engine.pool.referenced_blocks == 0
     assert bench.engine.scheduler.waiting == 0
     assert bench.engine.scheduler.preemptions > 100, "the fuzz was too gentle"
+    read = bench.engine.scheduler.restores.read_tokens
+    assert (read["dram"] > 0) == (swap > 0)
+    assert (read["nvme"] > 0) == disk
     for reason in ("stop", "length", "abort", "deadline", "rejected"):
         assert fuzz.checked[reason] > 20, f"hardly anything ended by {reason}"

@@ -113,6 +113,7 @@ NO_CLOCK = {
     "dataclasses",
     "engine",
     "heapq",
+    "itertools",
     "math",
     "operator",
     "prompt_cache",

@@ -1,0 +1,287 @@
+"""The disk tier: threads that move blocks between host memory and the record store, off the step loop.
+
+Readers fill blocks of host memory that nobody else uses, and one writer seals blocks that nobody changes meanwhile. A
+purge goes through the writer too, so it comes after what is being written. The store's own chores (looking through its
+folder, expiry) are the writer's when it has nothing to write.
+
+A store that does not answer costs nothing but its threads: `block_us` becomes infinite, so that nothing is asked of it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+import structlog
+import torch
+
+from engine.kv_cache.checksums import BlockChecksums
+from engine.kv_cache.memory import KvMemory
+from engine.scheduling.disk import Transfer
+from prompt_cache.tiers.identity import ScopeAccess
+
+logger = structlog.get_logger("engine.execution.disk_tier")
+
+READERS = 2
+FETCH_BYTES = 64 << 20
+"""Bytes that are read at a time for all requests together, at least `READERS` blocks."""
+SAVES = 16
+"""Blocks that wait to be written."""
+STUCK_S = 2.0
+"""A read that takes longer says that the disk does not answer."""
+READ_DEADLINE_S = 5.0
+_WEIGHT = 1 / 8
+_IDLE_S = 0.2
+_SCAN_PAUSE_S = 0.002
+_MAINTAIN_S = 1.0
+_FIRST_BLOCK_US = 1_000.0
+"""What a block is taken to need before one was read."""
+
+
+class Store(Protocol):
+    """Of `prompt_cache.tiers.record_store.RecordStore`, what the tier needs."""
+
+    def holds(self, scope: str, key: bytes, groups: Sequence[int], /) -> bool:
+        """Whether the block seems to be there."""
+
+    def read(
+        self,
+        access: ScopeAccess,
+        key: bytes,
+        groups: Sequence[int],
+        /,
+        *,
+        into: Mapping[int, memoryview],
+        deadline: float,
+    ) -> object | None:
+        """Fill memory with the verified payload of each layer group; None if that cannot be."""
+
+    def write(
+        self,
+        access: ScopeAccess,
+        key: bytes,
+        payloads: Mapping[int, memoryview],
+        /,
+        *,
+        position: int,
+        lease_until: float,
+    ) -> bool:
+        """Seal and publish; whether it is there now."""
+
+    def purge(self, scope: str, keys: Sequence[bytes], /) -> int:
+        """Delete these blocks for ever."""
+
+    def forget(self, scope: str, /) -> int:
+        """Delete all of a scope."""
+
+    def give_back(self, size: int, /) -> int:
+        """Delete records of about so many bytes."""
+
+    def scan(self, most: int = ..., /) -> bool:
+        """Look at some more files; whether all were seen."""
+
+    def maintain(self) -> None:
+        """What has to be done now and then."""
+
+    def close(self) -> None:
+        """Give the folder back."""
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """What happened, by name."""
+
+    @property
+    def used_bytes(self) -> int:
+        """What the records hold on disk."""
+
+
+class DiskTier:
+    """Transfers between `store`, of `most_bytes`, and the host memories of the layer groups (`Disk`).
+
+    Methods are called in the engine's thread, but for `wake`: that is called in any thread, when a transfer has ended.
+    """
+
+    def __init__(
+        self, store: Store, memories: Sequence[KvMemory], checksums: Sequence[BlockChecksums], most_bytes: int = 0
+    ) -> None:
+        self.store = store
+        self.wake: Callable[[], None] = lambda: None
+        self._memories = tuple(memories)
+        self._checksums = tuple(checksums)
+        self._groups = tuple(range(len(memories)))
+        self._block_bytes = max(1, sum(memory.group.block_bytes for memory in memories))
+        self._most_blocks = most_bytes // self._block_bytes
+        self._most_fetches = max(READERS, FETCH_BYTES // self._block_bytes)
+        self._reads: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._fetched: deque[tuple[Transfer, list[int]]] = deque()
+        self._saved: deque[Transfer] = deque()
+        self._fetching = 0
+        self._saving = 0
+        self._block_us = _FIRST_BLOCK_US
+        self._reading_since: dict[Transfer, float] = {}
+        """What the readers are at, and since when on the monotonic clock."""
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._read_all, name=f"kv-reader-{number}", daemon=True)
+            for number in range(READERS)
+        ]
+        self._threads.append(threading.Thread(target=self._write_all, name="kv-writer", daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    # ------------------------------------------------------------ the engine's side
+
+    @property
+    def block_us(self) -> float:
+        return float("inf") if self._stuck else self._block_us
+
+    @property
+    def fetch_room(self) -> int:
+        return 0 if self._stuck else self._most_fetches - self._fetching
+
+    @property
+    def save_room(self) -> int:
+        return SAVES - self._saving
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """About how many blocks are on disk, and how many may be."""
+        held = self.store.used_bytes // self._block_bytes
+        return held, max(held, self._most_blocks)
+
+    def holds(self, scope: str, key: bytes) -> bool:
+        return self.store.holds(scope, key, self._groups)
+
+    def fetch(self, transfer: Transfer) -> None:
+        self._fetching += 1
+        self._reads.put(transfer)
+
+    def save(self, transfer: Transfer) -> None:
+        self._saving += 1
+        self._writes.put(partial(self._write, transfer))
+
+    def fetched(self) -> Sequence[Transfer]:
+        if not self._fetched:
+            return ()
+        ended = []
+        while self._fetched:
+            transfer, sums = self._fetched.popleft()
+            for group, total in enumerate(sums):
+                self._checksums[group].enter_sum(transfer.block[group], total)
+            ended.append(transfer)
+        self._fetching -= len(ended)
+        return ended
+
+    def saved(self) -> Sequence[Transfer]:
+        if not self._saved:
+            return ()
+        ended = [self._saved.popleft() for _ in range(len(self._saved))]
+        self._saving -= len(ended)
+        return ended
+
+    def purge(self, scope: str, keys: Sequence[bytes]) -> None:
+        self._writes.put(lambda: void(self.store.purge(scope, keys)))
+
+    def forget(self, scope: str) -> None:
+        self._writes.put(lambda: void(self.store.forget(scope)))
+
+    def give_back(self, size: int) -> None:
+        """Others need room on the disk: delete about so many bytes, and take no more for a while. Any thread."""
+        self._writes.put(lambda: void(self.store.give_back(size)))
+
+    def close(self, seconds: float) -> None:
+        """End the threads after what they are doing, and give the store back. Waits for at most this long."""
+        self._stopping.set()
+        for _ in range(READERS):
+            self._reads.put(None)
+        self._writes.put(None)
+        end = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        if not any(thread.is_alive() for thread in self._threads):
+            self.store.close()
+
+    @property
+    def _stuck(self) -> bool:
+        since = min(self._reading_since.copy().values(), default=None) if self._reading_since else None
+        return since is not None and time.monotonic() - since > STUCK_S
+
+    # ------------------------------------------------------------ threads
+
+    def _read_all(self) -> None:
+        while (transfer := self._reads.get()) is not None:
+            if self._stopping.is_set():
+                return
+            began = time.monotonic()
+            self._reading_since[transfer] = began
+            sums: list[int] = []
+            try:
+                into = {group: self._bytes(group, transfer) for group in self._groups}
+                found = self.store.read(
+                    transfer.access, transfer.key, self._groups, into=into, deadline=began + READ_DEADLINE_S
+                )
+                if found is not None:
+                    with torch.inference_mode():
+                        sums = [
+                            self._checksums[group].of_host(self._memories[group].data[transfer.block[group]])
+                            for group in self._groups
+                        ]
+                    transfer.ok = True
+                    # Readers work side by side.
+                    took = (time.monotonic() - began) * 1e6 / READERS
+                    self._block_us += (took - self._block_us) * _WEIGHT
+            except Exception:
+                logger.exception("a block could not be read from disk")
+            finally:
+                del self._reading_since[transfer]
+            self._fetched.append((transfer, sums))
+            self.wake()
+
+    def _write(self, transfer: Transfer) -> None:
+        try:
+            payloads = {group: self._bytes(group, transfer) for group in self._groups}
+            transfer.ok = self.store.write(
+                transfer.access,
+                transfer.key,
+                payloads,
+                position=transfer.position,
+                lease_until=transfer.lease_until,
+            )
+        finally:
+            self._saved.append(transfer)
+            self.wake()
+
+    def _write_all(self) -> None:
+        scanned, maintained = False, 0.0
+        while True:
+            try:
+                task = self._writes.get(timeout=_IDLE_S if scanned else _SCAN_PAUSE_S)
+            except queue.Empty:
+                task = self._chore
+            if task is None:
+                return
+            try:
+                task()
+                if not scanned:
+                    scanned = self.store.scan(64)
+                if time.monotonic() - maintained >= _MAINTAIN_S:
+                    maintained = time.monotonic()
+                    self.store.maintain()
+            except Exception:
+                logger.exception("the disk tier could not write")
+
+    def _chore(self) -> None:
+        """Nothing is to be written."""
+
+    def _bytes(self, group: int, transfer: Transfer) -> memoryview:
+        return self._memories[group].bytes_of(transfer.block[group]).numpy().data
+
+
+def void(_: object) -> None:
+    """Take a result that nobody needs."""

@@ -1,0 +1,69 @@
+"""What the scheduler asks of the disk tier: transfers of blocks between it and host memory, by other threads.
+
+Nothing here waits. A transfer holds its block of host memory until it has ended, whatever becomes of the request that
+it was made for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from prompt_cache.kv.grouped_pool import Block
+from prompt_cache.tiers.identity import ScopeAccess
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One block between disk and host memory."""
+
+    access: ScopeAccess
+    key: bytes
+    block: Block
+    """The block of host memory."""
+    position: int = 0
+    """Tokens before the block."""
+    lease_until: float = 0.0
+    """When the last lease on it ends, in seconds since the Unix epoch; 0 without one. Of what is saved."""
+    ok: bool = False
+    """Whether it came through, verified; to be read when it has ended."""
+    cancelled: bool = False
+    """Its key was purged meanwhile: what comes of it must not be used."""
+
+
+class Disk(Protocol):
+    """The disk tier, as the engine's thread sees it."""
+
+    @property
+    def block_us(self) -> float:
+        """µs that a block takes to come, by the latest reads; infinite while reads do not come back."""
+
+    @property
+    def fetch_room(self) -> int:
+        """How many more fetches may be begun now."""
+
+    @property
+    def save_room(self) -> int:
+        """How many more saves may be begun now."""
+
+    def holds(self, scope: str, key: bytes) -> bool:
+        """Whether the block seems to be there. Only a fetch says whether it is good."""
+
+    def fetch(self, transfer: Transfer) -> None:
+        """Begin to read a block into host memory."""
+
+    def save(self, transfer: Transfer) -> None:
+        """Begin to write a block from host memory."""
+
+    def fetched(self) -> Sequence[Transfer]:
+        """The fetches that ended since the last call."""
+
+    def saved(self) -> Sequence[Transfer]:
+        """The saves that ended since the last call."""
+
+    def purge(self, scope: str, keys: Sequence[bytes]) -> None:
+        """Delete these blocks, after the saves that have begun."""
+
+    def forget(self, scope: str) -> None:
+        """Delete all blocks of a scope, after the saves that have begun."""

@@ -1,0 +1,299 @@
+"""The DRAM tier: a bounded pool of blocks in host memory, with an index by block key.
+
+It holds published blocks that left the device, found by their keys, and the private blocks of preempted requests,
+which are in no index. Both share its budget. A preempted request's KV is kept here if measured costs say that copying
+it out and back is cheaper than recomputing it, and if there is room.
+
+Blocks leave the device only where their scope has a retention and no request has said `no-store` (C5): `hold_back`.
+Copies are part of a step: out of the device before its fresh blocks are cleared, back after that. A block that is to
+be copied back, or that another thread reads or fills, is referenced until then.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from heapq import heappop, heappush
+
+from engine.scheduling.request import Request
+from engine.scheduling.step_costs import Rates
+from engine.scheduling.step_work import Step
+from prompt_cache.kv.block_pool import OutOfBlocks
+from prompt_cache.kv.grouped_pool import ABSENT, Block, GroupedPool
+from prompt_cache.tiers.identity import ScopeAccess
+
+MOST_SCOPES = 10_000
+_MOST_HELD_BACK = 100_000
+_EXPIRIES_A_BLOCK = 4
+"""Expiries that are remembered for each block, most of them of blocks that are gone."""
+
+
+class DramTier:
+    """Host memory's `pool`, in the layer groups of the `device` pool. None: no such tier."""
+
+    def __init__(self, pool: GroupedPool | None, device: GroupedPool) -> None:
+        self.pool = pool
+        self.device = device
+        self.index = None if device.slides else pool
+        """The pool, where published blocks are kept: not yet with layer groups that have windows."""
+        self.kept = 0
+        """How many preemptions kept the KV."""
+        self.entered = 0
+        """How many evicted blocks were copied here."""
+        self.damaged = 0
+        """How many blocks came back otherwise than they went."""
+        self.scopes: OrderedDict[str, ScopeAccess] = OrderedDict()
+        """The scopes that requests are in, the latest last."""
+        self._held_back: set[bytes] = set()
+        """Keys of blocks that must not leave the device."""
+        self._out: list[tuple[Block, Block]] = []
+        """Copies out for the next step, in order."""
+        self._pins: list[Block] = []
+        """Blocks with one more reference until the next step has been done: its copies come from there or go there."""
+        self._done: list[Block] = []
+        """Those of the last step."""
+        self._expiries: list[tuple[float, bytes]] = []
+        """(when, key), a heap: what may stay no longer."""
+        self._expires: dict[bytes, float] = {}
+        self._now = 0.0
+        if self.index is not None:
+            device.watch_evictions(self._evicted)
+
+    # ------------------------------------------------------------ a step
+
+    def begin(self, step: Step, now: float) -> None:
+        """The last step is done; copies from now on go into this one, until `end`."""
+        self._now = now
+        if self._done:
+            assert self.pool is not None
+            self.pool.free(self._done)
+            self._done = []
+        if self._expiries and self._expiries[0][0] <= now:
+            self._expire()
+        step.out = self._out
+
+    def end(self) -> None:
+        """The step is made. Copies from now on go into the next one."""
+        if self._pins:
+            self._done, self._pins = self._pins, []
+        if self._out:
+            self._out = []
+
+    @property
+    def next_expiry(self) -> float | None:
+        """When a block may stay no longer, in seconds since the Unix epoch."""
+        return self._expiries[0][0] if self._expiries else None
+
+    # ------------------------------------------------------------ who may leave the device
+
+    def introduce(self, access: ScopeAccess) -> bool:
+        """Requests of this scope come. Returns whether it is new, or has changed."""
+        known = self.scopes.get(access.scope)
+        self.scopes[access.scope] = access
+        self.scopes.move_to_end(access.scope)
+        if len(self.scopes) > MOST_SCOPES:
+            self.scopes.popitem(last=False)
+        return known != access
+
+    def publishing(self, request: Request, key: bytes) -> None:
+        """A request is about to publish a block on the device."""
+        if request.store == "all":
+            self._held_back.discard(key)
+        elif not self.device.pools[0].holds(key):
+            if len(self._held_back) >= _MOST_HELD_BACK:
+                self._held_back = {known for known in self._held_back if self.device.pools[0].holds(known)}
+            self._held_back.add(key)
+
+    def reads(self, request: Request, keys: Iterable[bytes]) -> None:
+        """A request reads published blocks: one that allows it lets them leave."""
+        if self._held_back and request.store == "all":
+            self._held_back.difference_update(keys)
+
+    def may_leave(self, key: bytes, scope: str) -> bool:
+        """Whether this block may be copied to host memory."""
+        access = self.scopes.get(scope)
+        return access is not None and access.retention > 0 and key not in self._held_back
+
+    # ------------------------------------------------------------ published blocks
+
+    def holds(self, key: bytes) -> bool:
+        """Whether the block is here, in all layer groups."""
+        return self.index is not None and all(pool.holds(key) for pool in self.index.pools)
+
+    def on_device(self, key: bytes) -> bool:
+        """Whether the block can be found on the device."""
+        return all(pool.holds(key) for pool in self.device.pools)
+
+    def find(self, key: bytes) -> Block | None:
+        """The block with this key."""
+        found = [] if self.index is None else self.index.find([key])
+        return found[0] if found else None
+
+    def copy_back(self, request: Request, index: int, source: Block, step: Step) -> None:
+        """Copy a block of this tier into a request's table."""
+        assert self.pool is not None
+        self.pool.share([source])
+        self._pins.append(source)
+        step.back.append((source, request.table[index]))
+        step.returns.append((request, index))
+
+    def copy_out(self, key: bytes, scope: str) -> Block | None:
+        """Copy a published block of the device here, if it is not here; returns it with one more reference.
+
+        None if it is on neither side, or there is no room.
+        """
+        assert self.index is not None
+        here: list[int] = []
+        for group, pool in enumerate(self.index.pools):
+            known = pool.find([key])
+            if known:
+                pool.share(known)
+                here += known
+                continue
+            source = self.device.pools[group].find([key])
+            taken = self._take(group, key, scope) if source else None
+            if taken is None:
+                self._drop(here)
+                return None
+            self._out.append((self._alone(group, source[0]), self._alone(group, taken)))
+            here.append(taken)
+        return tuple(here)
+
+    def reserve(self) -> Block | None:
+        """A block with one reference and no key, for another thread to fill; None if there is no room."""
+        if self.index is None or not self.index.available:
+            return None
+        return self.index.allocate(1)[0]
+
+    def publish(self, block: Block, key: bytes, scope: str) -> None:
+        """A reserved block was filled and verified: it may be found, and its reference is dropped."""
+        assert self.index is not None
+        table = [block]
+        self.index.publish(table, 0, key, scope)
+        self.index.free(table)
+        self._keep_until(key, scope)
+
+    def free(self, block: Block) -> None:
+        """Drop a reference."""
+        assert self.pool is not None
+        self.pool.free([block])
+
+    def reject(self, key: bytes) -> None:
+        """The block with this key is damaged: nobody is to find it again."""
+        self.damaged += 1
+        if self.index is not None:
+            self.index.purge([key])
+
+    def purge(self, keys: Iterable[bytes]) -> None:
+        """Make blocks unfindable; their memory is zeroed when nobody uses it, which is now for almost all."""
+        if self.index is not None:
+            self.index.purge(keys)
+
+    def forget(self, scope: str) -> None:
+        """Make the blocks of a scope unfindable, and zero them."""
+        if self.index is not None:
+            self.index.forget(scope)
+
+    def _evicted(self, group: int, block: int, key: bytes, scope: str) -> None:
+        """A published block of the device is about to lose its place there."""
+        if not self.may_leave(key, scope):
+            return
+        assert self.index is not None
+        pool = self.index.pools[group]
+        if not pool.holds(key) and (taken := self._take(group, key, scope)) is not None:
+            entered = self._alone(group, taken)
+            self._out.append((self._alone(group, block), entered))
+            # Nobody else is to fill it before the copy is done.
+            self._pins.append(entered)
+            self.entered += 1
+
+    def _take(self, group: int, key: bytes, scope: str) -> int | None:
+        """A published block of one layer group, with one reference, which the next step is to fill."""
+        assert self.index is not None
+        pool = self.index.pools[group]
+        if not pool.available:
+            return None
+        [taken] = pool.allocate(1)
+        pool.publish(taken, key, scope)
+        self._keep_until(key, scope)
+        return taken
+
+    def _drop(self, numbers: list[int]) -> None:
+        assert self.index is not None
+        for pool, number in zip(self.index.pools, numbers, strict=False):
+            pool.free([number])
+
+    def _alone(self, group: int, number: int) -> Block:
+        """A block of which only one layer group's part is meant."""
+        groups = len(self.device.pools)
+        return (number,) if groups == 1 else tuple(number if at == group else ABSENT for at in range(groups))
+
+    # ------------------------------------------------------------ retention
+
+    def _keep_until(self, key: bytes, scope: str) -> None:
+        access = self.scopes.get(scope)
+        if access is not None and key not in self._expires:
+            if len(self._expiries) >= _EXPIRIES_A_BLOCK * len(self.device.pools) * self.device.pools[0].total + 1000:
+                self._expires = {known: when for known, when in self._expires.items() if self.holds(known)}
+                self._expiries = sorted((when, known) for known, when in self._expires.items())
+            self._expires[key] = until = self._now + access.retention
+            heappush(self._expiries, (until, key))
+
+    def _expire(self) -> None:
+        while self._expiries and self._expiries[0][0] <= self._now:
+            _, key = heappop(self._expiries)
+            del self._expires[key]
+            self.purge([key])
+
+    # ------------------------------------------------------------ preempted requests
+
+    def keep(self, request: Request, rates: Rates, step: Step) -> None:
+        """Copy the KV of a request that is about to be preempted out, if that is cheaper than recomputing it."""
+        tokens = request.kv
+        blocks = request.table[: request.blocks_for(tokens)]
+        # KV that may not be stored beyond the device (C5) is not kept here either.
+        if self.pool is None or request.store != "all" or self.cost(blocks, rates) >= tokens * rates.uncached:
+            return
+        try:
+            request.swapped = self.pool.mirror(blocks)
+        except OutOfBlocks:
+            return
+        request.swapped_tokens = tokens
+        step.out += zip(blocks, request.swapped, strict=True)
+        self.kept += 1
+
+    def bring_back(self, request: Request, table: list[Block], found: int, step: Step) -> None:
+        """Copy the kept blocks into the request's new table, but for the first `found`, which were cached."""
+        for index, kept in enumerate(request.swapped):
+            if index >= found:
+                step.back.append((kept, table[index]))
+                step.returns.append((request, index))
+        self._pins += request.swapped
+        self._forget_kept(request)
+
+    def drop(self, request: Request) -> None:
+        """Free the kept blocks of a request that has ended."""
+        if self.pool is not None and request.swapped:
+            self.pool.free(request.swapped)
+            self._forget_kept(request)
+
+    def cost(self, blocks: list[Block], rates: Rates) -> float:
+        """µs to copy these blocks out and back."""
+        return 2 * len(blocks) * rates.copied
+
+    def check(self, waiting: list[Request], transfers: Iterable[Block]) -> None:
+        """Raise AssertionError unless blocks add up (C4): referenced are those kept for `waiting` requests, those that
+        the last step copied back, and those of `transfers` in flight, and no other."""
+        if self.pool is None:
+            return
+        self.pool.check()
+        held = [block for request in waiting for block in request.swapped] + self._pins + self._done + [*transfers]
+        for group, pool in enumerate(self.pool.pools):
+            numbers = [block[group] for block in held if block[group] != ABSENT]
+            assert {number: numbers.count(number) for number in numbers} == {
+                number: pool.references(number) for number in range(pool.total) if pool.references(number)
+            }, "host memory leaks, or is used by somebody unknown"
+
+    def _forget_kept(self, request: Request) -> None:
+        request.swapped = []
+        request.swapped_tokens = 0

@@ -1,0 +1,318 @@
+"""Restoring: the KV of a request's prompt comes back from farther tiers while its front is computed.
+
+A request with blocks restores when its prompt goes on in host memory or on disk after what was found on the device.
+Blocks come from the tail: from disk into host memory by other threads, from host memory into the request's own blocks
+with a step's copies, which are verified before the step computes anything (C3). Until then nobody sees them; then the
+front, which is computed from the other end, jumps over them (`join`), and they are published.
+
+Nothing is waited for unconditionally: a restore that is slow or fails means that computing goes on. Each lane comes
+before the next; within a lane flows take turns at each block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from engine.scheduling.disk import Disk, Transfer
+from engine.scheduling.dram_tier import DramTier
+from engine.scheduling.request import Request
+from engine.scheduling.restore_costs import Fetchable, MeasuredRestoreCosts, RestoreCosts
+from engine.scheduling.step_costs import Rates
+from engine.scheduling.step_work import Step
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
+from prompt_cache.kv.grouped_pool import Block
+from protocol.requests import LANES
+
+MOST_COPIES = 4096
+"""Blocks copied back in one step."""
+
+
+@dataclass(slots=True, eq=False)
+class Restore:
+    """What is on its way for one request: the blocks `first`..`end` of its table."""
+
+    first: int
+    end: int
+    deadline: float = 0.0
+    """Until when computing may be held back for it, in seconds since the Unix epoch."""
+    late: bool = False
+    """Whether that time has passed."""
+    pending: list[int] = field(default_factory=list)
+    """Indices that are still to come, in order; the last comes first."""
+    came: dict[int, bool] = field(default_factory=dict)
+    """index -> whether it came from disk: verified, on the device, and not joined yet."""
+    copying: dict[int, bool] = field(default_factory=dict)
+    """The same of those that the step under way copies."""
+    from_disk: set[int] = field(default_factory=set)
+    """Indices that were on disk alone when the restore began."""
+    planned: tuple[int, int] = (0, 0)
+    """Blocks that were expected from host memory and from disk when it began."""
+
+    @property
+    def expected_tokens(self) -> int:
+        """Tokens that are still expected to come, or have come and are not joined."""
+        return (len(self.pending) + len(self.copying) + len(self.came)) * BLOCK_TOKENS
+
+
+class Restorer:
+    """All restores of a replica. `joined`: called with a request and its KV's new length when blocks have joined it."""
+
+    def __init__(
+        self, dram: DramTier, disk: Disk | None, joined: Callable[[Request], None], costs: RestoreCosts | None = None
+    ) -> None:
+        self.dram = dram
+        self.disk = disk
+        self.costs: RestoreCosts = costs or MeasuredRestoreCosts()
+        self.active: dict[int, Request] = {}
+        """arrival -> restoring request"""
+        self.fetches: dict[bytes, Transfer] = {}
+        """key -> what is being read from disk"""
+        self.read_tokens = {"dram": 0, "nvme": 0}
+        """Prompt tokens read from each tier since the start."""
+        self.failed_fetches = 0
+        self.came: set[bytes] = set()
+        """Keys of blocks that came from disk, for whoever keeps account of what is there."""
+        self.late = 0
+        """Restores that were no longer waited for."""
+        self._joined = joined
+        self._now = 0.0
+
+    # ------------------------------------------------------------ a restore's life
+
+    def begin(self, request: Request, keys: Sequence[bytes], rates: Rates, now: float) -> None:
+        """The request was placed: see what of its prompt's further blocks lies in farther tiers, by their keys."""
+        first = request.blocks_for(request.kv)
+        from_disk = self._reach(request, keys, first, rates)
+        end = first + len(from_disk)
+        if end == first:
+            return
+        on_disk = {index for index, disk in enumerate(from_disk, first) if disk}
+        planned = (end - first - len(on_disk), len(on_disk))
+        restore = Restore(first, end, pending=[*range(first, end)], from_disk=on_disk, planned=planned)
+        restore.deadline = now + self.costs.patience(self._fetchable(restore, rates))
+        request.restore = restore
+        self.active[request.arrival] = request
+
+    def blocks_beyond(self, request: Request, keys: Sequence[bytes], first: int, rates: Rates) -> int:
+        """How many blocks of these keys, from the block `first` on, could be restored now."""
+        return len(self._reach(request, keys, first, rates))
+
+    def _reach(self, request: Request, keys: Sequence[bytes], first: int, rates: Rates) -> list[bool]:
+        """For each block from `first` on that lies in a farther tier without a gap, whether it is on disk alone."""
+        found: list[bool] = []
+        read = 0
+        for index in range(first, len(keys)):
+            if self.dram.holds(keys[index]):
+                found.append(False)
+            elif self._on_disk(request, index, keys[index], read, rates):
+                found.append(True)
+                read += 1
+            else:
+                break
+        return found
+
+    def _on_disk(self, request: Request, index: int, key: bytes, before: int, rates: Rates) -> bool:
+        if self.disk is None or (not self.disk.fetch_room and not before):
+            return False
+        scope = request.block_key_and_scope(index)[1]
+        return self.disk.holds(scope, key) and self.costs.worth_reading(self.disk.block_us, before, rates)
+
+    def drop(self, request: Request) -> None:
+        """The request restores no more. What is being read for it goes to host memory all the same."""
+        if request.restore is not None:
+            request.restore = None
+            del self.active[request.arrival]
+
+    def prefetch(self, request: Request, keys: Sequence[bytes], rates: Rates) -> None:
+        """The request is the next to be admitted, and has to wait: let what is on disk alone come to host memory."""
+        if self.disk is None or self.disk.fetch_room <= 0 or request.store == "none":
+            return
+        for index, key in enumerate(keys):
+            if self.dram.on_device(key) or self.dram.holds(key) or key in self.fetches:
+                continue
+            if self.disk.fetch_room <= 0 or not self._on_disk(request, index, key, 0, rates):
+                break
+            self._fetch(request.block_key_and_scope(index)[1], key)
+
+    # ------------------------------------------------------------ a step
+
+    def advance(self, step: Step, now: float, rates: Rates, most: int) -> None:
+        """Take what came, join it, and let more come: at most `most` blocks are copied in this step."""
+        self._now = now
+        if self.disk is not None:
+            self._take_fetched(self.disk.fetched())
+        if not self.active:
+            return
+        for request in list(self.active.values()):
+            self.join(request)
+        turns = self._turns()
+        most = min(most, MOST_COPIES)
+        while turns and most > 0:
+            still = []
+            for request in turns:
+                if most > 0 and self._bring_one(request, step):
+                    most -= 1
+                    still.append(request)
+            turns = still
+        self._fetch_more(rates)
+
+    def copied(self, step: Step, bad: Iterable[int]) -> list[Request]:
+        """The step's copies back are done; `bad`: indices of those that are damaged.
+
+        Returns the requests that would compute with a damaged block: they must leave the step.
+        """
+        damaged = set(bad)
+        spoiled: dict[int, Request] = {}
+        for at, (request, index) in enumerate(step.returns):
+            restore = request.restore
+            nvme = None if restore is None else restore.copying.pop(index, None)
+            if at in damaged:
+                key = request.keys[index] if index < len(request.keys) else b""
+                self.dram.reject(key)
+                if nvme is None:
+                    spoiled[request.arrival] = request
+            elif restore is not None and nvme is not None:
+                restore.came[index] = nvme
+        return list(spoiled.values())
+
+    def join(self, request: Request) -> None:
+        """Let the front jump over what has come, and end the restore if nothing more comes."""
+        restore = request.restore
+        assert restore is not None
+        moved = False
+        while (
+            request.kv % BLOCK_TOKENS == 0 and (nvme := restore.came.pop(request.kv // BLOCK_TOKENS, None)) is not None
+        ):
+            before = request.read_tokens
+            request.restored(nvme)
+            self.read_tokens["nvme" if nvme else "dram"] += request.read_tokens - before
+            moved = True
+        front = request.blocks_for(request.kv)
+        while restore.pending and restore.pending[0] < front:
+            del restore.pending[0]
+        if moved:
+            self._joined(request)
+        if restore.came and min(restore.came) < front:
+            restore.came = {index: nvme for index, nvme in restore.came.items() if index >= front}
+        if not restore.pending and not restore.came and not restore.copying:
+            request.restore = None
+            del self.active[request.arrival]
+
+    def front_limit(self, request: Request, rates: Rates, now: float) -> int:
+        """Up to which token the front of a restoring request may be computed now; its KV's length to wait."""
+        restore = request.restore
+        assert restore is not None
+        coming = min([*restore.came, *restore.copying], default=restore.end)
+        pending = [index for index in restore.pending if index < coming]
+        most = coming * BLOCK_TOKENS if restore.came or restore.copying else len(request.tokens)
+        if not pending:
+            return most
+        if not restore.late and now >= restore.deadline:
+            self.late += 1
+            restore.late = True
+        if restore.late:
+            return most
+        front = self.costs.front_blocks(self._fetchable(restore, rates), rates)
+        return (request.kv // BLOCK_TOKENS + front) * BLOCK_TOKENS if front else request.kv
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When computing goes on without what has not come, in seconds since the Unix epoch."""
+        restores = (request.restore for request in self.active.values())
+        return min((each.deadline for each in restores if each is not None and not each.late), default=None)
+
+    def blocks(self) -> list[Block]:
+        """Blocks of host memory that are being filled."""
+        return [transfer.block for transfer in self.fetches.values()]
+
+    def cancel(self, purged: Callable[[bytes, str], bool]) -> None:
+        """What is being read of the blocks of these keys and scopes must not be found."""
+        for transfer in self.fetches.values():
+            transfer.cancelled |= purged(transfer.key, transfer.access.scope)
+
+    # ------------------------------------------------------------ inside
+
+    def _fetchable(self, restore: Restore, rates: Rates) -> Fetchable:
+        nvme = sum(index in restore.from_disk for index in restore.pending)
+        block_us = self.disk.block_us if self.disk is not None and nvme else 0.0
+        return Fetchable(len(restore.pending) - nvme, nvme, rates.copied, rates.copied + block_us)
+
+    def _turns(self) -> list[Request]:
+        """Restoring requests, the higher lanes first, one of each flow in turn."""
+        flows: dict[tuple[int, str], list[Request]] = {}
+        for request in self.active.values():
+            flows.setdefault((LANES.index(request.lane), request.flow), []).append(request)
+        lanes: dict[int, list[list[Request]]] = {}
+        for (lane, _), requests in flows.items():
+            lanes.setdefault(lane, []).append(requests)
+        order: list[Request] = []
+        for _, members in sorted(lanes.items()):
+            turns = zip_longest(*members)
+            order += [request for turn in turns for request in turn if request is not None]
+        return order
+
+    def _bring_one(self, request: Request, step: Step) -> bool:
+        """Copy the last block that lies in host memory; whether there was one."""
+        restore = request.restore
+        if restore is None:
+            return False
+        for place in range(len(restore.pending) - 1, -1, -1):
+            index = restore.pending[place]
+            source = self.dram.find(request.keys[index])
+            if source is not None:
+                del restore.pending[place]
+                restore.copying[index] = index in restore.from_disk
+                self.dram.copy_back(request, index, source, step)
+                return True
+        return False
+
+    def _fetch_more(self, rates: Rates) -> None:
+        """Begin to read what is on disk, from the tails; give up what is in neither tier any more."""
+        for request in self._turns() if self.active else ():
+            restore = request.restore
+            if restore is None:
+                continue
+            gone = []
+            for index in reversed(restore.pending):
+                key, scope = request.block_key_and_scope(index)
+                if key in self.fetches or self.dram.holds(key):
+                    continue
+                if self.disk is None or not self.disk.holds(scope, key):
+                    gone.append(index)
+                elif self.disk.fetch_room > 0:
+                    restore.from_disk.add(index)
+                    self._fetch(scope, key)
+                else:
+                    break
+            for index in gone:
+                restore.pending.remove(index)
+            self.join(request)
+
+    def _fetch(self, scope: str, key: bytes) -> None:
+        assert self.disk is not None
+        access, block = self.dram.scopes.get(scope), self.dram.reserve()
+        if block is None:
+            return
+        if access is None:
+            self.dram.free(block)
+            return
+        transfer = self.fetches[key] = Transfer(access, key, block)
+        self.disk.fetch(transfer)
+
+    def _take_fetched(self, transfers: Sequence[Transfer]) -> None:
+        failed: set[bytes] = set()
+        for transfer in transfers:
+            del self.fetches[transfer.key]
+            if transfer.ok and not transfer.cancelled:
+                self.dram.publish(transfer.block, transfer.key, transfer.access.scope)
+                self.came.add(transfer.key)
+            else:
+                self.failed_fetches += not transfer.ok
+                self.dram.free(transfer.block)
+                failed.add(transfer.key)
+        if failed:
+            for request in self.active.values():
+                if (restore := request.restore) is not None:
+                    restore.pending = [index for index in restore.pending if request.keys[index] not in failed]

@@ -1,0 +1,171 @@
+"""Saving: copies of published blocks go to disk in the background, by way of host memory.
+
+A block is admitted to disk when it is read for the second time, or when it is retained for at least `LONG_LEASE_S`; at
+a clean stop, also when it is retained at all. It is copied to host memory with a step's copies, if it is not there, and
+written from there by other threads after that step. More wishes than `MOST_WISHES` are dropped: a tier that is slower
+than what comes must not hold anything up.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from engine.scheduling.disk import Disk, Transfer
+from engine.scheduling.dram_tier import DramTier
+from engine.scheduling.request import Request
+from engine.scheduling.step_costs import Rates
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
+from prompt_cache.kv.grouped_pool import Block
+
+LONG_LEASE_S = 30 * 60.0
+MOST_WISHES = 16_384
+MOST_KNOWN = 1_000_000
+_BESIDE_US = 2_000.0
+"""µs that a step with other work may spend on copies for saving."""
+_ALONE = 32
+"""Blocks copied for saving in a step without other work."""
+
+
+@dataclass(slots=True)
+class Wish:
+    """A block to be saved."""
+
+    scope: str
+    position: int
+    lease_until: float = 0.0
+
+
+class Saver:
+    """Keeps account of what is to be saved, and lets `disk` save it."""
+
+    def __init__(self, dram: DramTier, disk: Disk) -> None:
+        self.dram = dram
+        self.disk = disk
+        self.dropped = 0
+        """Wishes that were not carried out."""
+        self.wishes: OrderedDict[bytes, Wish] = OrderedDict()
+        self.leased: OrderedDict[bytes, Wish] = OrderedDict()
+        """Blocks that are retained for a short time: they are saved at a clean stop."""
+        self._known: set[bytes] = set()
+        """Keys that are on disk, or were refused there."""
+        self._copied: list[Transfer] = []
+        """What the step under way copies out; it is written after that."""
+        self._saving: dict[bytes, Transfer] = {}
+
+    # ------------------------------------------------------------ what is wanted
+
+    def used(self, request: Request, blocks: int) -> None:
+        """A request reads the first `blocks` whole blocks of its tokens, which somebody has computed before."""
+        if request.store != "all":
+            return
+        known, wishes = self._known, self.wishes
+        for index, key in enumerate(request.keys[:blocks]):
+            if key not in known and key not in wishes:
+                self._wish(key, Wish(request.block_key_and_scope(index)[1], index * BLOCK_TOKENS))
+
+    def published(self, request: Request, first: int, until: int, now: float) -> None:
+        """A request has published the blocks `first`..`until` of its tokens, some of which it retains."""
+        if request.store != "all":
+            return
+        for tokens, end in request.retain:
+            for index in range(first, min(until, tokens // BLOCK_TOKENS)):
+                key, scope = request.block_key_and_scope(index)
+                wish = Wish(scope, index * BLOCK_TOKENS, end)
+                if end - now >= LONG_LEASE_S:
+                    if key not in self._known:
+                        self._wish(key, wish)
+                elif key not in self.leased or self.leased[key].lease_until < end:
+                    self.leased[key] = wish
+                    if len(self.leased) > MOST_WISHES:
+                        self.leased.popitem(last=False)
+
+    def on_disk(self, keys: set[bytes]) -> None:
+        """These blocks were read from disk; the set is emptied."""
+        self._remember(keys)
+        keys.clear()
+
+    def stop(self, now: float) -> None:
+        """A clean stop: what is retained now is wanted."""
+        for key, wish in self.leased.items():
+            if wish.lease_until > now and key not in self._known:
+                self._wish(key, wish)
+        self.leased.clear()
+
+    def cancel(self, purged: Callable[[bytes, str], bool]) -> None:
+        """The blocks of these keys and scopes are to be purged. What is being written already is purged after that."""
+        for wanted in (self.wishes, self.leased):
+            for key in [key for key, wish in wanted.items() if purged(key, wish.scope)]:
+                del wanted[key]
+        for transfer in self._copied:
+            transfer.cancelled |= purged(transfer.key, transfer.access.scope)
+        self._known.clear()
+
+    # ------------------------------------------------------------ a step
+
+    @property
+    def pending(self) -> bool:
+        """Whether a step would advance something."""
+        return bool(self._copied) or (bool(self.wishes) and self.disk.save_room > 0)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to be saved."""
+        return not (self.wishes or self._copied or self._saving)
+
+    def begin(self, finish_copies: Callable[[], None]) -> None:
+        """The last step is done: what it copied out is written. `finish_copies` makes sure that it is there."""
+        for transfer in self.disk.saved():
+            del self._saving[transfer.key]
+            self.dram.free(transfer.block)
+            if not transfer.ok:
+                self.dropped += 1
+            self._remember([transfer.key])
+        if self._copied:
+            finish_copies()
+            for transfer in self._copied:
+                if transfer.cancelled:
+                    self.dram.free(transfer.block)
+                else:
+                    self._saving[transfer.key] = transfer
+                    self.disk.save(transfer)
+            self._copied = []
+
+    def advance(self, rates: Rates, *, alone: bool) -> None:
+        """Let the next blocks be copied out in this step. `alone`: it has no other work."""
+        most = min(_ALONE if alone else max(1, int(_BESIDE_US / max(rates.copied, 1.0))), self.disk.save_room)
+        looked = 0
+        while self.wishes and len(self._copied) < most and looked < 4 * _ALONE:
+            looked += 1
+            key, wish = self.wishes.popitem(last=False)
+            if key in self._known or key in self._saving:
+                continue
+            if self.disk.holds(wish.scope, key):
+                self._remember([key])
+                continue
+            access = self.dram.scopes.get(wish.scope)
+            if access is None or not self.dram.may_leave(key, wish.scope):
+                continue
+            block = self.dram.copy_out(key, wish.scope)
+            if block is None:
+                self.dropped += 1
+                continue
+            self._copied.append(Transfer(access, key, block, wish.position, wish.lease_until))
+
+    def blocks(self) -> list[Block]:
+        """Blocks of host memory that are being written, or will be after this step."""
+        return [transfer.block for transfer in (*self._copied, *self._saving.values())]
+
+    # ------------------------------------------------------------ inside
+
+    def _wish(self, key: bytes, wish: Wish) -> None:
+        if len(self.wishes) >= MOST_WISHES:
+            self.dropped += 1
+            return
+        self.wishes[key] = wish
+
+    def _remember(self, keys: Iterable[bytes]) -> None:
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known.update(keys)

@@ -1,0 +1,229 @@
+"""In which order a tier gives up what it holds: the interface that pools and stores ask, and the rule that all orders
+keep: the end of a prefix goes before its beginning.
+
+An *entry* is a small whole number that the tier chose for a block or a record, below its capacity. An entry is *in use*
+or *resting*; only resting ones are given up. Its *parent* is the entry of the block before it. As an entry is never
+given up before those that follow it, what is held stays closed under prefixes: nothing is held that cannot be found.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol
+
+NO_PARENT = -1
+
+
+class EvictionOrder(Protocol):
+    """What a tier tells and asks. Sequences of entries go from the front of a prompt to its end."""
+
+    def insert(self, entry: int, parent: int, key: bytes, scope: str) -> None:
+        """The entry now holds the block with this key. It is in use. `parent`: an entry, or `NO_PARENT`."""
+
+    def touch(self, entries: Sequence[int]) -> None:
+        """A request reads these: they are in use from now on."""
+
+    def release(self, entries: Sequence[int]) -> None:
+        """Nobody uses these any more."""
+
+    def remove(self, entry: int) -> None:
+        """The tier no longer holds this (purged): it is nobody's parent any more."""
+
+    def victims(self, count: int) -> list[int]:
+        """Give up so many entries, those of the least value, and return them in that order; fewer if the others are in
+        use."""
+
+    def expect(self, entry: int) -> None:
+        """A waiting request will read this: give it up after all others."""
+
+    def dismiss(self, entry: int) -> None:
+        """Nobody waits for this any more."""
+
+    def retain(self, entries: Sequence[int], until: float) -> None:
+        """A lease on these lasts until then, in the seconds that `expire` is told."""
+
+    def expire(self, now: float) -> None:
+        """It is `now`: leases that ended before no longer count."""
+
+    def set_share(self, scope: str, reserve: int, limit: int | None, entries: Sequence[int]) -> None:
+        """From now on others do not take the last `reserve` entries of the scope, which holds at most `limit`.
+
+        `entries`: what it holds now, in use or not.
+        """
+
+    def excess(self, scope: str) -> int | None:
+        """Give up an entry of a scope that holds more than its limit, and return it. None if it does not, or if all of
+        them are in use."""
+
+
+class LeafFirst:
+    """Knows which entries may be given up: resting ones that no held entry follows. A subclass orders these.
+
+    Entries that a waiting request will read are given up last, the least recently released first.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._parent = [NO_PARENT] * total
+        self._followers = [0] * total
+        """How many held entries have this one as their parent."""
+        self._inserts = 0
+        self._serial = [0] * total
+        """The how-manieth insert put it there: an entry that was removed and used again is another parent."""
+        self._parent_serial = [0] * total
+        self._resting = bytearray(total)
+        self._expected: dict[int, None] = {}
+        self._awaited: OrderedDict[int, None] = OrderedDict()
+        """Expected entries that could be given up."""
+
+    # ------------------------------------------------------------ what the subclass says
+
+    def _inserted(self, entry: int, key: bytes, scope: str) -> None:
+        """An entry was inserted; its parent is known."""
+
+    def _touched(self, entries: Sequence[int]) -> None:
+        """Entries are about to be in use."""
+
+    def _released(self, entries: Sequence[int]) -> None:
+        """Entries are about to rest."""
+
+    def _dropped(self, entry: int, *, given_up: bool) -> None:
+        """An entry is about to be no longer held: given up, or removed."""
+
+    @abstractmethod
+    def _queue(self, entry: int, *, first: bool) -> None:
+        """This may be given up from now on. `first`: what followed it was just given up, so that it is as old."""
+
+    @abstractmethod
+    def _unqueue(self, entry: int) -> None:
+        """This may no longer be given up."""
+
+    @abstractmethod
+    def _least(self) -> int | None:
+        """The queued entry of the least value, None if none is queued or all that are should be kept longer."""
+
+    def _last_resort(self) -> int | None:
+        """A queued entry that should be kept, for when there is nothing else."""
+        return None
+
+    # ------------------------------------------------------------ the interface
+
+    def insert(self, entry: int, parent: int, key: bytes, scope: str) -> None:
+        """As `EvictionOrder.insert`."""
+        self._inserts += 1
+        self._serial[entry] = self._inserts
+        self._followers[entry] = 0
+        self._parent[entry] = parent
+        if parent >= 0:
+            self._parent_serial[entry] = self._serial[parent]
+            if not self._followers[parent] and self._resting[parent]:
+                self._withdraw(parent)
+            self._followers[parent] += 1
+        self._inserted(entry, key, scope)
+
+    def touch(self, entries: Sequence[int]) -> None:
+        """As `EvictionOrder.touch`."""
+        self._touched(entries)
+        resting, followers = self._resting, self._followers
+        for entry in entries:
+            if resting[entry]:
+                if not followers[entry]:
+                    self._withdraw(entry)
+                resting[entry] = 0
+
+    def release(self, entries: Sequence[int]) -> None:
+        """As `EvictionOrder.release`."""
+        self._released(entries)
+        resting, followers = self._resting, self._followers
+        for entry in reversed(entries):
+            resting[entry] = 1
+            if not followers[entry]:
+                self._offer(entry)
+
+    def remove(self, entry: int) -> None:
+        """As `EvictionOrder.remove`."""
+        if self._resting[entry] and not self._followers[entry]:
+            self._withdraw(entry)
+        self._dropped(entry, given_up=False)
+        self._forget(entry)
+
+    def victims(self, count: int) -> list[int]:
+        """As `EvictionOrder.victims`."""
+        given_up: list[int] = []
+        while len(given_up) < count:
+            entry = self._least()
+            if entry is None and self._awaited:
+                entry = next(iter(self._awaited))
+            elif entry is None:
+                entry = self._last_resort()
+            if entry is None:
+                break
+            self._give_up(entry, given_up, count)
+        return given_up
+
+    def expect(self, entry: int) -> None:
+        """As `EvictionOrder.expect`."""
+        if entry not in self._expected:
+            queued = self._resting[entry] and not self._followers[entry]
+            if queued:
+                self._withdraw(entry)
+            self._expected[entry] = None
+            if queued:
+                self._offer(entry)
+
+    def dismiss(self, entry: int) -> None:
+        """As `EvictionOrder.dismiss`."""
+        if entry in self._expected:
+            queued = self._resting[entry] and not self._followers[entry]
+            if queued:
+                self._withdraw(entry)
+            del self._expected[entry]
+            if queued:
+                self._offer(entry)
+
+    def retain(self, entries: Sequence[int], until: float) -> None:
+        """As `EvictionOrder.retain`. Here leases do not matter."""
+
+    def expire(self, now: float) -> None:
+        """As `EvictionOrder.expire`."""
+
+    def set_share(self, scope: str, reserve: int, limit: int | None, entries: Sequence[int]) -> None:
+        """As `EvictionOrder.set_share`. Here shares do not matter."""
+
+    def excess(self, scope: str) -> int | None:
+        """As `EvictionOrder.excess`."""
+        return None
+
+    # ------------------------------------------------------------ inside
+
+    def _give_up(self, entry: int, given_up: list[int], count: int) -> None:
+        """Give up one entry, and perhaps those before it that are worth as little, until there are `count`."""
+        self._withdraw(entry)
+        self._dropped(entry, given_up=True)
+        self._forget(entry)
+        given_up.append(entry)
+
+    def _offer(self, entry: int, *, first: bool = False) -> None:
+        if entry in self._expected:
+            self._awaited[entry] = None
+        else:
+            self._queue(entry, first=first)
+
+    def _withdraw(self, entry: int) -> None:
+        if entry in self._expected:
+            del self._awaited[entry]
+        else:
+            self._unqueue(entry)
+
+    def _forget(self, entry: int) -> None:
+        """The entry is held no longer; its parent may be next."""
+        self._resting[entry] = 0
+        self._expected.pop(entry, None)
+        parent = self._parent[entry]
+        self._parent[entry] = NO_PARENT
+        self._serial[entry] = 0
+        if parent >= 0 and self._parent_serial[entry] == self._serial[parent]:
+            self._followers[parent] -= 1
+            if not self._followers[parent] and self._resting[parent]:
+                self._offer(parent, first=True)

@@ -1,0 +1,399 @@
+"""The shipped eviction order: keep what promises the most reads for its room, by what the tier itself has seen.
+
+Known of an entry, and decided when it comes to rest:
+
+- how often it was read (`uses`);
+- its *extension*: how many new blocks the request that used it last added to what was known. A turn of a chat adds a
+  few, another document for the same instructions adds many, and the blocks before it are read again less often;
+- how long ago that was.
+
+`reuse_hazard` learns from these how likely a read is. What was given up is remembered for a while (*ghosts*, bounded),
+so that the reads it would have had count as evidence, and so that it is known as read before when it comes back. Most
+prompts are never read again: their blocks are worth least, so that they go first, often at once. This is the admission
+control; no block is refused, as the request that computed it had the room anyway.
+
+The worth is multiplied by what recomputing costs, if the model's cost is given: a token deep in a prompt attends to all
+before it. All entries of a tier have equal bytes, so bytes do not appear. A lease alive multiplies it too: for what was
+promised at the read price, a loss is ours.
+
+Per entry the work is O(1); giving one up takes O(log n) in the number of (class, tick) pairs with entries.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+from prompt_cache.placement.eviction_order import NO_PARENT, LeafFirst
+from prompt_cache.placement.reuse_hazard import BIN_OF_AGE, BINS, TICKS, ReuseHazard
+
+_LEAST_TICK = 16
+"""A tick is at least so many entries."""
+_WEIGH_EVERY = 8
+"""Ticks between two weighings."""
+_GHOSTS_PER_ENTRY = 3
+_MOST_GHOSTS = 500_000
+LEASE_WEIGHT = 2.0
+"""What a lease alive multiplies an entry's worth by."""
+_USES = (0, 1, 2, 3, 3, 4, 4, 4, 4, *[5] * 8, *[6] * 16, 7)
+"""reads -> the class's first number; more reads are not counted."""
+_MOST_USES = len(_USES) - 1
+_EXTENSIONS = (1536, 3584, 7680)
+"""Below so many new tokens an extension is in each class but the last: the second part of a class's number."""
+_DEPTHS = (0, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
+"""From so many tokens before it on an entry is in each class of recompute cost."""
+
+
+class _Lane:
+    """The queued entries of one class and share, by the tick in which they came to rest."""
+
+    __slots__ = ("by_tick", "share", "ticks", "weight", "which")
+
+    def __init__(self, which: int, weight: float, share: _Share) -> None:
+        self.which = which
+        self.weight = weight
+        self.share = share
+        self.ticks: list[int] = []
+        self.by_tick: dict[int, OrderedDict[int, None]] = {}
+
+
+class _Share:
+    """Scopes that are given room together: one with limits of its own, or all without."""
+
+    __slots__ = ("held", "lanes", "limit", "reserve")
+
+    def __init__(self, reserve: int = 0, limit: int | None = None) -> None:
+        self.reserve = reserve
+        self.limit = limit
+        self.held = 0
+        self.lanes: dict[tuple[int, float], _Lane] = {}
+
+    @property
+    def protected(self) -> bool:
+        """Whether others cannot take from it now."""
+        return self.held <= self.reserve and self.reserve > 0
+
+
+class HitDensity(LeafFirst):
+    """Gives up the entry with the least expected reads for its room.
+
+    `total`: the tier's capacity in entries. `entry_tokens`: tokens in an entry. `attention_tokens`: how deep in a
+    prompt a token costs twice the first one's computation, as attention grows with depth; None where that is unknown,
+    and all tokens cost the same.
+    """
+
+    def __init__(self, total: int, entry_tokens: int = 64, attention_tokens: float | None = None) -> None:
+        super().__init__(total)
+        self._hazard = ReuseHazard(_USES[-1] + 1, len(_EXTENSIONS) + 1)
+        self._tick_entries = max(_LEAST_TICK, total // TICKS)
+        self._now = 0
+        self._since_tick = 0
+        self._uses = bytearray(total)
+        self._class = [0] * total
+        self._tick = [0] * total
+        self._key: list[bytes] = [b""] * total
+        self._depth: list[int] | None = None if attention_tokens is None else [0] * total
+        self._recompute = [] if attention_tokens is None else [1.0 + depth / attention_tokens for depth in _DEPTHS]
+        """What recomputing costs in each class of depth, in costs of the first token."""
+        self._depth_bounds = [depth // entry_tokens for depth in _DEPTHS]
+        self._ghosts: OrderedDict[bytes, tuple[int, int, int]] = OrderedDict()
+        """key -> (uses, class, tick) when it was given up, the oldest first."""
+        self._most_ghosts = min(_GHOSTS_PER_ENTRY * total, max(total, _MOST_GHOSTS))
+        self._shared = _Share()
+        self._shares: dict[str, _Share] = {}
+        """scope -> its own share, if it has a reserve or a limit"""
+        self._share: list[_Share] = [self._shared] * total
+        self._lane: list[_Lane | None] = [None] * total
+        self._leases: dict[int, float] = {}
+        """entry -> when the last lease on it ends"""
+        self._lease_ends: list[tuple[float, Sequence[int]]] = []
+        """A heap of (end, entries); those with a later end by now are passed over."""
+        self._leased = 0
+        """Entries in that heap, those passed over included."""
+        self._candidates: list[tuple[float, int, int, _Lane]] = []
+        """A heap of (worth, tick, serial number, lane): the oldest and the youngest entries of each lane, and perhaps
+        others and some that are gone."""
+        self._proposals = 0
+        lengths = range(-(-_EXTENSIONS[-1] // entry_tokens))
+        self._extensions = [sum(length * entry_tokens >= bound for bound in _EXTENSIONS) for length in lengths]
+        """new entries -> class of extension; more are in the last one."""
+
+    # ------------------------------------------------------------ leases and shares
+
+    def retain(self, entries: Sequence[int], until: float) -> None:
+        """As `EvictionOrder.retain`."""
+        changed = [entry for entry in entries if self._leases.get(entry, 0.0) < until]
+        if changed:
+            self._requeue(changed, lambda entry: self._leases.__setitem__(entry, until))
+            heapq.heappush(self._lease_ends, (until, changed))
+            self._leased += len(changed)
+        if self._leased > 4 * len(self._class) + 1000:  # many were renewed: forget the earlier ends
+            self._lease_ends = sorted((end, [entry]) for entry, end in self._leases.items())
+            self._leased = len(self._leases)
+
+    def expire(self, now: float) -> None:
+        """As `EvictionOrder.expire`."""
+        while self._lease_ends and self._lease_ends[0][0] <= now:
+            end, entries = heapq.heappop(self._lease_ends)
+            self._leased -= len(entries)
+            ended = [entry for entry in entries if self._leases.get(entry) == end]
+            self._requeue(ended, self._leases.__delitem__)
+
+    def set_share(self, scope: str, reserve: int, limit: int | None, entries: Sequence[int]) -> None:
+        """As `EvictionOrder.set_share`."""
+        own = self._shares.get(scope)
+        if reserve <= 0 and limit is None:
+            self._move(entries, self._shared)
+            self._shares.pop(scope, None)
+        elif own is None:
+            self._shares[scope] = own = _Share(reserve, limit)
+            self._move(entries, own)
+        else:
+            own.reserve, own.limit = reserve, limit
+        self._candidates = []
+
+    def excess(self, scope: str) -> int | None:
+        """As `EvictionOrder.excess`."""
+        share = self._shares.get(scope)
+        if share is None or share.limit is None or share.held <= share.limit:
+            return None
+        entry = self._least_of([share])
+        if entry is not None:
+            self._give_up(entry, [], 1)
+        return entry
+
+    def _move(self, entries: Sequence[int], share: _Share) -> None:
+        def move(entry: int) -> None:
+            self._share[entry].held -= 1
+            self._share[entry] = share
+            share.held += 1
+
+        self._requeue(entries, move)
+
+    def _requeue(self, entries: Iterable[int], change: Callable[[int], object]) -> None:
+        """Change what decides the lane of entries, queued or not."""
+        for entry in entries:
+            queued = self._lane[entry] is not None
+            if queued:
+                self._unqueue(entry)
+            change(entry)
+            if queued:
+                self._queue(entry, first=False)
+
+    # ------------------------------------------------------------ evidence
+
+    def _inserted(self, entry: int, key: bytes, scope: str) -> None:
+        self._key[entry] = key
+        known = self._ghosts.pop(key, None)
+        if known is None:
+            self._uses[entry] = 0
+        else:
+            uses, which, tick = known
+            self._hazard.read(which, self._now - tick)
+            self._uses[entry] = min(uses + 1, _MOST_USES)
+        share = self._shared
+        if self._shares and (own := self._shares.get(scope)) is not None:
+            share = own
+            if share.held == share.reserve and self._candidates:  # others can take from it now
+                for lane in share.lanes.values():
+                    self._propose_ends(lane)
+        self._share[entry] = share
+        share.held += 1
+        if self._depth is not None:
+            parent = self._parent[entry]
+            self._depth[entry] = self._depth[parent] + 1 if parent >= 0 else 0
+        self._since_tick += 1
+        if self._since_tick >= self._tick_entries:
+            self._advance()
+
+    def _touched(self, entries: Sequence[int]) -> None:
+        resting, uses, classes, ticks = self._resting, self._uses, self._class, self._tick
+        which, tick, count = -1, -1, 0
+        for entry in entries:
+            if resting[entry]:
+                if classes[entry] != which or ticks[entry] != tick:
+                    if count:
+                        self._hazard.read(which, self._now - tick, count)
+                    which, tick, count = classes[entry], ticks[entry], 0
+                count += 1
+            if uses[entry] < _MOST_USES:
+                uses[entry] += 1
+        if count:
+            self._hazard.read(which, self._now - tick, count)
+
+    def _released(self, entries: Sequence[int]) -> None:
+        uses, classes, ticks, now = self._uses, self._class, self._tick, self._now
+        added = 0
+        for entry in reversed(entries):
+            if uses[entry]:
+                break
+            added += 1
+        extension = self._extensions[added] if added < len(self._extensions) else len(_EXTENSIONS)
+        before, count, which = -1, 0, 0
+        for entry in entries:
+            if uses[entry] != before:
+                if count:
+                    self._hazard.enter(which, count)
+                before, count = uses[entry], 0
+                which = _USES[before] * (len(_EXTENSIONS) + 1) + extension
+            count += 1
+            classes[entry] = which
+            ticks[entry] = now
+        if count:
+            self._hazard.enter(which, count)
+
+    def _dropped(self, entry: int, *, given_up: bool) -> None:
+        self._share[entry].held -= 1
+        if self._leases:
+            self._leases.pop(entry, None)
+        which, tick = self._class[entry], self._tick[entry]
+        if given_up:
+            self._ghosts[self._key[entry]] = (self._uses[entry], which, tick)
+            if len(self._ghosts) > self._most_ghosts:
+                self._forget_ghosts()
+        elif self._resting[entry]:
+            self._hazard.lose(which, self._now - tick)
+
+    def _forget_ghosts(self) -> None:
+        """Forget the oldest hundredth, as reads of what is forgotten cannot be seen."""
+        lost: dict[tuple[int, int], int] = {}
+        for _ in range(max(1, self._most_ghosts // 100)):
+            _, (_, which, tick) = self._ghosts.popitem(last=False)
+            lost[which, tick] = lost.get((which, tick), 0) + 1
+        for (which, tick), count in lost.items():
+            self._hazard.lose(which, self._now - tick, count)
+
+    def _advance(self) -> None:
+        """A tick passed: ages changed, and with them what is worth least."""
+        self._since_tick = 0
+        self._now += 1
+        self._hazard.tick()
+        if self._now % _WEIGH_EVERY == 0:
+            self._hazard.weigh()
+        self._candidates = []
+
+    # ------------------------------------------------------------ the queue
+
+    def _lane_of(self, entry: int) -> _Lane:
+        share, which, weight = self._share[entry], self._class[entry], self._weight(entry)
+        lane = share.lanes.get((which, weight))
+        if lane is None:
+            lane = share.lanes[which, weight] = _Lane(which, weight, share)
+        return lane
+
+    def _weight(self, entry: int) -> float:
+        weight = 1.0
+        if self._depth is not None:
+            weight = self._recompute[bisect_right(self._depth_bounds, self._depth[entry]) - 1]
+        if self._leases and entry in self._leases:
+            weight *= LEASE_WEIGHT
+        return weight
+
+    def _queue(self, entry: int, *, first: bool) -> None:
+        lane = self._lane[entry] = self._lane_of(entry)
+        tick = self._tick[entry]
+        queue = lane.by_tick.get(tick)
+        if queue is None:
+            queue = lane.by_tick[tick] = OrderedDict()
+            insort(lane.ticks, tick)
+            if self._candidates:
+                self._propose(lane, tick)
+        queue[entry] = None
+        if first:
+            queue.move_to_end(entry, last=False)
+
+    def _unqueue(self, entry: int) -> None:
+        lane = self._lane[entry]
+        assert lane is not None
+        self._lane[entry] = None
+        tick = self._tick[entry]
+        queue = lane.by_tick[tick]
+        del queue[entry]
+        if not queue:
+            del lane.by_tick[tick]
+            del lane.ticks[bisect_left(lane.ticks, tick)]
+            if self._candidates:
+                self._propose_ends(lane)
+
+    def _give_up(self, entry: int, given_up: list[int], count: int) -> None:
+        """The entry, and those before it that are its like and that nothing else follows: they are worth as little."""
+        self._withdraw(entry)
+        while True:
+            parent = self._parent[entry]
+            alone = parent >= 0 and self._followers[parent] == 1 and self._parent_serial[entry] == self._serial[parent]
+            alike = alone and len(given_up) + 1 < count and self._resting[parent] and self._alike(entry, parent)
+            self._dropped(entry, given_up=True)
+            given_up.append(entry)
+            if not alike:
+                self._forget(entry)
+                return
+            # As `_forget` and `_queue`, and then `_withdraw`, of the parent.
+            self._resting[entry] = 0
+            self._serial[entry] = 0
+            self._parent[entry] = NO_PARENT
+            self._followers[parent] = 0
+            entry = parent
+
+    def _alike(self, entry: int, parent: int) -> bool:
+        """Whether these are in the same lane and tick, and nobody waits for them."""
+        return (
+            self._class[entry] == self._class[parent]
+            and self._tick[entry] == self._tick[parent]
+            and self._share[entry] is self._share[parent]
+            and not self._share[parent].protected
+            and (not self._expected or (entry not in self._expected and parent not in self._expected))
+            and (not self._leases or (entry in self._leases) == (parent in self._leases))
+            and (self._depth is None or self._weight(entry) == self._weight(parent))
+        )
+
+    def _propose_ends(self, lane: _Lane) -> None:
+        """Worth rises to the age at which most are read and falls after it, so that it is least at either end."""
+        if lane.ticks:
+            self._propose(lane, lane.ticks[0])
+            if len(lane.ticks) > 1:
+                self._propose(lane, lane.ticks[-1])
+
+    def _propose(self, lane: _Lane, tick: int) -> None:
+        self._proposals += 1
+        heapq.heappush(self._candidates, (self._worth(lane, tick), tick, self._proposals, lane))
+
+    def _worth(self, lane: _Lane, tick: int) -> float:
+        age = self._now - tick
+        return lane.weight * self._hazard.worth[lane.which][BIN_OF_AGE[age] if age < len(BIN_OF_AGE) else BINS]
+
+    def _least(self) -> int | None:
+        for built in (bool(self._candidates), True):
+            if not built:
+                self._propose_all()
+            while self._candidates:
+                _, tick, _, lane = self._candidates[0]
+                queue = lane.by_tick.get(tick)
+                if queue is not None and not lane.share.protected:
+                    return next(iter(queue))
+                heapq.heappop(self._candidates)
+        return None
+
+    def _propose_all(self) -> None:
+        for share in (self._shared, *self._shares.values()):
+            if not share.protected:
+                for lane in share.lanes.values():
+                    self._propose_ends(lane)
+
+    def _last_resort(self) -> int | None:
+        """An entry of a reserve: what is running cannot wait, but what is cached can be computed again."""
+        return self._least_of(self._shares.values())
+
+    def _least_of(self, shares: Iterable[_Share]) -> int | None:
+        """The entry worth least in these shares."""
+        ends = [
+            (self._worth(lane, tick), tick, number, lane)
+            for share in shares
+            for number, lane in enumerate(share.lanes.values())
+            for tick in lane.ticks[:1] + lane.ticks[-1:]
+        ]
+        if not ends:
+            return None
+        _, tick, _, lane = min(ends, key=lambda end: end[:3])
+        return next(iter(lane.by_tick[tick]))

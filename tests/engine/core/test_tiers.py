@@ -1,0 +1,351 @@
+"""KV in DRAM and on disk: cold equals warm to the bit (C2), what comes back is verified (C3), no step waits for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from engine.core.metrics import engine_metrics, memory_load
+from engine.scheduling.step_costs import FixedCosts, Rates
+from protocol.replicas import TierLoad
+from protocol.requests import Retain
+from tests.engine.conftest import SCOPES, VOCABULARY, Bench, Run, generate, make_bench
+from tests.engine.memory_store import MemoryStore
+from tests.fast import only_fast
+
+LENGTH = 330
+BLOCKS = (LENGTH - 1) // 64
+OUTPUT = 5
+HOUR = 3600.0
+
+
+def prompt(length: int = LENGTH, seed: int = 0) -> list[int]:
+    return [(i * i * 31 + 17 * i + seed * 7 + length) % VOCABULARY for i in range(length)]
+
+
+@cache
+def cold(folder: Path, length: int = LENGTH, output: int = OUTPUT, seed: int = 0) -> Run:
+    """The reference: alone, cold, in one chunk."""
+    return make_bench(folder, budget=512).one(generate("alone", prompt(length, seed), output))
+
+
+def check(run: Run, expected: Run) -> None:
+    assert run.tokens == expected.tokens
+    assert len(run.logits) == len(expected.logits)
+    for ours, theirs in zip(run.logits, expected.logits, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def _dram(bench: Bench) -> TierLoad:
+    return next(load for load in memory_load(bench.engine) if load.tier == "dram")
+
+
+def flood(bench: Bench, count: int = 3, length: int = 400) -> None:
+    """Let other prompts take all blocks of the device."""
+    for number in range(count):
+        bench.one(generate(f"flood {bench.engine.steps} {number}", prompt(length, 100 + number), 1, store="hbm"))
+
+
+def until(condition: Callable[[], object], bench: Bench) -> None:
+    """Step until the condition holds."""
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "it does not come about"
+        if not bench.engine.busy:
+            time.sleep(0.001)
+        bench.step()
+
+
+def save(bench: Bench, store: MemoryStore) -> None:
+    """Have the prompt on disk: it is read a second time."""
+    bench.one(generate("first", prompt(), 1))
+    bench.one(generate("second", prompt(), 1))
+    until(lambda: len(store.records) == BLOCKS and bench.engine.scheduler.saver.idle, bench)
+
+
+@pytest.fixture
+def store() -> Iterator[MemoryStore]:
+    store = MemoryStore()
+    yield store
+    store.gate.set()
+
+
+# ------------------------------------------------------------ C2 by tier
+
+
+@pytest.mark.parametrize("budget", only_fast(65, 512, of=[65, 130, 200, 300, 512]))
+def test_what_left_the_device_comes_back_from_dram(tiny_model: Path, budget: int):
+    bench = make_bench(tiny_model, blocks=8, running=1, budget=budget, swap=16)
+    check(bench.one(generate("cold", prompt(), OUTPUT)), cold(tiny_model))
+    flood(bench)
+    check(bench.one(generate("warm", prompt(), OUTPUT)), cold(tiny_model))
+    counts = bench.counts("warm")
+    assert (counts.read_dram, counts.computed, counts.read_hbm) == (BLOCKS * 64, LENGTH - BLOCKS * 64, 0)
+    began = bench.runs["warm"].began
+    assert began is not None
+    assert began.counts.read_dram == counts.read_dram
+    check(bench.one(generate("again", prompt(), OUTPUT)), cold(tiny_model))
+    assert bench.counts("again").read_hbm == BLOCKS * 64
+
+
+@pytest.mark.parametrize("budget", only_fast(65, of=[65, 130, 200, 300, 512]))
+def test_a_prompt_that_was_read_twice_survives_a_restart(tiny_model: Path, store: MemoryStore, budget: int):
+    save(make_bench(tiny_model, swap=16, store=store), store)
+    after = make_bench(tiny_model, swap=16, running=1, budget=budget, store=store)
+    check(after.one(generate("warm", prompt(), OUTPUT)), cold(tiny_model))
+    counts = after.counts("warm")
+    assert counts.read_nvme > 0
+    assert (counts.read_hbm, counts.read_dram) == (0, 0)
+    assert counts.prompt == LENGTH
+
+
+def test_a_prompt_that_is_read_once_does_not_go_to_disk(tiny_model: Path, store: MemoryStore):
+    bench = make_bench(tiny_model, swap=16, store=store)
+    bench.one(generate("once", prompt(), 1, retain=(Retain(LENGTH, 60.0),)))
+    bench.finish()
+    assert not store.records
+    bench.engine.close(5.0)
+    assert len(store.records) == BLOCKS, "what is retained is saved at a clean stop"
+    assert store.closed
+
+
+def test_a_long_lease_goes_to_disk_at_once(tiny_model: Path, store: MemoryStore):
+    bench = make_bench(tiny_model, swap=16, store=store)
+    bench.one(generate("leased", prompt(), 1, retain=(Retain(130, HOUR),)))
+    until(lambda: bench.engine.scheduler.saver.idle, bench)
+    assert len(store.records) == 130 // 64
+
+
+@pytest.mark.parametrize("missing", only_fast(0, 2, of=range(BLOCKS)))
+def test_with_any_block_gone_or_damaged(tiny_model: Path, store: MemoryStore, missing: int):
+    save(make_bench(tiny_model, swap=16, store=store), store)
+    bench = make_bench(tiny_model, swap=16, store=store)
+    keys = bench.engine.input_processor.accept(generate("x", prompt()), SCOPES).first.extend_keys(BLOCKS)
+    store.damaged.add(keys[missing])
+    check(bench.one(generate("warm", prompt(), OUTPUT)), cold(tiny_model))
+    assert 0 < bench.counts("warm").read_nvme < BLOCKS * 64
+    assert engine_metrics(bench.engine)["turnpike_engine_nvme_fetches_failed_total"] <= 1
+
+
+def test_beside_eight_requests_that_decode(tiny_model: Path, store: MemoryStore):
+    save(make_bench(tiny_model, swap=16, store=store), store)
+    bench = make_bench(tiny_model, blocks=64, budget=200, running=16, swap=16, store=store)
+    others = [bench.add(generate(f"other {n}", prompt(70, n), 60, read=False)) for n in range(8)]
+    until(lambda: all(len(run.tokens) > 1 for run in others), bench)
+    check(bench.one(generate("warm", prompt(), OUTPUT)), cold(tiny_model))
+    assert bench.counts("warm").read_nvme > 0
+    for number, run in enumerate(others):
+        check(run, cold(tiny_model, 70, 60, number))
+
+
+# ------------------------------------------------------------ C3, C5
+
+
+def test_a_block_that_changed_in_dram_is_a_miss(tiny_model: Path):
+    bench = make_bench(tiny_model, blocks=8, running=1, budget=512, swap=16)
+    bench.one(generate("cold", prompt(), OUTPUT))
+    flood(bench)
+    [memory] = bench.engine.runner.dram
+    load = _dram(bench)
+    assert load.cached == BLOCKS
+    words = memory.data.view(torch.int32)
+    words[2, 0, 0, 0, 5, 3] ^= 1 << 9
+    check(bench.one(generate("warm", prompt(), OUTPUT)), cold(tiny_model))
+    assert bench.engine.scheduler.dram.damaged == 1
+    counts = bench.counts("warm")
+    assert (counts.read_dram, counts.computed) == ((BLOCKS - 1) * 64, LENGTH - (BLOCKS - 1) * 64)
+
+
+def test_private_kv_that_changed_is_computed_again(tiny_model: Path):
+    bench = make_bench(tiny_model, blocks=7, budget=200, running=4, swap=9)
+    bench.add(generate("old", prompt(130), 100))
+    bench.add(generate("young", prompt(130, 1), 100, read=False))
+    while not bench.engine.scheduler.dram.kept:
+        bench.step()
+    for memory in bench.engine.runner.dram:
+        memory.data += 1.0
+    bench.finish()
+    expected = make_bench(tiny_model).one(generate("x", prompt(130, 1), 100))
+    assert bench.runs["young"].tokens == expected.tokens
+    assert bench.engine.scheduler.dram.damaged > 0
+    counts = bench.counts("young")
+    assert (counts.prompt, counts.computed, counts.output) == (130, 130, 100)
+    assert counts.recomputed > 0
+
+
+@pytest.mark.parametrize("store_policy", ["hbm", "none"])
+def test_no_store_leaves_nothing_beyond_the_device(tiny_model: Path, store: MemoryStore, store_policy: str):
+    bench = make_bench(tiny_model, blocks=8, running=1, budget=512, swap=16, store=store)
+    bench.one(generate("a", prompt(), 1, store=store_policy, retain=(Retain(LENGTH, HOUR),)))
+    bench.one(generate("b", prompt(), 1, store=store_policy))
+    flood(bench)
+    bench.engine.close(1.0)
+    assert not store.records
+    assert _dram(bench).cached == 0
+
+
+def test_without_retention_nothing_leaves_the_device(tiny_model: Path, store: MemoryStore):
+    bench = make_bench(tiny_model, blocks=8, running=1, budget=512, swap=16, store=store)
+    scopes = {name: msgspec.structs.replace(scope, retention=0.0) for name, scope in SCOPES.items()}
+    for id in "ab":
+        bench.runs[id] = Run()
+        bench.engine.add(generate(id, prompt(), 1), scopes)
+        bench.finish()
+    flood(bench)
+    bench.engine.close(1.0)
+    assert not store.records
+    assert _dram(bench).cached == 0
+
+
+@pytest.mark.parametrize("how", ["forget", "purge"])
+def test_what_is_forgotten_is_gone_from_every_tier(tiny_model: Path, store: MemoryStore, how: str):
+    bench = make_bench(tiny_model, blocks=8, running=1, budget=512, swap=16, store=store)
+    save(bench, store)
+    flood(bench)
+    assert _dram(bench).cached > 0
+    freed: list[int] = []
+    pool = bench.engine.scheduler.dram.pool
+    assert pool is not None
+    pool.pools[0]._on_free = freed.append
+    if how == "forget":
+        bench.engine.forget("project")
+    else:
+        keys = bench.engine.input_processor.accept(generate("x", prompt()), SCOPES).first.extend_keys(BLOCKS)
+        bench.engine.purge(tuple(keys), "project")
+    assert len(freed) == BLOCKS
+    until(lambda: not store.records, bench)
+    check(bench.one(generate("again", prompt(), OUTPUT)), cold(tiny_model))
+    assert bench.counts("again").read == 0
+
+
+def test_dram_is_kept_no_longer_than_its_retention(tiny_model: Path):
+    bench = make_bench(tiny_model, blocks=8, running=1, budget=512, swap=16)
+    bench.one(generate("cold", prompt(), 1))
+    flood(bench)
+    assert _dram(bench).cached == BLOCKS
+    due = bench.engine.next_deadline
+    assert due is not None
+    bench.now = due
+    bench.step()
+    assert _dram(bench).cached == 0
+
+
+# ------------------------------------------------------------ nothing waits for ever
+
+
+def test_a_disk_that_never_answers_delays_no_step(tiny_model: Path, store: MemoryStore):
+    """Everything is computed; reads that never come back leave no block but their own in use."""
+    save(make_bench(tiny_model, swap=16, store=store), store)
+    bench = make_bench(tiny_model, swap=16, store=store)
+    store.gate.clear()
+    run = bench.add(generate("warm", prompt(), OUTPUT))
+    beside = bench.add(generate("beside", prompt(100, 3), 30))
+    longest = 0.0
+    while run.done is None:
+        began = time.perf_counter()
+        bench.step()
+        longest = max(longest, time.perf_counter() - began)
+        bench.now += 0.01
+    assert longest < 1.0
+    check(run, cold(tiny_model))
+    bench.finish()
+    check(beside, cold(tiny_model, 100, 30, 3))
+    assert bench.counts("warm").read == 0
+    assert engine_metrics(bench.engine)["turnpike_engine_restores_late_total"] == 1
+    store.gate.set()
+    until(lambda: not bench.engine.scheduler.restores.fetches, bench)
+    assert _dram(bench).referenced == 0
+
+
+def test_while_it_waits_the_engine_sleeps_and_the_deadline_wakes_it(tiny_model: Path, store: MemoryStore):
+    save(make_bench(tiny_model, swap=16, store=store), store)
+    bench = make_bench(tiny_model, swap=16, store=store)
+    # Computing is so dear that the front is left alone while the disk is waited for.
+    bench.engine.scheduler.costs = bench.engine.fairness.costs = FixedCosts(Rates(uncached=1e4))
+    store.gate.clear()
+    run = bench.add(generate("warm", prompt(), OUTPUT))
+    for _ in range(3):
+        bench.step()
+    assert not bench.engine.busy
+    due = bench.engine.next_deadline
+    assert due is not None
+    assert due < 10.0
+    bench.now = due
+    bench.step()
+    assert bench.engine.busy or run.tokens
+    bench.finish()
+    check(run, cold(tiny_model))
+    store.gate.set()
+
+
+def test_front_and_tail_meet(tiny_model: Path, store: MemoryStore):
+    """A disk as fast as computing: some is computed, some is read, and all is counted once."""
+    save(make_bench(tiny_model, swap=16, store=store), store)
+    bench = make_bench(tiny_model, swap=16, budget=65, running=1, store=store)
+    store.gate.clear()
+    run = bench.add(generate("warm", prompt(), OUTPUT))
+    bench.step()
+    bench.step()
+    store.gate.set()
+    while run.done is None:
+        time.sleep(0.002)
+        bench.step()
+    check(run, cold(tiny_model))
+    counts = bench.counts("warm")
+    assert counts.computed > LENGTH - BLOCKS * 64
+    assert counts.read_nvme > 0
+    assert counts.prompt == LENGTH
+
+
+# ------------------------------------------------------------ ends in every state
+
+
+@pytest.mark.parametrize("steps", range(5))
+@pytest.mark.parametrize("tier", ["dram", "nvme"])
+def test_aborted_while_it_restores(tiny_model: Path, store: MemoryStore, tier: str, steps: int):
+    bench = make_bench(tiny_model, blocks=8, running=1, budget=65, swap=16, store=store)
+    save(bench, store)
+    flood(bench)
+    if tier == "nvme":
+        assert bench.engine.scheduler.dram.pool is not None
+        bench.engine.scheduler.dram.pool.forget("project")
+        store.gate.clear()
+    run = bench.add(generate("warm", prompt(), OUTPUT))
+    for _ in range(steps):
+        bench.step()
+    bench.engine.abort("warm")
+    bench.step()
+    assert run.done is not None
+    run.done.counts.check()
+    store.gate.set()
+    until(lambda: not bench.engine.scheduler.restores.fetches, bench)
+    bench.finish()
+    assert bench.engine.pool.referenced_blocks == 0
+    assert _dram(bench).referenced == 0
+    check(bench.one(generate("after", prompt(), OUTPUT)), cold(tiny_model))
+
+
+def test_a_higher_lane_takes_its_place_while_it_restores(tiny_model: Path, store: MemoryStore):
+    bench = make_bench(tiny_model, blocks=32, running=1, budget=65, swap=16, store=store)
+    save(bench, store)
+    bench.engine.scheduler.dram.pool.forget("project")  # type: ignore[union-attr]
+    bench.engine.pool.forget("project")
+    store.gate.clear()
+    run = bench.add(generate("warm", prompt(), OUTPUT, lane="batch"))
+    for _ in range(3):
+        bench.step()
+    bench.add(generate("high", prompt(64, 9), 2, lane="interactive"))
+    for _ in range(6):
+        bench.now += 0.05
+        bench.step()
+    store.gate.set()
+    bench.finish()
+    check(run, cold(tiny_model))
+    counts = bench.counts("warm")
+    assert counts.prompt == LENGTH == counts.computed + counts.read

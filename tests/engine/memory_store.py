@@ -1,0 +1,75 @@
+"""A record store in memory, whose reads tests can hold up and spoil."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+from prompt_cache.tiers.identity import ScopeAccess
+
+
+class MemoryStore:
+    """A store in memory. `gate`: reads wait until it is open."""
+
+    def __init__(self) -> None:
+        self.records: dict[tuple[str, bytes], dict[int, bytes]] = {}
+        self.gate = threading.Event()
+        self.gate.set()
+        self.reads = 0
+        self.closed = False
+        self.damaged: set[bytes] = set()
+
+    def holds(self, scope: str, key: bytes, groups: Sequence[int]) -> bool:
+        return (scope, key) in self.records
+
+    def read(
+        self,
+        access: ScopeAccess,
+        key: bytes,
+        groups: Sequence[int],
+        *,
+        into: Mapping[int, memoryview],
+        deadline: float,
+    ) -> object | None:
+        self.gate.wait()
+        self.reads += 1
+        record = self.records.get((access.scope, key))
+        if record is None or key in self.damaged:
+            self.records.pop((access.scope, key), None)
+            return None
+        for group in groups:
+            into[group][:] = record[group]
+        return into
+
+    def write(
+        self,
+        access: ScopeAccess,
+        key: bytes,
+        payloads: Mapping[int, memoryview],
+        *,
+        position: int,
+        lease_until: float,
+    ) -> bool:
+        self.records[access.scope, key] = {group: bytes(payload) for group, payload in payloads.items()}
+        return True
+
+    def purge(self, scope: str, keys: Sequence[bytes]) -> int:
+        return sum(self.records.pop((scope, key), None) is not None for key in keys)
+
+    def forget(self, scope: str) -> int:
+        return self.purge(scope, [key for of, key in self.records if of == scope])
+
+    def give_back(self, size: int) -> int:
+        return 0
+
+    def scan(self, most: int = 1) -> bool:
+        return True
+
+    def maintain(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+    counters: Mapping[str, int] = {}
+    used_bytes = 0

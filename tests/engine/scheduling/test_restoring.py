@@ -1,0 +1,254 @@
+"""The scheduler with all its tiers, whatever may happen: blocks add up, counts are exact, work comes to an end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from engine.scheduling.disk import Transfer
+from engine.scheduling.fairness.fair_share import FairShare
+from engine.scheduling.request import Request
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step_costs import FixedCosts, Rates
+from engine.scheduling.token_sequence import TokenSequence
+from prompt_cache.kv.block_keys import block_key
+from prompt_cache.kv.grouped_pool import GroupedPool
+from prompt_cache.tiers.identity import ScopeAccess
+from protocol.requests import LANES, Sampling
+from tests.fast import examples
+
+SCOPES = {"a": b"root of a", "b": b"root of b"}
+
+
+class ManualDisk:
+    """A disk whose transfers end when the test says so. It holds keys alone."""
+
+    def __init__(self) -> None:
+        self.block_us = 300.0
+        self.keys: set[tuple[str, bytes]] = set()
+        self.fetching: list[Transfer] = []
+        self.saving: list[Transfer] = []
+        self._fetched: list[Transfer] = []
+        self._saved: list[Transfer] = []
+
+    @property
+    def fetch_room(self) -> int:
+        return 6 - len(self.fetching)
+
+    @property
+    def save_room(self) -> int:
+        return 6 - len(self.saving)
+
+    def holds(self, scope: str, key: bytes) -> bool:
+        return (scope, key) in self.keys
+
+    def fetch(self, transfer: Transfer) -> None:
+        self.fetching.append(transfer)
+
+    def save(self, transfer: Transfer) -> None:
+        self.saving.append(transfer)
+
+    def fetched(self) -> Sequence[Transfer]:
+        ended, self._fetched = self._fetched, []
+        return ended
+
+    def saved(self) -> Sequence[Transfer]:
+        ended, self._saved = self._saved, []
+        return ended
+
+    def purge(self, scope: str, keys: Sequence[bytes]) -> None:
+        self.keys -= {(scope, key) for key in keys}
+
+    def forget(self, scope: str) -> None:
+        self.keys = {entry for entry in self.keys if entry[0] != scope}
+
+    def end_fetch(self, at: int, ok: bool) -> None:
+        transfer = self.fetching.pop(at % len(self.fetching))
+        transfer.ok = ok and self.holds(transfer.access.scope, transfer.key)
+        if not ok:
+            self.keys.discard((transfer.access.scope, transfer.key))
+        self._fetched.append(transfer)
+
+    def end_save(self, ok: bool) -> None:
+        transfer = self.saving.pop(0)
+        transfer.ok = ok
+        if ok:
+            self.keys.add((transfer.access.scope, transfer.key))
+        self._saved.append(transfer)
+
+
+class Tiers(RuleBasedStateMachine):
+    """What is in a block of a tier is modelled by its number alone: `contents` says which key was written there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.disk = ManualDisk()
+        self.begin(24, 16)
+
+    @initialize(blocks=st.sampled_from([13, 20, 24]), host=st.sampled_from([6, 16, 40]))
+    def begin(self, blocks: int, host: int) -> None:
+        self.disk = ManualDisk()
+        self.pool = GroupedPool([(blocks, 0)])
+        self.dram = GroupedPool([(host, 0)])
+        costs = FixedCosts(Rates(step=100.0, uncached=10.0, copied=30.0, batch=4))
+        self.scheduler = Scheduler(self.pool, 200, 4, FairShare(costs), costs=costs, dram=self.dram, disk=self.disk)
+        for scope in SCOPES:
+            self.scheduler.dram.introduce(ScopeAccess(scope, scope.encode() * 32, 1000.0))
+        self.now = 1.0
+        self.alive: dict[int, Request] = {}
+        self.number = 0
+        self.damage: list[int] = []
+        self.device: dict[int, tuple[int, ...]] = {}
+        """Block of the device -> the tokens up to its end, whose KV it holds; likewise the host's."""
+        self.host: dict[int, tuple[int, ...]] = {}
+        self.records: dict[bytes, tuple[int, ...]] = {}
+
+    # ------------------------------------------------------------ what comes
+
+    @rule(
+        prefix=st.integers(0, 1),
+        length=st.sampled_from([1, 65, 129, 200, 330, 500, 500]),
+        output=st.sampled_from([1, 2, 70, 130]),
+        lane=st.sampled_from(LANES),
+        scope=st.sampled_from("aaab"),
+        store=st.sampled_from(["all", "all", "all", "hbm", "none"]),
+        retain=st.sampled_from([0.0, 60.0, 4000.0]),
+    )
+    def add(self, prefix: int, length: int, output: int, lane: str, scope: str, store: str, retain: float) -> None:
+        self.number += 1
+        self.alive[self.number] = request = Request(
+            id=str(self.number),
+            attempt=1,
+            arrival=self.number,
+            tokens=TokenSequence([prefix] * length),
+            prompt=length,
+            segments=((length, SCOPES[scope], scope),),
+            root=b"model",
+            sampling=Sampling(output),
+            max_output=output,
+            credit=1 << 30,
+            lane=lane,  # type: ignore[arg-type]
+            flow=scope,
+            store=store,  # type: ignore[arg-type]
+            retain=((length, self.now + retain),) if retain else (),
+        )
+        self.scheduler.add(request)
+
+    @precondition(lambda self: self.alive)
+    @rule(at=st.integers(0, 99))
+    def abort(self, at: int) -> None:
+        request = self.alive.pop(sorted(self.alive)[at % len(self.alive)])
+        self.scheduler.remove(request)
+        self.counted(request)
+
+    @precondition(lambda self: self.disk.fetching)
+    @rule(at=st.integers(0, 9), ok=st.booleans())
+    def read(self, at: int, ok: bool) -> None:
+        transfer = self.disk.fetching[at % len(self.disk.fetching)]
+        self.disk.end_fetch(at, ok)
+        self.host[transfer.block[0]] = self.records.get(transfer.key, ()) if transfer.ok else (-1,)
+
+    @precondition(lambda self: self.disk.saving)
+    @rule(ok=st.booleans())
+    def written(self, ok: bool) -> None:
+        transfer = self.disk.saving[0]
+        self.records[transfer.key] = self.host[transfer.block[0]]
+        self.disk.end_save(ok)
+
+    @rule(scope=st.sampled_from(sorted(SCOPES)))
+    def forget(self, scope: str) -> None:
+        self.scheduler.forget(scope)
+        assert not self.dram.pools[0].held_by(scope)
+
+    @rule(at=st.integers(0, 99))
+    def damage_something(self, at: int) -> None:
+        self.damage.append(at)
+
+    @rule(seconds=st.sampled_from([0.001, 0.1, 3.0, 1500.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(prefix=st.integers(0, 1), scope=st.sampled_from("aaab"), blocks=st.integers(1, 7))
+    def left_by_an_earlier_start(self, prefix: int, scope: str, blocks: int) -> None:
+        key = b"model"
+        for index in range(blocks):
+            tokens = [prefix] * 64
+            key = block_key(SCOPES[scope], key, tokens)
+            self.disk.keys.add((scope, key))
+            self.records[key] = (scope, *tokens * (index + 1))  # type: ignore[assignment]
+
+    @rule(times=st.integers(1, 40), answers=st.booleans())
+    def steps(self, times: int, answers: bool) -> None:
+        for _ in range(times):
+            self.step()
+            if answers and self.disk.fetching:
+                self.read(0, True)
+            if answers and self.disk.saving:
+                self.written(True)
+
+    # ------------------------------------------------------------ a step
+
+    def step(self) -> None:
+        self.now += 0.001
+        step = self.scheduler.schedule(self.now)
+        for device, host in step.out:
+            self.host[host[0]] = self.device.get(device[0], ())
+        for block in step.fresh:
+            self.device[block[0]] = ()
+        bad = []
+        for index, (host, device) in enumerate(step.back):
+            if self.damage and self.damage.pop() % 2:
+                bad.append(index)
+            self.device[device[0]] = (-2,) if index in bad else self.host[host[0]]
+        if step.returns:
+            self.scheduler.copied(step, bad)
+        for work in step.work:
+            self.compute(work.request, work.start, work.count)
+        self.scheduler.commit(step.work, [1 if work.samples else None for work in step.work])
+        for work in step.work:
+            if work.samples and work.request.output >= work.request.max_output:
+                del self.alive[work.request.arrival]
+                self.scheduler.remove(work.request)
+                self.counted(work.request)
+                assert work.request.counts().prompt == work.request.prompt
+        self.scheduler.check()
+        self.pool.check()
+
+    def compute(self, request: Request, start: int, count: int) -> None:
+        """All that is read is the KV of the tokens before, in the request's own scope (C1, C2); then write."""
+        tokens = tuple(request.tokens[: start + count])
+        scope = request.segments[0][2]
+        for index in range(start // 64):
+            held = self.device[request.table[index][0]]
+            assert held == (scope, *tokens[: (index + 1) * 64]), "it reads what is not its own prefix"  # type: ignore[comparison-overlap]
+        for index in range(start // 64, -(-(start + count) // 64)):
+            self.device[request.table[index][0]] = (scope, *tokens[: min((index + 1) * 64, start + count)])  # type: ignore[assignment]
+
+    def counted(self, request: Request) -> None:
+        counts = request.counts()
+        counts.check()
+        assert counts.prompt <= request.prompt
+
+    def teardown(self) -> None:
+        for _ in range(3000):
+            if not self.alive and not self.disk.fetching and not self.disk.saving and not self.scheduler.busy:
+                break
+            self.now += 0.01
+            while self.disk.fetching:
+                self.read(0, True)
+            while self.disk.saving:
+                self.written(True)
+            self.step()
+        else:
+            raise AssertionError("the work does not come to an end")
+        self.step()
+        assert self.pool.referenced_blocks == 0
+        self.step()
+        assert self.dram.referenced_blocks == 0
+
+
+TestTiers = Tiers.TestCase
+TestTiers.settings = settings(max_examples=examples(200), stateful_step_count=50, deadline=None)
