@@ -325,19 +325,27 @@ class HitDensity(LeafFirst):
         """The entry, and those before it that are its like and that nothing else follows: they are worth as little."""
         self._withdraw(entry)
         parents, followers, serials = self._parent, self._followers, self._serial
-        ghosts, most = self._ghosts, self._most_ghosts
+        ghosts, most, classes, ticks = self._ghosts, self._most_ghosts, self._class, self._tick
+        plain = not (self._shares or self._expected or self._leases or self._depth)
         while True:
             self._share[entry].held -= 1
-            ghosts[self._key[entry]] = (self._uses[entry], self._class[entry], self._tick[entry])
+            which, tick = classes[entry], ticks[entry]
+            ghosts[self._key[entry]] = (self._uses[entry], which, tick)
             if len(ghosts) > most:
                 self._forget_ghosts()
             given_up.append(entry)
             parent = parents[entry]
-            alone = parent >= 0 and followers[parent] == 1 and self._parent_serial[entry] == serials[parent]
-            alike = alone and len(given_up) < count and self._resting[parent] and self._alike(entry, parent)
-            if self._leases:
+            if (
+                parent < 0
+                or followers[parent] != 1
+                or self._parent_serial[entry] != serials[parent]
+                or len(given_up) >= count
+                or not self._resting[parent]
+                or classes[parent] != which
+                or ticks[parent] != tick
+                or not (plain or self._alike(entry, parent))
+            ):
                 self._leases.pop(entry, None)
-            if not alike:
                 self._forget(entry)
                 return
             # As `_forget` and `_queue`, and then `_withdraw`, of the parent.
@@ -345,14 +353,15 @@ class HitDensity(LeafFirst):
             serials[entry] = 0
             parents[entry] = NO_PARENT
             followers[parent] = 0
+            if not plain:
+                self._leases.pop(entry, None)
+                self._expected.pop(entry, None)
             entry = parent
 
     def _alike(self, entry: int, parent: int) -> bool:
-        """Whether these are in the same lane and tick, and nobody waits for them."""
+        """Whether these, of one class and tick, are in the same lane, and nobody waits for them."""
         return (
-            self._class[entry] == self._class[parent]
-            and self._tick[entry] == self._tick[parent]
-            and self._share[entry] is self._share[parent]
+            self._share[entry] is self._share[parent]
             and not self._share[parent].protected
             and (not self._expected or (entry not in self._expected and parent not in self._expected))
             and (not self._leases or (entry in self._leases) == (parent in self._leases))
