@@ -54,7 +54,13 @@ class Breakpoint(Struct, frozen=True):
 
 
 class CachePlan(Struct, frozen=True, kw_only=True):
-    """What the cache does for one request. Reads shorter than `read_min` tokens are not counted as reads."""
+    """What the cache does for one request. Reads shorter than `read_min` tokens are not counted as reads.
+
+    `breakpoints`: where leases are written, from the shortest prefix to the longest; a class is never longer than the
+    one before it. `lookups`: lengths in tokens of the prefixes of which an earlier lease may be read, from the longest
+    to the shortest. Both are empty for a request that needs no lease. `only_if_cached`: fail unless a lease is read.
+    `max_age`: ignore leases written more than so many seconds ago.
+    """
 
     rules: str
     automatic: bool
@@ -62,6 +68,9 @@ class CachePlan(Struct, frozen=True, kw_only=True):
     store: StorePolicy
     read_min: int
     breakpoints: tuple[Breakpoint, ...] = ()
+    lookups: tuple[int, ...] = ()
+    only_if_cached: bool = False
+    max_age: int | None = None
 
 
 RULE_SETS = (RuleSet(dialect="openai", family=ANY_FAMILY, version=1, automatic=True),)
