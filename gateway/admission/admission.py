@@ -23,6 +23,7 @@ from billing.prices import PriceCatalog, PriceMissing, PriceVersion
 from billing.reservation.allowances import Allowances
 from billing.reservation.decisions import InsufficientFunds
 from billing.reservation.hold_service import HoldService
+from gateway.admission.cache_plans import cache_plan
 from gateway.admission.fair_threads import FairThreads
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.admission.sampling_params import max_output_tokens, raise_context_exceeded, sampling_params
@@ -33,7 +34,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.generation_request import GenerationRequest
 from gateway.metering.billable_usage import MeteringTerms, pack
 from gateway.served_models.served_model import ServedModel
-from prompt_cache.promise.directives import CachePlan, plan, rules_for
+from prompt_cache.promise.directives import CachePlan
 from protocol.requests import CLAIM_VERSION, Generate, Sampling, Segment
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
@@ -145,11 +146,7 @@ class Admission:
             raise_context_exceeded(generation, self.context_tokens(model), f"at least {error.tokens}")
         prompt_tokens = len(prompt.tokens)
         max_output = max_output_tokens(generation, prompt_tokens, self.context_tokens(model))
-        cache = plan(
-            rules_for(generation.surface, model.family),
-            prompt_tokens=prompt_tokens,
-            read_min=model.min_cacheable_tokens,
-        )
+        cache = cache_plan(generation, prompt, model)
         try:
             price = await self._for_prices.wait(self._prices.current(model.name, tenant_id=payer.tenant_id))
         except PriceMissing as error:

@@ -23,7 +23,8 @@ from gateway.generation.generation_task import GenerationDependencies, Generatio
 from gateway.generation_request import GenerationRequest, Grammar
 from gateway.metering.billable_usage import MeteringTerms
 from gateway.served_models.served_model import ServedModel
-from prompt_cache.promise.directives import plan, rules_for
+from prompt_cache.promise.directives import plan
+from prompt_cache.promise.rule_sets import rules_for
 from protocol.requests import Abort, Began, Counts, Done, Generate, Sampling, Tokens
 
 SLICE = 6
