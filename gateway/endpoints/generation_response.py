@@ -12,11 +12,14 @@ from litestar.types import ASGIApp
 from gateway.admission.admission import PreparedRequest
 from gateway.generation.delivery import (
     ChoiceDelta,
+    DeliveryChunk,
     DeliveryReader,
     DeliverySequence,
     Failed,
     Finished,
+    Item,
     ReaderGone,
+    Started,
     merge_deltas,
 )
 from gateway.generation.generation_task import GenerationTask
@@ -63,9 +66,7 @@ async def respond(
             response = await _whole(reader, writer, len(prepared) * prepared[0].generation.choices, tasks)
             watch.stop()
             return response
-        first = await reader.next(options.keep_alive)
-        if isinstance(first, Failed):
-            raise first.failure
+        first = await _first_items(reader, options.keep_alive)
     except BaseException:
         client_gone("handler")
         watch.stop()
@@ -80,6 +81,17 @@ async def respond(
         client_timeout=options.client_timeout,
         headers=_affordable_header(tasks),
     )
+
+
+async def _first_items(reader: DeliveryReader, keep_alive: float) -> list[Item | None]:
+    """What comes up to the first text, which decides over the status of the response; a silence of `keep_alive` seconds
+    does so too. Raises the failure of a request that fails before."""
+    items = [await reader.next(keep_alive)]
+    if isinstance(items[0], Started):
+        items.append(await reader.next(keep_alive))
+    if isinstance(items[-1], Failed):
+        raise items[-1].failure
+    return items
 
 
 def _affordable_header(tasks: Sequence[GenerationTask]) -> dict[str, str]:
@@ -102,5 +114,5 @@ async def _whole(
             raise item.failure
         if isinstance(item, ReaderGone):
             return ASGIResponse(body=b"", status_code=_NOBODY_READS)
-        if item is not None:
+        if isinstance(item, DeliveryChunk):
             deltas += item.deltas

@@ -18,7 +18,7 @@ from gateway.conversation.prompt import Prompt
 from gateway.errors import Unaffordable, Unavailable
 from gateway.fleet.replica_link import FleetOptions
 from gateway.fleet.replica_stream import ReplicaStream, TimeOver
-from gateway.generation.delivery import DeliveryChunk, Failed, Finished
+from gateway.generation.delivery import DeliveryChunk, Failed, Finished, ReaderGone
 from gateway.generation.generation_task import GenerationDependencies, GenerationTask
 from gateway.generation_request import GenerationRequest, Grammar
 from gateway.metering.billable_usage import MeteringTerms
@@ -239,7 +239,7 @@ class TaskHarness:
             self.ends.append(("finished", item.reasons))
         elif isinstance(item, Failed):
             self.ends.append(("failed", type(item.failure).__name__, item.failure.code))
-        elif item is not None:
+        elif isinstance(item, ReaderGone):
             self.ends.append(("gone",))
         await self.settle()
         return item is not None
