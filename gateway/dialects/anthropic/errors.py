@@ -42,8 +42,9 @@ class Envelope(Struct, frozen=True, tag_field="type", tag="error"):
 def envelope(failure: GatewayError, request_id: str) -> Envelope:
     """The envelope of a failure."""
     body = plain(failure.status, failure.message, request_id)
-    if isinstance(failure, NotCached) and failure.price is not None:
-        return replace(body, error=replace(body.error, cache_miss=failure.price))
+    if isinstance(failure, NotCached):
+        price = MissPrice(failure.tokens, failure.cost, failure.currency)
+        return replace(body, error=replace(body.error, cache_miss=price))
     return body
 
 
