@@ -19,16 +19,19 @@ def _columns(kind: sa.types.TypeEngine[object], *names: str) -> list[sa.Column[o
     return [sa.Column(name, kind, nullable=False) for name in names]
 
 
-def upgrade() -> None:
-    prefix = (
+def _prefix() -> list[sa.Column[object]]:
+    return [
         *_columns(_ID, "id", "tenant_id", "project_id"),
         *_columns(sa.LargeBinary(), "prefix_key"),
         *_columns(sa.Text(), "model"),
         *_columns(_COUNT, "tokens"),
-    )
+    ]
+
+
+def upgrade() -> None:
     op.create_table(
         "lease",
-        *(column.copy() for column in prefix),
+        *_prefix(),
         *_columns(_COUNT, "new_tokens"),
         *_columns(sa.Text(), "class"),
         *_columns(_COUNT, "created_at", "written_at", "expires_at"),
@@ -46,7 +49,7 @@ def upgrade() -> None:
     op.create_index(op.f("ix_lease_writer"), "lease", ["writer"])
     op.create_table(
         "ended_lease",
-        *(column.copy() for column in prefix),
+        *_prefix(),
         *_columns(sa.Text(), "class"),
         *_columns(_COUNT, "created_at", "ended_at"),
         *_columns(sa.Text(), "cause"),
