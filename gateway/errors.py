@@ -148,6 +148,14 @@ class Unaffordable(GatewayError):
         self.shortage = shortage
 
 
+class MissPrice(Struct, frozen=True):
+    """What it would cost now to compute a prompt of so many tokens that is not cached; `cost` is a decimal string."""
+
+    tokens: int
+    cost: str
+    currency: str
+
+
 class RetryableError(GatewayError):
     """The same request may succeed after `retry_after` seconds."""
 

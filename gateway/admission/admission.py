@@ -32,6 +32,7 @@ from gateway.admission.cache_leases import (
     needs_leases,
     priced_classes,
 )
+from gateway.admission.cache_plans import cache_plan
 from gateway.admission.fair_threads import FairThreads
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.admission.sampling_params import max_output_tokens, raise_context_exceeded, sampling_params
@@ -44,7 +45,7 @@ from gateway.generation_request import GenerationRequest
 from gateway.metering.billable_usage import MeteringTerms, pack, unpack
 from gateway.served_models.served_model import ServedModel
 from prompt_cache.promise.cache_domains import CacheDomains
-from prompt_cache.promise.directives import CachePlan, plan, rules_for
+from prompt_cache.promise.directives import CachePlan
 from prompt_cache.promise.lease_decisions import LeaseDecision
 from prompt_cache.promise.prefix_keys import PromptKeys
 from protocol.requests import CLAIM_VERSION, Generate, Retain, Sampling, Segment
@@ -175,11 +176,7 @@ class Admission:
             raise_context_exceeded(generation, self.context_tokens(model), f"at least {error.tokens}")
         prompt_tokens = len(prompt.tokens)
         max_output = max_output_tokens(generation, prompt_tokens, self.context_tokens(model))
-        cache = plan(
-            rules_for(generation.surface, model.family),
-            prompt_tokens=prompt_tokens,
-            read_min=model.min_cacheable_tokens,
-        )
+        cache = cache_plan(generation, prompt, model)
         try:
             price = await self._for_prices.wait(self._prices.current(model.name, tenant_id=payer.tenant_id))
         except PriceMissing as error:

@@ -25,8 +25,10 @@ RAW_KEY_TOKENS = 512
 """Tokens of a beginning without turns: a client continues its own text."""
 _REMEMBERED = 50_000
 _HALF_LIFE_S = 60.0
-_AHEAD = 1.1
-"""How much more than another replica the winner of the rendezvous may have been given, beside half of this request."""
+_AHEAD = 1.05
+"""How much more than the idlest replica the winner of the rendezvous may have been given, beside this request."""
+_WEIGHT = 0.99
+"""How much of what was learned of earlier conversations each new one leaves."""
 _CROWDED, _CROWD = 2.0, 8
 """A replica is left by its conversations when it runs more than `_CROWDED` times what another runs, and `_CROWD`."""
 
@@ -61,35 +63,47 @@ def _salt(partition: str) -> bytes:
 class CacheAffinity:
     """Where conversations went. Not shared between gateways; forgets those that were longest unused.
 
-    `clock` gives seconds.
+    A replica is charged for a whole conversation of usual length when one begins there, and later for what exceeds
+    that: its first turn says little of what will follow. `clock` gives seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._went: OrderedDict[bytes, str] = OrderedDict()
+        self._went: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
+        """key -> its replica, and prompt tokens that it was charged for in advance."""
         self._given: dict[str, tuple[float, float]] = {}
-        """replica -> prompt tokens that it was given, halved each `_HALF_LIFE_S`; and when that was counted."""
+        """replica -> prompt tokens that it was charged for, halved each `_HALF_LIFE_S`; and when that was counted."""
+        self._tokens = self._begun = 0.0
+        """Prompt tokens of late, and conversations that began."""
 
     def choose(self, key: bytes, tokens: int, replicas: Sequence[ReplicaT]) -> ReplicaT:
         """The replica for a request of `tokens` prompt tokens, of at least one. Remembers the choice."""
-        chosen = self._choose(key, tokens, replicas) if len(replicas) > 1 else replicas[0]
-        self._went[key] = chosen.replica
+        went, advance = self._went.get(key, ("", 0.0))
+        if not went:
+            self._tokens, self._begun = self._tokens * _WEIGHT, self._begun * _WEIGHT + 1
+        self._tokens += tokens
+        usual = max(float(tokens), self._tokens / self._begun)
+        chosen = self._choose(key, went, tokens, replicas) if len(replicas) > 1 else replicas[0]
+        if chosen.replica == went:
+            charge, advance = max(0.0, tokens - advance), max(0.0, advance - tokens)
+        else:
+            charge, advance = usual, usual - tokens
+        self._went[key] = (chosen.replica, advance)
         self._went.move_to_end(key)
         if len(self._went) > _REMEMBERED:
             self._went.popitem(last=False)
-        self._given[chosen.replica] = (self._work(chosen.replica) + tokens, self._clock())
+        self._given[chosen.replica] = (self._work(chosen.replica) + charge, self._clock())
         return chosen
 
-    def _choose(self, key: bytes, tokens: int, replicas: Sequence[ReplicaT]) -> ReplicaT:
+    def _choose(self, key: bytes, went: str, tokens: int, replicas: Sequence[ReplicaT]) -> ReplicaT:
         least = min(replica.load for replica in replicas)
         open_ones = [replica for replica in replicas if replica.load <= max(least * _CROWDED, least + _CROWD)]
-        went = self._went.get(key)
         for replica in open_ones:
             if replica.replica == went:
                 return replica
         winner = max(open_ones, key=lambda replica: _rendezvous(key, replica.replica))
         idlest = min(open_ones, key=lambda replica: (self._work(replica.replica), replica.load))
-        within = self._work(winner.replica) <= self._work(idlest.replica) * _AHEAD + tokens / 2
+        within = self._work(winner.replica) <= self._work(idlest.replica) * _AHEAD + tokens
         return winner if within else idlest
 
     def _work(self, replica: str) -> float:

@@ -20,11 +20,11 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.replica_link import ReplicaLink
 from gateway.fleet.replica_stream import LinkLost, ReplicaStream, TimeOver
 from gateway.generation.choices import Choices
-from gateway.generation.delivery import Delivery, Finished, FinishReason
+from gateway.generation.delivery import Delivery, Finished, FinishReason, Started
 from gateway.generation.hold_slices import HoldSlices
 from gateway.generation.outcome import finish_reasons, finished_request, invalid_grammar, observed_counts, outcome_of
 from gateway.generation.request_state import Event, Outcome, RequestState, failed
-from gateway.metering.billable_usage import NONSENSE, event_of
+from gateway.metering.billable_usage import NONSENSE, event_of, to_billing_counts, usage_of
 from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.recovery.lost_attempts import LostAttempts
@@ -168,7 +168,8 @@ class GenerationTask:
         """Begin an attempt at this replica, else at the one that fleet chooses. Raises Unavailable."""
         prepared, fleet = self.prepared, self._deps.fleet
         payer = prepared.payer
-        segments, scopes = self._deps.domains.segments(payer.tenant_id, payer.project_id, len(prepared.prompt.tokens))
+        tokens, partition = len(prepared.prompt.tokens), prepared.generation.cache.partition
+        segments, scopes = self._deps.domains.segments(payer.tenant_id, payer.project_id, tokens, partition)
         window = fleet.options.credit_window if self.delivery.streamed else max(1, prepared.sampling.max_tokens)
         in_slices = prepared.held_output < prepared.sampling.max_tokens
         paid = prepared.held_output if self._slices is None else self._slices.paid
@@ -246,6 +247,7 @@ class GenerationTask:
                 self._take(event)
             elif isinstance(event, Began):
                 self._began = event
+                self._tell_start(event)
             elif isinstance(event, PromptLogprobs):
                 self._choices.score_prompt(event)
             elif isinstance(event, Done):
@@ -265,6 +267,14 @@ class GenerationTask:
             else:
                 log.error("the replica does not answer", request_id=self._name, replica=stream.replica)
                 return None
+
+    def _tell_start(self, began: Began) -> None:
+        """Tell the reader how the prompt will be billed, from what the replica counted and what leases promise."""
+        try:
+            usage = usage_of(began.counts, self.prepared.terms, 0, "none")
+            self.delivery.start(Started(usage, to_billing_counts(began.counts)))
+        except NONSENSE:
+            log.warning("a replica began with counts that make no sense", request_id=self._name)
 
     def _take(self, message: Tokens) -> None:
         metrics, name, now = self._deps.metrics, self.prepared.model.name, time.monotonic()
@@ -326,7 +336,9 @@ class GenerationTask:
             deps.fleet.acknowledge(stream, sequence)
         deps.metrics.finished(prepared.model.name, outcome.status, event.usage)
         if outcome.status == "ok":
-            self.delivery.finish(Finished(ends, event.counts, event.usage, event.cost_pico, prepared.price.currency))
+            currency, stops = prepared.price.currency, self._choices.stop_strings
+            until = None if prepared.leases is None else prepared.leases.expires_at
+            self.delivery.finish(Finished(ends, event.counts, event.usage, event.cost_pico, currency, stops, until))
 
     # ------------------------------------------------ what changes the request's course
 

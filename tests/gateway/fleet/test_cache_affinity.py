@@ -80,9 +80,11 @@ def test_work_that_was_given_long_ago_does_not_count() -> None:
     now = [0.0]
     replicas = [Replica("a"), Replica("b")]
     affinity = CacheAffinity(lambda: now[0])
+    for number in range(100, 160):
+        affinity.choose(key(number), 10, replicas)
     first = affinity.choose(key(1), 10**9, replicas)
     assert all(affinity.choose(key(n), 10, replicas) is not first for n in range(2, 30))
-    now[0] = 3600.0
+    now[0] = 36_000.0
     assert any(affinity.choose(key(n), 10, replicas) is first for n in range(30, 60))
 
 

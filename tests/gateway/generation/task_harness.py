@@ -18,12 +18,13 @@ from gateway.conversation.prompt import Prompt
 from gateway.errors import Unaffordable, Unavailable
 from gateway.fleet.replica_link import FleetOptions
 from gateway.fleet.replica_stream import ReplicaStream, TimeOver
-from gateway.generation.delivery import DeliveryChunk, Failed, Finished
+from gateway.generation.delivery import DeliveryChunk, Failed, Finished, ReaderGone
 from gateway.generation.generation_task import GenerationDependencies, GenerationTask
 from gateway.generation_request import GenerationRequest, Grammar
 from gateway.metering.billable_usage import MeteringTerms
 from gateway.served_models.served_model import ServedModel
-from prompt_cache.promise.directives import plan, rules_for
+from prompt_cache.promise.directives import plan
+from prompt_cache.promise.rule_sets import rules_for
 from protocol.requests import Abort, Began, Counts, Done, Generate, Sampling, Tokens
 
 SLICE = 6
@@ -238,7 +239,7 @@ class TaskHarness:
             self.ends.append(("finished", item.reasons))
         elif isinstance(item, Failed):
             self.ends.append(("failed", type(item.failure).__name__, item.failure.code))
-        elif item is not None:
+        elif isinstance(item, ReaderGone):
             self.ends.append(("gone",))
         await self.settle()
         return item is not None
