@@ -134,6 +134,27 @@ class Unaffordable(GatewayError):
         self.shortage = shortage
 
 
+class MissPrice(Struct, frozen=True):
+    """What it would have cost to compute the prompt that is not cached. `cost` is a decimal string in `currency`: the
+    prompt's, without output. `tokens` would have been computed, of `prompt_tokens`."""
+
+    prompt_tokens: int
+    tokens: int
+    cost: str
+    currency: str
+
+
+class NotCached(GatewayError):
+    """The client asked only for what is cached (`only-if-cached`), and it is not; nothing was done."""
+
+    status = 412
+    code = "not_cached"
+
+    def __init__(self, message: str, price: MissPrice | None = None) -> None:
+        super().__init__(message)
+        self.price = price
+
+
 class RetryableError(GatewayError):
     """The same request may succeed after `retry_after` seconds."""
 

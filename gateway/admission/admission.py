@@ -23,17 +23,19 @@ from billing.prices import PriceCatalog, PriceMissing, PriceVersion
 from billing.reservation.allowances import Allowances
 from billing.reservation.decisions import InsufficientFunds
 from billing.reservation.hold_service import HoldService
+from gateway.admission.cache_plans import cache_plan
 from gateway.admission.fair_threads import FairThreads
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.admission.sampling_params import max_output_tokens, raise_context_exceeded, sampling_params
 from gateway.conversation.chat_template import ConversationRefused
 from gateway.conversation.prompt import Prompt, PromptTooLong, Span
 from gateway.errors import InvalidRequest, Shortage, Unaffordable, Unavailable
+from gateway.fleet.cache_affinity import RAW_KEY_TOKENS, conversation_key
 from gateway.fleet.fleet import Fleet
 from gateway.generation_request import GenerationRequest
 from gateway.metering.billable_usage import MeteringTerms, pack
 from gateway.served_models.served_model import ServedModel
-from prompt_cache.promise.directives import CachePlan, plan, rules_for
+from prompt_cache.promise.directives import CachePlan
 from protocol.requests import CLAIM_VERSION, Generate, Sampling, Segment
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
@@ -80,6 +82,8 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     sampling: Sampling
     price: PriceVersion
     terms: MeteringTerms
+    conversation: bytes
+    """The key by which the replica is chosen that has its KV."""
     held_output: int
     """Output tokens of each choice that the hold covers: all of them, or the first slice."""
     shortened: bool = False
@@ -144,11 +148,7 @@ class Admission:
         prompt = await self.prompt(payer.tenant_id, model, generation)
         prompt_tokens = len(prompt.tokens)
         max_output = max_output_tokens(generation, prompt_tokens, self.context_tokens(model))
-        cache = plan(
-            rules_for(generation.surface, model.family),
-            prompt_tokens=prompt_tokens,
-            read_min=model.min_cacheable_tokens,
-        )
+        cache = cache_plan(generation, prompt, model)
         try:
             price = await self._for_prices.wait(self._prices.current(model.name, tenant_id=payer.tenant_id))
         except PriceMissing as error:
@@ -165,6 +165,9 @@ class Admission:
             sampling=sampling_params(generation, model, max_output),
             price=price,
             terms=MeteringTerms(generation.surface, cache.read_min, prompt_tokens),
+            conversation=conversation_key(
+                payer.project_id, generation.cache.partition, prompt.tokens, _beginning(generation, prompt)
+            ),
             held_output=self._first_slice(max_output, generation.min_tokens),
         )
 
@@ -303,6 +306,14 @@ class Admission:
         if not tokenized.tokens:
             raise InvalidRequest(f"{path} is empty.", path=path, code="invalid_value")
         return tokenized
+
+
+def _beginning(generation: GenerationRequest, prompt: Prompt) -> int:
+    """How many first tokens of the prompt stay as they are while the conversation grows: its first turns up to the
+    first that a user wrote."""
+    first = next((turn for turn in generation.turns if turn.role == "user" and turn.texts), None)
+    path = None if first is None else first.texts[-1].path
+    return next((span.end for span in prompt.spans if span.path == path), RAW_KEY_TOKENS)
 
 
 def database_unavailable() -> Unavailable:

@@ -19,6 +19,7 @@ from gateway.errors import (
     GatewayError,
     Interrupted,
     NotAuthenticated,
+    NotCached,
     RetryableError,
     Unaffordable,
     Unavailable,
@@ -57,7 +58,7 @@ def error_headers(failure: GatewayError) -> dict[str, str]:
     match failure:
         case RetryableError():
             return {"retry-after": str(max(1, math.ceil(failure.retry_after)))}
-        case Unaffordable():
+        case Unaffordable() | NotCached():
             return {"x-should-retry": "false"}
         case NotAuthenticated():
             return {"www-authenticate": "Bearer"}

@@ -19,8 +19,8 @@ from gateway.dialects.openai.common_response import (
     event,
     finishes_of,
 )
+from gateway.dialects.openai.completion_usage import CompletionUsage, completion_usage
 from gateway.dialects.openai.logprobs import TextLogprobs, text_logprobs
-from gateway.dialects.openai.usage import CompletionUsage, completion_usage
 from gateway.generation.delivery import ChoiceDelta, Finished
 
 
