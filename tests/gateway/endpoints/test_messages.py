@@ -10,6 +10,9 @@ import httpx
 import pytest
 from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient
 
+from billing.prices import in_every_lane
+from billing.prices.approval import PriceSheets
+from billing.prices.sheets import PriceProposal
 from tests.gateway.fake_replica import Script
 from tests.gateway.stack import Stack
 
@@ -53,7 +56,7 @@ async def test_a_whole_message(stack: Stack) -> None:
     stack.say("It dedents.")
     async with client_of(stack) as client:
         sent = await client.messages.with_raw_response.create(**ASK)
-    message = sent.parse()
+    message = await sent.parse()
     assert message.id.startswith("msg_")
     assert (message.type, message.role, message.model) == ("message", "assistant", "tiny")
     assert [(block.type, block.text) for block in message.content if block.type == "text"] == [("text", "It dedents.")]
@@ -264,13 +267,25 @@ async def test_errors_as_the_client_knows_them(stack: Stack) -> None:
             await client.messages.create(
                 **{**ASK, "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}
             )
+        dear = in_every_lane({"uncached": 400_000, "read_automatic": 40_000, "output": 10**12})
+        await PriceSheets(stack.database).put(PriceProposal(model="tiny", rows=dear), by="ann", force="it must be dear")
+        stack.gateway.services.prices.forget()
         with pytest.raises(anthropic.APIStatusError) as unpaid:
-            await client.messages.create(**{**ASK, "max_tokens": 400, "messages": [{"role": "user", "content": "a"}]})
-            raise AssertionError
+            await client.messages.create(**ASK)
+        assert unpaid.value.status_code == 402
+        error = unpaid.value.body["error"]  # type: ignore[index]
+        assert (error["type"], error["details"]["error_code"]) == ("billing_error", "insufficient_quota")
+        assert error["insufficient_funds"]["affordable_max_tokens"] > 0
     async with client_of(stack, api_key="tp_wrong") as client:
         with pytest.raises(anthropic.AuthenticationError):
             await client.messages.create(**ASK)
-    del unpaid
+    await stack.replica.stop()
+    await stack.until(lambda: not stack.gateway.services.fleet.healthy("tiny"))
+    away = await raw(stack, {**ASK, "max_tokens": 1})
+    assert (away.status_code, away.json()["error"]["type"]) == (529, "overloaded_error")
+    assert int(away.headers["retry-after"]) > 0
+    unknown = await raw(stack, {}, "/v1/messages/nothing")
+    assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
 
 
 async def test_models_in_both_shapes(stack: Stack) -> None:
