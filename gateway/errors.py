@@ -77,6 +77,20 @@ class Conflict(GatewayError):
     code = "conflict"
 
 
+class NotCached(GatewayError):
+    """The request was to run only if its prompt is cached, and it is not: nothing was done for it. `cost` is a decimal
+    string, what its prompt's `tokens` would cost now."""
+
+    status = 412
+    code = "not_cached"
+
+    def __init__(self, message: str, *, cost: str, currency: str, tokens: int) -> None:
+        super().__init__(message)
+        self.cost = cost
+        self.currency = currency
+        self.tokens = tokens
+
+
 class BodyTooLarge(GatewayError):
     """The body is over the limit."""
 
@@ -135,24 +149,11 @@ class Unaffordable(GatewayError):
 
 
 class MissPrice(Struct, frozen=True):
-    """What it would have cost to compute the prompt that is not cached. `cost` is a decimal string in `currency`: the
-    prompt's, without output. `tokens` would have been computed, of `prompt_tokens`."""
+    """What it would cost now to compute a prompt of so many tokens that is not cached; `cost` is a decimal string."""
 
-    prompt_tokens: int
     tokens: int
     cost: str
     currency: str
-
-
-class NotCached(GatewayError):
-    """The client asked only for what is cached (`only-if-cached`), and it is not; nothing was done."""
-
-    status = 412
-    code = "not_cached"
-
-    def __init__(self, message: str, price: MissPrice | None = None) -> None:
-        super().__init__(message)
-        self.price = price
 
 
 class RetryableError(GatewayError):

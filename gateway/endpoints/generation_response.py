@@ -23,6 +23,8 @@ from gateway.generation.delivery import (
     merge_deltas,
 )
 from gateway.generation.generation_task import GenerationTask
+from gateway.http.cache_status import HEADER as CACHE_STATUS
+from gateway.http.cache_status import cache_status
 from gateway.http.sse import ClientWatch, EventStream, EventWriter
 from gateway.services import Gateway
 
@@ -79,7 +81,7 @@ async def respond(
         on_gone=client_gone,
         keep_alive=options.keep_alive,
         client_timeout=options.client_timeout,
-        headers=_affordable_header(tasks),
+        headers=_headers(tasks, first),
     )
 
 
@@ -94,10 +96,16 @@ async def _first_items(reader: DeliveryReader, keep_alive: float) -> list[Item |
     return items
 
 
-def _affordable_header(tasks: Sequence[GenerationTask]) -> dict[str, str]:
-    """The header that says how many output tokens the money allows, where that is fewer than was possible."""
+def _headers(tasks: Sequence[GenerationTask], items: Sequence[Item | None]) -> dict[str, str]:
+    """The headers that say what is known from these items on: how many output tokens the money allows, where that is
+    fewer than was possible; and what the cache did."""
     limits = [task.prepared.sampling.max_tokens for task in tasks if task.prepared.shortened]
-    return {AFFORDABLE_TOKENS_HEADER: str(min(limits))} if limits else {}
+    headers = {AFFORDABLE_TOKENS_HEADER: str(min(limits))} if limits else {}
+    for item in items:
+        if isinstance(item, Started | Finished):
+            headers[CACHE_STATUS] = cache_status(tasks[0].prepared, item.usage, item.counts)
+            break
+    return headers
 
 
 async def _whole(
@@ -109,7 +117,7 @@ async def _whole(
         item = await reader.next()
         if isinstance(item, Finished):
             body = writer.whole(merge_deltas(deltas), item)
-            return ASGIResponse(body=body, media_type=MediaType.JSON, headers=_affordable_header(tasks))
+            return ASGIResponse(body=body, media_type=MediaType.JSON, headers=_headers(tasks, [item]))
         if isinstance(item, Failed):
             raise item.failure
         if isinstance(item, ReaderGone):

@@ -16,6 +16,8 @@ from gateway.endpoints.generation_response import respond
 from gateway.endpoints.request_body import read_call
 from gateway.errors import InvalidRequest
 from gateway.http.authentication import project_principal
+from gateway.http.cache_control import HEADER as CACHE_CONTROL
+from gateway.http.cache_control import apply_cache_control, parse_cache_control
 from gateway.http.responses import SURFACE, VERSION_HEADER, json_response
 from gateway.request_context import request_context
 from gateway.services import Gateway
@@ -29,9 +31,10 @@ def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """Answer a conversation, whole or streamed."""
         gateway.requests.check()
         context, principal = request_context(request.scope), project_principal(request.scope)
+        control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
         parse = partial(messages_request.parse, version=api_version(request))
         call = await read_call(gateway, request, principal, parse)
-        generation = call.generation
+        generation = apply_cache_control(control, call.generation)
         model = gateway.services.models.get(generation.model)
         context.model = model.name
         prepared = await gateway.admission.prepare(context.id, Payer.of(principal), model, generation)

@@ -63,6 +63,7 @@ def merge_finished(ends: Sequence[Finished]) -> Finished:
         sum(end.cost_pico for end in ends),
         ends[0].currency,
         tuple(stop for end in ends for stop in end.stop_strings),
+        min((end.cached_until for end in ends if end.cached_until is not None), default=None),
     )
 
 
@@ -110,6 +111,8 @@ class Finished(Struct, frozen=True):
     cost_pico: int
     currency: str
     stop_strings: tuple[str | None, ...] = ()
+    cached_until: int | None = None
+    """When the lease on the longest part of the prompt ends, in microseconds since the Unix epoch; None without one."""
 
 
 class Failed(Struct, frozen=True):

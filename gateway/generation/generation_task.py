@@ -168,7 +168,8 @@ class GenerationTask:
         """Begin an attempt at this replica, else at the one that fleet chooses. Raises Unavailable."""
         prepared, fleet = self.prepared, self._deps.fleet
         payer = prepared.payer
-        segments, scopes = self._deps.domains.segments(payer.tenant_id, payer.project_id, len(prepared.prompt.tokens))
+        tokens, partition = len(prepared.prompt.tokens), prepared.generation.cache.partition
+        segments, scopes = self._deps.domains.segments(payer.tenant_id, payer.project_id, tokens, partition)
         window = fleet.options.credit_window if self.delivery.streamed else max(1, prepared.sampling.max_tokens)
         in_slices = prepared.held_output < prepared.sampling.max_tokens
         paid = prepared.held_output if self._slices is None else self._slices.paid
@@ -336,7 +337,8 @@ class GenerationTask:
         deps.metrics.finished(prepared.model.name, outcome.status, event.usage)
         if outcome.status == "ok":
             currency, stops = prepared.price.currency, self._choices.stop_strings
-            self.delivery.finish(Finished(ends, event.counts, event.usage, event.cost_pico, currency, stops))
+            until = None if prepared.leases is None else prepared.leases.expires_at
+            self.delivery.finish(Finished(ends, event.counts, event.usage, event.cost_pico, currency, stops, until))
 
     # ------------------------------------------------ what changes the request's course
 

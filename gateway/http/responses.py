@@ -63,8 +63,10 @@ def error_headers(failure: GatewayError) -> dict[str, str]:
     match failure:
         case RetryableError():
             return {"retry-after": str(max(1, math.ceil(failure.retry_after)))}
-        case Unaffordable() | NotCached():
+        case Unaffordable():
             return {"x-should-retry": "false"}
+        case NotCached():
+            return {"x-should-retry": "false", "cache-status": "turnpike; fwd=uri-miss"}
         case NotAuthenticated():
             return {"www-authenticate": "Bearer"}
         case BodyTooSlow():

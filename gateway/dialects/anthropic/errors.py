@@ -67,8 +67,9 @@ def envelope(failure: GatewayError, request_id: str) -> Envelope:
         body = replace(body, error=replace(body.error, details=details))
     if isinstance(failure, Unaffordable) and failure.shortage is not None:
         return replace(body, error=replace(body.error, insufficient_funds=failure.shortage))
-    if isinstance(failure, NotCached) and failure.price is not None:
-        return replace(body, error=replace(body.error, cache_miss=failure.price))
+    if isinstance(failure, NotCached):
+        price = MissPrice(failure.tokens, failure.cost, failure.currency)
+        return replace(body, error=replace(body.error, cache_miss=price))
     return body
 
 

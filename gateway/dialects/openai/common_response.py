@@ -11,8 +11,9 @@ from msgspec import UNSET, Struct, UnsetType
 
 from gateway.conversation.tokenizer import Tokenizer
 from gateway.dialects.openai.common_request import SERVICE_TIER_OF
+from gateway.dialects.openai.completion_usage import CompletionUsage, completion_usage
 from gateway.dialects.openai.errors import envelope
-from gateway.generation.delivery import Failed, FinishReason, Started
+from gateway.generation.delivery import Failed, Finished, FinishReason, Started
 from gateway.served_models.served_model import ServedModel
 from protocol.requests import Lane
 
@@ -27,6 +28,11 @@ class Finish(Struct, frozen=True):
 def finishes_of(reasons: Sequence[FinishReason]) -> list[Finish]:
     """The end of each choice, in OpenAI's terms."""
     return [Finish("length", "budget") if reason == "budget" else Finish(reason) for reason in reasons]
+
+
+def usage_at(end: Finished) -> CompletionUsage:
+    """The usage object of a response that ended like this."""
+    return completion_usage(end.usage, end.cost_pico, end.currency, end.cached_until)
 
 
 class ResponseIdentity(Struct, frozen=True):

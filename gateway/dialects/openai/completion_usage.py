@@ -15,6 +15,7 @@ from msgspec import UNSET, Struct, UnsetType
 from billing.money import format_pico
 from billing.usage import AUTOMATIC, LEASE_CLASSES, Usage
 from gateway.dialects.usage_reports import Cost
+from storage.database.base import from_instant
 
 _FIELDS = {AUTOMATIC: "automatic_tokens"} | {name: f"ttl_{name}_tokens" for name in LEASE_CLASSES}
 
@@ -58,7 +59,8 @@ class CompletionDetails(Struct, frozen=True):
 
 
 class CompletionUsage(Struct, frozen=True):
-    """The details are parts of the totals. `cost` is ours."""
+    """The details are parts of the totals. `cost` and `cache_expires_at` (RFC 3339) are ours; the latter says when the
+    lease ends on the longest part of the prompt, if there is one."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -66,10 +68,11 @@ class CompletionUsage(Struct, frozen=True):
     prompt_tokens_details: PromptDetails
     completion_tokens_details: CompletionDetails
     cost: Cost
+    cache_expires_at: str | UnsetType = UNSET
 
 
-def completion_usage(usage: Usage, cost_pico: int, currency: str) -> CompletionUsage:
-    """The usage object of a chat or text completion."""
+def completion_usage(usage: Usage, cost_pico: int, currency: str, cached_until: int | None = None) -> CompletionUsage:
+    """The usage object of a chat or text completion. `cached_until`: microseconds since the Unix epoch."""
     return CompletionUsage(
         prompt_tokens=usage.prompt,
         completion_tokens=usage.output,
@@ -77,6 +80,7 @@ def completion_usage(usage: Usage, cost_pico: int, currency: str) -> CompletionU
         prompt_tokens_details=_prompt_details(usage),
         completion_tokens_details=CompletionDetails(),
         cost=Cost(currency, format_pico(cost_pico)),
+        cache_expires_at=UNSET if cached_until is None else from_instant(cached_until).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
 
 

@@ -50,7 +50,7 @@ def status_of(status: int) -> int:
 def envelope(failure: GatewayError, request_id: str) -> Envelope:
     """The envelope of a failure."""
     shortage = failure.shortage if isinstance(failure, Unaffordable) else None
-    price = failure.price if isinstance(failure, NotCached) else None
+    miss = MissPrice(failure.tokens, failure.cost, failure.currency) if isinstance(failure, NotCached) else UNSET
     kind = _TYPES.get(failure.status) or _default_type(failure.status)
     message = _message(failure.status, failure.message, request_id)
     return Envelope(
@@ -60,7 +60,7 @@ def envelope(failure: GatewayError, request_id: str) -> Envelope:
             failure.path,
             failure.code,
             UNSET if shortage is None else shortage,
-            UNSET if price is None else price,
+            miss,
         )
     )
 
