@@ -102,6 +102,9 @@ async def test_a_marked_part_is_written_once_and_read_after(
     assert usage["cache_expires_at"].endswith("Z")
     assert status.startswith("turnpike; hit; ttl=")
     assert 'detail="hbm:0"' in status, "the lease outlives its KV"
+    key = status.partition('key="')[2].partition('"')[0]
+    found = await stack.http.get(f"/v1/caches/{key}", headers={"authorization": f"Bearer {stack.key}"})
+    assert (found.json()["tokens"], found.json()["ttl"]) == (marked, lease)
     first, second = await stack.settled(2)
     assert getattr(first, f"write_{lease}") == getattr(second, f"read_{lease}") == marked
 
