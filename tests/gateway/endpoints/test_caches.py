@@ -64,6 +64,19 @@ async def test_of_identical_cold_prompts_one_is_written(caching: Stack) -> None:
     assert await audit_money(caching.database) == []
 
 
+async def test_readers_wait_until_their_writer_has_its_first_token(caching: Stack) -> None:
+    caching.say("An answer.", prefill=0.3)
+    asking = [asyncio.create_task(caching.post(body(TEXT))) for _ in range(8)]
+    await caching.until(lambda: caching.replica.runs)
+    await asyncio.sleep(0.15)
+    assert len(caching.replica.runs) == 1
+    caching.say("An answer.")
+    assert {answer.status_code for answer in await asyncio.gather(*asking)} == {200}
+    events = await caching.settled(8)
+    assert [event.write_5m > 0 for event in events].count(True) == 1
+    assert len(caching.gateway.writes) == 0
+
+
 async def test_a_lost_kv_is_our_cost_and_a_read_begins_its_life_anew(caching: Stack) -> None:
     await caching.post(body(TEXT))
     await caching.settled(1)
