@@ -22,6 +22,7 @@ from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.fleet.fleet import Fleet
 from gateway.generation.generation_task import GenerationDependencies
 from gateway.generation.running_tasks import RunningTasks
+from gateway.generation.shared_writes import SharedWrites
 from gateway.http.body_budget import BodyBudget
 from gateway.metering.lease_outcomes import LeaseOutcomes
 from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
@@ -164,6 +165,7 @@ class Gateway:
             refused=self.refused,
             patience=services.options.timeouts.replay,
         )
+        self.writes = SharedWrites()
         self.requests = RunningTasks(
             GenerationDependencies(
                 self.admission,
@@ -174,6 +176,7 @@ class Gateway:
                 self.refused,
                 self.metrics,
                 self.disk,
+                self.writes,
             )
         )
         self.orphaned_holds = OrphanedHolds(

@@ -64,6 +64,8 @@ _THREAD_CHARACTERS, _PER_TEXT = 65_536, 64
 counts as `_PER_TEXT` characters more, for the cost of calling the tokenizer."""
 _PER_TOOL_CHARACTER = 4
 """A character of a tool's definition, which is marked string by string, counts as so many."""
+_THREAD_TOKENS = 16_384
+"""The prefix keys of longer prompts are made in a thread too."""
 
 
 class Payer(Struct, frozen=True):
@@ -306,7 +308,8 @@ class Admission:
         """The hold, and the request with what the cache promises it. Raises NotCached too."""
         assert prepared.keys is not None
         payer, generation = prepared.payer, prepared.generation
-        asked = lease_request(
+        ask = partial(
+            lease_request,
             LeasePayer(prepared.request_id, payer.tenant_id, payer.project_id, generation.lane),
             prepared.plan,
             prepared.keys,
@@ -314,6 +317,8 @@ class Admission:
             prepared.price,
             tags=generation.cache.tags,
         )
+        long = len(prepared.prompt.tokens) > _THREAD_TOKENS
+        asked = await self._threads.run(payer.tenant_id, ask) if long else ask()
         hold = await self._allowances.reserve_beside(payer.tenant_id, lambda: self._leased.reserve(request, asked))
         return replace(prepared, terms=unpack(hold.terms), leases=asked.decision), hold
 

@@ -20,6 +20,7 @@ from gateway.fleet.replica_link import FleetOptions
 from gateway.fleet.replica_stream import ReplicaStream, TimeOver
 from gateway.generation.delivery import DeliveryChunk, Failed, Finished, ReaderGone
 from gateway.generation.generation_task import GenerationDependencies, GenerationTask
+from gateway.generation.shared_writes import SharedWrites
 from gateway.generation_request import GenerationRequest, Grammar
 from gateway.metering.billable_usage import MeteringTerms
 from gateway.served_models.served_model import ServedModel
@@ -95,6 +96,7 @@ class TaskHarness:
         dependencies: Any = GenerationDependencies(
             self._admission(), self._fleet(), self._domains(), self._recorder(), self._attempts(),  # type: ignore[arg-type]
             SimpleNamespace(keep=self._keep), _Silent(), SimpleNamespace(full=False),  # type: ignore[arg-type]
+            SharedWrites(),
         )  # fmt: skip
         self.task = GenerationTask(dependencies, self.prepared, streamed=streamed)
         self.running = asyncio.create_task(self.task.run())
