@@ -162,7 +162,7 @@ class TaskHarness:
 
     @staticmethod
     def _domains() -> Any:
-        return SimpleNamespace(segments=lambda tenant, project, tokens: ((), ()))
+        return SimpleNamespace(segments=lambda tenant, project, tokens, partition: ((), ()))
 
     def _recorder(self) -> Any:
         async def release(hold: Hold, reason: str) -> None:
