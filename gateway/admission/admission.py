@@ -41,7 +41,7 @@ from gateway.conversation.prompt import Prompt, PromptTooLong, Span
 from gateway.errors import InvalidRequest, Shortage, Unaffordable, Unavailable
 from gateway.fleet.cache_affinity import RAW_KEY_TOKENS, conversation_key
 from gateway.fleet.fleet import Fleet
-from gateway.generation_request import GenerationRequest
+from gateway.generation_request import CacheDirectives, GenerationRequest
 from gateway.metering.billable_usage import MeteringTerms, pack, unpack
 from gateway.served_models.served_model import ServedModel
 from prompt_cache.promise.cache_domains import CacheDomains
@@ -59,9 +59,13 @@ log = structlog.get_logger("gateway.admission")
 _CLAMPS = 3
 """How often a request without `max_tokens` is shortened, should other requests spend the money at the same time."""
 _SECOND = 1_000_000
+_MANY_PIECES = 1000
+"""The cache plan of a prompt with more texts and markers is made in a thread."""
 _THREAD_CHARACTERS, _PER_TEXT = 65_536, 64
 """Conversations of more characters are tokenized in a thread, so that they do not block the event loop. Each text
 counts as `_PER_TEXT` characters more, for the cost of calling the tokenizer."""
+_PER_TOOL_CHARACTER = 4
+"""A character of a tool's definition, which is marked string by string, counts as so many."""
 _THREAD_TOKENS = 16_384
 """The prefix keys of longer prompts are made in a thread too."""
 
@@ -172,13 +176,10 @@ class Admission:
         self, request_id: UUID, payer: Payer, model: ServedModel, generation: GenerationRequest
     ) -> PreparedRequest:
         """Render, tokenize, plan, check. Raises InvalidRequest, RateLimited, Unavailable."""
-        try:
-            prompt = await self._prompt(payer.tenant_id, model, generation)
-        except PromptTooLong as error:
-            raise_context_exceeded(generation, self.context_tokens(model), f"at least {error.tokens}")
+        prompt = await self.prompt(payer.tenant_id, model, generation)
         prompt_tokens = len(prompt.tokens)
         max_output = max_output_tokens(generation, prompt_tokens, self.context_tokens(model))
-        cache = cache_plan(generation, prompt, model)
+        cache = await self._plan(payer.tenant_id, model, generation, prompt)
         try:
             price = await self._for_prices.wait(self._prices.current(model.name, tenant_id=payer.tenant_id))
         except PriceMissing as error:
@@ -201,6 +202,13 @@ class Admission:
             keys=self._keys(payer, model, generation, prompt),
             held_output=self._first_slice(max_output, generation.min_tokens),
         )
+
+    async def prompt(self, tenant: UUID, model: ServedModel, generation: GenerationRequest) -> Prompt:
+        """Render and tokenize alone. Raises InvalidRequest, RateLimited."""
+        try:
+            return await self._prompt(tenant, model, generation)
+        except PromptTooLong as error:
+            raise_context_exceeded(generation, self.context_tokens(model), f"at least {error.tokens}")
 
     def context_tokens(self, model: ServedModel) -> int:
         """The context that a request may fill: the model's, or what its replicas have memory for."""
@@ -316,6 +324,12 @@ class Admission:
         hold = await self._allowances.reserve_beside(payer.tenant_id, lambda: self._leased.reserve(request, asked))
         return replace(prepared, terms=unpack(hold.terms), leases=asked.decision), hold
 
+    async def _plan(self, tenant: UUID, model: ServedModel, generation: GenerationRequest, prompt: Prompt) -> CachePlan:
+        pieces = len(prompt.spans) + len(generation.cache.markers)
+        if pieces > _MANY_PIECES and generation.cache != CacheDirectives():
+            return await self._threads.run(tenant, partial(cache_plan, generation, prompt, model))
+        return cache_plan(generation, prompt, model)
+
     async def _prompt(self, tenant: UUID, model: ServedModel, generation: GenerationRequest) -> Prompt:
         if generation.prompt is not None:
             return await self._raw_prompt(tenant, model, generation, generation.prompt)
@@ -327,10 +341,12 @@ class Admission:
                 code="context_length_exceeded",
             )
         size = sum(_PER_TEXT + len(text.text) for turn in generation.turns for text in turn.texts)
+        size += sum(_PER_TOOL_CHARACTER * len(tool.schema) for tool in generation.tools)
+        render = partial(model.prompt, generation.turns, generation.tools, continued=generation.continued)
         try:
             if size > _THREAD_CHARACTERS:
-                return await self._threads.run(tenant, partial(model.prompt, generation.turns))
-            return model.prompt(generation.turns)
+                return await self._threads.run(tenant, render)
+            return render()
         except ConversationRefused as error:
             raise InvalidRequest(
                 f"The messages do not fit this model: {error}", path=generation.turns_path, code="invalid_value"

@@ -18,7 +18,7 @@ from gateway.conversation.prompt import Prompt
 from gateway.errors import Unaffordable, Unavailable
 from gateway.fleet.replica_link import FleetOptions
 from gateway.fleet.replica_stream import ReplicaStream, TimeOver
-from gateway.generation.delivery import DeliveryChunk, Failed, Finished, ReaderGone
+from gateway.generation.delivery import DeliveryChunk, Failed, Finished, ReaderGone, Started
 from gateway.generation.generation_task import GenerationDependencies, GenerationTask
 from gateway.generation.shared_writes import SharedWrites
 from gateway.generation_request import GenerationRequest, Grammar
@@ -162,7 +162,7 @@ class TaskHarness:
 
     @staticmethod
     def _domains() -> Any:
-        return SimpleNamespace(segments=lambda tenant, project, tokens: ((), ()))
+        return SimpleNamespace(segments=lambda tenant, project, tokens, partition: ((), ()))
 
     def _recorder(self) -> Any:
         async def release(hold: Hold, reason: str) -> None:
@@ -232,6 +232,8 @@ class TaskHarness:
             await self.settle()
             return False
         item = await self.task.delivery.next(0)
+        if isinstance(item, Started):
+            item = await self.task.delivery.next(0)
         if isinstance(item, DeliveryChunk):
             self.text += "".join(delta.text for delta in item.deltas)
             self._taken = item.tokens
