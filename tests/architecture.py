@@ -69,6 +69,7 @@ TENANT_TABLES = frozenset(
     (
         *("usage_event", "usage_fact", "hold_batch", "balance", "grant", "project", "api_key", "ended_hold"),
         *("ledger_txn", "rollup_hour", "budget", "invoice", "billing_profile", "webhook_endpoint", "export_job"),
+        *("lease", "ended_lease", "lease_tag"),
     )
 )
 """Tables whose rows belong to a tenant."""

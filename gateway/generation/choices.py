@@ -24,7 +24,7 @@ class Choices:
         self._prompt_scores: list[TokenLogprob] = []
         self._unpaid: set[int] = set()
         echoed_characters = len(self._echoed()[0]) if generation.echo else 0
-        context = () if generation.prompt is None else prompt.tokens
+        context = prompt.tokens if generation.continued or generation.prompt is not None else ()
         self._transcripts = [
             Transcript(
                 prepared.model.detokenizer(context),
@@ -61,6 +61,11 @@ class Choices:
     def stopped(self) -> bool:
         """Whether a stop string ended every choice."""
         return all(transcript.stopped for transcript in self._transcripts)
+
+    @property
+    def stop_strings(self) -> tuple[str | None, ...]:
+        """The stop string that ended each choice, None where none did."""
+        return tuple(transcript.stop_string for transcript in self._transcripts)
 
     def end_unpaid(self, choice: int) -> None:
         """No more of this choice can be paid for."""

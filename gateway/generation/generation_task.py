@@ -20,11 +20,12 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.replica_link import ReplicaLink
 from gateway.fleet.replica_stream import LinkLost, ReplicaStream, TimeOver
 from gateway.generation.choices import Choices
-from gateway.generation.delivery import Delivery, Finished, FinishReason
+from gateway.generation.delivery import Delivery, Finished, FinishReason, Started
 from gateway.generation.hold_slices import HoldSlices
 from gateway.generation.outcome import finish_reasons, finished_request, invalid_grammar, observed_counts, outcome_of
 from gateway.generation.request_state import Event, Outcome, RequestState, failed
-from gateway.metering.billable_usage import NONSENSE, event_of
+from gateway.generation.shared_writes import SharedWrites
+from gateway.metering.billable_usage import NONSENSE, event_of, to_billing_counts, usage_of
 from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.recovery.lost_attempts import LostAttempts
@@ -51,6 +52,7 @@ class GenerationDependencies(Struct, frozen=True):
     refused: RefusedEntries
     metrics: GatewayMetrics
     disk: DiskWatch
+    writes: SharedWrites
 
 
 class GenerationTask:
@@ -86,6 +88,7 @@ class GenerationTask:
             if self.state.phase != "ended":
                 self._abandon(failed(Interrupted("The gateway stopped."), "abandoned"))
             self._disarm()
+            self._end_writes(succeeded=self.state.outcome is not None and self.state.outcome.status == "ok")
             await self._stop_slices()
             self._slices = None
             if self._stream is not None:
@@ -104,6 +107,9 @@ class GenerationTask:
         if not domains.ready(payer.project_id):
             await domains.prepare(payer.tenant_id, payer.project_id)
         hold = await self._reserve()
+        if (leases := self.prepared.leases) is not None:
+            lane = self.prepared.generation.lane
+            await self._deps.writes.join(leases, lane, unless=lambda: self.state.outcome is not None)
         if self.state.outcome is not None:
             await recorder.release(hold, "ended before it began")
             raise self.state.outcome.failure or Interrupted("The client left.")
@@ -170,7 +176,8 @@ class GenerationTask:
         """Begin an attempt at this replica, else at the one that fleet chooses. Raises Unavailable."""
         prepared, fleet = self.prepared, self._deps.fleet
         payer = prepared.payer
-        segments, scopes = self._deps.domains.segments(payer.tenant_id, payer.project_id, len(prepared.prompt.tokens))
+        tokens, partition = len(prepared.prompt.tokens), prepared.generation.cache.partition
+        segments, scopes = self._deps.domains.segments(payer.tenant_id, payer.project_id, tokens, partition)
         window = fleet.options.credit_window if self.delivery.streamed else max(1, prepared.sampling.max_tokens)
         in_slices = prepared.held_output < prepared.sampling.max_tokens
         paid = prepared.held_output if self._slices is None else self._slices.paid
@@ -248,6 +255,7 @@ class GenerationTask:
                 self._take(event)
             elif isinstance(event, Began):
                 self._began = event
+                self._tell_start(event)
             elif isinstance(event, PromptLogprobs):
                 self._choices.score_prompt(event)
             elif isinstance(event, Done):
@@ -268,10 +276,19 @@ class GenerationTask:
                 log.error("the replica does not answer", request_id=self._name, replica=stream.replica)
                 return None
 
+    def _tell_start(self, began: Began) -> None:
+        """Tell the reader how the prompt will be billed, from what the replica counted and what leases promise."""
+        try:
+            usage = usage_of(began.counts, self.prepared.terms, 0, "none")
+            self.delivery.start(Started(usage, to_billing_counts(began.counts)))
+        except NONSENSE:
+            log.warning("a replica began with counts that make no sense", request_id=self._name)
+
     def _take(self, message: Tokens) -> None:
         metrics, name, now = self._deps.metrics, self.prepared.model.name, time.monotonic()
         if message.choice == 0:  # the first choice's times stand for all
             if message.start == 0:
+                self._end_writes(succeeded=True)
                 metrics.first_token(name, now - self._started)
             else:
                 metrics.between_tokens(name, now - self._last_token, len(message.tokens))
@@ -289,6 +306,10 @@ class GenerationTask:
         elif self.delivery.streamed and self._choices.shown < self._choices.tokens:
             self._delivered(self.delivery.delivered)
         self._end_unpaid()
+
+    def _end_writes(self, *, succeeded: bool) -> None:
+        if self.prepared.leases is not None:
+            self._deps.writes.end(self.prepared.request_id, succeeded=succeeded)
 
     async def _deliver_rest(self) -> None:
         """Hand out what is left, and wait until it reached the client or nobody reads any more."""
@@ -328,7 +349,9 @@ class GenerationTask:
             deps.fleet.acknowledge(stream, sequence)
         deps.metrics.finished(prepared.model.name, outcome.status, event.usage)
         if outcome.status == "ok":
-            self.delivery.finish(Finished(ends, event.counts, event.usage, event.cost_pico, prepared.price.currency))
+            currency, stops = prepared.price.currency, self._choices.stop_strings
+            until = None if prepared.leases is None else prepared.leases.expires_at
+            self.delivery.finish(Finished(ends, event.counts, event.usage, event.cost_pico, currency, stops, until))
 
     # ------------------------------------------------ what changes the request's course
 

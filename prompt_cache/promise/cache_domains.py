@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Sequence
 from uuid import UUID
 
@@ -40,6 +41,8 @@ class CacheDomains:
         self._retention, self._limits = retention, tuple(limits)
         self._roots: dict[tuple[str, ...], bytes] = {}
         self._made: dict[UUID, tuple[ProjectKey | None, Scope]] = {}
+        self._partitions: dict[tuple[str, str], tuple[Scope, Scope]] = {}
+        """(project's scope, partition) -> that scope, and the partition's."""
 
     def ready(self, project_id: UUID) -> bool:
         """Whether `prepare` has nothing to do for this project."""
@@ -61,8 +64,13 @@ class CacheDomains:
         """The root of the project's block keys. It outlives the data key."""
         return self._root(("project", str(tenant_id), str(project_id)))
 
-    def project(self, tenant_id: UUID, project_id: UUID) -> Scope:
-        """The scope of one project."""
+    def project(self, tenant_id: UUID, project_id: UUID, partition: str = "") -> Scope:
+        """The scope of one project, or of a `partition` of it, as the client calls it: whoever has the project's root
+        and data key has those of its partitions, and nobody has them when these are destroyed."""
+        scope = self._project(tenant_id, project_id)
+        return self._partition(scope, partition) if partition else scope
+
+    def _project(self, tenant_id: UUID, project_id: UUID) -> Scope:
         key = None if self._keys is None else self._keys.known(project_id)
         made = self._made.get(project_id)
         if made is not None and made[0] is key:
@@ -83,10 +91,23 @@ class CacheDomains:
         """The name of the project's scope while its data key is of this generation."""
         return scope_name(self.root(tenant_id, project_id), generation)
 
-    def segments(self, tenant_id: UUID, project_id: UUID, tokens: int) -> tuple[tuple[Segment, ...], tuple[Scope, ...]]:
+    def segments(
+        self, tenant_id: UUID, project_id: UUID, tokens: int, partition: str = ""
+    ) -> tuple[tuple[Segment, ...], tuple[Scope, ...]]:
         """The segments of a prompt of `tokens` tokens by scope, and these scopes."""
-        scope = self.project(tenant_id, project_id)
+        scope = self.project(tenant_id, project_id, partition)
         return (Segment(tokens, scope.scope),), (scope,)
+
+    def _partition(self, whole: Scope, partition: str) -> Scope:
+        made = self._partitions.get((whole.scope, partition))
+        if made is None or made[0] is not whole:
+            if len(self._partitions) >= _REMEMBERED:
+                self._partitions.clear()
+            root = scope_root(whole.root, ("partition", partition))
+            key = whole.data_key and hmac.new(whole.data_key, b"turnpike/partition-key/v1" + root, "sha256").digest()
+            scope = Scope(f"{whole.scope}/{scope_name(root)}", root, key, whole.limits, whole.retention)
+            made = self._partitions[whole.scope, partition] = (whole, scope)
+        return made[1]
 
     def _root(self, domain: tuple[str, ...]) -> bytes:
         root = self._roots.get(domain)

@@ -18,12 +18,14 @@ from gateway.conversation.prompt import Prompt
 from gateway.errors import Unaffordable, Unavailable
 from gateway.fleet.replica_link import FleetOptions
 from gateway.fleet.replica_stream import ReplicaStream, TimeOver
-from gateway.generation.delivery import DeliveryChunk, Failed, Finished
+from gateway.generation.delivery import DeliveryChunk, Failed, Finished, ReaderGone, Started
 from gateway.generation.generation_task import GenerationDependencies, GenerationTask
+from gateway.generation.shared_writes import SharedWrites
 from gateway.generation_request import GenerationRequest, Grammar
 from gateway.metering.billable_usage import MeteringTerms
 from gateway.served_models.served_model import ServedModel
-from prompt_cache.promise.directives import plan, rules_for
+from prompt_cache.promise.directives import plan
+from prompt_cache.promise.rule_sets import rules_for
 from protocol.requests import Abort, Began, Counts, Done, Generate, Sampling, Tokens
 
 SLICE = 6
@@ -94,6 +96,7 @@ class TaskHarness:
         dependencies: Any = GenerationDependencies(
             self._admission(), self._fleet(), self._domains(), self._recorder(), self._attempts(),  # type: ignore[arg-type]
             SimpleNamespace(keep=self._keep), _Silent(), SimpleNamespace(full=False),  # type: ignore[arg-type]
+            SharedWrites(),
         )  # fmt: skip
         self.task = GenerationTask(dependencies, self.prepared, streamed=streamed)
         self.running = asyncio.create_task(self.task.run())
@@ -159,7 +162,7 @@ class TaskHarness:
 
     @staticmethod
     def _domains() -> Any:
-        return SimpleNamespace(segments=lambda tenant, project, tokens: ((), ()), ready=lambda project: True)
+        return SimpleNamespace(segments=lambda *of: ((), ()), ready=lambda project: True)
 
     def _recorder(self) -> Any:
         async def release(hold: Hold, reason: str) -> None:
@@ -229,6 +232,8 @@ class TaskHarness:
             await self.settle()
             return False
         item = await self.task.delivery.next(0)
+        if isinstance(item, Started):
+            item = await self.task.delivery.next(0)
         if isinstance(item, DeliveryChunk):
             self.text += "".join(delta.text for delta in item.deltas)
             self._taken = item.tokens
@@ -238,7 +243,7 @@ class TaskHarness:
             self.ends.append(("finished", item.reasons))
         elif isinstance(item, Failed):
             self.ends.append(("failed", type(item.failure).__name__, item.failure.code))
-        elif item is not None:
+        elif isinstance(item, ReaderGone):
             self.ends.append(("gone",))
         await self.settle()
         return item is not None
