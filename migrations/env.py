@@ -16,6 +16,7 @@ import billing.tables.prices
 import billing.tables.rating
 import billing.tables.reconciliation
 import billing.tables.seals
+import prompt_cache.tables
 import storage.database.outbox
 import tenancy.tables
 import webhooks.tables
@@ -34,6 +35,7 @@ ROOMS = (
     billing.tables.reconciliation,
     billing.tables.seals,
     billing.tables.money,
+    prompt_cache.tables,
     storage.database.outbox,
     webhooks.tables,
     tenancy.tables,
