@@ -13,6 +13,7 @@ from litestar.exceptions import HTTPException
 from litestar.types import Message, Scope
 
 from gateway.admin.prices import price_routes
+from gateway.endpoints.caches import cache_routes
 from gateway.endpoints.chat import chat_completions
 from gateway.endpoints.completions import completions
 from gateway.endpoints.exports import export_routes
@@ -61,6 +62,7 @@ def create_app(services: GatewayServices) -> Litestar:
             *export_routes(gateway),
             list_prices(gateway),
             *price_routes(gateway),
+            *cache_routes(gateway),
             *webhook_routes(gateway),
             *health_routes(gateway),
             *([metrics_route(gateway)] if services.options.public_metrics else []),

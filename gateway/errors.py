@@ -77,6 +77,20 @@ class Conflict(GatewayError):
     code = "conflict"
 
 
+class NotCached(GatewayError):
+    """The request was to run only if its prompt is cached, and it is not: nothing was done for it. `cost` is a decimal
+    string, what its prompt's `tokens` would cost now."""
+
+    status = 412
+    code = "not_cached"
+
+    def __init__(self, message: str, *, cost: str, currency: str, tokens: int) -> None:
+        super().__init__(message)
+        self.cost = cost
+        self.currency = currency
+        self.tokens = tokens
+
+
 class BodyTooLarge(GatewayError):
     """The body is over the limit."""
 
@@ -132,6 +146,14 @@ class Unaffordable(GatewayError):
     def __init__(self, message: str, shortage: Shortage | None = None) -> None:
         super().__init__(message)
         self.shortage = shortage
+
+
+class MissPrice(Struct, frozen=True):
+    """What it would cost now to compute a prompt of so many tokens that is not cached; `cost` is a decimal string."""
+
+    tokens: int
+    cost: str
+    currency: str
 
 
 class RetryableError(GatewayError):

@@ -12,11 +12,15 @@ Role = Literal["system", "developer", "user", "assistant"]
 Surface = Literal["openai", "anthropic"]
 
 
+TextKind = Literal["text", "tool_use", "tool_result", "thinking"]
+
+
 class Text(Struct, frozen=True):
-    """A piece of text that the client wrote, and its path in the request's JSON."""
+    """A piece of text that the client wrote, its path in the request's JSON, and the kind of block that it is."""
 
     text: str
     path: str
+    kind: TextKind = "text"
 
 
 class Turn(Struct, frozen=True):

@@ -9,18 +9,21 @@ from msgspec import Struct, field
 
 from billing.exports.jobs import ExportJobs
 from billing.prices import PriceCatalog
+from billing.reservation.accompanied_holds import AccompaniedHolds
 from billing.reservation.allowances import BUSY, Allowances
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settler import Settler
 from billing.spool.gateway_epochs import EpochKeeper
 from billing.spool.spool import Spool
 from gateway.admission.admission import Admission
+from gateway.admission.cache_leases import LeaseCompanion
 from gateway.admission.fair_threads import FairThreads
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.fleet.fleet import Fleet
 from gateway.generation.generation_task import GenerationDependencies
 from gateway.generation.running_tasks import RunningTasks
 from gateway.http.body_budget import BodyBudget
+from gateway.metering.lease_outcomes import LeaseOutcomes
 from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.recovery.background_tasks import BackgroundTasks
@@ -29,6 +32,7 @@ from gateway.recovery.lost_attempts import LostAttempts
 from gateway.recovery.orphaned_holds import OrphanedHolds
 from gateway.served_models.registry import ModelRegistry
 from prompt_cache.promise.cache_domains import CacheDomains
+from prompt_cache.promise.lease_store import LeaseStore
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
 from storage.disk_space import DiskWatch
@@ -49,7 +53,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     `client_timeout`: a client that reads nothing, or sends nothing of its body, for so long is disconnected.
     `public_prices`: whether the base prices are shown without a key. `hold_slice`: output tokens of each choice whose
     money is held at a time; 0: all. `allowance_requests`: a tenant with so many requests at once gets money set aside
-    for them; 0: never.
+    for them; 0: never. `lease_tokens`: how many tokens a project may have in live leases; 0: any number.
     `connections`: open connections at most; `connections_per_address`: from one address, 0 for any number.
     `public_metrics`: whether /metrics is served beside the API. `database_patience`: how long a request waits for the
     database before it is answered with 503.
@@ -61,6 +65,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     drain_timeout: float = 30.0
     public_prices: bool = False
     hold_slice: int = 0
+    lease_tokens: int = 0
     allowance_requests: int = BUSY
     connections: int = 10_000
     connections_per_address: int = 0
@@ -101,6 +106,7 @@ class ManagementBreakers:
         self.reports = CircuitBreaker(seconds, witness)
         self.exports = CircuitBreaker(seconds, witness)
         self.webhooks = CircuitBreaker(seconds, witness)
+        self.caches = CircuitBreaker(seconds, witness)
         self.prices = CircuitBreaker(seconds, witness)
 
 
@@ -129,7 +135,10 @@ class Gateway:
             lingering=lambda: len(self.lingering_connections),
         )
         self.allowances = Allowances(services.holds, services.spool, epoch, busy=services.options.allowance_requests)
-        self.recorder = UsageRecorder(services.spool, self.allowances)
+        self.leases = LeaseStore(services.database, services.options.lease_tokens)
+        self.lease_outcomes = LeaseOutcomes(self.leases)
+        self.leased_holds = AccompaniedHolds(services.holds, LeaseCompanion(self.leases))
+        self.recorder = UsageRecorder(services.spool, self.allowances, self.lease_outcomes)
         self.threads = FairThreads()
         self.bodies = BodyBudget()
         self.pings = CircuitBreaker(services.options.database_patience)
@@ -140,6 +149,8 @@ class Gateway:
             prices=services.prices,
             holds=services.holds,
             allowances=self.allowances,
+            leased=self.leased_holds,
+            domains=services.domains,
             timeouts=services.options.timeouts,
             threads=self.threads,
             patience=services.options.database_patience,
@@ -178,6 +189,7 @@ class Gateway:
             orphaned_holds=self.orphaned_holds,
             attempts=self.attempts,
             refused=self.refused,
+            leases=self.lease_outcomes,
         )
         self._epoch = services.epoch or EpochKeeper(services.database, services.spool, services.name)
         self._epoch.on_over = self._end
@@ -237,7 +249,9 @@ class Gateway:
         await self.orphaned_holds.stop()
         await self.recovery.stop()
         await self.services.fleet.stop()
+        await self.leased_holds.close()
         await self.allowances.close()
+        await self.lease_outcomes.close()
         await self.services.settler.drain(_SETTLE_S)
         await self.services.settler.stop()
         await self._tasks.stop()

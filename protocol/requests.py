@@ -77,6 +77,7 @@ class Sampling(Value, frozen=True):
     """
 
     max_tokens: int
+    """0 computes the prompt, so that it is cached, and draws nothing."""
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 0
@@ -96,7 +97,7 @@ class Sampling(Value, frozen=True):
     (at most 20)."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens from the second on (`PromptLogprobs`). The whole prompt is then computed and
-    nothing is read from the cache, and counts say so. `max_tokens` may be 0."""
+    nothing is read from the cache, and counts say so."""
 
     @property
     def version(self) -> int:

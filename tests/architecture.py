@@ -65,13 +65,14 @@ HEAVY = frozenset({"torch", "triton", "transformers"})
 NAMES_FOR_NOTHING = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
 QUERY_MODULES = (
     *("storage/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py"),
-    *("prompt_cache/history/",),
+    *("prompt_cache/promise/", "prompt_cache/history/"),
 )
 """Where a query may be written. Elsewhere rows come from a repository, or from billing."""
 TENANT_TABLES = frozenset(
     (
         *("usage_event", "usage_fact", "hold_batch", "balance", "grant", "project", "api_key", "ended_hold"),
         *("ledger_txn", "rollup_hour", "budget", "invoice", "billing_profile", "webhook_endpoint", "export_job"),
+        *("lease", "ended_lease", "lease_tag"),
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day"),
     )
 )
@@ -310,7 +311,7 @@ def paths_of_a_workplace(root: Path) -> list[str]:
     ]
 
 
-def tests_beside_nothing(root: Path) -> list[str]:
+def unmirrored_test_folders(root: Path) -> list[str]:
     """Folders of tests/ROOM that mirror no folder of the room."""
     wrong = []
     for room in ROOMS:

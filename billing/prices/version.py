@@ -93,12 +93,20 @@ class PriceVersion(msgspec.Struct, frozen=True):
         """The exact cost of a usage, in pico-units. Raises PriceMissing if it uses a meter without a price."""
         return self.rate(usage, lane)[1]
 
-    def bound(self, prompt_tokens: int, max_output: int, classes: Iterable[str] = (), *, lane: str) -> int:
+    def bound(
+        self,
+        prompt_tokens: int,
+        max_output: int,
+        classes: Iterable[str] = (),
+        *,
+        reads: Iterable[str] = (),
+        lane: str,
+    ) -> int:
         """An upper bound of a request's cost, in pico-units: each token at the highest price that may apply to it.
 
         That is the highest price in the prompt's tier or a lower one, since a request that ends early is billed for a
-        shorter prompt. `classes` are those that the request may write, or read by a lease. Raises PriceMissing,
-        InvalidUsage.
+        shorter prompt. `classes` are those that the request may write, or read by a lease; `reads` others that it may
+        only read. Raises PriceMissing, InvalidUsage.
         """
         if prompt_tokens < 0 or max_output < 0:
             raise InvalidUsage(f"a bound for {prompt_tokens} prompt and {max_output} output tokens")
@@ -107,6 +115,7 @@ class PriceVersion(msgspec.Struct, frozen=True):
             if name not in LEASE_CLASSES:
                 raise InvalidUsage(f"unknown class {name}")
             meters += [f"write_{name}", f"read_{name}"]
+        meters += [f"read_{name}" for name in reads]
         tiers = [prices for context_from, prices in self.tiers(lane) if context_from <= prompt_tokens]
         if not tiers:
             raise PriceMissing(self.model)

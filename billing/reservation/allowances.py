@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from uuid import UUID
 
@@ -149,15 +149,20 @@ class Allowances:
         try:
             if self._busy and waiting >= self._busy:
                 self._ask(request)
-            return await self._holds.reserve(request)
-        except InsufficientFunds:
-            if not await self._give_back(tenant):
-                raise
-            return await self._holds.reserve(request)
+            return await self.reserve_beside(tenant, lambda: self._holds.reserve(request))
         finally:
             self._waiting[tenant] -= 1
             if not self._waiting[tenant]:
                 del self._waiting[tenant]
+
+    async def reserve_beside(self, tenant: UUID, reserve: Callable[[], Awaitable[Hold]]) -> Hold:
+        """Reserve in another way; again, if money is short and some of it lay in the tenant's allowances."""
+        try:
+            return await reserve()
+        except InsufficientFunds:
+            if not await self._give_back(tenant):
+                raise
+            return await reserve()
 
     def ended(self, hold: Hold, cost: int = 0) -> None:
         """Note that the request has ended: usage of this cost is in the spool, or nothing was done for it."""

@@ -93,7 +93,7 @@ class HoldDecider:
         """How much more is held of each tenant's balance."""
         self.short: set[UUID] = set()
         """Tenants of whom a hold was refused for lack of money."""
-        self._now = now
+        self.now = now
         self._owners = owners
         self._left = {tenant: owner.available for tenant, owner in owners.items()}
         self._limits: dict[UUID, list[BudgetLimit]] = defaultdict(list)
@@ -133,7 +133,7 @@ class HoldDecider:
         if isinstance(taken, InsufficientFunds):
             return taken
         windows = tuple(self._windows[key].id for key in keys)
-        hold = Hold.of(request, self._now, sources=HoldSources(windows, taken))
+        hold = Hold.of(request, self.now, sources=HoldSources(windows, taken))
         self.made.append((request, hold))
         return hold
 
@@ -186,7 +186,7 @@ class HoldDecider:
 
     def _budgets(self, request: HoldRequest) -> list[tuple[UUID, int]]:
         limits = self._limits.get(request.tenant_id, ())
-        return [(limit.budget_id, limit.starts_at(self._now)) for limit in limits if limit.is_for(request)]
+        return [(limit.budget_id, limit.starts_at(self.now)) for limit in limits if limit.is_for(request)]
 
     def _shortage(
         self, tenant: UUID, amount: int, windows: Sequence[BudgetWindow], currency: str, *, granted: int, elsewhere: int

@@ -17,11 +17,12 @@ from billing.holds.store_postgresql import take_at_once
 from billing.ledger.entries import Balance
 from billing.ledger.wallet import OpenGrant, Wallet
 from billing.prices import UnknownPriceVersion
+from billing.reservation.companions import HoldCompanion, Wish
 from billing.reservation.decisions import HoldDecider, HoldEnded
 from billing.tables.money import ended_hold, hold_batch, price_version
 from billing.transaction.budget_charges import BudgetCharges, charge_budgets
 from billing.transaction.money_transaction import MoneyTransaction
-from billing.transaction.opening import money_transaction
+from billing.transaction.opening import money_transaction, money_transaction_in
 from storage.database.batcher import MicroBatcher
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of
@@ -183,10 +184,35 @@ class HoldService:
                 await money.budgets.save(decisions.windows)
                 await money.save((), grants=decisions.grants)
         self._careful = (self._careful - owners.keys()) | decisions.short | _with_conditions(owners)
-        return [
-            msgspec.structs.replace(answer, batch=batches[answer.request_id]) if isinstance(answer, Hold) else answer
-            for answer in answers
-        ]
+        return _in_batches(answers, batches)
+
+    async def take_with(
+        self, asked: Sequence[tuple[HoldRequest, Wish]], companion: HoldCompanion[Wish]
+    ) -> list[Hold | Exception]:
+        """Holds for requests of which the companion decides more, each with what it wishes of the companion: all in one
+        transaction. Raises DatabaseUnavailable."""
+        requests = [request for request, _ in asked]
+        await self._learn_currencies({request.price_version for request in requests})
+        async with self._database.transaction() as session:
+            await session.execute(select(1))  # begins the transaction on the driver's connection
+            money = await money_transaction_in(self._database, session)
+            owners = await money.lock({request.tenant_id for request in requests})
+            decisions = await self._decisions(money, owners, requests)
+            beside = await companion.begin(session, decisions.now, [wish for _, wish in asked])
+            answers: list[Hold | Exception] = []
+            for request, wish in asked:
+                changed = beside.decide(request, wish)
+                answer = changed if isinstance(changed, Exception) else decisions.decide(changed)
+                if isinstance(answer, Hold):
+                    beside.took(wish)
+                answers.append(answer)
+            batches: dict[UUID, UUID] = {}
+            if decisions.made:
+                batches = await money.holds.take(decisions.made, decisions.held)
+                await money.budgets.save(decisions.windows)
+                await money.save((), grants=decisions.grants)
+                await beside.save()
+        return _in_batches(answers, batches)
 
     async def _raise(self, top_ups: list[TopUp]) -> list[Hold | Exception]:
         """All in one transaction. Whoever ends one of the holds at the same time does so before it, or after it."""
@@ -265,6 +291,13 @@ class HoldService:
         await charge_budgets(money, BudgetCharges(ended))
         await money.save(balances, grants=freed)
         return sum(group.requests for group in ended)
+
+
+def _in_batches(answers: Sequence[Hold | Exception], batches: Mapping[UUID, UUID]) -> list[Hold | Exception]:
+    return [
+        msgspec.structs.replace(answer, batch=batches[answer.request_id]) if isinstance(answer, Hold) else answer
+        for answer in answers
+    ]
 
 
 def _with_budgets(owners: Mapping[UUID, Balance]) -> set[UUID]:

@@ -77,9 +77,8 @@ class InputProcessor:
         room = self.room(prompt)
         if room < 1:
             raise Rejected(f"tokens: a prompt of {prompt} tokens leaves no room in a context of {prompt + room}")
-        least = 1 if sampling.prompt_logprobs is None else 0
-        if not least <= sampling.max_tokens <= room:
-            raise Rejected(f"sampling.max_tokens: {sampling.max_tokens} is not within {least}..{room}, the room left")
+        if not 0 <= sampling.max_tokens <= room:  # 0: the prompt is computed and kept, nothing is drawn
+            raise Rejected(f"sampling.max_tokens: {sampling.max_tokens} is not within 0..{room}, the room left")
         if not 1 <= generate.choices <= MOST_CHOICES:
             raise Rejected(f"choices: {generate.choices} is not within 1..{MOST_CHOICES}")
         try:

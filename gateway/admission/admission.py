@@ -20,21 +20,35 @@ from billing.budgets.windows import describe
 from billing.holds.records import Hold, HoldRequest
 from billing.money import InvalidMoney, format_pico
 from billing.prices import PriceCatalog, PriceMissing, PriceVersion
+from billing.reservation.accompanied_holds import AccompaniedHolds
 from billing.reservation.allowances import Allowances
 from billing.reservation.decisions import InsufficientFunds
 from billing.reservation.hold_service import HoldService
+from gateway.admission.cache_leases import (
+    LeasePayer,
+    LeaseRequest,
+    classes_of,
+    lease_request,
+    needs_leases,
+    priced_classes,
+)
+from gateway.admission.cache_plans import cache_plan
 from gateway.admission.fair_threads import FairThreads
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.admission.sampling_params import max_output_tokens, raise_context_exceeded, sampling_params
 from gateway.conversation.chat_template import ConversationRefused
 from gateway.conversation.prompt import Prompt, PromptTooLong, Span
 from gateway.errors import InvalidRequest, Shortage, Unaffordable, Unavailable
+from gateway.fleet.cache_affinity import RAW_KEY_TOKENS, conversation_key
 from gateway.fleet.fleet import Fleet
 from gateway.generation_request import GenerationRequest
-from gateway.metering.billable_usage import MeteringTerms, pack
+from gateway.metering.billable_usage import MeteringTerms, pack, unpack
 from gateway.served_models.served_model import ServedModel
-from prompt_cache.promise.directives import CachePlan, plan, rules_for
-from protocol.requests import CLAIM_VERSION, Generate, Sampling, Segment
+from prompt_cache.promise.cache_domains import CacheDomains
+from prompt_cache.promise.directives import CachePlan
+from prompt_cache.promise.lease_decisions import LeaseDecision
+from prompt_cache.promise.prefix_keys import PromptKeys
+from protocol.requests import CLAIM_VERSION, Generate, Retain, Sampling, Segment
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
 from storage.free_text import counted
@@ -44,6 +58,7 @@ log = structlog.get_logger("gateway.admission")
 
 _CLAMPS = 3
 """How often a request without `max_tokens` is shortened, should other requests spend the money at the same time."""
+_SECOND = 1_000_000
 _THREAD_CHARACTERS, _PER_TEXT = 65_536, 64
 """Conversations of more characters are tokenized in a thread, so that they do not block the event loop. Each text
 counts as `_PER_TEXT` characters more, for the cost of calling the tokenizer."""
@@ -78,10 +93,16 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     sampling: Sampling
     price: PriceVersion
     terms: MeteringTerms
+    conversation: bytes
+    """The key by which the replica is chosen that has its KV."""
     held_output: int
     """Output tokens of each choice that the hold covers: all of them, or the first slice."""
+    keys: PromptKeys | None = None
+    """The keys of its prompt's prefixes."""
     shortened: bool = False
     """Whether `sampling.max_tokens` is what could be paid for, less than there was room for."""
+    leases: LeaseDecision | None = None
+    """What the cache promises; None until its hold is taken, and for a request without a say in it."""
 
     def message(
         self, hold: Hold, segments: tuple[Segment, ...], *, attempt: int, credit: int, deadline: float
@@ -104,7 +125,12 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
             choices=self.generation.choices,
             grammar=None if self.generation.grammar is None else self.generation.grammar.text,
             claim=hold.claim,
+            retain=self._retained(),
         )
+
+    def _retained(self) -> tuple[Retain, ...]:
+        kept = () if self.leases is None else self.leases.kept
+        return tuple(Retain(tokens, until / _SECOND) for tokens, until in kept)
 
 
 class Admission:
@@ -118,13 +144,16 @@ class Admission:
         prices: PriceCatalog,
         holds: HoldService,
         allowances: Allowances,
+        leased: AccompaniedHolds[LeaseRequest],
+        domains: CacheDomains,
         timeouts: RequestTimeouts,
         threads: FairThreads,
         patience: float,
         slice_tokens: int = 0,
     ) -> None:
-        """`gateway`: this worker's epoch. `patience`: seconds that a request waits for the database. `slice_tokens`:
-        hold the output's money in slices of so many tokens of each choice; 0: all at once."""
+        """`gateway`: this worker's epoch. `leased` takes the holds of requests that leases have a say in. `patience`:
+        seconds that a request waits for the database. `slice_tokens`: hold the output's money in slices of so many
+        tokens of each choice; 0: all at once."""
         self.timeouts = timeouts
         self.slice_tokens = slice_tokens
         self._gateway = gateway
@@ -132,6 +161,8 @@ class Admission:
         self._prices = prices
         self._holds = holds
         self._allowances = allowances
+        self._leased = leased
+        self._domains = domains
         self._threads = threads
         self._for_prices, self._for_holds = CircuitBreaker(patience), CircuitBreaker(patience)
 
@@ -145,11 +176,7 @@ class Admission:
             raise_context_exceeded(generation, self.context_tokens(model), f"at least {error.tokens}")
         prompt_tokens = len(prompt.tokens)
         max_output = max_output_tokens(generation, prompt_tokens, self.context_tokens(model))
-        cache = plan(
-            rules_for(generation.surface, model.family),
-            prompt_tokens=prompt_tokens,
-            read_min=model.min_cacheable_tokens,
-        )
+        cache = cache_plan(generation, prompt, model)
         try:
             price = await self._for_prices.wait(self._prices.current(model.name, tenant_id=payer.tenant_id))
         except PriceMissing as error:
@@ -166,6 +193,10 @@ class Admission:
             sampling=sampling_params(generation, model, max_output),
             price=price,
             terms=MeteringTerms(generation.surface, cache.read_min, prompt_tokens),
+            conversation=conversation_key(
+                payer.project_id, generation.cache.partition, prompt.tokens, _beginning(generation, prompt)
+            ),
+            keys=self._keys(payer, model, generation, prompt),
             held_output=self._first_slice(max_output, generation.min_tokens),
         )
 
@@ -207,7 +238,7 @@ class Admission:
     async def _reserve(self, prepared: PreparedRequest) -> tuple[PreparedRequest, Hold]:
         for _ in range(_CLAMPS):
             try:
-                return prepared, await self._hold(prepared)
+                return await self._hold(prepared)
             except InsufficientFunds as error:
                 fits = _affordable_tokens(error, prepared)
                 open_ended = prepared.generation.max_tokens is None
@@ -216,7 +247,7 @@ class Admission:
                 sampling = replace(prepared.sampling, max_tokens=fits)
                 prepared = replace(prepared, sampling=sampling, held_output=fits, shortened=True)
         try:
-            return prepared, await self._hold(prepared)
+            return await self._hold(prepared)
         except InsufficientFunds as error:  # other requests spent the money meanwhile
             raise _unaffordable(error, prepared, _affordable_tokens(error, prepared)) from error
 
@@ -225,33 +256,60 @@ class Admission:
         `HoldService.top_up`, and DatabaseUnavailable if the database is silent; it may still do it later."""
         return await self._for_holds.wait(self._holds.top_up(hold, _cost_bound(prepared, output)))
 
+    def _keys(self, payer: Payer, model: ServedModel, generation: GenerationRequest, prompt: Prompt) -> PromptKeys:
+        segments, scopes = self._domains.segments(payer.tenant_id, payer.project_id, len(prompt.tokens))
+        roots = {scope.scope: scope.root for scope in scopes}
+        return PromptKeys(
+            model.name,
+            model.text_digest,
+            [(segment.until, roots[segment.scope]) for segment in segments],
+            prompt.tokens,
+            partition=generation.cache.partition,
+        )
+
     def _first_slice(self, max_output: int, min_tokens: int) -> int:
         return min(max_output, max(self.slice_tokens, min_tokens)) if self.slice_tokens else max_output
 
-    async def _hold(self, prepared: PreparedRequest) -> Hold:
+    async def _hold(self, prepared: PreparedRequest) -> tuple[PreparedRequest, Hold]:
         payer, generation = prepared.payer, prepared.generation
+        request = HoldRequest(
+            request_id=prepared.request_id,
+            tenant_id=payer.tenant_id,
+            project_id=payer.project_id,
+            key_id=payer.key_id,
+            model=prepared.model.name,
+            lane=generation.lane,
+            price_version=prepared.price.id,
+            amount_pico=_cost_bound(prepared, prepared.held_output),
+            lifetime_s=self.timeouts.hold,
+            gateway=self._gateway,
+            terms=pack(prepared.terms),
+            tag=generation.tag,
+        )
         # a hold that may be topped up, or that the replica's journal cannot give back, needs a row in the database
         whole = prepared.held_output == prepared.sampling.max_tokens
         carried = whole and self._fleet.version(prepared.model.name) >= CLAIM_VERSION
         try:
-            return await (self._allowances if carried else self._holds).reserve(
-                HoldRequest(
-                    request_id=prepared.request_id,
-                    tenant_id=payer.tenant_id,
-                    project_id=payer.project_id,
-                    key_id=payer.key_id,
-                    model=prepared.model.name,
-                    lane=generation.lane,
-                    price_version=prepared.price.id,
-                    amount_pico=_cost_bound(prepared, prepared.held_output),
-                    lifetime_s=self.timeouts.hold,
-                    gateway=self._gateway,
-                    terms=pack(prepared.terms),
-                    tag=generation.tag,
-                )
-            )
+            if needs_leases(prepared.plan):
+                return await self._hold_with_leases(prepared, request)
+            return prepared, await (self._allowances if carried else self._holds).reserve(request)
         except (CurrencyMismatch, InvalidMoney) as error:
             raise Unaffordable(f"This request cannot be paid: {error}.") from error
+
+    async def _hold_with_leases(self, prepared: PreparedRequest, request: HoldRequest) -> tuple[PreparedRequest, Hold]:
+        """The hold, and the request with what the cache promises it. Raises NotCached too."""
+        assert prepared.keys is not None
+        payer, generation = prepared.payer, prepared.generation
+        asked = lease_request(
+            LeasePayer(prepared.request_id, payer.tenant_id, payer.project_id, generation.lane),
+            prepared.plan,
+            prepared.keys,
+            prepared.terms,
+            prepared.price,
+            tags=generation.cache.tags,
+        )
+        hold = await self._allowances.reserve_beside(payer.tenant_id, lambda: self._leased.reserve(request, asked))
+        return replace(prepared, terms=unpack(hold.terms), leases=asked.decision), hold
 
     async def _prompt(self, tenant: UUID, model: ServedModel, generation: GenerationRequest) -> Prompt:
         if generation.prompt is not None:
@@ -297,6 +355,14 @@ class Admission:
         return tokenized
 
 
+def _beginning(generation: GenerationRequest, prompt: Prompt) -> int:
+    """How many first tokens of the prompt stay as they are while the conversation grows: its first turns up to the
+    first that a user wrote."""
+    first = next((turn for turn in generation.turns if turn.role == "user" and turn.texts), None)
+    path = None if first is None else first.texts[-1].path
+    return next((span.end for span in prompt.spans if span.path == path), RAW_KEY_TOKENS)
+
+
 def database_unavailable() -> Unavailable:
     """The error for a client whose money cannot be reserved."""
     return Unavailable("The database is away, so no money can be reserved; try again shortly.", retry_after=2.0)
@@ -304,9 +370,12 @@ def database_unavailable() -> Unavailable:
 
 def _cost_bound(prepared: PreparedRequest, max_output: int) -> int:
     """The most that the request can cost, in pico-units, if each choice has at most `max_output` tokens."""
-    classes = {breakpoint_.lease for breakpoint_ in prepared.plan.breakpoints}
     generation, prompt_tokens = prepared.generation, len(prepared.prompt.tokens)
-    return prepared.price.bound(prompt_tokens, max_output * generation.choices, classes, lane=generation.lane)
+    plan, price, lane, output = prepared.plan, prepared.price, generation.lane, max_output * generation.choices
+    if not needs_leases(plan):
+        return price.bound(prompt_tokens, output, lane=lane)
+    reads = priced_classes(price, lane)
+    return price.bound(prompt_tokens, output, classes_of(plan, price, lane), reads=reads, lane=lane)
 
 
 def _affordable_tokens(error: InsufficientFunds, prepared: PreparedRequest) -> int:

@@ -43,7 +43,7 @@ def max_output_tokens(generation: GenerationRequest, prompt_tokens: int, context
         return room if generation.grammar is None else min(room, max(GRAMMAR_TOKENS, generation.min_tokens))
     field = generation.max_tokens_path.removeprefix("$.")
     given = "messages" if generation.prompt is None else "prompt"
-    least = 0 if generation.echo else 1
+    least = 0 if generation.echo or generation.cache.prewarm else 1
     if max_tokens < least:
         raise InvalidRequest(
             f"{field} is {max_tokens}; it must be at least {least}.",

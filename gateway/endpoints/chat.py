@@ -16,6 +16,8 @@ from gateway.dialects.openai.common_response import ResponseIdentity
 from gateway.endpoints.generation_response import respond
 from gateway.endpoints.request_body import read_call
 from gateway.http.authentication import project_principal
+from gateway.http.cache_control import HEADER as CACHE_CONTROL
+from gateway.http.cache_control import apply_cache_control, parse_cache_control
 from gateway.request_context import request_context
 from gateway.services import Gateway
 
@@ -28,13 +30,15 @@ def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
         """Answer a conversation, whole or streamed."""
         gateway.requests.check()
         context, principal = request_context(request.scope), project_principal(request.scope)
+        control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
         call = await read_call(gateway, request, principal, chat_request.parse)
-        model = gateway.services.models.get(call.generation.model)
+        generation = apply_cache_control(control, call.generation)
+        model = gateway.services.models.get(generation.model)
         context.model = model.name
-        prepared = await gateway.admission.prepare(context.id, Payer.of(principal), model, call.generation)
-        lane, created = call.generation.lane, int(time.time())
+        prepared = await gateway.admission.prepare(context.id, Payer.of(principal), model, generation)
+        lane, created = generation.lane, int(time.time())
         identity = ResponseIdentity.of("chatcmpl", context.id, model, context.name, created, lane=lane)
-        logprobs = call.generation.logprobs is not None
+        logprobs = generation.logprobs is not None
         writer = ChatWriter(identity, model.tokenizer, logprobs=logprobs, include_usage=call.include_usage)
         return await respond(gateway, request, [prepared], writer, stream=call.stream)
 

@@ -17,6 +17,8 @@ from gateway.dialects.openai.completions_response import TextWriter
 from gateway.endpoints.generation_response import respond
 from gateway.endpoints.request_body import read_call
 from gateway.http.authentication import project_principal
+from gateway.http.cache_control import HEADER as CACHE_CONTROL
+from gateway.http.cache_control import apply_cache_control, parse_cache_control
 from gateway.request_context import request_context
 from gateway.services import Gateway
 
@@ -29,14 +31,16 @@ def completions(gateway: Gateway) -> HTTPRouteHandler:
         """Continue texts or token ids, whole or streamed."""
         gateway.requests.check()
         context, principal = request_context(request.scope), project_principal(request.scope)
+        control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
         call = await read_call(gateway, request, principal, completions_request.parse)
-        first = call.generations[0]
+        generations = [apply_cache_control(control, generation) for generation in call.generations]
+        first = generations[0]
         model = gateway.services.models.get(first.model)
         context.model = model.name
         payer = Payer.of(principal)
         prepared = [
             await gateway.admission.prepare(uuid7() if index else context.id, payer, model, generation)
-            for index, generation in enumerate(call.generations)
+            for index, generation in enumerate(generations)
         ]
         created = int(time.time())
         identity = ResponseIdentity.of("cmpl", context.id, model, context.name, created, lane=first.lane)

@@ -12,14 +12,19 @@ from litestar.types import ASGIApp
 from gateway.admission.admission import PreparedRequest
 from gateway.generation.delivery import (
     ChoiceDelta,
+    DeliveryChunk,
     DeliveryReader,
     DeliverySequence,
     Failed,
     Finished,
+    Item,
     ReaderGone,
+    Started,
     merge_deltas,
 )
 from gateway.generation.generation_task import GenerationTask
+from gateway.http.cache_status import HEADER as CACHE_STATUS
+from gateway.http.cache_status import cache_status
 from gateway.http.sse import ClientWatch, EventStream, EventWriter
 from gateway.services import Gateway
 
@@ -63,9 +68,7 @@ async def respond(
             response = await _whole(reader, writer, len(prepared) * prepared[0].generation.choices, tasks)
             watch.stop()
             return response
-        first = await reader.next(options.keep_alive)
-        if isinstance(first, Failed):
-            raise first.failure
+        first = await _first_items(reader, options.keep_alive)
     except BaseException:
         client_gone("handler")
         watch.stop()
@@ -78,14 +81,31 @@ async def respond(
         on_gone=client_gone,
         keep_alive=options.keep_alive,
         client_timeout=options.client_timeout,
-        headers=_affordable_header(tasks),
+        headers=_headers(tasks, first),
     )
 
 
-def _affordable_header(tasks: Sequence[GenerationTask]) -> dict[str, str]:
-    """The header that says how many output tokens the money allows, where that is fewer than was possible."""
+async def _first_items(reader: DeliveryReader, keep_alive: float) -> list[Item | None]:
+    """What comes up to the first text, which decides over the status of the response; a silence of `keep_alive` seconds
+    does so too. Raises the failure of a request that fails before."""
+    items = [await reader.next(keep_alive)]
+    if isinstance(items[0], Started):
+        items.append(await reader.next(keep_alive))
+    if isinstance(items[-1], Failed):
+        raise items[-1].failure
+    return items
+
+
+def _headers(tasks: Sequence[GenerationTask], items: Sequence[Item | None]) -> dict[str, str]:
+    """The headers that say what is known from these items on: how many output tokens the money allows, where that is
+    fewer than was possible; and what the cache did."""
     limits = [task.prepared.sampling.max_tokens for task in tasks if task.prepared.shortened]
-    return {AFFORDABLE_TOKENS_HEADER: str(min(limits))} if limits else {}
+    headers = {AFFORDABLE_TOKENS_HEADER: str(min(limits))} if limits else {}
+    for item in items:
+        if isinstance(item, Started | Finished):
+            headers[CACHE_STATUS] = cache_status(tasks[0].prepared, item.usage, item.counts)
+            break
+    return headers
 
 
 async def _whole(
@@ -97,10 +117,10 @@ async def _whole(
         item = await reader.next()
         if isinstance(item, Finished):
             body = writer.whole(merge_deltas(deltas), item)
-            return ASGIResponse(body=body, media_type=MediaType.JSON, headers=_affordable_header(tasks))
+            return ASGIResponse(body=body, media_type=MediaType.JSON, headers=_headers(tasks, [item]))
         if isinstance(item, Failed):
             raise item.failure
         if isinstance(item, ReaderGone):
             return ASGIResponse(body=b"", status_code=_NOBODY_READS)
-        if item is not None:
+        if isinstance(item, DeliveryChunk):
             deltas += item.deltas

@@ -62,6 +62,11 @@ class Choices:
         """Whether a stop string ended every choice."""
         return all(transcript.stopped for transcript in self._transcripts)
 
+    @property
+    def stop_strings(self) -> tuple[str | None, ...]:
+        """The stop string that ended each choice, None where none did."""
+        return tuple(transcript.stop_string for transcript in self._transcripts)
+
     def end_unpaid(self, choice: int) -> None:
         """No more of this choice can be paid for."""
         self._unpaid.add(choice)

@@ -37,7 +37,7 @@ class DeliverySequence:
                 first = len(self._ends) * self._choices
                 deltas = tuple(msgspec.structs.replace(delta, choice=first + delta.choice) for delta in item.deltas)
                 return DeliveryChunk(deltas, item.tokens)
-            if item is None or isinstance(item, Failed | ReaderGone):
+            if item is None or isinstance(item, Started | Failed | ReaderGone):
                 return item
             self._ends.append(item)
         return merge_finished(self._ends)
@@ -62,6 +62,8 @@ def merge_finished(ends: Sequence[Finished]) -> Finished:
         ),
         sum(end.cost_pico for end in ends),
         ends[0].currency,
+        tuple(stop for end in ends for stop in end.stop_strings),
+        min((end.cached_until for end in ends if end.cached_until is not None), default=None),
     )
 
 
@@ -89,14 +91,28 @@ class DeliveryChunk(Struct, frozen=True):
     tokens: int
 
 
+class Started(Struct, frozen=True):
+    """The request was scheduled. `usage` is how its prompt will be billed, `counts` where its KV is read from.
+
+    It comes once, before all text, and stands even if the request is sent to another replica after it. What leases
+    cover stands too; KV read without a lease may then be another amount in the end.
+    """
+
+    usage: Usage
+    counts: Counts
+
+
 class Finished(Struct, frozen=True):
-    """A good end, which is durable by now; `reasons` has one for each choice."""
+    """A good end, which is durable by now; `reasons` has one for each choice, `stop_strings` that which ended it."""
 
     reasons: tuple[FinishReason, ...]
     counts: Counts
     usage: Usage
     cost_pico: int
     currency: str
+    stop_strings: tuple[str | None, ...] = ()
+    cached_until: int | None = None
+    """When the lease on the longest part of the prompt ends, in microseconds since the Unix epoch; None without one."""
 
 
 class Failed(Struct, frozen=True):
@@ -109,7 +125,7 @@ class ReaderGone(Struct, frozen=True):
     """The reader has left; nothing more is given out."""
 
 
-Item: TypeAlias = DeliveryChunk | Finished | Failed | ReaderGone
+Item: TypeAlias = Started | DeliveryChunk | Finished | Failed | ReaderGone
 
 
 class DeliveryReader(Protocol):
@@ -140,10 +156,18 @@ class Delivery:
         self._tokens = 0
         self._taken = 0
         self._end: Finished | Failed | None = None
+        self._started: Started | None = None
+        self._told_start = False
         self._ready = asyncio.Event()
         self._confirmed = asyncio.Event()
 
     # ------------------------------------------------ the task's side
+
+    def start(self, started: Started) -> None:
+        """Say that the request runs. Only a streamed answer says it, and only once, whatever attempt it is."""
+        if self.streamed and self._started is None:
+            self._started = started
+            self._ready.set()
 
     def push(self, delta: ChoiceDelta, tokens: int) -> None:
         """Hand over more of a choice; with it, `tokens` output tokens have been handed over in all."""
@@ -195,6 +219,9 @@ class Delivery:
         while True:
             if self.left:
                 return ReaderGone()
+            if self._started is not None and not self._told_start:
+                self._told_start = True
+                return self._started
             ready = self.streamed or self._end is not None
             if ready and (self._deltas or self._tokens > self._taken):
                 deltas, self._deltas, self._taken = merge_deltas(self._deltas), [], self._tokens

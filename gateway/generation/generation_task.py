@@ -20,11 +20,11 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.replica_link import ReplicaLink
 from gateway.fleet.replica_stream import LinkLost, ReplicaStream, TimeOver
 from gateway.generation.choices import Choices
-from gateway.generation.delivery import Delivery, Finished, FinishReason
+from gateway.generation.delivery import Delivery, Finished, FinishReason, Started
 from gateway.generation.hold_slices import HoldSlices
 from gateway.generation.outcome import finish_reasons, finished_request, invalid_grammar, observed_counts, outcome_of
 from gateway.generation.request_state import Event, Outcome, RequestState, failed
-from gateway.metering.billable_usage import NONSENSE, event_of
+from gateway.metering.billable_usage import NONSENSE, event_of, to_billing_counts, usage_of
 from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.recovery.lost_attempts import LostAttempts
@@ -84,12 +84,13 @@ class GenerationTask:
             self._fail(Interrupted("The gateway failed while it ran the request."))
         finally:
             if self.state.phase != "ended":
-                self.state.move("failed", failed(Interrupted("The gateway stopped."), "abandoned"))
+                self._abandon(failed(Interrupted("The gateway stopped."), "abandoned"))
             self._disarm()
             await self._stop_slices()
             self._slices = None
             if self._stream is not None:
                 self._deps.fleet.end(self._stream)
+            self.delivery.fail(Interrupted("The request ended before its answer did."))  # if a reader waits still
             self.delivery.detach()
 
     def interrupt(self, failure: GatewayError) -> None:
@@ -167,13 +168,19 @@ class GenerationTask:
         """Begin an attempt at this replica, else at the one that fleet chooses. Raises Unavailable."""
         prepared, fleet = self.prepared, self._deps.fleet
         payer = prepared.payer
-        segments, scopes = self._deps.domains.segments(payer.tenant_id, payer.project_id, len(prepared.prompt.tokens))
+        tokens, partition = len(prepared.prompt.tokens), prepared.generation.cache.partition
+        segments, scopes = self._deps.domains.segments(payer.tenant_id, payer.project_id, tokens, partition)
         window = fleet.options.credit_window if self.delivery.streamed else max(1, prepared.sampling.max_tokens)
         in_slices = prepared.held_output < prepared.sampling.max_tokens
         paid = prepared.held_output if self._slices is None else self._slices.paid
         credit = min(window, paid) if in_slices else window
         message = prepared.message(hold, segments, attempt=self._attempt, credit=credit, deadline=self._deadline)
-        link = link or fleet.choose(prepared.model.name, message.version)
+        link = link or fleet.choose(
+            prepared.model.name,
+            message.version,
+            conversation=prepared.conversation,
+            tokens=len(prepared.prompt.tokens),
+        )
         stream = self._stream = fleet.generate(link, scopes, message)
         if in_slices:
             self._slices = self._slices or HoldSlices(self._deps.admission, prepared, hold, self._paid)
@@ -240,6 +247,7 @@ class GenerationTask:
                 self._take(event)
             elif isinstance(event, Began):
                 self._began = event
+                self._tell_start(event)
             elif isinstance(event, PromptLogprobs):
                 self._choices.score_prompt(event)
             elif isinstance(event, Done):
@@ -259,6 +267,14 @@ class GenerationTask:
             else:
                 log.error("the replica does not answer", request_id=self._name, replica=stream.replica)
                 return None
+
+    def _tell_start(self, began: Began) -> None:
+        """Tell the reader how the prompt will be billed, from what the replica counted and what leases promise."""
+        try:
+            usage = usage_of(began.counts, self.prepared.terms, 0, "none")
+            self.delivery.start(Started(usage, to_billing_counts(began.counts)))
+        except NONSENSE:
+            log.warning("a replica began with counts that make no sense", request_id=self._name)
 
     def _take(self, message: Tokens) -> None:
         metrics, name, now = self._deps.metrics, self.prepared.model.name, time.monotonic()
@@ -320,7 +336,9 @@ class GenerationTask:
             deps.fleet.acknowledge(stream, sequence)
         deps.metrics.finished(prepared.model.name, outcome.status, event.usage)
         if outcome.status == "ok":
-            self.delivery.finish(Finished(ends, event.counts, event.usage, event.cost_pico, prepared.price.currency))
+            currency, stops = prepared.price.currency, self._choices.stop_strings
+            until = None if prepared.leases is None else prepared.leases.expires_at
+            self.delivery.finish(Finished(ends, event.counts, event.usage, event.cost_pico, currency, stops, until))
 
     # ------------------------------------------------ what changes the request's course
 
@@ -349,7 +367,8 @@ class GenerationTask:
     def _await_journal(self) -> None:
         timeouts = self._deps.admission.timeouts
         self._tell_failure()
-        self._arm(timeouts.done if self._choices.stopped else timeouts.replay)
+        complete = self.state.outcome is not None and self.state.outcome.status == "ok"
+        self._arm(timeouts.done if complete else timeouts.replay)
 
     def _tell_failure(self) -> None:
         """Tell the client how the request failed, if it did, before its usage is known."""
@@ -357,8 +376,14 @@ class GenerationTask:
             self.delivery.fail(self.state.outcome.failure)
 
     def _fail(self, failure: GatewayError) -> None:
-        self.state.move("failed", failed(failure))
+        self._abandon(failed(failure))
         self.delivery.fail(failure)
+
+    def _abandon(self, outcome: Outcome) -> None:
+        """End without the replica's word, which recovery hears instead; a replica that still works is stopped."""
+        if self._stream is not None and self.state.phase in ("running", "stopping"):
+            self._stream.abort("abandoned")
+        self.state.move("failed", outcome)
 
     # ------------------------------------------------ credit, money and time
 
@@ -382,7 +407,10 @@ class GenerationTask:
         for choice in self._stream.choices_at(self._slices.paid):
             if self._choices.end_of(choice) is None:
                 self._choices.end_unpaid(choice)
-                self._stream.abort("budget", choice if several else None)
+                if several:
+                    self._stream.abort("budget", choice)
+        if all(end is not None for end in self._choices.ends):
+            self._stop("money_ended", "budget", Outcome("ok", ""))
 
     async def _stop_slices(self) -> None:
         if self._slices is not None:

@@ -56,6 +56,11 @@ class Transcript:
         """Whether a stop string was found; what follows it does not count."""
         return self._stops.matched is not None
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was found."""
+        return self._stops.matched
+
     def feed(self, tokens: Sequence[int], scores: Sequence[TokenLogprob] = ()) -> str:
         """Take in tokens; returns the text that can be shown now."""
         shown: list[str] = []

@@ -19,6 +19,7 @@ from gateway.errors import (
     GatewayError,
     Interrupted,
     NotAuthenticated,
+    NotCached,
     RetryableError,
     Unaffordable,
     Unavailable,
@@ -59,6 +60,8 @@ def error_headers(failure: GatewayError) -> dict[str, str]:
             return {"retry-after": str(max(1, math.ceil(failure.retry_after)))}
         case Unaffordable():
             return {"x-should-retry": "false"}
+        case NotCached():
+            return {"x-should-retry": "false", "cache-status": "turnpike; fwd=uri-miss"}
         case NotAuthenticated():
             return {"www-authenticate": "Bearer"}
         case BodyTooSlow():

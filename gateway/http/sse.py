@@ -12,9 +12,16 @@ from typing import Protocol
 
 from litestar.types import Receive, Scope, Send
 
-from gateway.generation.delivery import ChoiceDelta, DeliveryChunk, DeliveryReader, Failed, Finished, Item, ReaderGone
+from gateway.generation.delivery import (
+    ChoiceDelta,
+    DeliveryReader,
+    Failed,
+    Finished,
+    Item,
+    ReaderGone,
+    Started,
+)
 
-KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -24,6 +31,14 @@ HEADERS = (
 
 class EventWriter(Protocol):
     """A dialect's events, as bytes."""
+
+    def started(self, start: Started) -> bytes:
+        """The events of a request that was scheduled and has no text yet; may be empty."""
+        ...
+
+    def keep_alive(self) -> bytes:
+        """What is sent when nothing came for a while."""
+        ...
 
     def events(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """The events for more text of some choices; before the first, what opens the stream."""
@@ -60,7 +75,7 @@ class ClientWatch:
 
 
 class EventStream:
-    """The streamed response. `first` is the delivery's first item, which was read before.
+    """The streamed response. `first` are the delivery's first items, which were read before.
 
     `keep_alive`: seconds without an event after which a comment is sent. `client_timeout`: seconds that one `send` may
     take.
@@ -70,7 +85,7 @@ class EventStream:
     def __init__(
         self,
         delivery: DeliveryReader,
-        first: Item | None,
+        first: Sequence[Item | None],
         writer: EventWriter,
         *,
         watch: ClientWatch,
@@ -102,21 +117,31 @@ class EventStream:
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self._headers})
-        item = self._first
-        while True:
-            if isinstance(item, ReaderGone):
+        for item in self._first:
+            if await self._send_item(send, item):
                 return
-            if isinstance(item, Finished | Failed):
-                end = self._writer.finished(item) if isinstance(item, Finished) else self._writer.failed(item)
-                await self._send(send, end, more=False)
-                return
-            if item is None:
-                await self._send(send, KEEP_ALIVE)
-            elif isinstance(item, DeliveryChunk):
-                if item.deltas:
-                    await self._send(send, self._writer.events(item.deltas))
-                self._delivery.confirm(item.tokens)
-            item = await self._delivery.next(self._keep_alive)
+        while not await self._send_item(send, await self._delivery.next(self._keep_alive)):
+            pass
+
+    async def _send_item(self, send: Send, item: Item | None) -> bool:
+        """Send one item; True if it is the last."""
+        writer = self._writer
+        if isinstance(item, ReaderGone):
+            return True
+        if isinstance(item, Finished | Failed):
+            end = writer.finished(item) if isinstance(item, Finished) else writer.failed(item)
+            await self._send(send, end, more=False)
+            return True
+        if item is None:
+            await self._send(send, writer.keep_alive())
+        elif isinstance(item, Started):
+            if events := writer.started(item):
+                await self._send(send, events)
+        else:
+            if item.deltas:
+                await self._send(send, writer.events(item.deltas))
+            self._delivery.confirm(item.tokens)
+        return False
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
         async with asyncio.timeout(self._client_timeout):

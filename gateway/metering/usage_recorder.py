@@ -18,6 +18,7 @@ from billing.reservation.allowances import Allowances
 from billing.settlement.settlement import JournalEntry, refuse_entry
 from billing.spool.spool import Spool, SpoolUnavailable
 from billing.usage import Release, SpoolRecord, UsageEvent
+from gateway.metering.lease_outcomes import LeaseOutcomes
 from protocol.requests import Done
 from storage.backoff import Backoff
 from storage.database.circuit_breaker import until_available
@@ -32,9 +33,10 @@ _FAILING_S = 10.0
 class UsageRecorder:
     """Writes usage and releases to the spool, and retries while that fails; then frees what the requests held."""
 
-    def __init__(self, spool: Spool, allowances: Allowances) -> None:
+    def __init__(self, spool: Spool, allowances: Allowances, leases: LeaseOutcomes) -> None:
         self._spool = spool
         self._allowances = allowances
+        self._leases = leases
         self._failed_at: float | None = None
 
     @property
@@ -68,6 +70,7 @@ class UsageRecorder:
             failing()
             await self.until_durable(event)
         self._allowances.ended(hold, event.cost_pico)
+        self._leases.ended(hold, event.usage.prompt)
 
     async def once_release(self, request_id: UUID, reason: str) -> None:
         """Try once to record the release of a hold that may not exist; if it does, it expires at the latest."""
@@ -78,6 +81,7 @@ class UsageRecorder:
         if hold.allowance is None:
             await self.until_durable(Release(hold.request_id, reason, hold.batch))
         self._allowances.ended(hold)
+        self._leases.ended(hold, 0)
 
 
 class RefusedEntries:

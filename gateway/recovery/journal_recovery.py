@@ -37,6 +37,7 @@ from billing.usage import MAX_TOKENS, InvalidUsage, UsageEvent
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.replica_link import ReplicaLink
 from gateway.metering.billable_usage import NONSENSE, FinishedRequest, event_of, unpack
+from gateway.metering.lease_outcomes import LeaseOutcomes
 from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
 from gateway.recovery.background_tasks import BackgroundTasks
 from gateway.recovery.lost_attempts import LostAttempts
@@ -80,6 +81,7 @@ class JournalRecovery:
         orphaned_holds: OrphanedHolds,
         attempts: LostAttempts,
         refused: RefusedEntries,
+        leases: LeaseOutcomes,
     ) -> None:
         self._epoch = epoch
         self._database = database
@@ -90,6 +92,7 @@ class JournalRecovery:
         self._orphaned_holds = orphaned_holds
         self._attempts = attempts
         self._refused = refused
+        self._leases = leases
         self._running: set[_Source] = set()
         self._tasks = BackgroundTasks()
 
@@ -182,6 +185,7 @@ class JournalRecovery:
             ),
         )
         await self._settle(event)
+        self._leases.ended(hold, event.usage.prompt)
         log.info("recovered a request from a journal", request_id=done.id, replica=source.replica, reason=done.reason)
 
     async def _settle(self, event: UsageEvent) -> None:

@@ -21,22 +21,43 @@ class CacheDomains:
         self._master_key = master_key
         self._made: dict[tuple[str, ...], Scope] = {}
 
-    def project(self, tenant_id: UUID, project_id: UUID) -> Scope:
-        """The scope of one project."""
-        return self._scope(("project", str(tenant_id), str(project_id)))
+    def project(self, tenant_id: UUID, project_id: UUID, partition: str = "") -> Scope:
+        """The scope of one project, or of a `partition` of it, as the client calls it: whoever has the project's root
+        and data key has those of its partitions, and nobody has them when these are destroyed."""
+        domain = ("project", str(tenant_id), str(project_id))
+        scope = self._scope(domain)
+        return self._partition(scope, (*domain, partition)) if partition else scope
 
-    def segments(self, tenant_id: UUID, project_id: UUID, tokens: int) -> tuple[tuple[Segment, ...], tuple[Scope, ...]]:
+    def segments(
+        self, tenant_id: UUID, project_id: UUID, tokens: int, partition: str = ""
+    ) -> tuple[tuple[Segment, ...], tuple[Scope, ...]]:
         """The segments of a prompt of `tokens` tokens by scope, and these scopes."""
-        scope = self.project(tenant_id, project_id)
+        scope = self.project(tenant_id, project_id, partition)
         return (Segment(tokens, scope.scope),), (scope,)
 
     def _scope(self, domain: tuple[str, ...]) -> Scope:
         made = self._made.get(domain)
         if made is None:
-            if len(self._made) >= _REMEMBERED:
-                self._made.clear()
             root = scope_root(self._scope_secret, domain)
-            name = hashlib.sha256(b"turnpike/scope-name/v1" + root).hexdigest()[:32]
             data_key = hmac.new(self._master_key, b"turnpike/data-key/v1" + root, hashlib.sha256).digest()
-            made = self._made[domain] = Scope(name, root, data_key)
+            made = self._remember(domain, Scope(_name(root), root, data_key))
         return made
+
+    def _partition(self, whole: Scope, domain: tuple[str, ...]) -> Scope:
+        made = self._made.get(domain)
+        if made is None:
+            root = scope_root(whole.root, ("partition", domain[-1]))
+            data_key = hmac.new(whole.data_key, b"turnpike/partition-key/v1" + root, hashlib.sha256).digest()
+            made = self._remember(domain, Scope(_name(root), root, data_key, whole.limits, whole.retention))
+        return made
+
+    def _remember(self, domain: tuple[str, ...], scope: Scope) -> Scope:
+        if len(self._made) >= _REMEMBERED:
+            self._made.clear()
+        self._made[domain] = scope
+        return scope
+
+
+def _name(root: bytes) -> str:
+    """What a replica calls a scope: it tells nothing of the domain."""
+    return hashlib.sha256(b"turnpike/scope-name/v1" + root).hexdigest()[:32]

@@ -78,6 +78,7 @@ async def open_gateway_services(
                 drain_timeout=settings.drain_timeout,
                 public_prices=settings.public_prices,
                 hold_slice=settings.hold_slice_tokens,
+                lease_tokens=settings.lease_limit_tokens,
                 allowance_requests=settings.allowance_requests,
                 connections=settings.max_connections,
                 connections_per_address=settings.max_connections_per_address,

@@ -17,6 +17,7 @@ from billing.retention import BATCH, forget_charges, forget_holds, forget_window
 from storage.backoff import Backoff
 from storage.database.database import DatabaseUnavailable
 from turnpike.admin_services import AdminServices, webhook_dispatcher
+from turnpike.processes.lease_upkeep import LeaseUpkeep
 from turnpike.settings.data_folder import read_secrets
 from webhooks.dispatch import REMOVAL_BATCH
 
@@ -96,11 +97,13 @@ async def _repeat(job: Job, outage: Outage) -> None:
 
 
 def jobs(admin: AdminServices) -> list[Job]:
-    """Expire holds and grants, prepare partitions, close periods, make exports, send webhooks, remove old rows."""
+    """Expire holds and grants, prepare partitions, close periods, make exports, send webhooks, keep leases, remove old
+    rows."""
     settings, periods = admin.settings, Periods(admin.database)
     exports = ExportJobs(admin.database, admin.prices, settings.exports)
     dispatcher = webhook_dispatcher(settings, admin.tenancy, admin.database, read_secrets(settings))
     codes = parse_account_codes(settings.account_codes)
+    leases = LeaseUpkeep(admin.database, admin.holds, admin.prices)
 
     async def sweep() -> bool:
         await partitions.prepare(admin.database)
@@ -130,5 +133,6 @@ def jobs(admin: AdminServices) -> list[Job]:
         Job("sweep", 30.0, sweep),
         Job("export", 2.0, export),
         Job("webhooks", 1.0, dispatcher.run),
+        Job("leases", 5.0, leases.run),
         Job("clean", 3600.0, clean),
     ]

@@ -174,6 +174,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             at_least=0,
         ),
     ] = 8
+    lease_limit_tokens: Annotated[
+        int,
+        _about(
+            "prompt tokens of which a project may have live cache leases at once; what is beyond gets no lease and is "
+            "billed as uncached; 0: any number",
+            SERVE,
+            GATEWAY,
+            at_least=0,
+        ),
+    ] = 10_000_000
     drain_timeout: Annotated[
         float,
         _about(

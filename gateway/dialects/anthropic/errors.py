@@ -5,9 +5,10 @@ Source: https://docs.anthropic.com/en/api/errors.
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, MissPrice, NotCached
 
 _TYPES = {
     400: "invalid_request_error",
@@ -24,10 +25,11 @@ _FIRST_SERVER_ERROR = 500
 
 
 class ErrorBody(Struct, frozen=True):
-    """The inside of the envelope."""
+    """The inside of the envelope. `cache_miss` is ours, and comes only with status 412."""
 
     type: str
     message: str
+    cache_miss: MissPrice | UnsetType = UNSET
 
 
 class Envelope(Struct, frozen=True, tag_field="type", tag="error"):
@@ -39,7 +41,11 @@ class Envelope(Struct, frozen=True, tag_field="type", tag="error"):
 
 def envelope(failure: GatewayError, request_id: str) -> Envelope:
     """The envelope of a failure."""
-    return plain(failure.status, failure.message, request_id)
+    body = plain(failure.status, failure.message, request_id)
+    if isinstance(failure, NotCached):
+        price = MissPrice(failure.tokens, failure.cost, failure.currency)
+        return replace(body, error=replace(body.error, cache_miss=price))
+    return body
 
 
 def plain(status: int, message: str, request_id: str) -> Envelope:

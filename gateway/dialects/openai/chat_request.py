@@ -6,6 +6,7 @@ would change the answer and are not supported are refused (`unsupported_fields`)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -13,22 +14,31 @@ from msgspec import Meta, Raw, Struct
 
 from gateway.dialects.json_paths import decode
 from gateway.dialects.large_bodies import check_large_body
+from gateway.dialects.openai.cache_fields import CacheControl, ExplicitBreakpoint, Marked, parse_directives
 from gateway.dialects.openai.common_request import (
     CompletionFields,
     Integer64,
     TopLogprobs,
     parse_common,
     parse_streaming,
+    prewarming,
 )
 from gateway.errors import InvalidField
 from gateway.generation_request import GenerationRequest, Text, Turn
 
 
-class TextPart(Struct, frozen=True, tag="text", tag_field="type"):
+class MarkablePart(Struct, frozen=True, kw_only=True):
+    """What may say that the prompt is to be cached up to its end."""
+
+    prompt_cache_breakpoint: ExplicitBreakpoint | None = None
+    cache_control: CacheControl | None = None
+
+
+class TextPart(MarkablePart, frozen=True, tag="text", tag_field="type"):
     text: str
 
 
-class RefusalPart(Struct, frozen=True, tag="refusal", tag_field="type"):
+class RefusalPart(MarkablePart, frozen=True, tag="refusal", tag_field="type"):
     refusal: str
 
 
@@ -49,19 +59,19 @@ Content: TypeAlias = str | list[ContentPart]
 _UNSUPPORTED_PARTS = {ImagePart: "images", AudioPart: "audio", FilePart: "files"}
 
 
-class SystemMessage(Struct, frozen=True, tag="system", tag_field="role"):
+class SystemMessage(MarkablePart, frozen=True, tag="system", tag_field="role"):
     content: Content
 
 
-class DeveloperMessage(Struct, frozen=True, tag="developer", tag_field="role"):
+class DeveloperMessage(MarkablePart, frozen=True, tag="developer", tag_field="role"):
     content: Content
 
 
-class UserMessage(Struct, frozen=True, tag="user", tag_field="role"):
+class UserMessage(MarkablePart, frozen=True, tag="user", tag_field="role"):
     content: Content
 
 
-class AssistantMessage(Struct, frozen=True, tag="assistant", tag_field="role"):
+class AssistantMessage(MarkablePart, frozen=True, tag="assistant", tag_field="role"):
     content: Content | None = None
     refusal: str | None = None
     tool_calls: list[Raw] | None = None
@@ -107,18 +117,35 @@ def parse(body: bytes) -> ChatCall:
     if request.top_logprobs and not request.logprobs:
         raise InvalidField("$.top_logprobs", "it needs $.logprobs to be true")
     limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    turns = tuple(_turn(message, f"$.messages[{index}]") for index, message in enumerate(request.messages))
     generation = GenerationRequest(
         surface="openai",
         model=request.model,
-        turns=tuple(_turn(message, f"$.messages[{index}]") for index, message in enumerate(request.messages)),
+        turns=turns,
         turns_path="$.messages",
         max_tokens=getattr(request, limit),
         max_tokens_path=f"$.{limit}",
         **parse_common(request),
         choices=request.n or 1,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        cache=parse_directives(request, _marked(request.messages, turns), request.metadata),
     )
-    return ChatCall(generation, stream, include_usage)
+    return ChatCall(generation if not generation.cache.prewarm else prewarming(generation), stream, include_usage)
+
+
+def _marked(messages: Sequence[Message], turns: Sequence[Turn]) -> list[Marked]:
+    """The parts and messages that are marked. A message is marked at its last part."""
+    marked = []
+    for index, (message, turn) in enumerate(zip(messages, turns, strict=True)):
+        at = f"$.messages[{index}]"
+        parts = message.content if isinstance(message, MarkablePart) else None
+        if isinstance(parts, list):
+            for number, (part, text) in enumerate(zip(parts, turn.texts, strict=True)):
+                if isinstance(part, MarkablePart) and (part.prompt_cache_breakpoint or part.cache_control):
+                    marked.append(Marked(text.path, f"{at}.content[{number}]", part))
+        if isinstance(message, MarkablePart) and (message.prompt_cache_breakpoint or message.cache_control):
+            marked.append(Marked(turn.texts[-1].path, at, message))
+    return marked
 
 
 def _unsupported(path: str, feature: str) -> InvalidField:

@@ -17,9 +17,10 @@ from gateway.dialects.openai.common_response import (
     encoder,
     event,
     finishes_of,
+    usage_at,
 )
+from gateway.dialects.openai.completion_usage import CompletionUsage
 from gateway.dialects.openai.logprobs import ChatLogprobs, chat_logprobs
-from gateway.dialects.openai.usage import CompletionUsage, completion_usage
 from gateway.generation.delivery import ChoiceDelta, Finished
 
 
@@ -100,7 +101,7 @@ class ChatWriter(CompletionWriter):
                     Choice(ResponseMessage(d.text), end.reason, d.choice, self._logprobs_of(d), end.limited_by)
                     for d, end in zip(deltas, finishes_of(end.reasons), strict=True)
                 ),
-                usage=completion_usage(end.usage, end.cost_pico, end.currency),
+                usage=usage_at(end),
                 service_tier=self._identity.service_tier,
                 system_fingerprint=self._identity.system_fingerprint,
             )
@@ -121,7 +122,7 @@ class ChatWriter(CompletionWriter):
             chunk = ChunkChoice(Delta(), finish_reason=finish.reason, index=choice, limited_by=finish.limited_by)
             events += self._open(choice) + self._chunk(chunk)
         if self._include_usage:
-            events += self._chunk(None, completion_usage(end.usage, end.cost_pico, end.currency))
+            events += self._chunk(None, usage_at(end))
         return events + DONE
 
     def _logprobs_of(self, delta: ChoiceDelta) -> ChatLogprobs | None:

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
 
 from gateway.dialects.json_paths import ABSENT
+from gateway.dialects.openai.cache_fields import CacheFields
 from gateway.dialects.openai.structured_outputs import (
     ChoiceTexts,
     GrammarText,
@@ -19,8 +21,9 @@ from gateway.dialects.openai.structured_outputs import (
     StructuredOutputs,
     parse_grammar,
 )
-from gateway.dialects.openai.unsupported_fields import UnsupportedFields, reject_unsupported
+from gateway.dialects.openai.unsupported_fields import reject_unsupported
 from gateway.errors import InvalidField
+from gateway.generation_request import GenerationRequest
 from protocol.requests import MOST_CHOICES, Lane
 
 SERVICE_TIER_OF: Mapping[str, str] = {"interactive": "priority", "standard": "default", "batch": "flex"}
@@ -65,7 +68,7 @@ class StreamOptions(Struct, frozen=True):
     include_usage: bool | None = None
 
 
-class CompletionFields(UnsupportedFields, frozen=True, kw_only=True):
+class CompletionFields(CacheFields, frozen=True, kw_only=True):
     """The fields of both endpoints. Those of the lower part are vLLM's, in name and meaning."""
 
     model: str
@@ -131,6 +134,16 @@ def parse_common(request: CompletionFields) -> dict[str, Any]:
         "ignore_end": bool(request.ignore_eos),
         "grammar": grammar,
     }
+
+
+def prewarming(generation: GenerationRequest) -> GenerationRequest:
+    """The request that computes the prompt of this one, so that it is cached, and generates nothing.
+
+    What concerns the output is dropped, so that a client may send the same request twice. Raises InvalidRequest.
+    """
+    if generation.choices > 1:
+        raise InvalidField("$.n", "it must be 1 where $.prompt_cache_options.prewarm is true")
+    return replace(generation, max_tokens=0, min_tokens=0, grammar=None, echo=False, logprobs=None)
 
 
 def _logit_bias(fields: dict[str, float]) -> dict[int, float]:

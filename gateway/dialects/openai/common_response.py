@@ -11,8 +11,9 @@ from msgspec import UNSET, Struct, UnsetType
 
 from gateway.conversation.tokenizer import Tokenizer
 from gateway.dialects.openai.common_request import SERVICE_TIER_OF
+from gateway.dialects.openai.completion_usage import CompletionUsage, completion_usage
 from gateway.dialects.openai.errors import envelope
-from gateway.generation.delivery import Failed, FinishReason
+from gateway.generation.delivery import Failed, Finished, FinishReason, Started
 from gateway.served_models.served_model import ServedModel
 from protocol.requests import Lane
 
@@ -27,6 +28,11 @@ class Finish(Struct, frozen=True):
 def finishes_of(reasons: Sequence[FinishReason]) -> list[Finish]:
     """The end of each choice, in OpenAI's terms."""
     return [Finish("length", "budget") if reason == "budget" else Finish(reason) for reason in reasons]
+
+
+def usage_at(end: Finished) -> CompletionUsage:
+    """The usage object of a response that ended like this."""
+    return completion_usage(end.usage, end.cost_pico, end.currency, end.cached_until)
 
 
 class ResponseIdentity(Struct, frozen=True):
@@ -50,6 +56,7 @@ class ResponseIdentity(Struct, frozen=True):
 
 encoder = msgspec.json.Encoder()
 _LINE_ENDS = (("\x85", b"\\u0085"), ("\u2028", b"\\u2028"), ("\u2029", b"\\u2029"))
+KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 """The mark after the last event of a stream that ended well."""
 
@@ -70,6 +77,14 @@ class CompletionWriter:
         self._identity = identity
         self._tokenizer = tokenizer
         self._include_usage = include_usage
+
+    def started(self, start: Started) -> bytes:
+        """Nothing: OpenAI's streams say the usage at their end."""
+        return b""
+
+    def keep_alive(self) -> bytes:
+        """A comment, which clients skip."""
+        return KEEP_ALIVE
 
     def failed(self, end: Failed) -> bytes:
         """The error event, which the official client raises as an exception. No `DONE` follows it."""

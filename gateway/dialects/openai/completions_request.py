@@ -12,6 +12,7 @@ from msgspec import Meta, Raw, Struct
 
 from gateway.dialects.json_paths import decode
 from gateway.dialects.large_bodies import check_large_body
+from gateway.dialects.openai.cache_fields import parse_directives
 from gateway.dialects.openai.common_request import (
     ChoiceCount,
     CompletionFields,
@@ -19,6 +20,7 @@ from gateway.dialects.openai.common_request import (
     TopLogprobs,
     parse_common,
     parse_streaming,
+    prewarming,
 )
 from gateway.errors import InvalidField
 from gateway.generation_request import GenerationRequest
@@ -71,7 +73,7 @@ def parse(body: bytes) -> CompletionCall:
     if len(prompts) * choices > MOST_CHOICES:
         total = f"{counted(len(prompts), 'prompt')} with {counted(choices, 'choice')} each"
         raise InvalidField("$.prompt", f"{total} exceed the limit of {MOST_CHOICES} choices")
-    several = len(prompts) > 1
+    several, cache = len(prompts) > 1, parse_directives(request, metadata=request.metadata)
     generations = tuple(
         GenerationRequest(
             surface="openai",
@@ -84,9 +86,12 @@ def parse(body: bytes) -> CompletionCall:
             choices=choices,
             logprobs=request.logprobs,
             echo=bool(request.echo),
+            cache=cache,
         )
         for index, prompt in enumerate(prompts)
     )
+    if cache.prewarm:
+        generations = tuple(map(prewarming, generations))
     return CompletionCall(generations, stream, include_usage)
 
 

@@ -18,9 +18,10 @@ from gateway.dialects.openai.common_response import (
     encoder,
     event,
     finishes_of,
+    usage_at,
 )
+from gateway.dialects.openai.completion_usage import CompletionUsage
 from gateway.dialects.openai.logprobs import TextLogprobs, text_logprobs
-from gateway.dialects.openai.usage import CompletionUsage, completion_usage
 from gateway.generation.delivery import ChoiceDelta, Finished
 
 
@@ -57,7 +58,7 @@ class TextWriter(CompletionWriter):
     def whole(self, deltas: Sequence[ChoiceDelta], end: Finished) -> bytes:
         """The whole response, of one delta for each choice."""
         choices = [self._choice(d, finish) for d, finish in zip(deltas, finishes_of(end.reasons), strict=True)]
-        return encoder.encode(self._completion(choices, completion_usage(end.usage, end.cost_pico, end.currency)))
+        return encoder.encode(self._completion(choices, usage_at(end)))
 
     def events(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """An event for each delta."""
@@ -70,7 +71,7 @@ class TextWriter(CompletionWriter):
             for choice, finish in enumerate(finishes_of(end.reasons))
         )
         if self._include_usage:
-            events += event(self._completion([], completion_usage(end.usage, end.cost_pico, end.currency)))
+            events += event(self._completion([], usage_at(end)))
         return events + DONE
 
     def _choice(self, delta: ChoiceDelta, finish: Finish | None) -> TextChoice:

@@ -1,6 +1,6 @@
 """OpenAI's error envelope.
 
-Source: https://platform.openai.com/docs/guides/error-codes. `insufficient_funds` is ours.
+Source: https://platform.openai.com/docs/guides/error-codes. `insufficient_funds` and `cache_miss` are ours.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from http import HTTPStatus
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.errors import GatewayError, Shortage, Unaffordable
+from gateway.errors import GatewayError, MissPrice, NotCached, Shortage, Unaffordable
 
 _TYPES = {
     401: "authentication_error",
@@ -26,13 +26,14 @@ _FIRST_SERVER_ERROR = 500
 
 
 class ErrorBody(Struct, frozen=True):
-    """The inside of the envelope. `insufficient_funds` comes only with status 402."""
+    """The inside of the envelope. `insufficient_funds` comes only with status 402, `cache_miss` only with 412."""
 
     message: str
     type: str
     param: str | None
     code: str | None
     insufficient_funds: Shortage | UnsetType = UNSET
+    cache_miss: MissPrice | UnsetType = UNSET
 
 
 class Envelope(Struct, frozen=True):
@@ -44,9 +45,19 @@ class Envelope(Struct, frozen=True):
 def envelope(failure: GatewayError, request_id: str) -> Envelope:
     """The envelope of a failure."""
     shortage = failure.shortage if isinstance(failure, Unaffordable) else None
+    miss = MissPrice(failure.tokens, failure.cost, failure.currency) if isinstance(failure, NotCached) else UNSET
     kind = _TYPES.get(failure.status) or _default_type(failure.status)
     message = _message(failure.status, failure.message, request_id)
-    return Envelope(ErrorBody(message, kind, failure.path, failure.code, UNSET if shortage is None else shortage))
+    return Envelope(
+        ErrorBody(
+            message,
+            kind,
+            failure.path,
+            failure.code,
+            UNSET if shortage is None else shortage,
+            miss,
+        )
+    )
 
 
 def plain(status: int, message: str, request_id: str) -> Envelope:

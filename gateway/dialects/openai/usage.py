@@ -1,4 +1,4 @@
-"""Usage and cost as OpenAI shows them: the usage object of a response, and the organization's usage and cost reports.
+"""Usage and cost as OpenAI shows them: the organization's usage and cost reports.
 
 GET /v1/organization/usage/completions and /v1/organization/costs
 (https://platform.openai.com/docs/api-reference/usage). A report's amount comes twice: as a JSON number with all its
@@ -16,7 +16,7 @@ from msgspec import Struct
 from billing.money import format_pico
 from billing.reports.cost_report import CostGroup, CostLine, CostPage, LineItem
 from billing.reports.usage_report import Group, Result, UsagePage
-from billing.usage import METERS, Usage
+from billing.usage import METERS
 from gateway.dialects.openai.common_request import SERVICE_TIER_OF
 from gateway.dialects.query_parameters import Parameters
 from gateway.dialects.usage_reports import Cost, CostQuery, UsageQuery, costs_by_currency, id_text
@@ -41,45 +41,6 @@ _COST_GROUPS: dict[str, tuple[CostGroup, ...]] = {
     "api_source": (),
 }
 _NO_USERS = "usage is not recorded by user"
-
-# ---------------------------------------------------------------- the usage of a response
-
-
-class PromptDetails(Struct, frozen=True):
-    cached_tokens: int
-    cache_write_tokens: int = 0
-    audio_tokens: int = 0
-
-
-class CompletionDetails(Struct, frozen=True):
-    reasoning_tokens: int = 0
-    audio_tokens: int = 0
-    accepted_prediction_tokens: int = 0
-    rejected_prediction_tokens: int = 0
-
-
-class CompletionUsage(Struct, frozen=True):
-    """The details are parts of the totals. `cost` is ours."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptDetails
-    completion_tokens_details: CompletionDetails
-    cost: Cost
-
-
-def completion_usage(usage: Usage, cost_pico: int, currency: str) -> CompletionUsage:
-    """The usage object of a chat or text completion."""
-    return CompletionUsage(
-        prompt_tokens=usage.prompt,
-        completion_tokens=usage.output,
-        total_tokens=usage.prompt + usage.output,
-        prompt_tokens_details=PromptDetails(sum(usage.read.values()), sum(usage.write.values())),
-        completion_tokens_details=CompletionDetails(),
-        cost=Cost(currency, format_pico(cost_pico)),
-    )
-
 
 # ---------------------------------------------------------------- the usage report
 

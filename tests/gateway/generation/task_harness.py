@@ -18,12 +18,13 @@ from gateway.conversation.prompt import Prompt
 from gateway.errors import Unaffordable, Unavailable
 from gateway.fleet.replica_link import FleetOptions
 from gateway.fleet.replica_stream import ReplicaStream, TimeOver
-from gateway.generation.delivery import DeliveryChunk, Failed, Finished
+from gateway.generation.delivery import DeliveryChunk, Failed, Finished, ReaderGone
 from gateway.generation.generation_task import GenerationDependencies, GenerationTask
 from gateway.generation_request import GenerationRequest, Grammar
 from gateway.metering.billable_usage import MeteringTerms
 from gateway.served_models.served_model import ServedModel
-from prompt_cache.promise.directives import plan, rules_for
+from prompt_cache.promise.directives import plan
+from prompt_cache.promise.rule_sets import rules_for
 from protocol.requests import Abort, Began, Counts, Done, Generate, Sampling, Tokens
 
 SLICE = 6
@@ -88,6 +89,7 @@ class TaskHarness:
             sampling=Sampling(MAX_TOKENS),
             price=_PRICE,
             terms=MeteringTerms("openai", 8, len(PROMPT)),
+            conversation=b"",
             held_output=SLICE if sliced else MAX_TOKENS,
         )
         dependencies: Any = GenerationDependencies(
@@ -130,7 +132,7 @@ class TaskHarness:
             self.stream, self.said_done, self.said_began, self.sent_tokens = stream, False, False, {}
             return stream
 
-        def choose(model: str, version: int = 1, *, after: Any = None) -> Any:
+        def choose(model: str, version: int = 1, *, after: Any = None, **conversation: Any) -> Any:
             if self.disk_full:
                 raise Unavailable("No replica of the model is ready.")
             return SimpleNamespace(replica="replica-0")
@@ -237,7 +239,7 @@ class TaskHarness:
             self.ends.append(("finished", item.reasons))
         elif isinstance(item, Failed):
             self.ends.append(("failed", type(item.failure).__name__, item.failure.code))
-        elif item is not None:
+        elif isinstance(item, ReaderGone):
             self.ends.append(("gone",))
         await self.settle()
         return item is not None

@@ -11,7 +11,7 @@ from billing.usage import Counts, Usage
 from gateway.conversation.detokenizer import detokenizer_for
 from gateway.conversation.tokenizer import Tokenizer
 from gateway.errors import Interrupted
-from gateway.generation.delivery import ChoiceDelta, Delivery, DeliveryChunk, Failed, Finished, ReaderGone
+from gateway.generation.delivery import ChoiceDelta, Delivery, DeliveryChunk, Failed, Finished, ReaderGone, Started
 from gateway.generation.transcript import Transcript
 from protocol.requests import TokenLogprob
 from tests.fast import examples
@@ -100,6 +100,20 @@ async def test_what_is_ready_is_taken_at_once() -> None:
     assert await channel.next() is END_OK
     channel.leave("client")
     assert left == []
+
+
+async def test_the_start_is_told_once_and_first() -> None:
+    started, other = Started(Usage(7), Counts()), Started(Usage(8), Counts())
+    channel, _, _ = delivery()
+    channel.push(ChoiceDelta(0, "a"), 1)
+    channel.start(started)
+    assert await channel.next() is started
+    channel.start(other)  # of another attempt
+    assert await channel.next() == DeliveryChunk((ChoiceDelta(0, "a"),), 1)
+    whole, _, _ = delivery(streamed=False)
+    whole.start(started)
+    whole.finish(END_OK)
+    assert await whole.next() is END_OK
 
 
 async def test_a_bad_end_comes_after_the_text() -> None:

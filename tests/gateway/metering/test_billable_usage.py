@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from billing.usage import AUTOMATIC, Usage
 from gateway.dialects.openai.chat_response import ChatWriter
 from gateway.dialects.openai.common_response import ResponseIdentity
-from gateway.dialects.openai.usage import completion_usage
+from gateway.dialects.openai.completion_usage import completion_usage
 from gateway.errors import Interrupted
 from gateway.generation.delivery import ChoiceDelta, Failed, Finished
 from gateway.metering.billable_usage import Fault, MeteringTerms, pack, to_billing_counts, unpack, usage_of

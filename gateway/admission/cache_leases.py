@@ -1,0 +1,157 @@
+"""Leases at admission: what a request wishes of them, decided together with its hold and frozen in the hold's terms.
+
+So whoever bills the request, from a replica's journal too, bills what was promised here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.holds.records import HoldRequest
+from billing.money import format_pico
+from billing.prices import PriceVersion
+from billing.prices.version import STORAGE
+from billing.usage import LEASE_CLASSES, Usage
+from gateway.errors import NotCached
+from gateway.metering.billable_usage import MeteringTerms, pack
+from prompt_cache.promise.directives import CachePlan
+from prompt_cache.promise.lease_decisions import BLOCK_NAME, LeaseDecider, LeaseDecision, LeaseWish, Mark
+from prompt_cache.promise.lease_store import LeaseStore
+from prompt_cache.promise.lease_terms import split_prompt
+from prompt_cache.promise.prefix_keys import PromptKeys
+
+
+class LeasePayer(Struct, frozen=True):
+    """Which request asks, for whom and in which lane."""
+
+    request_id: UUID
+    tenant_id: UUID
+    project_id: UUID
+    lane: str
+
+
+class LeaseRequest:
+    """What one request wishes of leases. `decision` is there once its hold is taken."""
+
+    def __init__(
+        self, wish: LeaseWish, terms: MeteringTerms, price: PriceVersion, lane: str, *, only_if_cached: bool
+    ) -> None:
+        self.wish = wish
+        self.decision: LeaseDecision | None = None
+        self._terms = terms
+        self._price = price
+        self._lane = lane
+        self._only_if_cached = only_if_cached
+
+    def changed(self, request: HoldRequest, decision: LeaseDecision) -> HoldRequest | NotCached:
+        """The request with terms that say what was decided; or the error, if it was to be cached and is not."""
+        if self._only_if_cached and decision.hit is None:
+            return self._not_cached(decision)
+        return replace(request, terms=pack(replace(self._terms, leases=decision.parts)))
+
+    def _not_cached(self, decision: LeaseDecision) -> NotCached:
+        tokens = self._terms.prompt_tokens
+        _, write, covered = split_prompt(decision.parts, tokens)
+        cost = format_pico(self._price.cost(Usage(uncached=tokens - covered, write=write), self._lane))
+        return NotCached(
+            f"Nothing of this prompt is cached, and the request is to run only if it is. Its {tokens} prompt tokens "
+            f"would cost {cost} {self._price.currency} now; nothing was computed or billed.",
+            cost=cost,
+            currency=self._price.currency,
+            tokens=tokens,
+        )
+
+
+def needs_leases(plan: CachePlan) -> bool:
+    """Whether leases have a say in how a request of this plan is billed."""
+    return bool(plan.breakpoints or plan.lookups or plan.only_if_cached)
+
+
+def priced_classes(price: PriceVersion, lane: str) -> frozenset[str]:
+    """The classes of leases that are offered: both their writes and their reads have a price."""
+    tiers = price.tiers(lane)
+    meters = tiers[0][1] if tiers else {}
+    return frozenset(name for name in LEASE_CLASSES if f"read_{name}" in meters and f"write_{name}" in meters)
+
+
+def classes_of(plan: CachePlan, price: PriceVersion, lane: str) -> set[str]:
+    """The classes that a request of this plan may write."""
+    return {point.lease for point in plan.breakpoints} & priced_classes(price, lane)
+
+
+def lease_request(
+    payer: LeasePayer,
+    plan: CachePlan,
+    keys: PromptKeys,
+    terms: MeteringTerms,
+    price: PriceVersion,
+    *,
+    tags: Iterable[str] = (),
+) -> LeaseRequest:
+    """What a request of this plan wishes. Markers of classes that have no price are left out: they are billed as if
+    they were not there."""
+    offered = priced_classes(price, payer.lane)
+    marks = tuple(
+        Mark(point.tokens, keys.at(point.tokens), point.lease) for point in plan.breakpoints if point.lease in offered
+    )
+    marked = {mark.tokens for mark in marks}
+    blocks = b""
+    if marks and STORAGE in {meter for meter, _, _ in price.rows}:
+        blocks = b"".join(key[:BLOCK_NAME] for key in keys.blocks(marks[-1].tokens))
+    wish = LeaseWish(
+        request_id=payer.request_id,
+        tenant_id=payer.tenant_id,
+        project_id=payer.project_id,
+        model=price.model,
+        marks=marks,
+        lookups=tuple(keys.at(tokens) for tokens in plan.lookups if tokens not in marked),
+        read=plan.read != "none",
+        may_write=plan.store == "all",
+        readable=offered,
+        max_age=plan.max_age,
+        tags=tuple(tags),
+        blocks=blocks,
+    )
+    return LeaseRequest(wish, terms, price, payer.lane, only_if_cached=plan.only_if_cached)
+
+
+class LeaseCompanion:
+    """Decides leases with the holds (`billing.reservation.companions`)."""
+
+    def __init__(self, store: LeaseStore) -> None:
+        self._store = store
+
+    async def begin(self, session: AsyncSession, now: int, wishes: Sequence[LeaseRequest]) -> LeaseDecisions:
+        """Read the leases that the requests may depend on."""
+        decider = await self._store.decider(session, now, [asked.wish for asked in wishes])
+        return LeaseDecisions(self._store, session, decider)
+
+
+class LeaseDecisions:
+    """The decisions of one transaction."""
+
+    def __init__(self, store: LeaseStore, session: AsyncSession, decider: LeaseDecider) -> None:
+        self._store = store
+        self._session = session
+        self._decider = decider
+        self._pending: LeaseDecision | None = None
+
+    def decide(self, request: HoldRequest, wish: LeaseRequest) -> HoldRequest | Exception:
+        """The request with the terms that it gets now."""
+        self._pending = self._decider.decide(wish.wish)
+        return wish.changed(request, self._pending)
+
+    def took(self, wish: LeaseRequest) -> None:
+        """Let the last decision hold."""
+        assert self._pending is not None
+        self._decider.take(wish.wish, self._pending)
+        wish.decision = self._pending
+
+    async def save(self) -> None:
+        """Write the leases."""
+        await self._store.save(self._session, self._decider)

@@ -1,0 +1,179 @@
+"""/v1/caches: a project lists what the cache promised it, extends a promise, and ends promises.
+
+An object is a lease: a prefix of the project's prompts, up to a marker. Ids of other projects are as unknown as ids
+that never were.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+from litestar import Request, Response, delete, get, patch
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
+from msgspec import Struct
+
+from gateway.dialects.query_parameters import Parameters
+from gateway.endpoints.request_body import read_management_body
+from gateway.errors import InvalidField, NotFound
+from gateway.http.authentication import project_principal
+from gateway.http.responses import json_response
+from gateway.services import Gateway
+from prompt_cache.promise.lease_decisions import LIFE_S, Lease
+
+_PREFIX = "cache_"
+_MOST_PURGED = 1000
+_LONGEST_TAG = 512
+
+
+class Extension(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of an extension. `ttl`: the lease's own class, which may be left out."""
+
+    ttl: str | None = None
+
+
+class CacheObject(Struct, frozen=True, kw_only=True):
+    """A lease. Instants are in seconds since the Unix epoch."""
+
+    id: str
+    object: Literal["cache"] = "cache"
+    model: str
+    tokens: int
+    ttl: str
+    created_at: int
+    expires_at: int
+    last_read_at: int | None
+    reads: int
+
+
+class CacheList(Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[CacheObject]
+    has_more: bool
+
+
+class PurgedCache(Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["cache.deleted"] = "cache.deleted"
+    deleted: bool = True
+
+
+class PurgedCaches(Struct, frozen=True, kw_only=True):
+    """`has_more`: there are more under this tag, so ask again."""
+
+    object: Literal["cache.purge"] = "cache.purge"
+    tag: str
+    deleted: int
+    has_more: bool
+
+
+_EXTENSION = msgspec.json.Decoder(Extension)
+
+
+def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
+    """The routes, for one worker."""
+    leases, client_timeout = gateway.leases, gateway.services.options.client_timeout
+    wait = gateway.management_breakers.caches.wait
+
+    def project_of(request: Request[Any, Any, Any]) -> UUID:
+        project = project_principal(request.scope).project_id
+        assert project is not None
+        return project
+
+    @get("/v1/caches")
+    async def list_caches(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """The project's live leases, the newest first."""
+        project = project_of(request)
+        parameters = Parameters.of(request)
+        limit, after, tag = parameters.page_size(), parameters.text("after"), _tag(parameters)
+        parameters.reject_unknown()
+        before = None if after is None else _id(after)
+        found = await wait(leases.page(project, limit=limit + 1, after=before, tag=tag))
+        return json_response(CacheList(data=[_object(one) for one in found[:limit]], has_more=len(found) > limit))
+
+    @get("/v1/caches/{name:str}")
+    async def retrieve_cache(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+        """One lease."""
+        return json_response(_object(_known(await wait(leases.get(project_of(request), _id(name))), name)))
+
+    @patch("/v1/caches/{name:str}")
+    async def extend_cache(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+        """Begin a lease's life anew, at no charge, as a read does."""
+        project = project_of(request)
+        body = await read_management_body(request, client_timeout, _EXTENSION, default=b"{}")
+        if body.ttl is not None and body.ttl not in LIFE_S:
+            raise InvalidField("$.ttl", f"{body.ttl[:40]!r} is not one of {', '.join(LIFE_S)}")
+        found = _known(await wait(leases.get(project, _id(name))), name)
+        if body.ttl is not None and body.ttl != found.lease_class:
+            raise InvalidField(
+                "$.ttl",
+                f"this cache was written for {found.lease_class}, and is extended by that; "
+                "another ttl is a write, which a request with a marker of that ttl makes once this one has ended",
+            )
+        return json_response(_object(_known(await wait(leases.extend(project, found.id)), name)))
+
+    @delete("/v1/caches/{name:str}", status_code=200)
+    async def purge_cache(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+        """End a lease."""
+        identity = _id(name)
+        gone = await wait(leases.purge(project_of(request), identity=identity))
+        _known(gone[0] if gone else None, name)
+        return json_response(PurgedCache(id=_name(identity)))
+
+    @delete("/v1/caches", status_code=200)
+    async def purge_caches(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """End the leases with a tag."""
+        project = project_of(request)
+        parameters = Parameters.of(request)
+        parameters.required("tag")
+        tag = _tag(parameters)
+        parameters.reject_unknown()
+        gone = await wait(leases.purge(project, tag=tag, most=_MOST_PURGED))
+        return json_response(PurgedCaches(tag=tag or "", deleted=len(gone), has_more=len(gone) == _MOST_PURGED))
+
+    return [list_caches, retrieve_cache, extend_cache, purge_cache, purge_caches]
+
+
+def _tag(parameters: Parameters) -> str | None:
+    tag = parameters.text("tag")
+    if tag is not None and not 0 < len(tag) <= _LONGEST_TAG:
+        raise InvalidField("tag", f"it must have from 1 to {_LONGEST_TAG} characters")
+    return tag
+
+
+def _name(identity: UUID) -> str:
+    return f"{_PREFIX}{identity.hex}"
+
+
+def _id(name: str) -> UUID:
+    try:
+        if name.startswith(_PREFIX):
+            return UUID(name.removeprefix(_PREFIX))
+    except ValueError:
+        pass
+    raise _unknown(name)
+
+
+def _known(found: Lease | None, name: str) -> Lease:
+    if found is None:
+        raise _unknown(name)
+    return found
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"There is no cache {name[:80]!r}.")
+
+
+def _object(one: Lease) -> CacheObject:
+    return CacheObject(
+        id=_name(one.id),
+        model=one.model,
+        tokens=one.tokens,
+        ttl=one.lease_class,
+        created_at=one.created_at // 1_000_000,
+        expires_at=one.expires_at // 1_000_000,
+        last_read_at=None if one.read_at is None else one.read_at // 1_000_000,
+        reads=one.reads,
+    )

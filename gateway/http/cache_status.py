@@ -1,0 +1,48 @@
+"""The response header `Cache-Status` (RFC 9211) of a generation: what the cache of prompts did for it.
+
+`hit`: part of the prompt is billed as read; `detail` says how many tokens' KV were found in which tier, which are
+fewer than what is billed as read where a lease outlived its KV. `fwd`: nothing is read, because there was nothing
+(`uri-miss`) or the request asked for that (`bypass`). `stored`: a lease was written; `collapsed`: another request still
+computes what is read; `ttl`: seconds for which the longest lease lives; `key`: its id at /v1/caches.
+"""
+
+from __future__ import annotations
+
+import time
+
+from billing.usage import Counts, Usage
+from gateway.admission.admission import PreparedRequest
+from prompt_cache.promise.lease_decisions import LeaseDecision
+
+HEADER = "cache-status"
+_SECOND = 1_000_000
+
+
+def cache_status(prepared: PreparedRequest, usage: Usage, counts: Counts) -> str:
+    """The header's value for a request that is billed and was counted like this."""
+    leases, read = prepared.leases, any(usage.read.values())
+    parts = ["turnpike"]
+    if read:
+        parts.append("hit")
+    else:
+        parts.append("fwd=bypass" if prepared.plan.read == "none" else "fwd=uri-miss")
+    if leases is not None:
+        parts += _lease_parts(leases)
+    tiers = ("hbm", counts.read_hbm), ("dram", counts.read_dram), ("nvme", counts.read_nvme)
+    if read:
+        parts.append(f'detail="{",".join(f"{tier}:{tokens}" for tier, tokens in tiers if tokens) or "hbm:0"}"')
+    return "; ".join(parts)
+
+
+def _lease_parts(leases: LeaseDecision) -> list[str]:
+    parts = []
+    if leases.written:
+        parts.append("stored")
+    if leases.collapsed:
+        parts.append("collapsed")
+    if leases.expires_at is not None:
+        parts.append(f"ttl={max(0, round(leases.expires_at / _SECOND - time.time()))}")
+    longest = leases.written[-1] if leases.written else leases.hit
+    if longest is not None:
+        parts.append(f'key="{longest.id}"')
+    return parts

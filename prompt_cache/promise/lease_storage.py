@@ -1,0 +1,140 @@
+"""What leases stored, in token-seconds of each past hour.
+
+A token is stored while any live lease covers it, and counted once however many do: prefixes of one project and model
+that begin alike share their whole blocks. What is beyond a prefix's last whole block is computed again at our cost, so
+it is not stored. Leases that nobody pays for, and those that never began, store nothing.
+
+An hour is recorded once, and final: it is looked at a while after its end, when every transaction that may have begun a
+lease in it is over.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import delete, func, select
+
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
+from prompt_cache.promise.lease_decisions import BLOCK_NAME
+from prompt_cache.tables import ended_lease, lease, lease_storage_hour
+from storage.database.database import Database
+
+_SECOND = 1_000_000
+HOUR = 3600 * _SECOND
+GRACE = 300 * _SECOND
+"""An hour is looked at so long after its end, in microseconds."""
+_STORED = ("expired", "purged")
+
+
+class StoredHour(msgspec.Struct, frozen=True):
+    """Token-seconds that a project had stored of one model in the hour that began at `hour`."""
+
+    tenant_id: UUID
+    project_id: UUID
+    model: str
+    hour: int
+    token_seconds: int
+
+
+class LeaseInterval(msgspec.Struct, frozen=True):
+    """A lease promised its blocks from `start` to `end`. `blocks` has 8 bytes for each whole block."""
+
+    tenant_id: UUID
+    project_id: UUID
+    model: str
+    start: int
+    end: int
+    blocks: bytes
+
+
+def stored_in_hour(hour: int, leases: Iterable[LeaseInterval]) -> list[StoredHour]:
+    """What these stored in the hour that began at `hour`: each token once at each instant, rounded down to seconds."""
+    spans: dict[tuple[UUID, UUID, str], dict[bytes, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
+    for one in leases:
+        start, end = max(one.start, hour), min(one.end, hour + HOUR)
+        if start < end:
+            of_owner = spans[one.tenant_id, one.project_id, one.model]
+            for at in range(0, len(one.blocks), BLOCK_NAME):
+                of_owner[one.blocks[at : at + BLOCK_NAME]].append((start, end))
+    stored = []
+    for owner, blocks in sorted(spans.items(), key=lambda item: (item[0][0].int, item[0][1].int, item[0][2])):
+        covered = sum(_covered(intervals) for intervals in blocks.values())
+        if token_seconds := covered * BLOCK_TOKENS // _SECOND:
+            stored.append(StoredHour(*owner, hour, token_seconds))
+    return stored
+
+
+def _covered(intervals: list[tuple[int, int]]) -> int:
+    """How long at least one of these intervals lasts."""
+    total, reached = 0, -1
+    for start, end in sorted(intervals):
+        total += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+class LeaseStorage:
+    """Records past hours, one after another."""
+
+    def __init__(self, database: Database, grace: int = GRACE) -> None:
+        self._database = database
+        self._grace = grace
+
+    async def record_next(self, record: Callable[[Sequence[StoredHour]], Awaitable[object]]) -> bool:
+        """Hand what was stored in the next past hour to `record`, which may be told the same again after a failure.
+        False if no hour is over that is not recorded yet. Raises DatabaseUnavailable, and what `record` raises."""
+        now = await self._database.now()
+        hour = await self.next_hour()
+        if hour is None:
+            hour = await self._first_hour(now)
+            await self._mark(hour - HOUR, now)
+        if hour + HOUR + self._grace > now:
+            return False
+        await record(stored_in_hour(hour, await self._leases(hour)))
+        await self._mark(hour, now)
+        return True
+
+    async def next_hour(self) -> int | None:
+        """The first instant of the hour to be recorded next; None before the first is known."""
+        async with self._database.reading() as session:
+            last = await session.scalar(select(func.max(lease_storage_hour.c.hour)))
+        return None if last is None else last + HOUR
+
+    async def _first_hour(self, now: int) -> int:
+        """The hour of the first lease, or the current one."""
+        async with self._database.reading() as session:
+            # all tenants: an hour is recorded for everyone
+            firsts = [await session.scalar(select(func.min(t.c.created_at))) for t in (lease, ended_lease)]
+        return min([now, *(at for at in firsts if at is not None)]) // HOUR * HOUR
+
+    async def _mark(self, hour: int, now: int) -> None:
+        async with self._database.transaction() as session:
+            new = self._database.insert(lease_storage_hour).values(hour=hour, recorded_at=now)
+            await session.execute(new.on_conflict_do_nothing())
+            await session.execute(delete(lease_storage_hour).where(lease_storage_hour.c.hour < hour))
+
+    async def _leases(self, hour: int) -> list[LeaseInterval]:
+        """What was promised at some time in this hour."""
+        live, gone = lease.c, ended_lease.c
+        async with self._database.reading() as session:
+            # all tenants: an hour is recorded for everyone
+            names = ("tenant_id", "project_id", "model", "created_at")
+            query = select(*(live[name] for name in names), live.expires_at, live.blocks)
+            current = await session.execute(
+                query.where(live.created_at < hour + HOUR, live.expires_at > hour, func.length(live.blocks) > 0)
+            )
+            found = [LeaseInterval(*row) for row in current]
+            query = select(*(gone[name] for name in names), gone.ended_at, gone.blocks)
+            ended = await session.execute(
+                query.where(
+                    gone.created_at < hour + HOUR,
+                    gone.ended_at > hour,
+                    func.length(gone.blocks) > 0,
+                    gone.cause.in_(_STORED),
+                )
+            )
+            found += [LeaseInterval(*row) for row in ended]
+        return found

@@ -1,0 +1,274 @@
+"""Leases in the database: found and written in the transaction that takes the holds, and what becomes of them later.
+
+In the order of locks (`billing.transaction.money_transaction`) leases come last. Whoever decides has locked the
+balances of the requests' tenants, so that no two decide about one project at once, on however many gateways: of
+identical cold prefixes exactly one is written, and the unique index on project and prefix key would refuse a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import bindparam, delete, func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from prompt_cache.promise.lease_decisions import Lease, LeaseDecider, LeaseWish
+from prompt_cache.tables import ended_lease, lease, lease_tag
+from storage.database.base import id_of
+from storage.database.database import Database
+from storage.database.sql_arrays import one_of
+
+EndCause: TypeAlias = Literal["expired", "purged", "failed", "limit"]
+"""Why a lease is no more. `failed`: its writer's request failed before the tokens were paid for. `limit`: it never was,
+since the project had as many tokens in leases as it may have."""
+
+_COLUMNS = [lease.c[name] for name in Lease.__struct_fields__]
+_CHANGING = ("lease_class", "written_at", "expires_at", "read_at", "reads")
+_CHANGE = (
+    update(lease).where(lease.c.id == bindparam("lease")).values({name: bindparam(f"new_{name}") for name in _CHANGING})
+)
+_COUNTED_AGAIN_S = 1.0
+"""How long a project's number of tokens in live leases is remembered: others' writes are seen after that."""
+_MOST_REMEMBERED = 10_000
+
+
+class LeaseFate(msgspec.Struct, frozen=True):
+    """The latest that is known of a lease: it lives until `at`, or ended then."""
+
+    cause: Literal["live"] | EndCause
+    at: int
+    tokens: int
+    lease_class: str
+
+
+class LeaseStore:
+    """The leases of all projects. `most_tokens`: how many tokens a project may have in live leases, 0 for any number;
+    several gateways may exceed it by what they write in `counted_again_s` seconds."""
+
+    def __init__(self, database: Database, most_tokens: int = 0, *, counted_again_s: float = _COUNTED_AGAIN_S) -> None:
+        self._database = database
+        self._most_tokens = most_tokens
+        self._counted_again_s = counted_again_s
+        self._live_tokens: dict[UUID, tuple[float, int]] = {}
+
+    # ------------------------------------------------ with the holds
+
+    async def decider(self, session: AsyncSession, now: int, wishes: Sequence[LeaseWish]) -> LeaseDecider:
+        """What decides these wishes at `now`, in a transaction that has locked their tenants' balances."""
+        keys = {key for wish in wishes for key in wish.keys}
+        projects = {project for project, _ in keys}
+        found = await self._locked(session, keys)
+        live = await self._count_live(session, projects, now) if self._most_tokens else {}
+        return LeaseDecider(now, found, live, self._most_tokens)
+
+    async def save(self, session: AsyncSession, decider: LeaseDecider) -> None:
+        """Write what was decided."""
+        if decider.replaced:
+            await self._end(session, decider.replaced, "expired")
+        before = decider.found_ids
+        new = [changed for changed in decider.changed.values() if changed.id not in before]
+        old = [changed for changed in decider.changed.values() if changed.id in before]
+        if new:
+            await session.execute(insert(lease), [_row(added) for added in new])
+        if old:
+            rows = [{"lease": kept.id, **{f"new_{name}": getattr(kept, name) for name in _CHANGING}} for kept in old]
+            await session.execute(_CHANGE, sorted(rows, key=lambda row: row["lease"].int))
+        if decider.tags:
+            tagged = self._database.insert(lease_tag).on_conflict_do_nothing()
+            rows = [{"lease_id": id_, "tag": tag, "project_id": project} for id_, tag, project in decider.tags]
+            await session.execute(tagged, rows)
+        if decider.refused:
+            await self._remember_refused(session, decider.refused, decider.now)
+        for project, tokens in decider.added.items():
+            at, live = self._live_tokens.get(project, (0.0, 0))
+            self._live_tokens[project] = (at, live + tokens)
+
+    async def _locked(self, session: AsyncSession, keys: Collection[tuple[UUID, bytes]]) -> list[Lease]:
+        if not keys:
+            return []
+        query = (
+            select(*_COLUMNS)
+            .where(
+                one_of(self._database, lease.c.project_id, {project for project, _ in keys}),
+                one_of(self._database, lease.c.prefix_key, {key for _, key in keys}),
+            )
+            .order_by(lease.c.project_id, lease.c.prefix_key)
+        )
+        return [_lease(row) for row in await session.execute(self._database.locked(query))]
+
+    async def _count_live(self, session: AsyncSession, projects: Collection[UUID], now: int) -> dict[UUID, int]:
+        clock = time.monotonic()
+        stale = [
+            project
+            for project in projects
+            if clock - self._live_tokens.get(project, (-self._counted_again_s - 1.0, 0))[0] > self._counted_again_s
+            or project not in self._live_tokens
+        ]
+        if stale:
+            if len(self._live_tokens) > _MOST_REMEMBERED:
+                self._live_tokens.clear()
+                stale = list(projects)
+            query = select(lease.c.project_id, func.sum(lease.c.new_tokens)).group_by(lease.c.project_id)
+            rows = await session.execute(
+                query.where(one_of(self._database, lease.c.project_id, stale), lease.c.expires_at > now)
+            )
+            counted = {row[0]: int(row[1]) for row in rows}
+            self._live_tokens |= {project: (clock, counted.get(project, 0)) for project in stale}
+        return {project: self._live_tokens[project][1] for project in projects}
+
+    async def _remember_refused(self, session: AsyncSession, refused: Sequence[Lease], now: int) -> None:
+        """Keep why these did not begin, once for each prefix."""
+        kept = self._database.insert(ended_lease)
+        kept = kept.on_conflict_do_update(index_elements=["id"], set_={"ended_at": kept.excluded.ended_at})
+        rows = {(id_ := _limit_id(one)): {**_ended_row(one, now, "limit"), "id": id_, "blocks": b""} for one in refused}
+        await session.execute(kept, list(rows.values()))
+
+    async def _end(self, session: AsyncSession, ended: Sequence[Lease], cause: EndCause, at: int | None = None) -> None:
+        """Move these from the leases to those that ended, at `at` or when they expired."""
+        rows = [_ended_row(one, one.expires_at if at is None else at, cause) for one in ended]
+        await session.execute(insert(ended_lease), rows)
+        await session.execute(delete(lease).where(one_of(self._database, lease.c.id, [one.id for one in ended])))
+
+    # ------------------------------------------------ after the requests
+
+    async def settle_writes(self, prompts: Mapping[UUID, int]) -> int:
+        """Let the leases that these requests wrote be certain as far as their billed `prompts` reach, in tokens; end
+        those beyond, which nobody pays for. Returns how many ended. Raises DatabaseUnavailable."""
+        async with self._database.transaction() as session:
+            query = select(*_COLUMNS).where(one_of(self._database, lease.c.writer, prompts), lease.c.billed == 0)
+            rows = await session.execute(self._database.locked(query.order_by(lease.c.project_id, lease.c.prefix_key)))
+            written = [_lease(row) for row in rows]
+            if not written:
+                return 0
+            failed = [one for one in written if one.tokens > prompts[one.writer]]
+            sure = [one.id for one in written if one.tokens <= prompts[one.writer]]
+            if sure:
+                await session.execute(update(lease).where(one_of(self._database, lease.c.id, sure)).values(billed=1))
+            if failed:
+                now = (await session.execute(select(self._database.clock))).scalar_one()
+                await self._end(session, failed, "failed", now)
+            for one in failed:
+                self._live_tokens.pop(one.project_id, None)
+            return len(failed)
+
+    async def uncertain_writers(self, before: int, most: int) -> list[UUID]:
+        """Requests, at most so many, of which leases of before this instant do not know whether they pay for them."""
+        # all tenants: requests end whoever asked
+        query = select(lease.c.writer).where(lease.c.billed == 0, lease.c.created_at < before).distinct().limit(most)
+        async with self._database.reading() as session:
+            return list(await session.scalars(query))
+
+    async def reclaim(self, most: int = 1000, now: int | None = None) -> int:
+        """Move expired leases, at most so many, to those that ended; return how many. `now`: the database's clock if
+        absent. Raises DatabaseUnavailable."""
+        async with self._database.transaction() as session:
+            instant = (await session.execute(select(self._database.clock))).scalar_one() if now is None else now
+            # all tenants: time passes for everyone
+            query = select(*_COLUMNS).where(lease.c.expires_at <= instant).order_by(lease.c.expires_at).limit(most)
+            expired = [_lease(row) for row in await session.execute(self._database.locked(query, skip=True))]
+            if expired:
+                await self._end(session, expired, "expired")
+            return len(expired)
+
+    async def forget(self, before: int) -> int:
+        """Delete what ended before this instant; return how many. Raises DatabaseUnavailable."""
+        async with self._database.transaction() as session:
+            # all tenants: time passes for everyone
+            gone = await session.execute(delete(ended_lease).where(ended_lease.c.ended_at < before))
+            return int(getattr(gone, "rowcount", 0))
+
+    # ------------------------------------------------ what they are asked for
+
+    async def fates(self, project_id: UUID, keys: Collection[bytes]) -> dict[bytes, LeaseFate]:
+        """What is known of leases of a project by prefix key: the live one, else what ended last, within the last day.
+
+        A key that is absent was not written in that time. Raises DatabaseUnavailable.
+        """
+        ended = (ended_lease.c.project_id == project_id) & one_of(self._database, ended_lease.c.prefix_key, keys)
+        wanted = (lease.c.project_id == project_id) & one_of(self._database, lease.c.prefix_key, keys)
+        async with self._database.reading() as session:
+            now = (await session.execute(select(self._database.clock))).scalar_one()
+            of = ended_lease.c
+            query = select(of.prefix_key, of.cause, of.ended_at, of.tokens, of.lease_class).where(ended)
+            found = {row[0]: LeaseFate(*row[1:]) for row in await session.execute(query.order_by(of.ended_at))}
+            for one in map(_lease, await session.execute(select(*_COLUMNS).where(wanted))):
+                cause: Literal["live", "expired"] = "live" if one.is_live(now) else "expired"
+                found[one.prefix_key] = LeaseFate(cause, one.expires_at, one.tokens, one.lease_class)
+        return found
+
+    async def page(self, project_id: UUID, *, limit: int, after: UUID | None, tag: str | None = None) -> list[Lease]:
+        """Live leases of a project, the newest first, from the one after `after`. Raises DatabaseUnavailable."""
+        query = select(*_COLUMNS).where(lease.c.project_id == project_id, lease.c.expires_at > self._database.clock)
+        if after is not None:
+            query = query.where(lease.c.id < after)
+        if tag is not None:
+            tagged = select(lease_tag.c.lease_id).where(lease_tag.c.project_id == project_id, lease_tag.c.tag == tag)
+            query = query.where(lease.c.id.in_(tagged))
+        async with self._database.reading() as session:
+            rows = await session.execute(query.order_by(lease.c.id.desc()).limit(limit))
+            return [_lease(row) for row in rows]
+
+    async def get(self, project_id: UUID, identity: UUID) -> Lease | None:
+        """A live lease of a project; None where the project has none of this id. Raises DatabaseUnavailable."""
+        query = select(*_COLUMNS).where(lease.c.project_id == project_id, lease.c.id == identity)
+        async with self._database.reading() as session:
+            row = (await session.execute(query.where(lease.c.expires_at > self._database.clock))).one_or_none()
+        return None if row is None else _lease(row)
+
+    async def extend(self, project_id: UUID, identity: UUID) -> Lease | None:
+        """Begin the life of a live lease anew, as a read does. None where there is none. Raises DatabaseUnavailable."""
+        query = select(*_COLUMNS).where(lease.c.project_id == project_id, lease.c.id == identity)
+        async with self._database.transaction() as session:
+            row = (await session.execute(self._database.locked(query))).one_or_none()
+            now = (await session.execute(select(self._database.clock))).scalar_one()
+            if row is None or not (found := _lease(row)).is_live(now):
+                return None
+            extended = found.refreshed(now)
+            await session.execute(update(lease).where(lease.c.id == identity).values(expires_at=extended.expires_at))
+            return extended
+
+    async def purge(
+        self, project_id: UUID, *, identity: UUID | None = None, tag: str | None = None, most: int = 1000
+    ) -> list[Lease]:
+        """End live leases of a project now, at most so many: the one of this id, those with this label, or, without
+        either, all. Returns them. Raises DatabaseUnavailable."""
+        query = select(*_COLUMNS).where(lease.c.project_id == project_id)
+        if identity is not None:
+            query = query.where(lease.c.id == identity)
+        if tag is not None:
+            tagged = select(lease_tag.c.lease_id).where(lease_tag.c.project_id == project_id, lease_tag.c.tag == tag)
+            query = query.where(lease.c.id.in_(tagged))
+        query = query.where(lease.c.expires_at > self._database.clock).order_by(lease.c.prefix_key).limit(most)
+        async with self._database.transaction() as session:
+            gone = [_lease(row) for row in await session.execute(self._database.locked(query))]
+            if gone:
+                now = (await session.execute(select(self._database.clock))).scalar_one()
+                await self._end(session, gone, "purged", now)
+        self._live_tokens.pop(project_id, None)
+        return gone
+
+
+def _lease(row: Any) -> Lease:
+    values = tuple(row)
+    return Lease(*values[:-2], bool(values[-2]), values[-1])
+
+
+def _row(one: Lease) -> dict[str, Any]:
+    return msgspec.structs.asdict(one) | {"billed": int(one.billed)}
+
+
+_KEPT = ("id", "tenant_id", "project_id", "prefix_key", "model", "tokens", "lease_class", "created_at", "blocks")
+
+
+def _ended_row(one: Lease, at: int, cause: EndCause) -> dict[str, Any]:
+    return {**{name: getattr(one, name) for name in _KEPT}, "ended_at": at, "cause": cause}
+
+
+def _limit_id(one: Lease) -> UUID:
+    """The id under which it is remembered that a prefix got no lease."""
+    return id_of(hashlib.sha256(b"turnpike/lease-limit/v1" + one.project_id.bytes + one.prefix_key).digest()[:16])

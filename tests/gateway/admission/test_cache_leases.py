@@ -1,0 +1,303 @@
+"""The contract of leases: every bill as promised, whoever asks where and whatever dies, in random histories on both
+databases and two gateways."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import literal
+
+from billing.accounts.balances import Balances
+from billing.holds.records import Hold, HoldRequest
+from billing.prices import PriceCatalog, PriceVersion
+from billing.reservation.accompanied_holds import AccompaniedHolds
+from billing.reservation.hold_service import HoldService
+from billing.settlement.billed_prompts import billed_prompts
+from billing.settlement.settlement import settle
+from billing.usage import LEASE_CLASSES, Release
+from billing.verification.audit import audit_money
+from gateway.admission.cache_leases import (
+    LeaseCompanion,
+    LeasePayer,
+    LeaseRequest,
+    classes_of,
+    lease_request,
+    priced_classes,
+)
+from gateway.errors import NotCached
+from gateway.metering.billable_usage import FinishedRequest, MeteringTerms, event_of, pack, unpack
+from prompt_cache.promise.directives import Breakpoint, CachePlan
+from prompt_cache.promise.lease_store import LeaseStore
+from prompt_cache.promise.prefix_keys import PromptKeys
+from protocol.requests import Counts
+from storage.database.base import Count, new_id
+from storage.database.database import Database
+from tests.fast import examples
+from tests.gateway.admission.lease_model import SECOND, Asked, LeaseModel, bill_of
+
+PIECE = 50
+PRICES = {
+    "uncached": "0.40",
+    "read_automatic": "0.04",
+    "output": "1.60",
+    **{f"read_{name}": "0.04" for name in LEASE_CLASSES},
+    **{f"write_{name}": price for name, price in zip(LEASE_CLASSES, ("0.50", "0.60", "0.80", "1", "2"), strict=True)},
+}
+START = 1_795_000_000_000_000
+HISTORIES = int(os.environ.get("TURNPIKE_LEASE_HISTORIES", "40"))
+
+
+class Doors:
+    """Two gateways on one database, whose clock is ours, and a project that is new in each history."""
+
+    def __init__(self, database: Database, price: PriceVersion, most: int = 0) -> None:
+        self.database = database
+        self.price = price
+        self.prices = PriceCatalog(database)
+        self.holds = [HoldService(database) for _ in range(2)]
+        self.stores = [LeaseStore(database, most, counted_again_s=-1) for _ in range(2)]
+        self.doors = [
+            AccompaniedHolds(holds, LeaseCompanion(store)) for holds, store in zip(self.holds, self.stores, strict=True)
+        ]
+        self.now = START
+        self.tenant = self.project = UUID(int=0)
+        self.sequence = 0
+
+    @classmethod
+    async def open(cls, url: str, most: int = 0) -> Doors:
+        database = await Database.open(url)
+        made = cls(database, await PriceCatalog(database).set("tiny", "USD", PRICES), most)
+        made.pass_time(0)
+        return made
+
+    async def close(self) -> None:
+        for door, holds in zip(self.doors, self.holds, strict=True):
+            await door.close()
+            await holds.close()
+        await self.prices.close()
+        await self.database.close()
+
+    async def new_project(self) -> None:
+        self.tenant, self.project = new_id(), new_id()
+        await Balances(self.database).grant(self.tenant, 10**15, "USD")
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += int(seconds * SECOND)
+        self.database.clock = literal(self.now, Count())
+
+    def keys(self, path: str, project: UUID | None = None) -> PromptKeys:
+        tokens = [2 * at + ord(letter) for at, letter in enumerate(path) for _ in range(PIECE)]
+        root = (project or self.project).bytes * 2
+        return PromptKeys("tiny", "digest", [(len(tokens), root)], tokens)
+
+    def wish(self, asked: Asked, request: UUID, tags: tuple[str, ...] = ()) -> tuple[HoldRequest, LeaseRequest]:
+        plan = CachePlan(
+            rules="anthropic/*/1",
+            automatic=False,
+            read="marked" if asked.read else "none",
+            store="all",
+            read_min=1,
+            breakpoints=tuple(Breakpoint(pieces * PIECE, name) for pieces, name in sorted(asked.marks)),
+            lookups=tuple(pieces * PIECE for pieces in asked.lookups),
+            only_if_cached=asked.only_if_cached,
+            max_age=asked.max_age,
+        )
+        tokens = len(asked.path) * PIECE
+        terms = MeteringTerms("anthropic", 1, tokens)
+        payer = LeasePayer(request, self.tenant, self.project, "standard")
+        made = lease_request(payer, plan, self.keys(asked.path), terms, self.price, tags=tags)
+        classes = classes_of(plan, self.price, "standard")
+        bound = self.price.bound(tokens, 1, classes, reads=priced_classes(self.price, "standard"), lane="standard")
+        return HoldRequest(
+            request, self.tenant, self.project, self.tenant, "tiny", "standard", self.price.id, bound, 600, "g",
+            pack(terms),
+        ), made  # fmt: skip
+
+    async def ask(self, asked: Asked, door: int = 0, tags: tuple[str, ...] = ()) -> tuple[Hold, LeaseRequest]:
+        request, wish = self.wish(asked, new_id(), tags)
+        return await self.doors[door].reserve(request, wish), wish
+
+    def bill(self, hold: Hold) -> Any:
+        """What the hold's terms promise, for a prompt that is billed whole."""
+        return self.bill_of(hold, unpack(hold.terms).prompt_tokens)[0]
+
+    def bill_of(self, hold: Hold, prompt: int, lost_kv: int = 0, fault: Any = "none") -> Any:
+        terms = unpack(hold.terms)
+        found = max(0, prompt - lost_kv)
+        counts = Counts(prompt=prompt, computed=prompt - found, read_hbm=found)
+        self.sequence += 1
+        record = FinishedRequest(
+            status="ok" if fault == "none" else "failed", reason="stop", fault=fault, delivered=0, delivery="confirmed",
+            source="gateway", replica="r", model_digest="d", sequence=self.sequence, attempt=1,
+        )  # fmt: skip
+        event = event_of(hold, terms, self.price, counts, record)
+        meters = [name for name, tokens in event.usage.used() for _ in range(tokens)]
+        return bill_of(meters), event
+
+
+# ---------------------------------------------------------------- random histories
+
+
+PIECES = st.integers(1, 4)
+asks = st.builds(
+    lambda path, marks, lookups, read, max_age, only: Asked(
+        path,
+        tuple(sorted((min(at, len(path)), name) for at, name in marks.items())),
+        tuple(sorted({min(at, len(path)) for at in lookups})),
+        read,
+        max_age,
+        only,
+    ),
+    st.text("ab", min_size=1, max_size=4),
+    st.dictionaries(PIECES, st.sampled_from(["5m", "1h"]), max_size=3),
+    st.lists(PIECES, max_size=2),
+    st.sampled_from([True, True, True, False]),
+    st.sampled_from([None, None, None, 0, 200]),
+    st.sampled_from([False, False, False, True]),
+).filter(lambda asked: len(dict(asked.marks)) == len(asked.marks))
+steps = st.one_of(
+    st.tuples(st.just("ask"), asks, st.integers(1, 3)),
+    st.tuples(
+        st.just("end"), st.integers(0, 3), st.sampled_from(["ok", "lost_kv", "ours_before", "part", "never", "crash"])
+    ),
+    st.tuples(st.just("wait"), st.sampled_from([0, 1, 100, 200, 299, 300, 301, 3599, 3600]), st.just(0)),
+    st.tuples(st.just("purge"), st.integers(0, 3), st.just(0)),
+    st.tuples(st.just("extend"), st.integers(0, 3), st.just(0)),
+    st.tuples(st.just("reclaim"), st.just(0), st.just(0)),
+)
+histories = st.lists(steps, min_size=4, max_size=25)
+
+
+class History:
+    """One project's random history, beside the model."""
+
+    def __init__(self, doors: Doors, most: int) -> None:
+        self.doors = doors
+        self.model = LeaseModel(PIECE, most)
+        self.running: list[tuple[Hold, Asked, list[str]]] = []
+
+    async def run(self, history: list[Any]) -> None:
+        self.doors.now = START
+        self.doors.pass_time(0)
+        await self.doors.new_project()
+        for name, what, how in history:
+            await getattr(self, f"_{name}")(what, how)
+        while self.running:
+            await self._end(0, "ok")
+        await self._same_leases()
+
+    async def _ask(self, asked: Asked, count: int) -> None:
+        """So many identical requests at once, at both gateways."""
+        count = count if asked.read else 1  # of several writers of one lease the bills do not say who was first
+        at_once = [self.doors.ask(asked, number % 2) for number in range(count)]
+        answers = await asyncio.gather(*at_once, return_exceptions=True)
+        got: list[tuple[Hold, Any]] = []
+        for answer in answers:
+            if isinstance(answer, NotCached):
+                assert answer.tokens == len(asked.path) * PIECE
+            else:
+                assert not isinstance(answer, BaseException), answer
+                got.append((answer[0], self.doors.bill(answer[0])))
+        # those that write are decided first
+        got.sort(key=lambda item: -sum(tokens for meter, tokens in item[1] if meter.startswith("write")))
+        if not got:
+            assert self.model.ask(asked, new_id(), self.doors.now) is None
+        for hold, bill in got:
+            meters = self.model.ask(asked, hold.request_id, self.doors.now)
+            assert meters is not None
+            assert bill == bill_of(meters), asked
+            self.running.append((hold, asked, meters))
+
+    async def _end(self, index: int, how: str) -> None:
+        if not self.running:
+            return
+        hold, asked, meters = self.running.pop(index % len(self.running))
+        prompt = len(asked.path) * PIECE
+        if how == "never":
+            await settle(self.doors.database, self.doors.prices, [Release(hold.request_id, "no", hold.batch)])
+            await self.doors.stores[0].settle_writes({hold.request_id: 0})
+            self.model.ended(hold.request_id, 0)
+            return
+        if how == "crash":  # the gateway is gone: another bills from what the database has
+            recovered = await self.doors.holds[1].get(hold.request_id)
+            assert recovered is not None
+            assert recovered.terms == hold.terms
+            hold = recovered
+        part = {"part": prompt * 2 // 3, "ours_before": prompt}.get(how, prompt)
+        fault = "ours_before" if how == "ours_before" else "client" if how == "part" else "none"
+        bill, event = self.doors.bill_of(hold, part, lost_kv=prompt if how == "lost_kv" else 0, fault=fault)
+        assert bill == bill_of([] if how == "ours_before" else meters[:part])
+        assert event.cost_pico <= hold.amount_pico
+        await settle(self.doors.database, self.doors.prices, [event])
+        if how == "crash":  # the worker finds out by itself
+            writers = await self.doors.stores[1].uncertain_writers(self.doors.now + 1, 100)
+            known = await billed_prompts(self.doors.database, self.doors.holds[1], writers)
+            assert not known.keys() & {hold.request_id for hold, _, _ in self.running}
+            await self.doors.stores[1].settle_writes(known)
+        else:
+            await self.doors.stores[0].settle_writes({hold.request_id: event.usage.prompt})
+        self.model.ended(hold.request_id, event.usage.prompt)
+
+    async def _wait(self, seconds: int, _: int) -> None:
+        self.doors.pass_time(seconds)
+
+    async def _purge(self, index: int, _: int) -> None:
+        live = await self._live()
+        if live:
+            path, identity = live[index % len(live)]
+            assert await self.doors.stores[0].purge(self.doors.project, identity=identity)
+            del self.model.leases[path]
+
+    async def _extend(self, index: int, _: int) -> None:
+        live = await self._live()
+        if live:
+            path, identity = live[index % len(live)]
+            extended = await self.doors.stores[1].extend(self.doors.project, identity)
+            kept = self.model.leases[path]
+            kept.expires = max(kept.expires, self.doors.now + {"5m": 300, "1h": 3600}[kept.lease_class] * SECOND)
+            assert extended is not None
+            assert extended.expires_at == kept.expires
+
+    async def _reclaim(self, _what: int, _how: int) -> None:
+        await self.doors.stores[0].reclaim()
+
+    async def _live(self) -> list[tuple[str, UUID]]:
+        """The live leases, by their text."""
+        paths = [path for path in self.model.leases if self.model.live(path, self.doors.now)]
+        keys = {self.doors.keys(path).at(len(path) * PIECE): path for path in paths}
+        page = await self.doors.stores[0].page(self.doors.project, limit=100, after=None)
+        return sorted((keys[one.prefix_key], one.id) for one in page)
+
+    async def _same_leases(self) -> None:
+        """The database has what the model has."""
+        page = await self.doors.stores[0].page(self.doors.project, limit=100, after=None)
+        found = {one.prefix_key: (one.tokens, one.lease_class, one.expires_at, one.billed) for one in page}
+        assert found == {
+            self.doors.keys(path).at(len(path) * PIECE): (kept.tokens, kept.lease_class, kept.expires, kept.billed)
+            for path, kept in self.model.leases.items()
+            if self.doors.now < kept.expires
+        }
+
+
+@pytest.mark.both_databases
+@pytest.mark.parametrize("most", [0, 3 * PIECE])
+def test_every_bill_is_as_promised(empty_again: Callable[[], str], most: int) -> None:
+    with asyncio.Runner() as runner:
+        doors = runner.run(Doors.open(empty_again(), most))
+
+        @settings(max_examples=examples(HISTORIES), database=None)
+        @given(histories)
+        def histories_agree(history: list[Any]) -> None:
+            runner.run(History(doors, most).run(history))
+
+        histories_agree()
+        findings = runner.run(audit_money(doors.database))
+        runner.run(doors.close())
+    assert findings == []
